@@ -1,0 +1,63 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+CACHES := .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo run test test-slow check format resolve-mac constraints clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make .venv with the pinned packages; PYTHON=python3.12 picks another Python
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"Python 3.11 or newer is needed; try: make setup PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[offline,dev]'
+	@touch $@
+
+demo: setup ## Fine-tune a small model without a network, into runs/demo
+	$(BIN)/finetune run --config configs/offline.yaml --output-dir runs/demo --overwrite
+
+run: setup ## Fine-tune; ARGS="--config configs/trec_head.yaml" and the like
+	$(BIN)/finetune run $(ARGS)
+
+test: setup ## Run the quick tests; fails under 90 % line coverage
+	$(BIN)/pytest --cov --cov-fail-under=90
+
+test-slow: setup ## Run every test
+	$(BIN)/pytest -m ''
+
+check: setup ## Lint, check the format, the types and who imports whom
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## Format the code and sort the imports
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+resolve-mac: setup ## Show that the pinned packages have wheels for a Mac with Apple silicon
+	MACOSX_DEPLOYMENT_TARGET=14.0 $(BIN)/uv pip compile --quiet --no-header --no-annotate \
+		--python-version 3.11 --python-platform aarch64-apple-darwin --only-binary :all: \
+		--constraint constraints.txt --extra offline pyproject.toml
+	@echo 'The pinned packages resolve from wheels alone on macOS 14 with Apple silicon, Python 3.11.'
+
+# Not setup, which fails while the ranges in pyproject.toml and the old pins contradict each other.
+$(BIN)/uv:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt uv
+
+# One pin serves every Python version, so that no user gets a version that was never run.
+constraints: $(BIN)/uv ## Pin the newest versions that pyproject.toml admits, in constraints.txt
+	echo 'torch==2.13.0' | $(BIN)/uv pip compile --quiet --upgrade --universal --all-extras \
+		--python-version 3.11 --fork-strategy fewest --no-annotate \
+		--custom-compile-command 'make constraints' --constraint - \
+		--output-file constraints.txt pyproject.toml
+
+clean: ## Remove .venv and the tools' caches; runs/ stays
+	rm -rf .venv build dist $(CACHES)
+	find finetune tests -name __pycache__ -exec rm -rf {} +
