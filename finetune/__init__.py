@@ -1,0 +1,23 @@
+"""Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
+
+The command line's verbs as functions:
+
+    import finetune
+
+    results = finetune.run(data="questions", model="minilm", freeze_core=True)
+    finetune.evaluate(results["output_dir"])
+    finetune.predict(results["output_dir"], ["Who wrote Faust?"])
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["evaluate", "predict", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the functions when they are first used: torch and transformers take seconds."""
+    if name in __all__:
+        return getattr(import_module("finetune.pipeline.api"), name)
+    raise AttributeError(f"module 'finetune' has no attribute {name!r}")

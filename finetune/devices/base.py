@@ -1,0 +1,115 @@
+"""What a device offers to the rest of the package, and the rules that several devices share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class Device(Protocol):
+    """Where a model trains.
+
+    Attributes:
+        name: The choice that selects it, such as ``cpu``.
+        description: The hardware in words, such as ``NVIDIA H200, 139.8 GiB``.
+        torch_device: Where tensors go.
+        precisions: Number formats it can compute in, fp32 first.
+        has_fused_adamw: Whether PyTorch has a fused AdamW kernel for it.
+        pads_rows: Whether a ragged last batch should be padded to the full number of rows, because
+            every new shape costs.
+    """
+
+    name: str
+    description: str
+    torch_device: torch.device
+    precisions: tuple[str, ...]
+    has_fused_adamw: bool
+    pads_rows: bool
+
+    def widths(self, longest_tokens: int) -> Sequence[int]:
+        """Return the padded lengths that batches may have, in tokens, ascending.
+
+        Args:
+            longest_tokens: Length of the longest text, from 1; the last width holds it.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Return the memory that this process uses on the device now."""
+        ...
+
+    def peak_bytes(self) -> int | None:
+        """Return the most that ``used_bytes`` has been, or None where the device can't tell."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Count the peak from now on, where the device can."""
+        ...
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Tell whether an error says that the device's memory did not suffice."""
+        ...
+
+    def release_memory(self) -> None:
+        """Give cached memory that no tensor uses back to the system."""
+        ...
+
+    def random_state(self) -> dict[str, torch.Tensor]:
+        """Return what the random numbers to come depend on: uint8 tensors on the CPU."""
+        ...
+
+    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on with the random numbers where the state was taken."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """Why a device can't be used on this machine.
+
+    Args:
+        reason: What is missing.
+        remedy: What the user can do about it.
+        is_absent: Whether the machine has no such device at all, so that nobody will miss it.
+    """
+
+    reason: str
+    remedy: str
+    is_absent: bool = False
+
+
+def why_operation_fails(torch_device: torch.device) -> str | None:
+    """Multiply two small matrices on the device; return what went wrong, or None.
+
+    The product is looked at because a GPU's fault may pass without an error and leave garbage
+    behind (pytorch#193571).
+    """
+    try:
+        ones = torch.ones(8, 8, device=torch_device)
+        total = (ones @ ones).sum().item()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return None if total == 512 else f"the sum of an 8 by 8 product is {total}, not 512"
+
+
+def mentions(error: BaseException, texts: Sequence[str]) -> bool:
+    """Tell whether PyTorch raised an error with one of the texts in it.
+
+    Allocators raise bare RuntimeErrors, so that the text is the only signal.
+    """
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
+def round_up_to_8(tokens: int) -> int:
+    """Return the smallest multiple of 8 that is not below a number of tokens."""
+    return -(-tokens // 8) * 8
+
+
+def gibibytes(size_bytes: int) -> str:
+    """Return a size in words, such as ``23.4 GiB``."""
+    return f"{size_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,74 @@
+"""From the name of a device to the device."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from finetune import events
+from finetune.devices import cuda
+from finetune.devices.base import Device, Unusable
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.cuda import CudaDevice
+from finetune.devices.mps import support
+from finetune.devices.mps.device import MpsDevice
+from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
+from finetune.events import Tell
+
+
+class _Kind(NamedTuple):
+    why_not_usable: Callable[[], Unusable | None]
+    make: Callable[[], Device]
+
+
+# In the order in which "auto" tries them.
+_KINDS = {
+    "cuda": _Kind(cuda.why_not_usable, CudaDevice),
+    "mps": _Kind(support.why_not_usable, MpsDevice),
+    "cpu": _Kind(lambda: None, CpuDevice),
+}
+
+
+def select_device(name: str, *, tell: Tell) -> Device:
+    """Return the device of that name; for ``auto`` the first usable of cuda, mps and cpu.
+
+    A device counts as usable once a small operation on it has worked.
+
+    Args:
+        name: One of ``DEVICE_NAMES``.
+        tell: Is warned of a GPU that is there and that ``auto`` has to pass over.
+
+    Raises:
+        DeviceNotAvailable: If the named device can't be used here.
+    """
+    if name == "auto":
+        return _first_usable(tell)
+    kind = _KINDS[name]
+    if unusable := kind.why_not_usable():
+        raise DeviceNotAvailable(unusable.reason, remedy=unusable.remedy)
+    return kind.make()
+
+
+def _first_usable(tell: Tell) -> Device:
+    for kind in _KINDS.values():
+        unusable = kind.why_not_usable()
+        if unusable is None:
+            break
+        if not unusable.is_absent:
+            tell(events.Warning(unusable.reason, remedy=unusable.remedy))
+    return kind.make()
+
+
+def check_precision(device: Device, precision: str) -> None:
+    """Refuse a number format that the device can't compute in.
+
+    Args:
+        device: The device chosen.
+        precision: One of ``PRECISION_NAMES``.
+
+    Raises:
+        ConfigurationInvalid: If it is not among the device's precisions.
+    """
+    if precision not in device.precisions:
+        raise ConfigurationInvalid(
+            f"{device.name} can't compute in {precision} here",
+            remedy=f"use --precision {' or '.join(device.precisions)}",
+        )

@@ -1,0 +1,131 @@
+"""Every error that the tool raises on purpose.
+
+    FinetuneError                       1    the run failed
+    ├── LossNotFinite                   1
+    ├── WrongParametersChanged          1
+    ├── CheckpointDamaged               1
+    ├── UsageError                      2    a flag, a file name or a configuration is wrong
+    │   ├── ConfigurationInvalid
+    │   ├── RunFolderNotEmpty
+    │   ├── RunFolderInUse
+    │   ├── NotARun
+    │   ├── ModelNotFound
+    │   ├── ModelIsGated
+    │   └── ModelUnsupported
+    ├── DataError                       3    the data is missing, damaged or unusable
+    │   ├── DataNotFound
+    │   ├── DataUnreadable
+    │   └── ChecksumDiffers
+    ├── DeviceNotAvailable              4
+    ├── BatchDoesNotFit                 5    out of memory
+    ├── HubNotReachable                 6    offline, and not in the cache
+    └── Interrupted                   130
+
+Each carries one line that says what is wrong and one, the remedy, that says what to do.
+"""
+
+from typing import ClassVar
+
+
+class FinetuneError(Exception):
+    """Say what is wrong and what to do about it.
+
+    Args:
+        message: One line, without a full stop: what is wrong.
+        remedy: One line: what the user can do.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, remedy: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class LossNotFinite(FinetuneError):
+    """The training loss is NaN or infinite."""
+
+
+class WrongParametersChanged(FinetuneError):
+    """A frozen parameter changed, or one that should train did not."""
+
+
+class CheckpointDamaged(FinetuneError):
+    """A checkpoint's bytes are not those that were written."""
+
+
+class UsageError(FinetuneError):
+    """The command, its flags or its configuration are wrong."""
+
+    exit_code = 2
+
+
+class ConfigurationInvalid(UsageError):
+    """A key is unknown, a value has the wrong type or range, or two contradict each other."""
+
+
+class RunFolderNotEmpty(UsageError):
+    """The output folder holds something that a new run would overwrite."""
+
+
+class RunFolderInUse(UsageError):
+    """Another process is writing to the run folder."""
+
+
+class NotARun(UsageError):
+    """The folder named as a run does not hold one."""
+
+
+class ModelNotFound(UsageError):
+    """No folder and no Hub repository has that name."""
+
+
+class ModelIsGated(UsageError):
+    """The Hub gives the repository only to users who may read it."""
+
+
+class ModelUnsupported(UsageError):
+    """The model can't be loaded safely or is not a text classifier with layers."""
+
+
+class DataError(FinetuneError):
+    """The data can't be used."""
+
+    exit_code = 3
+
+
+class DataNotFound(DataError):
+    """A data file, column or set is not there."""
+
+
+class DataUnreadable(DataError):
+    """A data file does not parse."""
+
+
+class ChecksumDiffers(DataError):
+    """A download's bytes are not the published ones."""
+
+
+class DeviceNotAvailable(FinetuneError):
+    """The device that was asked for can't be used on this machine."""
+
+    exit_code = 4
+
+
+class BatchDoesNotFit(FinetuneError):
+    """The device ran out of memory."""
+
+    exit_code = 5
+
+
+class HubNotReachable(FinetuneError):
+    """The network or the Hub does not answer, and the cache does not hold what is needed."""
+
+    exit_code = 6
+
+
+class Interrupted(FinetuneError):
+    """The user stopped the run."""
+
+    exit_code = 130

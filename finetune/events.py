@@ -1,0 +1,74 @@
+"""What a run tells while it goes on.
+
+The rooms below the command line print nothing: they call a ``Tell`` with one of these events, and
+whoever called them decides what becomes of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A new part of the work begins, such as ``reading TREC``, or has told a fact about itself."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Warning:
+    """Something is odd; the work goes on.
+
+    Args:
+        message: What was found.
+        remedy: What the user can do about it.
+    """
+
+    message: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The state at a report point of the training loop.
+
+    Args:
+        update: Updates done so far, from 1.
+        total_updates: Updates that the run will take unless it stops early.
+        epoch: Passes over the training data so far, as a fraction.
+        loss: Mean training loss since the last report.
+        learning_rate: Rate of the last update.
+        examples_per_second: Training rows a second since the last report.
+        memory_bytes: Memory in use on the device.
+        remaining_seconds: Estimate for the training that is left.
+    """
+
+    update: int
+    total_updates: int
+    epoch: float
+    loss: float
+    learning_rate: float
+    examples_per_second: float
+    memory_bytes: int
+    remaining_seconds: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The model was tried on the validation split.
+
+    Args:
+        update: Updates done before it.
+        epoch: Passes over the training data before it.
+        metrics: Figures by name, such as ``accuracy``, in 0..1, and ``loss``.
+        is_best: Whether no earlier validation of this run was better.
+    """
+
+    update: int
+    epoch: float
+    metrics: dict[str, float]
+    is_best: bool
+
+
+Event = Stage | Warning | Update | Validation
+Tell = Callable[[Event], None]

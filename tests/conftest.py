@@ -1,0 +1,36 @@
+"""Shield the tests from the machine they run on, and it from them."""
+
+import atexit
+import os
+import tempfile
+
+import pytest
+
+# Libraries read these when they are imported, so they are set before any test module is.
+_home = tempfile.TemporaryDirectory(prefix="finetune-tests-")
+atexit.register(_home.cleanup)
+for _name in list(os.environ):
+    if _name.startswith(("FINETUNE_", "HF_", "HUGGING")):
+        del os.environ[_name]
+os.environ |= {
+    "COLUMNS": "100",
+    "HF_ENDPOINT": "http://127.0.0.1:9",  # nothing listens: no test reaches the real Hub
+    "HF_HOME": f"{_home.name}/huggingface",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MPLBACKEND": "agg",
+    "MPLCONFIGDIR": f"{_home.name}/matplotlib",
+    "NO_COLOR": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "XDG_CACHE_HOME": f"{_home.name}/cache",
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose device this machine lacks, and say so."""
+    if item.get_closest_marker("mps") or item.get_closest_marker("cuda"):
+        import torch
+
+        if item.get_closest_marker("mps") and not torch.backends.mps.is_available():
+            pytest.skip("needs an Apple GPU")
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            pytest.skip("needs an NVIDIA GPU")

@@ -1,0 +1,111 @@
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from finetune.devices.mps import support
+from finetune.devices.mps.device import MpsDevice
+
+needs_apple_gpu = pytest.mark.skipif(
+    not torch.backends.mps.is_available(), reason="needs an Apple GPU"
+)
+
+
+@pytest.fixture
+def device(pretend_mac: Callable[..., None]) -> MpsDevice:
+    pretend_mac()
+    return MpsDevice()
+
+
+def test_it_describes_the_chip_and_the_shared_memory(device: MpsDevice) -> None:
+    assert device.description == "Apple M2 GPU, 16.0 GiB unified memory"
+
+
+def test_it_computes_in_every_precision(device: MpsDevice) -> None:
+    assert device.precisions == ("fp32", "bf16", "fp16")
+
+
+def test_it_wants_every_batch_to_have_all_rows(device: MpsDevice) -> None:
+    assert device.pads_rows
+
+
+@pytest.mark.parametrize(
+    ("longest_tokens", "widths"),
+    [
+        (1, [16]),
+        (16, [16]),
+        (17, [16, 24]),
+        (41, [16, 24, 48]),
+        (128, [16, 32, 64, 128]),
+        (512, [64, 128, 256, 512]),
+    ],
+)
+def test_widths_are_the_longest_length_and_its_halves(
+    device: MpsDevice, longest_tokens: int, widths: list[int]
+) -> None:
+    assert device.widths(longest_tokens) == widths
+
+
+def test_widths_are_few_ascend_and_hold_the_longest_text(device: MpsDevice) -> None:
+    for longest_tokens in range(1, 1025):
+        widths = device.widths(longest_tokens)
+        assert 1 <= len(widths) <= 4
+        assert list(widths) == sorted(set(widths))
+        assert all(width >= 16 and width % 8 == 0 for width in widths)
+        assert longest_tokens <= widths[-1] < max(17, longest_tokens + 8)
+
+
+def test_no_text_above_an_eighth_of_the_longest_is_padded_beyond_twice_its_length(
+    device: MpsDevice,
+) -> None:
+    for longest_tokens in range(9, 513):
+        widths = device.widths(longest_tokens)
+        for tokens in range(max(9, longest_tokens // 8 + 1), longest_tokens + 1):
+            assert next(width for width in widths if width >= tokens) < 2 * tokens + 8
+
+
+def test_memory_is_that_of_live_tensors(device: MpsDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 1_200)
+    monkeypatch.setattr(torch.accelerator, "memory_stats", dict)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 5_000)
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda: None)
+    device.reset_peak()
+    assert (device.used_bytes(), device.peak_bytes()) == (1_200, 5_000)
+
+
+def test_running_out_of_memory_is_known_by_its_text(device: MpsDevice) -> None:
+    assert device.is_out_of_memory(RuntimeError("Invalid buffer size: 12.34 GB"))
+    assert not device.is_out_of_memory(RuntimeError("Input type (float) and bias type (c10::Half)"))
+
+
+def test_it_waits_and_releases_through_metal(
+    device: MpsDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.mps, name, partial(calls.append, name))
+    device.synchronize()
+    device.release_memory()
+    assert calls == ["synchronize", "empty_cache"]
+
+
+@pytest.mark.mps
+@needs_apple_gpu
+def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
+    if unusable := support.why_not_usable():
+        pytest.skip(unusable.reason)
+    device = MpsDevice()
+    device.reset_peak()
+    before_bytes = device.used_bytes()
+    filled = torch.ones(64, 2**20, dtype=torch.uint8, device=device.torch_device)
+    device.synchronize()
+    assert device.used_bytes() - before_bytes >= filled.nbytes
+    del filled
+    device.release_memory()
+    assert device.used_bytes() == before_bytes
+    peak_bytes = device.peak_bytes()
+    assert peak_bytes is None or peak_bytes >= before_bytes + 64 * 2**20
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**46, device=device.torch_device)
+    assert device.is_out_of_memory(caught.value)

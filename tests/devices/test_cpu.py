@@ -1,0 +1,89 @@
+import platform
+import resource
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from finetune.devices.cpu import CpuDevice
+
+
+def test_every_length_is_a_width() -> None:
+    assert list(CpuDevice().widths(4)) == [1, 2, 3, 4]
+
+
+def test_it_computes_in_fp32_and_bf16() -> None:
+    device = CpuDevice()
+    assert device.precisions == ("fp32", "bf16")
+    with torch.autocast(device.torch_device.type, dtype=torch.bfloat16):
+        assert torch.nn.Linear(8, 8)(torch.ones(8, 8)).dtype == torch.bfloat16
+
+
+def test_it_describes_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=25_125_558_682))
+    assert CpuDevice().description == "2 CPU threads, 23.4 GiB"
+
+
+def test_a_filled_tensor_shows_in_the_memory_in_use_and_in_the_peak() -> None:
+    device = CpuDevice()
+    before_bytes = device.used_bytes()
+    filled = torch.ones(64, 2**20, dtype=torch.uint8)
+    assert device.used_bytes() - before_bytes > 0.9 * filled.nbytes
+    # The kernel updates its high-water mark in batches of pages.
+    assert device.peak_bytes() > 0.9 * device.used_bytes()
+
+
+@pytest.mark.parametrize(("system", "peak_bytes"), [("Linux", 300 * 1024), ("Darwin", 300)])
+def test_the_peak_is_in_bytes_on_every_system(
+    monkeypatch: pytest.MonkeyPatch, system: str, peak_bytes: int
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=300))
+    assert CpuDevice().peak_bytes() == peak_bytes
+
+
+def test_a_tensor_larger_than_memory_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert CpuDevice().is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 400000000 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: "
+            "you tried to allocate 6383992832 bytes."
+        ),
+    ],
+)
+def test_refused_memory_is_out_of_memory(error: Exception) -> None:
+    assert CpuDevice().is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1.20 GB). Tried to allocate 1 GB"),
+        OSError("DefaultCPUAllocator: can't allocate memory"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
+    assert not CpuDevice().is_out_of_memory(error)
+
+
+def test_waiting_resetting_and_releasing_leave_it_as_it_is() -> None:
+    device = CpuDevice()
+    device.synchronize()
+    device.reset_peak()
+    device.release_memory()
+    assert device.peak_bytes() > 0

@@ -1,0 +1,156 @@
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from finetune.devices import cuda
+from finetune.devices.cuda import CudaDevice
+
+needs_nvidia = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+NO_DRIVER = (
+    "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed "
+    "a driver from http://www.nvidia.com/Download/index.aspx"
+)
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
+    "driver by downloading and installing a new version from the URL: "
+    "http://www.nvidia.com/Download/index.aspx Alternatively, go to: https://pytorch.org to "
+    "install a PyTorch version that has been compiled with your version of the CUDA driver."
+)
+NO_KERNEL = "CUDA error: no kernel image is available for execution on the device"
+
+
+def test_a_working_gpu_is_usable(pretend_nvidia: Callable[..., None]) -> None:
+    pretend_nvidia()
+    assert cuda.why_not_usable() is None
+
+
+def test_a_pytorch_without_cuda_is_the_reason(pretend_linux: None) -> None:
+    unusable = cuda.why_not_usable()
+    assert unusable is not None
+    assert unusable.reason == f"PyTorch {torch.__version__} is built without CUDA"
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "remedy"),
+    [
+        (NO_DRIVER, "none is installed", "install the driver"),
+        (OLD_DRIVER, "too old", "update the driver"),
+        ("No CUDA GPUs are available", "no NVIDIA GPU is visible", "CUDA_VISIBLE_DEVICES"),
+        (NO_KERNEL, NO_KERNEL, "pytorch.org"),
+    ],
+)
+def test_each_failure_of_the_first_operation_has_its_reason_and_remedy(
+    pretend_nvidia: Callable[..., None], failure: str, reason: str, remedy: str
+) -> None:
+    pretend_nvidia(failure=failure)
+    unusable = cuda.why_not_usable()
+    assert unusable is not None
+    assert reason in unusable.reason
+    assert remedy in unusable.remedy
+
+
+def test_it_describes_the_gpu_and_its_memory(pretend_nvidia: Callable[..., None]) -> None:
+    pretend_nvidia()
+    assert CudaDevice().description == "NVIDIA H200, 139.8 GiB"
+
+
+def test_bf16_depends_on_the_gpu(pretend_nvidia: Callable[..., None]) -> None:
+    pretend_nvidia(has_bf16=True)
+    assert CudaDevice().precisions == ("fp32", "bf16", "fp16")
+    pretend_nvidia(has_bf16=False)
+    assert CudaDevice().precisions == ("fp32", "fp16")
+
+
+@pytest.mark.parametrize(
+    ("longest_tokens", "widths"), [(1, [8]), (8, [8]), (9, [8, 16]), (20, [8, 16, 24])]
+)
+def test_widths_are_the_multiples_of_8(
+    pretend_nvidia: Callable[..., None], longest_tokens: int, widths: list[int]
+) -> None:
+    pretend_nvidia()
+    assert list(CudaDevice().widths(longest_tokens)) == widths
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 "
+            "GiB of which 3.12 GiB is free."
+        ),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously ..."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_refused_memory_is_out_of_memory(
+    pretend_nvidia: Callable[..., None], error: Exception
+) -> None:
+    pretend_nvidia()
+    assert CudaDevice().is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError(
+            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+        ),
+        RuntimeError("Expected all tensors to be on the same device"),
+        ValueError("CUDA out of memory"),
+    ],
+)
+def test_other_errors_are_not_out_of_memory(
+    pretend_nvidia: Callable[..., None], error: Exception
+) -> None:
+    pretend_nvidia()
+    assert not CudaDevice().is_out_of_memory(error)
+
+
+def test_memory_is_that_of_live_tensors(
+    pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_nvidia()
+    device = CudaDevice()
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1_200)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5_000)
+    assert (device.used_bytes(), device.peak_bytes()) == (1_200, 5_000)
+
+
+def test_it_waits_resets_and_releases_through_the_driver(
+    pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_nvidia()
+    device = CudaDevice()
+    calls: list[str] = []
+    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, partial(calls.append, name))
+    device.synchronize()
+    device.reset_peak()
+    device.release_memory()
+    assert calls == ["synchronize", "reset_peak_memory_stats", "empty_cache"]
+
+
+@pytest.mark.cuda
+@needs_nvidia
+def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
+    assert cuda.why_not_usable() is None
+    device = CudaDevice()
+    device.reset_peak()
+    before_bytes = device.used_bytes()
+    filled = torch.ones(64, 2**20, dtype=torch.uint8, device=device.torch_device)
+    device.synchronize()
+    assert device.used_bytes() - before_bytes == filled.nbytes
+    del filled
+    device.release_memory()
+    assert device.used_bytes() == before_bytes
+    assert device.peak_bytes() - before_bytes == 64 * 2**20
+    device.reset_peak()
+    assert device.peak_bytes() == before_bytes
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, device=device.torch_device)
+    assert device.is_out_of_memory(caught.value)

@@ -1,0 +1,88 @@
+from collections.abc import Callable
+
+import pytest
+
+from finetune import events
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.names import DEVICE_NAMES, PRECISION_NAMES
+from finetune.devices.select import check_precision, select_device
+from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
+from finetune.events import Event
+
+
+def ignore(event: Event) -> None:
+    """Let nobody know."""
+
+
+def test_auto_takes_the_nvidia_gpu(pretend_nvidia: Callable[..., None]) -> None:
+    pretend_nvidia()
+    assert select_device("auto", tell=ignore).name == "cuda"
+
+
+def test_auto_takes_the_gpu_of_a_mac(pretend_mac: Callable[..., None]) -> None:
+    pretend_mac()
+    assert select_device("auto", tell=ignore).name == "mps"
+
+
+def test_auto_takes_the_processor_where_there_is_no_gpu(pretend_linux: None) -> None:
+    assert select_device("auto", tell=ignore).name == "cpu"
+
+
+def test_auto_passes_over_a_gpu_that_does_not_work(pretend_mac: Callable[..., None]) -> None:
+    pretend_mac(failure="MPS backend out of memory")
+    told: list[Event] = []
+    assert select_device("auto", tell=told.append).name == "cpu"
+    assert isinstance(told[0], events.Warning)
+    assert "MPS backend out of memory" in told[0].message
+
+
+def test_auto_does_not_speak_of_a_gpu_that_is_not_there(pretend_linux: None) -> None:
+    told: list[Event] = []
+    select_device("auto", tell=told.append)
+    assert told == []
+
+
+def test_the_processor_is_taken_beside_a_gpu_if_it_is_named(
+    pretend_nvidia: Callable[..., None],
+) -> None:
+    pretend_nvidia()
+    assert select_device("cpu", tell=ignore).name == "cpu"
+
+
+@pytest.mark.parametrize("name", ["mps", "cuda"])
+def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: str) -> None:
+    with pytest.raises(DeviceNotAvailable) as caught:
+        select_device(name, tell=ignore)
+    assert caught.value.exit_code == 4
+    assert "--device cpu" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", DEVICE_NAMES)
+def test_every_offered_name_leads_to_a_device(
+    pretend_nvidia: Callable[..., None], pretend_mac: Callable[..., None], name: str
+) -> None:
+    pretend_nvidia()
+    pretend_mac()
+    assert select_device(name, tell=ignore).name == ("cuda" if name == "auto" else name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_precision_of_the_device_passes(precision: str) -> None:
+    check_precision(CpuDevice(), precision)
+
+
+def test_another_precision_is_refused_with_those_that_the_device_has() -> None:
+    with pytest.raises(ConfigurationInvalid, match="cpu can't compute in fp16") as caught:
+        check_precision(CpuDevice(), "fp16")
+    assert caught.value.remedy == "use --precision fp32 or bf16"
+
+
+@pytest.mark.parametrize("name", DEVICE_NAMES)
+def test_every_device_has_fp32_and_no_precision_that_is_not_offered(
+    pretend_nvidia: Callable[..., None], pretend_mac: Callable[..., None], name: str
+) -> None:
+    pretend_nvidia()
+    pretend_mac()
+    precisions = select_device(name, tell=ignore).precisions
+    assert precisions[0] == "fp32"
+    assert set(precisions) <= set(PRECISION_NAMES)
