@@ -1,0 +1,184 @@
+"""Checkpoints as bytes: written whole or not at all, verified when read, and without pickle.
+
+    step-N/
+      <group>.safetensors  a file for each group of tensors, such as model and optimizer
+      state.json           numbers and words
+      manifest.json        size and sha256 of the others; written last
+
+A folder gets its final name when it is complete, and loses it before it is deleted. So whenever a
+process is killed, what bears a final name was complete once, and the manifest shows whether its
+bytes still are what was written.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from finetune import events
+from finetune.errors import CheckpointDamaged
+from finetune.events import Tell
+from finetune.runs.folder import PARTIAL_SUFFIX, flush_to_disk, read_json, write_json
+
+MANIFEST_NAME = "manifest.json"
+STATE_NAME = "state.json"
+TENSORS_SUFFIX = ".safetensors"
+DISCARDED_SUFFIX = ".discarded"
+
+
+def checkpoint_path(checkpoints_folder: Path, *, update: int) -> Path:
+    """Return the folder of the checkpoint that follows an update, counted from 1."""
+    return checkpoints_folder / f"step-{update}"
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    state: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint, in place of one that bears the same name.
+
+    Args:
+        folder: Where; its parents are made too.
+        tensors: Groups of named tensors of any shape, dtype and device. No two tensors of a group
+            may share memory.
+        state: What JSON can say and give back equal: string keys, lists in place of tuples,
+            finite numbers.
+
+    Raises:
+        ValueError: If ``state`` would not read back equal to what it is now.
+    """
+    _refuse_what_json_would_alter(state)
+    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    for group, named_tensors in tensors.items():
+        file = partial / f"{group}{TENSORS_SUFFIX}"
+        save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
+        flush_to_disk(file)
+    write_json(partial / STATE_NAME, state)
+    manifest = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
+    write_json(partial / MANIFEST_NAME, manifest)
+    flush_to_disk(partial)
+    if folder.exists():
+        _discard(folder)
+    os.replace(partial, folder)
+    flush_to_disk(folder.parent)
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """Return the groups of tensors, on the CPU, and the state of a checkpoint.
+
+    Raises:
+        CheckpointDamaged: If a file is missing or not what was written.
+    """
+    manifest = verify_checkpoint(folder)
+    tensors = {
+        name.removesuffix(TENSORS_SUFFIX): load_file(folder / name)
+        for name in manifest
+        if name.endswith(TENSORS_SUFFIX)
+    }
+    return tensors, read_json(folder / STATE_NAME)
+
+
+def verify_checkpoint(folder: Path) -> dict[str, Any]:
+    """Compare a checkpoint's files with its manifest, and return the manifest.
+
+    Raises:
+        CheckpointDamaged: If a file is missing or not what was written.
+    """
+    try:
+        manifest: dict[str, Any] = read_json(folder / MANIFEST_NAME)
+    except (FileNotFoundError, ValueError):
+        raise _damaged(folder, f"{MANIFEST_NAME} is missing or unreadable") from None
+    for name, written in manifest.items():
+        if not (folder / name).is_file():
+            raise _damaged(folder, f"{name} is missing")
+        if _fingerprint(folder / name) != written:
+            raise _damaged(folder, f"{name} is not what was written")
+    return manifest
+
+
+def latest_checkpoint(checkpoints_folder: Path, *, tell: Tell) -> Path | None:
+    """Return the checkpoint of the highest update that verifies, or None if none does.
+
+    A damaged one is told and passed over; a newest one that is half there would otherwise keep a
+    run from going on (transformers#35782).
+    """
+    for folder in _highest_update_first(checkpoints_folder):
+        try:
+            verify_checkpoint(folder)
+        except CheckpointDamaged as damage:
+            warning = f"{damage.message}; it is passed over"
+            tell(events.Warning(warning, remedy="if this comes again, look at the disk"))
+        else:
+            return folder
+    return None
+
+
+def remove_old_checkpoints(checkpoints_folder: Path, *, keep: int) -> None:
+    """Delete all but the ``keep`` highest updates, damaged checkpoints, and what kills left over.
+
+    Those that stay are verified first, so that no good checkpoint goes in favour of a damaged one.
+    """
+    for suffix in (PARTIAL_SUFFIX, DISCARDED_SUFFIX):
+        for leftover in checkpoints_folder.glob(f"*{suffix}"):
+            shutil.rmtree(leftover)
+    kept = 0
+    for folder in _highest_update_first(checkpoints_folder):
+        if kept < keep and _is_intact(folder):
+            kept += 1
+        else:
+            _discard(folder)
+
+
+def _refuse_what_json_would_alter(state: Mapping[str, Any]) -> None:
+    if json.loads(json.dumps(state, allow_nan=False)) != state:
+        raise ValueError("the state has keys that are not strings, or tuples")
+
+
+def _fingerprint(file: Path) -> dict[str, Any]:
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256")
+    return {"size_bytes": file.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _damaged(folder: Path, what: str) -> CheckpointDamaged:
+    return CheckpointDamaged(
+        f"checkpoint {folder} is damaged: {what}",
+        remedy="resume from an earlier checkpoint, or start anew with --overwrite",
+    )
+
+
+def _is_intact(folder: Path) -> bool:
+    try:
+        verify_checkpoint(folder)
+    except CheckpointDamaged:
+        return False
+    return True
+
+
+def _highest_update_first(checkpoints_folder: Path) -> list[Path]:
+    update_of = {
+        folder: int(match[1])
+        for folder in checkpoints_folder.glob("step-*")
+        if (match := re.fullmatch(r"step-(\d+)", folder.name)) and folder.is_dir()
+    }
+    return sorted(update_of, key=update_of.__getitem__, reverse=True)
+
+
+def _discard(folder: Path) -> None:
+    discarded = folder.with_name(folder.name + DISCARDED_SUFFIX)
+    if discarded.exists():
+        shutil.rmtree(discarded)
+    os.replace(folder, discarded)
+    shutil.rmtree(discarded)

@@ -1,0 +1,26 @@
+"""What a run's figures depend on besides its configuration."""
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+PACKAGES = (
+    "finetune-mps",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "accelerate",
+    "evaluate",
+    "numpy",
+    "scikit-learn",
+)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return the versions of Python, the system and the packages that compute."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {package: version(package) for package in PACKAGES},
+    }

@@ -1,0 +1,276 @@
+"""The run folder: where each file lies, who may write to it, and how a file is written whole."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty
+
+LOCK_NAME = ".lock"
+PARTIAL_SUFFIX = ".partial"
+# macOS puts .DS_Store into every folder that the Finder has shown.
+NAMES_THAT_DO_NOT_COUNT = frozenset({LOCK_NAME, ".DS_Store"})
+STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Know where each file of one run lies.
+
+    Args:
+        path: The folder; it need not exist.
+    """
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """Every option's value."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment_file(self) -> Path:
+        """Versions and machine."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """A row for each report of the training loop and each validation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def predictions_file(self) -> Path:
+        """A row for each text of the test split."""
+        return self.path / "predictions.jsonl"
+
+    @property
+    def results_file(self) -> Path:
+        """The figures at the end, under the names that Trainer gives them."""
+        return self.path / "all_results.json"
+
+    @property
+    def state_file(self) -> Path:
+        """The figures on the way, as Trainer keeps them."""
+        return self.path / "trainer_state.json"
+
+    @property
+    def report_file(self) -> Path:
+        """All of it on one page."""
+        return self.path / "report.html"
+
+    @property
+    def model_folder(self) -> Path:
+        """What ``save_pretrained`` writes, and the model card."""
+        return self.path / "model"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        """A folder ``step-N`` with what is needed to resume after N updates."""
+        return self.path / "checkpoints"
+
+    @property
+    def layout(self) -> tuple[Path, ...]:
+        """Everything that a run writes into its folder."""
+        return (
+            self.config_file,
+            self.environment_file,
+            self.metrics_file,
+            self.predictions_file,
+            self.results_file,
+            self.state_file,
+            self.report_file,
+            self.model_folder,
+            self.checkpoints_folder,
+        )
+
+
+def create_run_folder(path: Path, *, overwrite: bool) -> RunFolder:
+    """Make an empty run folder.
+
+    Args:
+        path: Where; missing parents are made too.
+        overwrite: Delete what an earlier run left there. A folder that holds anything else is
+            never touched.
+
+    Raises:
+        RunFolderNotEmpty: If the folder holds a run and may not be overwritten, or holds
+            something that no run wrote.
+        RunFolderInUse: If the run to overwrite is still going on.
+    """
+    folder = RunFolder(path)
+    check_run_folder(folder, overwrite=overwrite)
+    path.mkdir(parents=True, exist_ok=True)
+    if not _is_empty(path):
+        with lock(folder):
+            _delete_content(path)
+    return folder
+
+
+def check_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
+    """Make sure, and change nothing, that a new run may have the folder.
+
+    Raises:
+        RunFolderNotEmpty: As for ``create_run_folder``.
+    """
+    path = folder.path
+    if path.exists() and not path.is_dir():
+        raise RunFolderNotEmpty(f"{path} is a file", remedy="choose a folder with --output-dir")
+    if not path.exists() or _is_empty(path):
+        return
+    if not _holds_only_a_run(folder):
+        raise RunFolderNotEmpty(
+            f"{path} holds files that are not a run's",
+            remedy="choose another folder with --output-dir, or move the files away",
+        )
+    if not overwrite:
+        raise RunFolderNotEmpty(
+            f"{path} already holds a run",
+            remedy="continue it with --resume-from-checkpoint, delete it with --overwrite, "
+            "or choose another folder with --output-dir",
+        )
+
+
+def next_free_folder(parent: Path, name: str) -> Path:
+    """Return the first of ``parent/name``, ``parent/name-2``, ... that does not exist."""
+    candidates = (parent / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
+    """Return the run that a folder holds.
+
+    Args:
+        path: The run folder.
+        needs_model: Whether the run must have saved its model. One that was interrupted has only
+            checkpoints.
+
+    Raises:
+        NotARun: If there is no such folder, or it holds no run, or the model is missing.
+    """
+    folder = RunFolder(path)
+    if not folder.config_file.is_file():
+        raise NotARun(
+            f"{path} is not a run folder: it has no {folder.config_file.name}",
+            remedy="name the folder that finetune run has written, such as runs/trec-minilm-full",
+        )
+    if needs_model and not folder.model_folder.is_dir():
+        raise NotARun(
+            f"the run in {path} has not saved its model yet",
+            remedy="finish it with --resume-from-checkpoint",
+        )
+    return folder
+
+
+@contextmanager
+def lock(folder: RunFolder) -> Iterator[None]:
+    """Keep other processes from writing to an existing run folder.
+
+    The kernel frees the lock of a process that dies, so that a lock file left behind stops nobody.
+
+    Raises:
+        RunFolderInUse: At once, if another process holds the lock.
+    """
+    lock_file = folder.path / LOCK_NAME
+    file_lock = FileLock(lock_file, blocking=False)
+    try:
+        file_lock.acquire()
+    except Timeout:
+        raise RunFolderInUse(
+            f"another process is writing to {folder.path}",
+            remedy="wait until it has finished, or choose another folder with --output-dir",
+        ) from None
+    try:
+        yield
+    finally:
+        # Only the holder may remove the file: once released, it may be another process's lock.
+        lock_file.unlink(missing_ok=True)
+        file_lock.release()
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a file so that at any moment its name holds the old text or the new one, whole.
+
+    There may be one writer at a time, the holder of the folder's lock.
+    """
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    partial.write_text(text, encoding="utf-8")
+    flush_to_disk(partial)
+    os.replace(partial, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, whole or not at all; floats read back bit for bit.
+
+    Raises:
+        ValueError: If a number is NaN or infinite, for which JSON has no word.
+    """
+    write_text_atomically(path, json.dumps(value, **STRICT_JSON, indent=2) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSON, one a line, all of them or none.
+
+    Raises:
+        ValueError: If a number is NaN or infinite.
+    """
+    write_text_atomically(path, "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows))
+
+
+def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one row to a file of JSON lines, which need not exist.
+
+    Raises:
+        ValueError: If a number is NaN or infinite.
+    """
+    line = json.dumps(row, **STRICT_JSON) + "\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def read_json(path: Path) -> Any:
+    """Return the value that a JSON file holds."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_jsonl(path: Path) -> list[Any]:
+    """Return the rows of a file of JSON lines.
+
+    A last line without its end is what a killed ``append_jsonl`` leaves, and is passed over.
+    """
+    *lines, _torn = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines]
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, would survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_empty(path: Path) -> bool:
+    return all(entry.name in NAMES_THAT_DO_NOT_COUNT for entry in path.iterdir())
+
+
+def _holds_only_a_run(folder: RunFolder) -> bool:
+    names = {entry.name.removesuffix(PARTIAL_SUFFIX) for entry in folder.path.iterdir()}
+    known = {path.name for path in folder.layout} | NAMES_THAT_DO_NOT_COUNT
+    return names <= known and not names.isdisjoint({folder.config_file.name, LOCK_NAME})
+
+
+def _delete_content(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK_NAME:
+            entry.unlink()

@@ -1,0 +1,207 @@
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finetune import events
+from finetune.errors import CheckpointDamaged
+from finetune.runs.checkpoint import (
+    checkpoint_path,
+    latest_checkpoint,
+    read_checkpoint,
+    remove_old_checkpoints,
+    verify_checkpoint,
+    write_checkpoint,
+)
+
+STATE = {"update": 7, "best": 0.1 + 0.2, "tiny": 5e-324, "seen": [1, 2, 3], "none": None}
+
+
+def write_step(folder: Path, update: int) -> Path:
+    path = checkpoint_path(folder, update=update)
+    tensors = {"model": {"weight": torch.full((4,), float(update))}}
+    write_checkpoint(path, tensors=tensors, state={"update": update})
+    return path
+
+
+def flip_bit(file: Path, *, position: int, bit: int = 0) -> None:
+    content = bytearray(file.read_bytes())
+    content[position % len(content)] ^= 1 << bit
+    file.write_bytes(content)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def ignore(event: events.Event) -> None:
+    pass
+
+
+def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    assert {group: set(tensors) for group, tensors in left.items()} == {
+        group: set(tensors) for group, tensors in right.items()
+    }
+    for group, tensors in left.items():
+        for name, tensor in tensors.items():
+            assert tensor.dtype == right[group][name].dtype
+            assert torch.equal(tensor, right[group][name])
+
+
+def test_tensors_and_state_come_back_bit_for_bit(tmp_path: Path) -> None:
+    tensors = {
+        "model": {"weight": torch.randn(3, 5), "transposed": torch.randn(2, 3).T},
+        "optimizer": {"step": torch.tensor(7.0), "half": torch.randn(4).bfloat16()},
+        "random": {"generator": torch.get_rng_state()},
+        "empty": {},
+    }
+
+    write_checkpoint(tmp_path / "checkpoints" / "step-7", tensors=tensors, state=STATE)
+    read_tensors, state = read_checkpoint(tmp_path / "checkpoints" / "step-7")
+
+    assert_same(read_tensors, tensors)
+    assert repr(state) == repr(STATE)
+
+
+def test_folder_holds_only_safetensors_and_json(tmp_path: Path) -> None:
+    folder = write_step(tmp_path, 1)
+
+    assert names_in(folder) == ["manifest.json", "model.safetensors", "state.json"]
+    assert names_in(tmp_path) == ["step-1"]
+
+
+@pytest.mark.parametrize("state", [{1: "integer key"}, {"pair": (1, 2)}, {"loss": math.nan}])
+def test_state_that_json_would_alter_is_refused(tmp_path: Path, state: dict[Any, Any]) -> None:
+    with pytest.raises(ValueError, match=r"state|JSON"):
+        write_checkpoint(tmp_path / "step-1", tensors={}, state=state)
+
+    assert names_in(tmp_path) == []
+
+
+def test_checkpoint_is_replaced_by_one_of_the_same_name(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+
+    write_checkpoint(tmp_path / "step-1", tensors={}, state={"again": True})
+
+    assert read_checkpoint(tmp_path / "step-1") == ({}, {"again": True})
+    assert names_in(tmp_path) == ["step-1"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["manifest.json", "model.safetensors", "state.json"]),
+    position=st.integers(0, 10_000),
+    bit=st.integers(0, 7),
+)
+def test_flipped_bit_is_noticed_or_alters_nothing(
+    tmp_path_factory: pytest.TempPathFactory, name: str, position: int, bit: int
+) -> None:
+    folder = write_step(tmp_path_factory.getbasetemp(), 1)
+    tensors, state = read_checkpoint(folder)
+
+    flip_bit(folder / name, position=position, bit=bit)
+
+    # A flip may turn one white space of the manifest into another.
+    try:
+        read_tensors, read_state = read_checkpoint(folder)
+    except CheckpointDamaged:
+        return
+    assert_same(read_tensors, tensors)
+    assert read_state == state
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])
+def test_missing_and_truncated_files_are_noticed(tmp_path: Path, name: str) -> None:
+    file = write_step(tmp_path, 1) / name
+
+    file.write_bytes(file.read_bytes()[:-2])
+    with pytest.raises(CheckpointDamaged, match=name):
+        verify_checkpoint(file.parent)
+    file.unlink()
+    with pytest.raises(CheckpointDamaged, match=name):
+        verify_checkpoint(file.parent)
+
+
+def test_latest_checkpoint_is_the_highest_update_not_the_last_word(tmp_path: Path) -> None:
+    for update in (9, 10, 2):
+        write_step(tmp_path, update)
+    (tmp_path / "step-11.partial").mkdir()
+    (tmp_path / "step-best").mkdir()
+
+    assert latest_checkpoint(tmp_path, tell=ignore) == tmp_path / "step-10"
+
+
+def test_damaged_checkpoint_is_told_and_passed_over(tmp_path: Path) -> None:
+    for update in (1, 2, 3):
+        write_step(tmp_path, update)
+    flip_bit(tmp_path / "step-3" / "model.safetensors", position=-1)
+    told: list[events.Event] = []
+
+    assert latest_checkpoint(tmp_path, tell=told.append) == tmp_path / "step-2"
+
+    [warning] = told
+    assert isinstance(warning, events.Warning)
+    assert "step-3" in warning.message
+
+
+def test_no_checkpoint_is_found_where_there_is_none(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path, tell=ignore) is None
+    assert latest_checkpoint(tmp_path / "missing", tell=ignore) is None
+
+
+def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
+    for update in (8, 9, 10):
+        write_step(tmp_path, update)
+    (tmp_path / "step-11.partial").mkdir()
+    (tmp_path / "best.discarded").mkdir()
+    (tmp_path / "best").mkdir()
+
+    remove_old_checkpoints(tmp_path, keep=2)
+
+    assert names_in(tmp_path) == ["best", "step-10", "step-9"]
+
+
+def test_damaged_checkpoint_is_not_kept_in_place_of_a_good_one(tmp_path: Path) -> None:
+    for update in (1, 2, 3):
+        write_step(tmp_path, update)
+    (tmp_path / "step-3" / "state.json").unlink()
+
+    remove_old_checkpoints(tmp_path, keep=1)
+
+    assert names_in(tmp_path) == ["step-2"]
+
+
+def test_killed_process_leaves_no_half_checkpoint_under_a_final_name(tmp_path: Path) -> None:
+    code = (
+        "import itertools, sys, torch; from pathlib import Path\n"
+        "from finetune.runs.checkpoint import *\n"
+        "tensors = {'model': {'weight': torch.zeros(1_000_000)}}\n"
+        "for update in itertools.count(1):\n"
+        f"    path = Path({str(tmp_path)!r}) / f'step-{{update % 3}}'\n"
+        "    write_checkpoint(path, tensors=tensors, state={'update': update})\n"
+        "    print(update, flush=True)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(5):
+        process.stdout.readline()
+    time.sleep(0.03)
+
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+    updates = [
+        read_checkpoint(tmp_path / name)[1]["update"]
+        for name in names_in(tmp_path)
+        if "." not in name
+    ]
+    assert len(updates) >= 2
+    assert max(updates) >= 5

@@ -1,0 +1,285 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty
+from finetune.runs.folder import (
+    RunFolder,
+    append_jsonl,
+    check_run_folder,
+    create_run_folder,
+    lock,
+    next_free_folder,
+    open_run_folder,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+    write_text_atomically,
+)
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    # JSON files are UTF-8, which has no place for half a surrogate pair.
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner),
+    max_leaves=10,
+)
+
+
+def make_run(path: Path) -> RunFolder:
+    folder = create_run_folder(path, overwrite=False)
+    folder.config_file.write_text("training: {}\n")
+    folder.model_folder.mkdir()
+    (folder.model_folder / "config.json").write_text("{}")
+    return folder
+
+
+def content_of(path: Path) -> list[str]:
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
+
+
+def test_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:
+    folder = create_run_folder(tmp_path / "runs" / "first", overwrite=False)
+
+    assert folder.path.is_dir()
+    assert content_of(folder.path) == []
+
+
+@pytest.mark.parametrize("leftover", [".lock", ".DS_Store"])
+def test_a_file_that_does_not_count_leaves_a_folder_empty(tmp_path: Path, leftover: str) -> None:
+    (tmp_path / leftover).touch()
+
+    assert create_run_folder(tmp_path, overwrite=False) == RunFolder(tmp_path)
+
+
+def test_folder_of_a_run_is_refused_with_the_three_ways_out(tmp_path: Path) -> None:
+    make_run(tmp_path)
+
+    with pytest.raises(RunFolderNotEmpty) as refusal:
+        create_run_folder(tmp_path, overwrite=False)
+
+    for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
+        assert flag in refusal.value.remedy
+
+
+def test_overwrite_empties_the_folder_of_a_run(tmp_path: Path) -> None:
+    make_run(tmp_path)
+
+    create_run_folder(tmp_path, overwrite=True)
+
+    assert content_of(tmp_path) == []
+
+
+def test_overwrite_empties_the_folder_of_a_run_killed_while_it_wrote_its_first_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / "config.yaml.partial").write_text("train")
+
+    create_run_folder(tmp_path, overwrite=True)
+
+    assert content_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize(
+    "names", [["thesis.tex"], ["config.yaml", "main.py"], [".lock", "notes"], ["model"]]
+)
+def test_folder_with_files_of_others_is_never_touched(
+    tmp_path: Path, names: list[str], overwrite: bool
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("dear")
+
+    with pytest.raises(RunFolderNotEmpty) as refusal:
+        create_run_folder(tmp_path, overwrite=overwrite)
+
+    assert "--overwrite" not in refusal.value.remedy
+    assert content_of(tmp_path) == sorted(names)
+
+
+def test_overwrite_removes_a_link_and_keeps_what_it_points_to(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "weights").write_text("dear")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    (run / "model").symlink_to(elsewhere)
+
+    create_run_folder(run, overwrite=True)
+
+    assert content_of(run) == []
+    assert (elsewhere / "weights").read_text() == "dear"
+
+
+def test_check_changes_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    before = content_of(tmp_path)
+
+    check_run_folder(folder, overwrite=True)
+    check_run_folder(RunFolder(tmp_path / "new" / "run"), overwrite=False)
+    with pytest.raises(RunFolderNotEmpty):
+        check_run_folder(folder, overwrite=False)
+
+    assert content_of(tmp_path) == before
+
+
+def test_run_that_is_going_on_is_not_overwritten(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+
+    with lock(folder), pytest.raises(RunFolderInUse):
+        create_run_folder(tmp_path, overwrite=True)
+
+    assert folder.config_file.exists()
+
+
+def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("dear")
+
+    with pytest.raises(RunFolderNotEmpty, match="is a file"):
+        create_run_folder(tmp_path / "run", overwrite=True)
+
+
+def test_default_folders_are_numbered_from_the_second(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        folder = next_free_folder(tmp_path / "runs", "trec-bert-full")
+        folder.mkdir(parents=True)
+        names.append(folder.name)
+
+    assert names == ["trec-bert-full", "trec-bert-full-2", "trec-bert-full-3"]
+
+
+def test_folder_of_a_run_opens(tmp_path: Path) -> None:
+    assert open_run_folder(make_run(tmp_path).path) == RunFolder(tmp_path)
+
+
+def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    (folder.model_folder / "config.json").unlink()
+    folder.model_folder.rmdir()
+
+    with pytest.raises(NotARun, match="model"):
+        open_run_folder(tmp_path)
+    assert open_run_folder(tmp_path, needs_model=False) == folder
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_folder_without_a_run_does_not_open(tmp_path: Path, name: str) -> None:
+    with pytest.raises(NotARun):
+        open_run_folder(tmp_path / name)
+
+
+def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+
+    with lock(folder), pytest.raises(RunFolderInUse), lock(folder):
+        pass
+    with lock(folder):
+        assert content_of(tmp_path) == [".lock"]
+
+    assert content_of(tmp_path) == []
+
+
+def test_lock_is_released_when_the_work_fails(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), lock(RunFolder(tmp_path)):
+        raise KeyError
+
+    assert content_of(tmp_path) == []
+
+
+def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from finetune.runs.folder import *\n"
+        f"with lock(RunFolder(Path({str(tmp_path)!r}))):\n"
+        "    print('locked', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    with pytest.raises(RunFolderInUse), lock(RunFolder(tmp_path)):
+        pass
+    process.kill()
+    process.communicate()
+
+    with lock(RunFolder(tmp_path)):
+        pass
+
+
+@given(value=JSON_VALUES)
+def test_json_reads_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, value: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "value.json"
+
+    write_json(path, value)
+
+    assert repr(read_json(path)) == repr(value)
+
+
+@given(values=st.lists(JSON_VALUES))
+def test_json_lines_read_back_what_was_written_and_appended(
+    tmp_path_factory: pytest.TempPathFactory, values: list[object]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "rows.jsonl"
+    rows = [{"value": value} for value in values]
+
+    write_jsonl(path, rows)
+    append_jsonl(path, {"text": "a\u2028b\x85c\nd"})
+
+    assert repr(read_jsonl(path)) == repr([*rows, {"text": "a\u2028b\x85c\nd"}])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_has_no_word_for_are_refused_and_the_old_file_stays(
+    tmp_path: Path, value: float
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_jsonl(path, [{"loss": 1.5}])
+
+    with pytest.raises(ValueError, match="JSON"):
+        write_jsonl(path, [{"loss": value}])
+    with pytest.raises(ValueError, match="JSON"):
+        append_jsonl(path, {"loss": value})
+
+    assert read_jsonl(path) == [{"loss": 1.5}]
+
+
+def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('{"text": "whole"}\n{"text": "ö'.encode()[:-1])
+
+    assert read_jsonl(path) == [{"text": "whole"}]
+
+
+def test_text_is_replaced_whole_and_readable_by_the_users_group(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    usual_mode = path.stat().st_mode
+
+    write_text_atomically(path, "new ☃")
+
+    assert path.read_text(encoding="utf-8") == "new ☃"
+    assert path.stat().st_mode == usual_mode
+    assert content_of(tmp_path) == ["report.html"]
+
+
+def test_old_text_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    (tmp_path / "report.html.partial").mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        write_text_atomically(path, "new")
+
+    assert path.read_text() == "old"
