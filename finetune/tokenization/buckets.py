@@ -1,0 +1,88 @@
+"""Plans batches: which rows go through the model together, and at which width."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Rows are sorted by length only within a pool of this many batches: texts of one length still meet
+# others in every epoch. On TREC at batch size 32 pools of 50 leave 97 % of the tokens real, sorting
+# the whole epoch 99 %.
+BATCHES_A_POOL = 50
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that go through the model together.
+
+    Args:
+        rows: Numbers of the rows: int64 of shape [rows].
+        width: Tokens that every row is padded to.
+    """
+
+    rows: NDArray[np.int64]
+    width: int
+
+
+def plan_epoch(
+    lengths: NDArray[np.int64],
+    *,
+    effective_batch_size: int,
+    widths: Sequence[int],
+    seed: int,
+    epoch: int,
+) -> list[Batch]:
+    """Group the rows of one epoch into effective batches of similar lengths, in random order.
+
+    Every row comes exactly once; one batch may be smaller than the others. The plan depends on
+    nothing but the arguments, so that a resumed run finds its place.
+
+    Args:
+        lengths: Tokens of each row: int64 of shape [rows].
+        effective_batch_size: Rows in one update.
+        widths: Padded lengths that a batch may have, ascending.
+        seed: Seed of the run.
+        epoch: Number of the epoch, from 0.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order = random.permutation(len(lengths))
+    batches = []
+    pool_size = effective_batch_size * BATCHES_A_POOL
+    for start in range(0, len(order), pool_size):
+        pool = order[start : start + pool_size]
+        by_length = pool[np.argsort(lengths[pool], kind="stable")]
+        batches += _cut(by_length, lengths, batch_size=effective_batch_size, widths=widths)
+    return [batches[index] for index in random.permutation(len(batches))]
+
+
+def plan_evaluation(
+    lengths: NDArray[np.int64], *, batch_size: int, widths: Sequence[int]
+) -> list[Batch]:
+    """Group rows by length, longest first, for passes in which order does not matter.
+
+    The first batch takes the most memory: if any fails, it does, and at once.
+    """
+    longest_first = np.argsort(-lengths, kind="stable")
+    return _cut(longest_first, lengths, batch_size=batch_size, widths=widths)
+
+
+def real_token_share(batches: Sequence[Batch], lengths: NDArray[np.int64]) -> float:
+    """Return the share of the batches' tokens that are not padding, in 0..1."""
+    padded_tokens = sum(len(batch.rows) * batch.width for batch in batches)
+    return float(sum(lengths[batch.rows].sum() for batch in batches) / padded_tokens)
+
+
+def _cut(
+    rows: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    *,
+    batch_size: int,
+    widths: Sequence[int],
+) -> list[Batch]:
+    slices = (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
+    return [Batch(part, _padded_width(int(lengths[part].max()), widths)) for part in slices]
+
+
+def _padded_width(tokens: int, widths: Sequence[int]) -> int:
+    return next(width for width in widths if width >= tokens)

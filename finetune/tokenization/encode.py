@@ -1,0 +1,73 @@
+"""Texts become token ids, once a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+# Texts go to the tokenizer in slices of this size: its result holds Python objects for every token,
+# about 100 bytes each, which a large table must not hold all at once.
+TEXTS_A_CALL = 10_000
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """The token ids of many texts, end to end in flat arrays.
+
+    Args:
+        columns: For each input of the model, such as ``input_ids``, int32 of shape [all tokens].
+        offsets: Where each text begins, and the end of the last: int64 of shape [rows + 1].
+        padding: For each column the value that stands for "no token".
+        pads_left: Whether the model expects padding in front of the text.
+        cut_rows: How many texts were longer than the maximum and lost their end.
+    """
+
+    columns: dict[str, NDArray[np.int32]]
+    offsets: NDArray[np.int64]
+    padding: dict[str, int]
+    pads_left: bool
+    cut_rows: int
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each text, special ones included: int64 of shape [rows]."""
+        return np.diff(self.offsets)
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], *, max_length: int
+) -> EncodedTexts:
+    """Turn texts into token ids, special tokens included.
+
+    Args:
+        tokenizer: A fast tokenizer with a padding token.
+        texts: The texts, in the order of the rows.
+        max_length: Most tokens a text may keep, special ones included.
+    """
+    names = [name for name in tokenizer.model_input_names if name != "attention_mask"]
+    pieces: dict[str, list[NDArray[np.int32]]] = {name: [] for name in names}
+    lengths: list[int] = []
+    cut_rows = 0
+    for start in range(0, len(texts), TEXTS_A_CALL):
+        encodings = tokenizer(
+            list(texts[start : start + TEXTS_A_CALL]), truncation=True, max_length=max_length
+        ).encodings
+        lengths += [len(encoding.ids) for encoding in encodings]
+        cut_rows += sum(bool(encoding.overflowing) for encoding in encodings)
+        for name in names:
+            attribute = {"input_ids": "ids", "token_type_ids": "type_ids"}[name]
+            pieces[name] += [np.array(getattr(one, attribute), np.int32) for one in encodings]
+    return EncodedTexts(
+        columns={
+            name: np.concatenate([*rows, np.empty(0, np.int32)]) for name, rows in pieces.items()
+        },
+        offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        padding={
+            name: tokenizer.pad_token_id if name == "input_ids" else tokenizer.pad_token_type_id
+            for name in names
+        },
+        pads_left=tokenizer.padding_side == "left",
+        cut_rows=cut_rows,
+    )
