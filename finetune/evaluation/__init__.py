@@ -1,0 +1,1 @@
+"""What a trained model predicts, and how good that is."""

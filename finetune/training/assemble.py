@@ -1,0 +1,79 @@
+"""Model, optimizer and schedule put together: all that an update needs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from finetune.devices.base import Device
+from finetune.training.micro_batches import MicroBatch
+from finetune.training.optimizer import build_optimizer, set_learning_rate
+from finetune.training.processes import Processes
+from finetune.training.schedule import Schedule
+from finetune.training.step import take_update
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A model that is ready to be updated.
+
+    Args:
+        model: On its device, its forward in the precision of the run.
+        optimizer: AdamW over its trained parameters.
+        device: Where it is.
+        processes: Accelerate's part of an update.
+        schedule: The learning rate of each update.
+        max_grad_norm: Largest norm of the gradients.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: Device
+    processes: Processes
+    schedule: Schedule
+    max_grad_norm: float
+
+    def update(self, number: int, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
+        """Take update ``number``, counted from 0, and return its loss, a scalar on the device."""
+        set_learning_rate(self.optimizer, self.schedule.rate_at(number))
+        return take_update(
+            self.model,
+            self.optimizer,
+            micro_batches,
+            processes=self.processes,
+            max_grad_norm=self.max_grad_norm,
+        )
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that train, by name."""
+        return {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+
+def assemble(
+    model: nn.Module,
+    *,
+    device: Device,
+    precision: str,
+    schedule: Schedule,
+    weight_decay: float,
+    max_grad_norm: float,
+) -> Assembly:
+    """Place a model on a device and give it an optimizer.
+
+    Args:
+        model: Moved in place; its frozen parameters no longer require gradients.
+        device: Where to train.
+        precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
+        schedule: The learning rate of each update.
+        weight_decay: Decoupled decay of the matrices.
+        max_grad_norm: Largest norm of the gradients.
+    """
+    processes = Processes(device, precision=precision)
+    optimizer = build_optimizer(model, weight_decay=weight_decay, is_fused=device.has_fused_adamw)
+    placed, prepared = processes.prepare(model, optimizer)
+    return Assembly(placed, prepared, device, processes, schedule, max_grad_norm)

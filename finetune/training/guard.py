@@ -1,0 +1,67 @@
+"""Checks that what should train has changed and that what is frozen has not.
+
+On MPS an optimizer's operations once failed silently on tensors of some layouts: an encoder stayed
+frozen though it should have trained, and nothing said so (pytorch#118115).
+"""
+
+import torch
+from torch import nn
+
+from finetune.errors import WrongParametersChanged
+
+
+class ParameterGuard:
+    """Remembers a model's parameters, in eight bytes each, to compare them after some updates."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._before = _fingerprints(model)
+
+    def check(self, model: nn.Module) -> None:
+        """Compare with the parameters now; waits for the device.
+
+        Args:
+            model: The same model after an update, its gradients still there. A trained parameter
+                without a gradient, or with one of zeros, may be unchanged.
+
+        Raises:
+            WrongParametersChanged: Naming the parameters.
+        """
+        after = _fingerprints(model)
+        has_gradient = _have_gradient(model)
+        wrong_by_fault: dict[str, list[str]] = {
+            "frozen but changed": [],
+            "trained but the same": [],
+        }
+        for name, parameter in model.named_parameters():
+            changed = after[name] != self._before[name]
+            if changed and not parameter.requires_grad:
+                wrong_by_fault["frozen but changed"].append(name)
+            if not changed and has_gradient[name]:
+                wrong_by_fault["trained but the same"].append(name)
+        for fault, names in wrong_by_fault.items():
+            if names:
+                raise WrongParametersChanged(
+                    f"{len(names)} parameters are {fault} after the first updates: {names[0]}, ...",
+                    remedy="the device computes wrongly: try --device cpu, or another torch",
+                )
+
+
+def _fingerprints(model: nn.Module) -> dict[str, int]:
+    """Sum each parameter's bits as integers: equal tensors give equal sums, in any order."""
+    names = [name for name, _ in model.named_parameters()]
+    sums = [
+        parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64)
+        for parameter in model.parameters()
+    ]
+    return dict(zip(names, torch.stack(sums).tolist(), strict=True))
+
+
+def _have_gradient(model: nn.Module) -> dict[str, bool]:
+    gradients = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    found = torch.stack([(gradient != 0).any() for gradient in gradients.values()]).tolist()
+    with_gradient = dict(zip(gradients, found, strict=True))
+    return {name: with_gradient.get(name, False) for name, _ in model.named_parameters()}

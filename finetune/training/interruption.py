@@ -1,0 +1,35 @@
+"""Ctrl-C between updates: the update in hand is finished, and progress is saved."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Note the first Ctrl-C or termination instead of raising; a second one raises at once.
+
+    Yields:
+        A function that says whether somebody asked to stop. Outside the main thread, where Python
+        handles no signals, it never does.
+    """
+    requested = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if requested.is_set():
+            raise KeyboardInterrupt
+        requested.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield requested.is_set
+        return
+    previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    try:
+        yield requested.is_set
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,182 @@
+"""Epochs of updates, with reports, validation and checkpoints between them."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from finetune import events
+from finetune.errors import LossNotFinite
+from finetune.events import Tell
+from finetune.model.freeze import set_training
+from finetune.tokenization.buckets import Batch
+from finetune.training.assemble import Assembly
+from finetune.training.guard import ParameterGuard
+from finetune.training.micro_batches import Examples, cut_batch
+from finetune.training.state import Progress
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a run does between its updates.
+
+    Args:
+        batch_size: Rows in one forward and backward.
+        updates_per_epoch: Effective batches in a pass over the training split.
+        report_every: Updates between two readings of the loss.
+        patience: Validations in a row without a better model after which training stops; 0: never.
+        plan_epoch: Returns an epoch's effective batches from its number.
+        validate: Returns the model's score, higher is better, and its figures; None if there is no
+            validation split.
+        keep_best: Saves the model as the best so far.
+        keep_progress: Saves what is needed to resume.
+        keeps_each_epoch: Whether to do so after every epoch, not only when stopped.
+        should_stop: Whether the user asked to stop.
+        tell: Is told of updates and validations.
+    """
+
+    batch_size: int
+    updates_per_epoch: int
+    report_every: int
+    patience: int
+    plan_epoch: Callable[[int], Sequence[Batch]]
+    validate: Callable[[], tuple[float, dict[str, float]]] | None
+    keep_best: Callable[[], None]
+    keep_progress: Callable[[Progress], None]
+    keeps_each_epoch: bool
+    should_stop: Callable[[], bool]
+    tell: Tell
+
+
+def train(assembly: Assembly, examples: Examples, progress: Progress, course: Course) -> None:
+    """Take a run's updates from where it stands to its end, or until the user stops it.
+
+    Validates, and saves, after each epoch and at the end.
+
+    Args:
+        assembly: The model and its optimizer; changed in place.
+        examples: The training split.
+        progress: Where the run stands; changed in place.
+        course: What happens between the updates.
+
+    Raises:
+        LossNotFinite: If a loss is NaN or infinite.
+        WrongParametersChanged: If the first updates changed what is frozen, or not what trains.
+    """
+    total_updates = assembly.schedule.total_updates
+    reports = _Reports(assembly, examples, progress, course)
+    while not is_over(progress, total_updates=total_updates, patience=course.patience):
+        set_training(assembly.model)
+        reports.start_clock()
+        epoch, done = divmod(progress.updates, course.updates_per_epoch)
+        left_of_epoch = course.plan_epoch(epoch)[done:]
+        for batch in left_of_epoch[: total_updates - progress.updates]:
+            micro_batches = cut_batch(
+                examples,
+                batch,
+                batch_size=course.batch_size,
+                pads_rows=assembly.device.pads_rows,
+                torch_device=assembly.device.torch_device,
+            )
+            reports.add(batch, assembly.update(progress.updates, micro_batches))
+            progress.updates += 1
+            if progress.updates % course.report_every == 0:
+                reports.write()
+            if course.should_stop():
+                reports.write()
+                course.keep_progress(progress)
+                return
+        reports.write()
+        assembly.optimizer.zero_grad(set_to_none=True)
+        _validate(progress, course)
+        if course.keeps_each_epoch:
+            course.keep_progress(progress)
+
+
+def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
+    """Tell whether a run has taken all its updates, or has stopped improving."""
+    has_stopped_improving = 0 < patience <= progress.validations_since_best
+    return progress.updates >= total_updates or has_stopped_improving
+
+
+def _validate(progress: Progress, course: Course) -> None:
+    """Try the model on the validation split and keep it if it is the best, or if there is none."""
+    if course.validate is None:
+        course.keep_best()
+        return
+    score, metrics = course.validate()
+    is_best = progress.note_score(score)
+    if is_best:
+        course.keep_best()
+    epoch = progress.updates / course.updates_per_epoch
+    course.tell(events.Validation(progress.updates, epoch, metrics, is_best))
+
+
+class _Reports:
+    """Gathers losses on the device and reads them all at once, which alone waits for the device."""
+
+    def __init__(
+        self, assembly: Assembly, examples: Examples, progress: Progress, course: Course
+    ) -> None:
+        self._assembly, self._examples = assembly, examples
+        self._progress, self._course = progress, course
+        self._batches: list[Batch] = []
+        self._losses: list[torch.Tensor] = []
+        self._first_update = progress.updates
+        self._guard: ParameterGuard | None = ParameterGuard(assembly.model)
+        self._since = 0.0
+
+    def start_clock(self) -> None:
+        self._since = time.perf_counter()
+
+    def add(self, batch: Batch, loss: torch.Tensor) -> None:
+        self._batches.append(batch)
+        self._losses.append(loss)
+
+    def write(self) -> None:
+        if not self._losses:
+            return
+        losses = torch.stack(self._losses).tolist()
+        self._check_losses(losses)
+        now = time.perf_counter()
+        seconds = now - self._since
+        self._since = now
+        rows = sum(len(batch.rows) for batch in self._batches)
+        self._batches, self._losses = [], []
+        self._progress.seconds += seconds
+        self._progress.loss_sum += sum(losses)
+        self._check_parameters()
+        self._course.tell(self._report(losses, rows=rows, seconds=seconds))
+
+    def _report(self, losses: Sequence[float], *, rows: int, seconds: float) -> events.Update:
+        done, schedule = self._progress.updates, self._assembly.schedule
+        return events.Update(
+            update=done,
+            total_updates=schedule.total_updates,
+            epoch=done / self._course.updates_per_epoch,
+            loss=sum(losses) / len(losses),
+            learning_rate=schedule.rate_at(done - 1),
+            examples_per_second=rows / seconds,
+            memory_bytes=self._assembly.device.used_bytes(),
+            remaining_seconds=seconds / len(losses) * (schedule.total_updates - done),
+        )
+
+    def _check_losses(self, losses: Sequence[float]) -> None:
+        for index, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                rows = self._batches[index].rows.tolist()
+                first_rows = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+                update = self._progress.updates - len(losses) + index + 1
+                raise LossNotFinite(
+                    f"the loss is {loss} at update {update}, on training rows {first_rows}",
+                    remedy="lower --learning-rate, use --precision fp32, or look at those rows",
+                )
+
+    def _check_parameters(self) -> None:
+        """Compare the parameters with those before training, once updates have taken place."""
+        taken = self._progress.updates - self._first_update
+        if self._guard and taken > self._assembly.processes.skipped_updates():
+            self._guard.check(self._assembly.model)
+            self._guard = None

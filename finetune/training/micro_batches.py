@@ -1,0 +1,106 @@
+"""An effective batch, cut into the pieces that go through the device one after another."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from finetune.tokenization.buckets import Batch
+from finetune.tokenization.collate import fill_rows
+
+Inputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What the rows of a split are to the model.
+
+    Args:
+        inputs_of: Makes the model's inputs from numbers of rows and a width; tensors on the CPU
+            with one line a row.
+        lengths: Tokens of each row: int64 of shape [rows].
+        labels: Number of each row's class: int64 of shape [rows].
+        weights: What each row counts in the loss: float32 of shape [rows].
+    """
+
+    inputs_of: Callable[[NDArray[np.int64], int], Inputs]
+    lengths: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows for one forward and backward, on the device.
+
+    Args:
+        inputs: Keyword arguments of the model.
+        labels: int64 of shape [rows].
+        shares: Each row's share of the update's loss, float32 of shape [rows]; over all
+            micro-batches of an update they add up to 1.
+    """
+
+    inputs: Inputs
+    labels: torch.Tensor
+    shares: torch.Tensor
+
+
+def cut_batch(
+    examples: Examples,
+    batch: Batch,
+    *,
+    batch_size: int,
+    pads_rows: bool,
+    torch_device: torch.device,
+) -> Iterator[MicroBatch]:
+    """Yield an effective batch as contiguous slices of at most ``batch_size`` rows.
+
+    All have the batch's width, and a row's share of the loss is its weight over the weight of the
+    whole batch: the gradients add up to those of the undivided batch, whatever the slices.
+
+    Args:
+        examples: The split that the rows belong to.
+        batch: The effective batch.
+        batch_size: Rows in a slice.
+        pads_rows: Fill a smaller last slice up with rows that have no share.
+        torch_device: Where the tensors go.
+    """
+    shares = examples.weights[batch.rows] / examples.weights[batch.rows].sum(dtype=np.float64)
+    for start in range(0, len(batch.rows), batch_size):
+        rows = batch.rows[start : start + batch_size]
+        row_shares = shares[start : start + batch_size].astype(np.float32)
+        if pads_rows:
+            row_shares = np.pad(row_shares, (0, batch_size - len(rows)))
+            rows = fill_rows(rows, batch_size=batch_size)
+        inputs = examples.inputs_of(rows, batch.width)
+        yield MicroBatch(
+            inputs={name: tensor.to(torch_device) for name, tensor in inputs.items()},
+            labels=torch.from_numpy(examples.labels[rows]).to(torch_device),
+            shares=torch.from_numpy(row_shares).to(torch_device),
+        )
+
+
+def balanced_class_weights(labels: NDArray[np.int64], *, classes: int) -> NDArray[np.float32]:
+    """Return a weight a class that gives every class the same say: rows / (classes × its rows).
+
+    Args:
+        labels: int64 of shape [rows].
+        classes: How many there are; one without rows gets weight 0.
+
+    >>> balanced_class_weights(np.array([0, 0, 0, 1]), classes=2).tolist()
+    [0.6666666865348816, 2.0]
+    """
+    counts = np.bincount(labels, minlength=classes)
+    present = np.count_nonzero(counts)
+    weights = np.divide(len(labels), present * counts, where=counts > 0, out=np.zeros(classes))
+    return np.asarray(weights, np.float32)
+
+
+def row_weights(
+    labels: NDArray[np.int64], class_weights: Sequence[float] | NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return each row's weight from its class's."""
+    weights: NDArray[np.float32] = np.asarray(class_weights, np.float32)[labels]
+    return weights

@@ -1,0 +1,73 @@
+"""All that the tool leaves to Accelerate: placement, autocast and gradient scaling."""
+
+import math
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import nn
+
+from finetune.devices.base import Device
+from finetune.errors import UsageError
+
+ACCELERATE_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+class Processes:
+    """Places a model on a device and runs its arithmetic in a precision.
+
+    Args:
+        device: Where to train.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+
+    Raises:
+        UsageError: If several processes were launched: a run takes one.
+    """
+
+    def __init__(self, device: Device, *, precision: str) -> None:
+        # Accelerate keeps device and precision for the whole life of a process and refuses others,
+        # but a process may run this tool twice.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        self._accelerator = Accelerator(
+            cpu=device.torch_device.type == "cpu", mixed_precision=ACCELERATE_PRECISION[precision]
+        )
+        if self._accelerator.num_processes > 1:
+            raise UsageError(
+                f"{self._accelerator.num_processes} processes were launched, a run takes one",
+                remedy="start `finetune run` without torchrun or accelerate launch",
+            )
+        self._scaler = self._accelerator.scaler
+        self._first_scale = self._scaler.get_scale() if self._scaler else 1.0
+
+    def prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Place a model and let its forward run in the precision; its outputs stay fp32."""
+        prepared_model, prepared_optimizer = self._accelerator.prepare(model, optimizer)
+        return prepared_model, prepared_optimizer
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add a loss's gradients to those of the parameters."""
+        self._accelerator.backward(loss)
+
+    def clip_gradients(self, parameters: list[nn.Parameter], *, max_norm: float) -> None:
+        """Scale gradients down, in place, to a norm of at most ``max_norm``."""
+        self._accelerator.clip_grad_norm_(parameters, max_norm)
+
+    def skipped_updates(self) -> int:
+        """Return how many of the first updates fp16's gradient scaling left out as too large.
+
+        Each halves the scale, which grows again only after 2,000 good ones. Waits for the device.
+        """
+        if self._scaler is None:
+            return 0
+        return max(0, round(math.log2(self._first_scale / self._scaler.get_scale())))
+
+    def scaler_state(self) -> dict[str, float]:
+        """Return what fp16's gradient scaling must remember; empty in other precisions."""
+        return dict(self._scaler.state_dict()) if self._scaler else {}
+
+    def load_scaler_state(self, state: dict[str, float]) -> None:
+        """Go on with a gradient scaling where it was left."""
+        if self._scaler:
+            self._scaler.load_state_dict(state)

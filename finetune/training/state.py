@@ -1,0 +1,91 @@
+"""What must be remembered to go on with a run bit for bit."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from finetune.training.assemble import Assembly
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Progress:
+    """How far a run has come. The order of the rows follows from it and the seed.
+
+    Args:
+        updates: Updates done.
+        seconds: Training time so far, validation excluded.
+        loss_sum: Sum of the losses of all updates.
+        best_score: Highest validation score so far, if there was one.
+        best_updates: Updates done when it was reached.
+        validations_since_best: Validations in a row that were no better.
+    """
+
+    updates: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    best_score: float | None = None
+    best_updates: int = 0
+    validations_since_best: int = 0
+
+    def note_score(self, score: float) -> bool:
+        """Take in a validation's score, higher is better; return whether it is the best so far."""
+        is_best = self.best_score is None or score > self.best_score
+        if is_best:
+            self.best_score, self.best_updates = score, self.updates
+            self.validations_since_best = 0
+        else:
+            self.validations_since_best += 1
+        return is_best
+
+
+def trained_tensors(assembly: Assembly) -> Tensors:
+    """Return the parameters that train, by name; what is frozen need not be saved."""
+    return {name: one.detach() for name, one in assembly.trained_parameters().items()}
+
+
+def load_trained_tensors(assembly: Assembly, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy saved parameters back into the model, in place."""
+    parameters = assembly.trained_parameters()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            parameters[name].copy_(tensor)
+
+
+def capture_state(
+    assembly: Assembly, progress: Progress
+) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """Return all that the next update depends on, as groups of tensors and as JSON values."""
+    optimizer_tensors = {
+        f"{index}.{name}": value
+        for index, values in assembly.optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+    }
+    tensors = {
+        "model": trained_tensors(assembly),
+        "optimizer": optimizer_tensors,
+        "random": assembly.device.random_state(),
+    }
+    return tensors, {
+        "progress": asdict(progress),
+        "gradient_scaler": assembly.processes.scaler_state(),
+    }
+
+
+def restore_state(
+    assembly: Assembly, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
+) -> Progress:
+    """Put an assembly, and the random numbers to come, where a captured state was."""
+    load_trained_tensors(assembly, tensors["model"])
+    optimizer_state: dict[int, Tensors] = {}
+    for key, value in tensors["optimizer"].items():
+        index, name = key.split(".", 1)
+        optimizer_state.setdefault(int(index), {})[name] = value
+    groups = assembly.optimizer.state_dict()["param_groups"]
+    assembly.optimizer.load_state_dict({"state": optimizer_state, "param_groups": groups})
+    assembly.processes.load_scaler_state(state["gradient_scaler"])
+    assembly.device.set_random_state(tensors["random"])
+    return Progress(**state["progress"])

@@ -1,0 +1,50 @@
+"""One update: forward, backward, clip, step."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from finetune.training.micro_batches import MicroBatch
+from finetune.training.processes import Processes
+
+
+def take_update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    micro_batches: Iterable[MicroBatch],
+    *,
+    processes: Processes,
+    max_grad_norm: float,
+) -> torch.Tensor:
+    """Change the trained parameters once, by the gradients of all micro-batches together.
+
+    Nothing here waits for the device.
+
+    Args:
+        model: In training mode, on its device; changed in place.
+        optimizer: Over its parameters. The gradients stay until the next update.
+        micro_batches: The slices of one effective batch.
+        processes: Runs the backward pass and the clipping.
+        max_grad_norm: Largest norm of the gradients.
+
+    Returns:
+        The effective batch's loss: a scalar on the device, not yet read.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    losses = []
+    for micro_batch in micro_batches:
+        loss = weighted_loss(model, micro_batch)
+        processes.backward(loss)
+        losses.append(loss.detach())
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    processes.clip_gradients(trained, max_norm=max_grad_norm)
+    optimizer.step()
+    return torch.stack(losses).sum()
+
+
+def weighted_loss(model: nn.Module, micro_batch: MicroBatch) -> torch.Tensor:
+    """Return the rows' cross-entropy, each times its share: a scalar in fp32."""
+    logits = model(**micro_batch.inputs).logits.float()
+    losses = nn.functional.cross_entropy(logits, micro_batch.labels, reduction="none")
+    return (losses * micro_batch.shares).sum()
