@@ -1,0 +1,170 @@
+"""Rows held out for validation and test."""
+
+from collections import Counter
+
+import pytest
+from datasets import Dataset, DatasetDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finetune.data.split import hold_out, split_table
+from finetune.data.tables import make_table
+from finetune.errors import DataError
+from finetune.events import Event, Stage
+
+CLASSES = ("many", "some", "few")
+
+
+def table_of(texts: list[str], labels: list[str]) -> Dataset:
+    return make_table(texts, labels, classes=CLASSES)
+
+
+def numbered_table(*, many: int, some: int, few: int) -> Dataset:
+    """Return a table of distinct texts in which the classes alternate as far as they go."""
+    rows = [
+        (f"{label} {number}", label)
+        for label, count in zip(CLASSES, (many, some, few), strict=True)
+        for number in range(count)
+    ]
+    rows.sort(key=lambda row: int(row[0].split()[1]))
+    return table_of([text for text, _ in rows], [label for _, label in rows])
+
+
+def texts_of(table: Dataset) -> list[str]:
+    return list(table["text"])
+
+
+def counts_of(table: Dataset) -> Counter[str]:
+    return Counter(CLASSES[label] for label in table["label"])
+
+
+def told_nothing(event: Event) -> None:
+    raise AssertionError(event)
+
+
+def test_the_parts_are_the_table_without_overlap() -> None:
+    table = numbered_table(many=60, some=30, few=10)
+    kept, held_out = hold_out(table, fraction=0.2, seed=0)
+    assert sorted(texts_of(kept) + texts_of(held_out)) == sorted(texts_of(table))
+    assert len(held_out) == 20
+
+
+def test_each_class_gives_its_share() -> None:
+    _, held_out = hold_out(numbered_table(many=60, some=30, few=10), fraction=0.2, seed=0)
+    assert counts_of(held_out) == {"many": 12, "some": 6, "few": 2}
+
+
+def test_both_parts_keep_the_order_of_the_table() -> None:
+    table = numbered_table(many=60, some=30, few=10)
+    order = {text: position for position, text in enumerate(texts_of(table))}
+    for part in hold_out(table, fraction=0.3, seed=1):
+        assert texts_of(part) == sorted(texts_of(part), key=order.__getitem__)
+
+
+def test_the_seed_decides_the_parts() -> None:
+    table = numbered_table(many=60, some=30, few=10)
+    first, again, other = (hold_out(table, fraction=0.2, seed=seed)[1] for seed in (0, 0, 1))
+    assert texts_of(first) == texts_of(again) != texts_of(other)
+
+
+def test_duplicates_stay_on_one_side_of_the_split() -> None:
+    texts = [f"Question {number // 2} ?" for number in range(60)]
+    texts[1::2] = [text.upper().replace(" ", "  ") + "\t" for text in texts[1::2]]
+    kept, held_out = hold_out(table_of(texts, ["many"] * 60), fraction=0.3, seed=0)
+    assert len(held_out) == 18
+    folded = [
+        {" ".join(text.casefold().split()) for text in part["text"]} for part in (kept, held_out)
+    ]
+    assert folded[0].isdisjoint(folded[1])
+
+
+def test_a_class_with_a_single_text_is_kept() -> None:
+    table = table_of(
+        ["same"] * 40 + [f"text {number}" for number in range(60)], ["few"] * 40 + ["many"] * 60
+    )
+    kept, held_out = hold_out(table, fraction=0.5, seed=0)
+    assert counts_of(kept)["few"] == 40
+    assert counts_of(held_out) == {"many": 30}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("aAbBcdefgh"), st.sampled_from(CLASSES)), min_size=1),
+    fraction=st.floats(0.0, 1.0),
+    seed=st.integers(0, 9),
+)
+def test_no_text_is_ever_on_both_sides_and_no_class_vanishes(
+    rows: list[tuple[str, str]], fraction: float, seed: int
+) -> None:
+    table = table_of([text for text, _ in rows], [label for _, label in rows])
+    kept, held_out = hold_out(table, fraction=fraction, seed=seed)
+    assert len(kept) + len(held_out) == len(rows)
+    assert {t.casefold() for t in kept["text"]}.isdisjoint(t.casefold() for t in held_out["text"])
+    first_labels = {text.casefold(): label for text, label in reversed(rows)}
+    assert set(first_labels.values()) <= {first_labels[t.casefold()] for t in kept["text"]}
+
+
+def test_splits_that_the_data_brings_are_not_touched() -> None:
+    given_splits = DatasetDict(
+        train=numbered_table(many=20, some=10, few=10),
+        validation=numbered_table(many=3, some=3, few=3),
+        test=numbered_table(many=2, some=2, few=2),
+    )
+    splits = split_table(
+        given_splits, validation_fraction=0.5, test_fraction=0.5, seed=0, tell=told_nothing
+    )
+    assert list(splits) == ["train", "validation", "test"]
+    assert all(texts_of(splits[name]) == texts_of(given_splits[name]) for name in splits)
+
+
+def test_a_missing_test_split_is_held_out_first_and_told_with_its_counts() -> None:
+    told: list[Event] = []
+    table = numbered_table(many=60, some=30, few=10)
+    splits = split_table(
+        DatasetDict(train=table),
+        validation_fraction=0.1,
+        test_fraction=0.2,
+        seed=0,
+        tell=told.append,
+    )
+    assert {name: len(rows) for name, rows in splits.items()} == {
+        "train": 70,
+        "validation": 10,
+        "test": 20,
+    }
+    assert set.union(*(set(rows["text"]) for rows in splits.values())) == set(table["text"])
+    [stage] = told
+    assert isinstance(stage, Stage)
+    assert "20 of 100" in stage.message
+
+
+def test_the_validation_split_is_a_share_of_all_rows_given() -> None:
+    splits = split_table(
+        DatasetDict(train=numbered_table(many=60, some=30, few=10)),
+        validation_fraction=0.5,
+        test_fraction=0.4,
+        seed=0,
+        tell=lambda event: None,
+    )
+    assert len(splits["validation"]) == 50
+
+
+def test_no_validation_split_is_made_where_none_is_wanted() -> None:
+    table = DatasetDict(
+        train=numbered_table(many=6, some=6, few=6), test=numbered_table(many=1, some=1, few=1)
+    )
+    splits = split_table(
+        table, validation_fraction=0.0, test_fraction=0.1, seed=0, tell=told_nothing
+    )
+    assert list(splits) == ["train", "test"]
+    assert len(splits["train"]) == 18
+
+
+@pytest.mark.parametrize(("rows", "fraction"), [(1, 0.1), (0, 0.1), (4, 0.05), (10, 0.95)])
+def test_too_few_rows_to_split_are_told_with_a_remedy(rows: int, fraction: float) -> None:
+    table = DatasetDict(train=numbered_table(many=rows, some=0, few=0))
+    with pytest.raises(DataError, match="too few rows") as raised:
+        split_table(
+            table, validation_fraction=fraction, test_fraction=0.1, seed=0, tell=lambda event: None
+        )
+    assert "-fraction" in raised.value.remedy

@@ -1,0 +1,251 @@
+"""A Hub on this machine: a real HTTP server on 127.0.0.1 that answers as the Hugging Face Hub does.
+
+It serves folders as repositories, as far as ``huggingface_hub`` asks for it: what a repository
+holds, and its files with the headers that the client's cache relies on. It can be told to fail in
+the ways that the Hub and the network do.
+"""
+
+import hashlib
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import close_session, constants
+
+MAIN_COMMIT = "c0ffee" + "0" * 34
+STORED_AS_LFS = {".safetensors", ".bin", ".parquet", ".onnx"}
+
+
+@dataclass
+class Failures:
+    """What goes wrong; nothing unless set.
+
+    Args:
+        gated: Repositories whose terms nobody has accepted.
+        refuses_tokens: Every token is refused.
+        down: Every request is answered with 503.
+        web_page: Every request is answered with a page, as a hotel's network does.
+        delay_seconds: Time before each answer.
+        cut_after_bytes: Names of files whose transfer breaks off after so many bytes of the file.
+        altered: Names of files that arrive with one byte changed.
+    """
+
+    gated: set[str] = field(default_factory=set)
+    refuses_tokens: bool = False
+    down: bool = False
+    web_page: bool = False
+    delay_seconds: float = 0.0
+    cut_after_bytes: dict[str, int] = field(default_factory=dict)
+    altered: set[str] = field(default_factory=set)
+
+
+class HubServer:
+    """Serve folders as model and dataset repositories while the context is open.
+
+    Any commit hash is taken as the one that the folder holds; ``main`` is ``MAIN_COMMIT``, and
+    other revisions do not exist.
+
+    Args:
+        models: Folder of each model repository, by its id.
+        datasets: Folder of each dataset repository, by its id.
+    """
+
+    def __init__(
+        self, models: dict[str, Path] | None = None, datasets: dict[str, Path] | None = None
+    ) -> None:
+        self.folders = {"models": models or {}, "datasets": datasets or {}}
+        self.failures = Failures()
+        self.requests: list[tuple[str, str]] = []
+        self.closing = threading.Event()
+        self._server = _Server(("127.0.0.1", 0), _Answer)
+        self._server.hub = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    @property
+    def endpoint(self) -> str:
+        """The address for ``HF_ENDPOINT``."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def downloads(self) -> list[str]:
+        """Return the names of the files that were sent, in the order of the requests."""
+        return [
+            Path(path).name
+            for method, path in self.requests
+            if method == "GET" and "/resolve/" in path
+        ]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextmanager
+def hub_client(*, endpoint: str, home: Path, offline: bool = False) -> Iterator[None]:
+    """Point the ``huggingface_hub`` of this process at a server and a cache of its own.
+
+    The library reads its environment variables once, when it is imported; these are the places
+    where it puts them. A child process can be given the variables themselves.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", endpoint)
+        template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        patch.setattr(constants, "HF_ASSETS_CACHE", str(home / "assets"))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        patch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        patch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+        patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+        patch.delenv("HF_TOKEN", raising=False)
+        yield
+        close_session()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    hub: HubServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Stay silent about a client that went away, which is what a time-out looks like here."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep the test's output free of the access log."""
+
+    def _answer(self) -> None:
+        hub = self.server.hub
+        path = unquote(urlsplit(self.path).path)
+        hub.requests.append((self.command, path))
+        if hub.closing.wait(hub.failures.delay_seconds):
+            self.close_connection = True
+        elif hub.failures.down:
+            self._refuse(503)
+        elif hub.failures.refuses_tokens and "Authorization" in self.headers:
+            self._refuse(
+                401, headers={"X-Error-Message": "Invalid credentials in Authorization header"}
+            )
+        elif hub.failures.web_page:
+            self._send(b"<html>Please log in</html>", content_type="text/html")
+        elif asked := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/(.+))?", path):
+            self._tell_what_a_repository_holds(*asked.groups())
+        elif asked := re.fullmatch(r"/(datasets/)?(.+?)/resolve/([^/]+|refs/.+?)/(.+)", path):
+            kind, repository, revision, name = asked.groups()
+            self._send_file("datasets" if kind else "models", repository, revision, name)
+        else:
+            self._refuse(404)
+
+    def _tell_what_a_repository_holds(
+        self, kind: str, repository: str, revision: str | None
+    ) -> None:
+        folder, commit = self._open(kind, repository, revision or "main")
+        if folder is None:
+            return
+        names = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
+        facts = {
+            "id": repository,
+            "sha": commit,
+            "private": False,
+            "siblings": [{"rfilename": name} for name in names],
+        }
+        self._send(json.dumps(facts).encode(), content_type="application/json")
+
+    def _send_file(self, kind: str, repository: str, revision: str, name: str) -> None:
+        folder, commit = self._open(kind, repository, revision)
+        if folder is None:
+            return
+        path = folder / name
+        if not path.is_file():
+            self._refuse(404, code="EntryNotFound", headers={"X-Repo-Commit": commit})
+            return
+        body = path.read_bytes()
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if path.suffix in STORED_AS_LFS:
+            headers["X-Linked-Etag"] = f'"{hashlib.sha256(body).hexdigest()}"'
+            headers["X-Linked-Size"] = str(len(body))
+        git_object = b"blob %d\0%b" % (len(body), body)
+        headers["ETag"] = f'"{hashlib.sha1(git_object).hexdigest()}"'
+        if path.name in self.server.hub.failures.altered:
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        start = _first_byte(self.headers.get("Range"))
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+        self._start(206 if start else 200, length=len(body) - start, headers=headers)
+        if self.command == "GET":
+            end = self.server.hub.failures.cut_after_bytes.get(path.name, len(body))
+            self.wfile.write(body[start:end])
+            self.close_connection = end < len(body)
+
+    def _send(self, body: bytes, *, content_type: str) -> None:
+        self._start(200, length=len(body), headers={"Content-Type": content_type})
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def _open(self, kind: str, repository: str, revision: str) -> tuple[Path | None, str]:
+        """Return a repository's folder and commit, or refuse as the Hub does."""
+        hub = self.server.hub
+        has_token = "Authorization" in self.headers
+        commit = MAIN_COMMIT if revision == "main" else revision
+        folder = hub.folders[kind].get(repository)
+        if folder is None:
+            self._refuse(404 if has_token else 401, code="RepoNotFound")
+        elif repository in hub.failures.gated:
+            self._refuse(403 if has_token else 401, code="GatedRepo")
+            folder = None
+        elif not re.fullmatch("[0-9a-f]{40}", commit):
+            self._refuse(404, code="RevisionNotFound")
+            folder = None
+        return folder, commit
+
+    def _refuse(
+        self, status: int, *, code: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        self._start(
+            status, length=0, headers=(headers or {}) | ({"X-Error-Code": code} if code else {})
+        )
+
+    def _start(self, status: int, *, length: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+def _first_byte(header: str | None) -> int:
+    """Return where a range such as ``bytes=100-`` starts, in bytes; 0 without one."""
+    return int(header.removeprefix("bytes=").split("-")[0]) if header else 0

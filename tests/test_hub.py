@@ -1,0 +1,321 @@
+"""The Hub's client, tried against a server on this machine."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import MAIN_COMMIT, HubServer, hub_client
+
+from finetune.errors import (
+    ChecksumDiffers,
+    DataNotFound,
+    FinetuneError,
+    HubNotReachable,
+    ModelIsGated,
+    ModelNotFound,
+    ModelUnsupported,
+)
+from finetune.hub import cache_folder, fetch_dataset_file, fetch_file, fetch_model
+
+MODEL = "acme/tiny"
+DATASET = "acme/rows"
+NEEDED = {"config.json", "vocab.txt", "tokenizer.json", "model.safetensors"}
+
+
+def write_files(folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(f"content of {name}".encode() * 1000)
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    unneeded = ["README.md", "pytorch_model.bin", "onnx/model.onnx", "onnx/config.json"]
+    write_files(folder, [*NEEDED, *unneeded, "model.fp16.safetensors"])
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
+    write_files(tmp_path / "dataset", ["default/train/0000.parquet"])
+    with (
+        HubServer({MODEL: model_folder}, {DATASET: tmp_path / "dataset"}) as server,
+        hub_client(endpoint=server.endpoint, home=tmp_path / "home"),
+    ):
+        yield server
+
+
+def cached_files(tmp_path: Path) -> set[str]:
+    """Return the names of the complete files that the cache shows."""
+    return {path.name for path in tmp_path.glob("home/hub/*/snapshots/*/**/*") if path.is_file()}
+
+
+def unfinished_files(tmp_path: Path) -> list[Path]:
+    """Return what the cache should never keep: partial downloads and links to nothing."""
+    paths = (tmp_path / "home").rglob("*")
+    return [path for path in paths if path.suffix == ".incomplete" or not path.exists()]
+
+
+def test_a_model_comes_with_what_it_needs_and_nothing_else(
+    hub: HubServer, tmp_path: Path, model_folder: Path
+) -> None:
+    folder = fetch_model(MODEL, revision=None)
+    assert {path.name for path in folder.iterdir()} == NEEDED
+    assert sorted(hub.downloads()) == sorted(NEEDED)
+    for name in NEEDED:
+        assert (folder / name).read_bytes() == (model_folder / name).read_bytes()
+
+
+def test_a_cached_model_is_not_downloaded_again(hub: HubServer) -> None:
+    folder = fetch_model(MODEL, revision=None)
+    hub.requests.clear()
+    assert fetch_model(MODEL, revision=None) == folder
+    assert hub.downloads() == []
+
+
+def test_a_sharded_model_comes_with_the_shards_that_its_index_names(
+    hub: HubServer, model_folder: Path
+) -> None:
+    (model_folder / "model.safetensors").unlink()
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    write_files(model_folder, shards)
+    index = {"weight_map": {"a": shards[0], "b": shards[1], "c": shards[1]}}
+    (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    folder = fetch_model(MODEL, revision=None)
+    assert {path.name for path in folder.glob("*.safetensors")} == set(shards)
+
+
+@pytest.mark.parametrize("revision", [None, "main", MAIN_COMMIT])
+def test_the_cache_serves_a_model_when_the_network_is_down(
+    hub: HubServer, tmp_path: Path, revision: str | None
+) -> None:
+    folder = fetch_model(MODEL, revision=revision)
+    with hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "home"):
+        assert fetch_model(MODEL, revision=revision) == folder
+
+
+def test_offline_mode_asks_nobody(hub: HubServer, tmp_path: Path) -> None:
+    folder = fetch_model(MODEL, revision=None)
+    rows = fetch_dataset_file(DATASET, "default/train/0000.parquet", revision=None)
+    hub.requests.clear()
+    with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
+        assert fetch_model(MODEL, revision=None) == folder
+        assert fetch_dataset_file(DATASET, "default/train/0000.parquet", revision=None) == rows
+        with pytest.raises(HubNotReachable, match="not in the cache") as raised:
+            fetch_model("acme/other", revision=None)
+        with pytest.raises(HubNotReachable):
+            fetch_file(hub.endpoint, sha256="", to=tmp_path / "file")
+    assert "HF_HUB_OFFLINE" in raised.value.remedy
+    assert hub.requests == []
+
+
+def test_a_cache_that_holds_the_config_only_is_not_taken_for_a_model(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.failures.cut_after_bytes["model.safetensors"] = 100
+    with pytest.raises(HubNotReachable):
+        fetch_model(MODEL, revision=None)
+    with (
+        hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
+        pytest.raises(HubNotReachable, match="not in the cache"),
+    ):
+        fetch_model(MODEL, revision=None)
+
+
+def test_the_cache_serves_a_model_when_the_hub_is_slow_or_broken(hub: HubServer) -> None:
+    folder = fetch_model(MODEL, revision=None)
+    hub.failures.delay_seconds = 30
+    assert fetch_model(MODEL, revision=None) == folder
+    hub.failures.delay_seconds = 0
+    hub.failures.down = True
+    assert fetch_model(MODEL, revision=None) == folder
+
+
+def test_a_slow_hub_is_given_up_in_bounded_time(hub: HubServer) -> None:
+    hub.failures.delay_seconds = 30
+    with pytest.raises(HubNotReachable):
+        fetch_model(MODEL, revision=None)
+
+
+def test_a_broken_hub_is_told_as_not_reachable(hub: HubServer) -> None:
+    hub.failures.down = True
+    with pytest.raises(HubNotReachable) as raised:
+        fetch_model(MODEL, revision=None)
+    assert "HF_ENDPOINT" in raised.value.remedy
+
+
+def test_a_web_page_in_place_of_the_hub_is_told_as_not_reachable(hub: HubServer) -> None:
+    hub.failures.web_page = True
+    with pytest.raises(HubNotReachable):
+        fetch_model(MODEL, revision=None)
+
+
+def test_a_broken_off_download_leaves_nothing_half_written_and_goes_on_next_time(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.failures.cut_after_bytes["model.safetensors"] = 100
+    with pytest.raises(HubNotReachable, match="broke off"):
+        fetch_model(MODEL, revision=None)
+    assert cached_files(tmp_path) == NEEDED - {"model.safetensors"}
+    assert unfinished_files(tmp_path) == []
+
+    hub.failures.cut_after_bytes.clear()
+    hub.requests.clear()
+    fetch_model(MODEL, revision=None)
+    assert hub.downloads() == ["model.safetensors"]
+
+
+def test_damaged_weights_are_removed_and_downloaded_anew(hub: HubServer, tmp_path: Path) -> None:
+    hub.failures.altered.add("model.safetensors")
+    with pytest.raises(ChecksumDiffers, match=r"model\.safetensors"):
+        fetch_model(MODEL, revision=None)
+    assert cached_files(tmp_path) == NEEDED - {"model.safetensors"}
+    assert unfinished_files(tmp_path) == []
+
+    hub.failures.altered.clear()
+    fetch_model(MODEL, revision=None)
+    assert cached_files(tmp_path) == NEEDED
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+def test_a_gated_model_names_its_page_and_the_token(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, with_token: bool
+) -> None:
+    if with_token:
+        monkeypatch.setenv("HF_TOKEN", "hf_someone")
+    hub.failures.gated.add(MODEL)
+    with pytest.raises(ModelIsGated) as raised:
+        fetch_model(MODEL, revision=None)
+    assert f"{hub.endpoint}/{MODEL}" in raised.value.remedy
+    assert "HF_TOKEN" in raised.value.remedy
+
+
+def test_a_refused_token_is_told_as_such(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    hub.failures.refuses_tokens = True
+    with pytest.raises(ModelIsGated, match="HF_TOKEN"):
+        fetch_model(MODEL, revision=None)
+
+
+@pytest.mark.parametrize("name", ["acme/tinny", "no/such/folder", "two words", "./model"])
+def test_an_unknown_model_asks_to_check_the_spelling(hub: HubServer, name: str) -> None:
+    with pytest.raises(ModelNotFound, match=name) as raised:
+        fetch_model(name, revision=None)
+    assert "spelling" in raised.value.remedy
+
+
+def test_an_unknown_revision_is_told_as_such(hub: HubServer) -> None:
+    with pytest.raises(ModelNotFound, match="revision"):
+        fetch_model(MODEL, revision="v9")
+
+
+def test_pickled_weights_are_refused_before_anything_is_downloaded(
+    hub: HubServer, model_folder: Path
+) -> None:
+    (model_folder / "model.safetensors").unlink()
+    with pytest.raises(ModelUnsupported, match="safetensors") as raised:
+        fetch_model(MODEL, revision=None)
+    assert "--revision refs/pr/" in raised.value.remedy
+    assert hub.downloads() == []
+
+
+def test_a_repository_without_config_is_refused(hub: HubServer, model_folder: Path) -> None:
+    (model_folder / "config.json").unlink()
+    with pytest.raises(ModelUnsupported, match=r"config\.json"):
+        fetch_model(MODEL, revision=None)
+
+
+def test_a_cache_that_can_not_be_written_is_told_as_such(hub: HubServer, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    with pytest.raises(FinetuneError, match="cache") as raised:
+        fetch_model(MODEL, revision=None)
+    assert "HF_HOME" in raised.value.remedy
+
+
+def test_a_file_of_a_dataset_is_fetched_and_then_served_from_the_cache(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    path = fetch_dataset_file(DATASET, "default/train/0000.parquet", revision="a" * 40)
+    expected = tmp_path / "dataset/default/train/0000.parquet"
+    assert path.read_bytes() == expected.read_bytes()
+    hub.requests.clear()
+    assert fetch_dataset_file(DATASET, "default/train/0000.parquet", revision="a" * 40) == path
+    assert hub.requests == []
+
+
+def test_a_damaged_file_of_a_dataset_is_removed(hub: HubServer, tmp_path: Path) -> None:
+    hub.failures.altered.add("0000.parquet")
+    with pytest.raises(ChecksumDiffers):
+        fetch_dataset_file(DATASET, "default/train/0000.parquet", revision=None)
+    assert cached_files(tmp_path) == set()
+    assert unfinished_files(tmp_path) == []
+
+
+def test_data_that_the_hub_lacks_is_told_with_a_remedy(hub: HubServer) -> None:
+    with pytest.raises(DataNotFound, match=r"9999\.parquet"):
+        fetch_dataset_file(DATASET, "default/train/9999.parquet", revision=None)
+    with pytest.raises(DataNotFound, match="acme/raws"):
+        fetch_dataset_file("acme/raws", "0000.parquet", revision=None)
+    hub.failures.gated.add(DATASET)
+    with pytest.raises(DataNotFound, match="terms"):
+        fetch_dataset_file(DATASET, "default/train/0000.parquet", revision=None)
+
+
+def test_a_file_from_the_web_appears_complete_and_verified(
+    hub: HubServer, tmp_path: Path, model_folder: Path
+) -> None:
+    url = f"{hub.endpoint}/{MODEL}/resolve/main/vocab.txt"
+    checksum = hashlib.sha256((model_folder / "vocab.txt").read_bytes()).hexdigest()
+    to = tmp_path / "downloads" / "vocab.txt"
+    assert fetch_file(url, sha256=checksum, to=to) == to
+    assert to.read_bytes() == (model_folder / "vocab.txt").read_bytes()
+    hub.requests.clear()
+    fetch_file(url, sha256=checksum, to=to)
+    assert hub.requests == []
+
+
+def test_a_file_from_the_web_that_fails_leaves_nothing_behind(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    url = f"{hub.endpoint}/{MODEL}/resolve/main/vocab.txt"
+    to = tmp_path / "downloads" / "vocab.txt"
+    with pytest.raises(ChecksumDiffers):
+        fetch_file(url, sha256="0" * 64, to=to)
+    hub.failures.cut_after_bytes["vocab.txt"] = 10
+    with pytest.raises(HubNotReachable):
+        fetch_file(url, sha256="0" * 64, to=to)
+    with pytest.raises(HubNotReachable, match="404"):
+        fetch_file(f"{hub.endpoint}/nothing", sha256="0" * 64, to=to)
+    assert list(to.parent.iterdir()) == []
+
+
+def test_files_from_elsewhere_are_kept_beside_the_cache_of_the_hub(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    assert cache_folder("trec").is_relative_to(tmp_path / "home")
+
+
+def test_the_variables_of_the_hub_are_honoured(hub: HubServer, tmp_path: Path) -> None:
+    code = f"from finetune.hub import fetch_model; print(fetch_model({MODEL!r}, revision=None))"
+    home = tmp_path / "elsewhere"
+
+    def fetch_in_a_child(**variables: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"HF_HOME": str(home)} | variables
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+
+    fetched = fetch_in_a_child(HF_ENDPOINT=hub.endpoint)
+    assert fetched.stdout.startswith(str(home)), fetched.stderr
+    hub.requests.clear()
+    served = fetch_in_a_child(HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="1")
+    assert served.stdout == fetched.stdout, served.stderr
+    assert hub.requests == []
