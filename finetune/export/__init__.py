@@ -1,0 +1,1 @@
+"""What leaves the run folder for others: the model card."""

@@ -1,0 +1,1 @@
+"""The report: a run's files as one page."""

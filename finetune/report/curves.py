@@ -1,0 +1,96 @@
+"""The curves of a run, as an SVG that takes its colours from the page around it."""
+
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+# Matplotlib can't write a CSS variable, so it draws in colours that occur nowhere else, which
+# are replaced in the SVG. So the curves follow the page between light and dark.
+CSS_COLOURS = {
+    "#010101": "var(--muted)",
+    "#020202": "var(--line)",
+    "#030303": "var(--first)",
+    "#040404": "var(--second)",
+}
+MUTED, LINE, FIRST, SECOND = CSS_COLOURS
+
+STYLE: dict[Any, Any] = {
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTED,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9.5,
+    "grid.color": LINE,
+    "legend.frameon": False,
+    "legend.labelcolor": MUTED,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "finetune",
+    "text.color": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+}
+NO_METADATA = dict.fromkeys(["Creator", "Date", "Format", "Type"])
+
+Rows = Iterable[Mapping[str, Any]]
+
+
+def draw_curves(*, updates: Rows, validations: Rows) -> str:
+    """Draw the loss over the updates and, below, the validation figures.
+
+    Args:
+        updates: Rows with ``update`` and ``loss``.
+        validations: Rows with ``update`` and any of ``eval_loss``, and ``eval_accuracy`` and
+            ``eval_macro_f1`` in 0..1. Without rows there is no lower panel.
+
+    Returns:
+        An ``svg`` element that uses the CSS variables ``--muted``, ``--line``, ``--first`` and
+        ``--second`` of the page.
+    """
+    validations = list(validations)
+    panels = 2 if validations else 1
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.6, 2.5 * panels), layout="constrained")
+        loss, *below = figure.subplots(panels, sharex=True, squeeze=False)[:, 0]
+        _plot(loss, updates, key="loss", label="training", color=FIRST)
+        _plot(loss, validations, key="eval_loss", label="validation", color=SECOND, marker="o")
+        _finish(loss, title="Loss")
+        for score in below:
+            _plot(
+                score, validations, key="eval_accuracy", label="accuracy", color=FIRST, marker="o"
+            )
+            _plot(
+                score, validations, key="eval_macro_f1", label="macro F1", color=SECOND, marker="o"
+            )
+            _finish(score, title="Validation")
+            score.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        figure.axes[-1].set_xlabel("update")
+        return _svg(figure)
+
+
+def _plot(axes: Axes, rows: Rows, *, key: str, label: str, color: str, marker: str = "") -> None:
+    points = [(row["update"], row[key]) for row in rows if key in row]
+    if points:
+        axes.plot(*zip(*points, strict=True), label=label, color=color, marker=marker, markersize=4)
+
+
+def _finish(axes: Axes, *, title: str) -> None:
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.grid(axis="y", linewidth=0.6)
+    axes.tick_params(length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axes.lines:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata=NO_METADATA)
+    svg = buffer.getvalue()
+    for drawn, shown in CSS_COLOURS.items():
+        svg = svg.replace(drawn, shown)
+    return svg[svg.index("<svg") :]
