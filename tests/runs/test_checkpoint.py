@@ -95,6 +95,18 @@ def test_checkpoint_is_replaced_by_one_of_the_same_name(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["step-1"]
 
 
+def test_leftovers_of_a_kill_do_not_disturb_the_next_write(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    for leftover in ("step-1.partial", "step-1.discarded"):
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / "half").touch()
+
+    folder = write_step(tmp_path, 1)
+
+    assert names_in(folder) == ["manifest.json", "model.safetensors", "state.json"]
+    assert names_in(tmp_path) == ["step-1"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(["manifest.json", "model.safetensors", "state.json"]),

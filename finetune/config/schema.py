@@ -1,0 +1,171 @@
+"""Every option of a run, with its default, its range and its help: the only home of defaults.
+
+The command line, ``--help``, the YAML files, the environment variables and the Python API are all
+made from these classes. The names are unique over all sections, so that ``--max-length`` needs no
+section in front.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from finetune.devices.names import DeviceName, PrecisionName
+
+FORBID_UNKNOWN_KEYS = {"extra": "forbid"}
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+Fraction = Annotated[float, Ge(0.0), Lt(1.0)]
+Count = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which texts, which labels, and how they are split."""
+
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
+
+    data: str = _option("trec", "trec, or questions (shipped with the package).")
+    data_dir: str | None = _option(
+        None, "Folder with TREC's raw files, train_5500.label and TREC_10.label."
+    )
+    label: str = _option("label-coarse", "TREC's classes: label-coarse (6) or label-fine (50).")
+    max_train_samples: Count | None = _option(
+        None, "Train on the first N rows of the training split only."
+    )
+    validation_fraction: Fraction = _option(
+        0.1, "Share of the training rows held out to choose the best model; 0 for none."
+    )
+    test_fraction: Annotated[float, Gt(0.0), Lt(1.0)] = _option(
+        0.1, "Share of the rows held out as test split where the data brings none."
+    )
+    split_seed: int = _option(0, "Seed of the held-out splits, apart from the training's seed.")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which pretrained model, and which part of it trains."""
+
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
+
+    model: str = _option(
+        "bert-base-uncased", "Hub id or folder of a text encoder, or minilm (works offline)."
+    )
+    revision: str | None = _option(None, "Branch, tag or commit of the model on the Hub.")
+    freeze_core: bool = _option(
+        False, "Freeze the pretrained core, embeddings and layers; only the head trains."
+    )
+    head: Literal["whole", "classifier"] = _option(
+        "whole", "What of the head trains; classifier freezes the core and the pooler too."
+    )
+    train_layers: Count | None = _option(
+        None, "Train only the last N layers of the core, and the head."
+    )
+    max_length: Annotated[int, Ge(3)] = _option(128, "Longest text in tokens; the rest is cut.")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How the parameters are updated."""
+
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
+
+    device: DeviceName = _option("auto", "Device to train on; auto takes cuda, then mps, then cpu.")
+    precision: PrecisionName = _option(
+        "fp32", "Number format of the arithmetic; the weights stay fp32."
+    )
+    batch_size: Count = _option(32, "Rows in one forward and backward on the device.")
+    effective_batch_size: Count | None = _option(
+        None, "Rows in one update; a multiple of the batch size accumulates. Default: batch size."
+    )
+    eval_batch_size: Count = _option(64, "Rows in one forward of evaluation and prediction.")
+    learning_rate: Annotated[float, Gt(0.0)] | None = _option(
+        None, "Peak learning rate. Default: by mode and width of the model, and printed."
+    )
+    num_train_epochs: Annotated[float, Gt(0.0)] | None = _option(
+        None, "Passes over the training split. Default: by mode, and printed."
+    )
+    max_steps: Count | None = _option(None, "Stop after N updates, whatever the epochs say.")
+    warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
+        0.1, "Share of the updates in which the learning rate rises to its peak."
+    )
+    weight_decay: Annotated[float, Ge(0.0)] = _option(
+        0.01, "Decoupled weight decay; not on biases and norms."
+    )
+    max_grad_norm: Annotated[float, Gt(0.0)] = _option(
+        1.0, "Gradients are scaled down to this norm."
+    )
+    class_weights: Literal["none", "balanced"] = _option(
+        "none", "balanced weighs each class by the inverse of its share."
+    )
+    metric_for_best_model: Literal["accuracy", "macro_f1", "loss"] = _option(
+        "accuracy", "Validation figure that chooses the model to keep."
+    )
+    early_stopping_patience: Annotated[int, Ge(0)] = _option(
+        0, "Stop after N validations in a row without a better model; 0 for never."
+    )
+    seed: Annotated[int, Ge(0), Lt(2**32)] = _option(42, "Seed of the new head, order and dropout.")
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Where the results go and how much is told on the way."""
+
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
+
+    output_dir: str | None = _option(
+        None, "Run folder. Default: a new folder runs/DATA-MODEL-MODE."
+    )
+    overwrite: bool = _option(False, "Delete what the run folder holds and start anew.")
+    logging_steps: Count = _option(10, "Report the loss every N updates.")
+    save_strategy: Literal["epoch", "no"] = _option(
+        "epoch", "When to keep what resuming needs; Ctrl-C keeps it in any case."
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run."""
+
+    __pydantic_config__ = FORBID_UNKNOWN_KEYS
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+
+SECTION_OF_OPTION: dict[str, str] = {
+    option.name: section.name
+    for section in fields(Config)
+    for option in fields(section.default_factory)  # type: ignore[arg-type]
+}
+
+
+def mode_name(model: ModelConfig) -> str:
+    """Return what trains: ``full``, ``last-N``, ``head`` or ``classifier``."""
+    if model.head == "classifier":
+        return "classifier"
+    if model.train_layers is not None:
+        return f"last-{model.train_layers}"
+    return "head" if model.freeze_core else "full"
+
+
+def default_learning_rate(mode: str, *, hidden_size: int) -> float:
+    """Return the peak learning rate for a mode.
+
+    A whole encoder takes 5e-5 at BERT-base's width of 768, the article's rate, and more in
+    proportion as it is narrower (1e-4 at 384); a head alone, which starts from nothing, 1e-3.
+    """
+    if mode in ("head", "classifier"):
+        return 1e-3
+    return 5e-5 * 768 / hidden_size
+
+
+def default_num_train_epochs(mode: str) -> float:
+    """Return the passes over the data for a mode: a head alone converges slower."""
+    return 20.0 if mode in ("head", "classifier") else 3.0

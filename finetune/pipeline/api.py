@@ -1,0 +1,112 @@
+"""The Python API: what the commands do, as functions."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from finetune import events
+from finetune.config.load import LoadedConfig, check_option, load_config
+from finetune.devices.names import DeviceName
+from finetune.errors import ConfigurationInvalid
+from finetune.pipeline import score
+from finetune.pipeline.run import run as run_config
+from finetune.runs.folder import RunFolder, open_run_folder
+
+MAY_CHANGE_ON_RESUMING = frozenset(
+    {"device", "batch_size", "eval_batch_size", "logging_steps", "save_strategy"}
+)
+
+
+def run(
+    config: str | None = None,
+    *,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    tell: events.Tell = lambda event: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Fine-tune a classifier, as ``finetune run`` does.
+
+    Args:
+        config: A YAML file or the name of a recipe.
+        resume_from_checkpoint: A run folder to go on with.
+        assignments: More options, as ``section.option=value``.
+        tell: Is called with the events of ``finetune.events``; by default nobody is told.
+        options: The command's flags, with underscores: ``freeze_core=True``.
+
+    Returns:
+        The figures of ``all_results.json``, and ``output_dir``.
+
+    Raises:
+        FinetuneError: With an exit code and a remedy.
+    """
+    for option in options:
+        check_option(option, origin="finetune.run()")
+    if resume_from_checkpoint is None:
+        loaded = load_config(
+            file=config, environment=os.environ, flags=options, assignments=assignments
+        )
+        return run_config(loaded.config, tell=tell)
+    folder = Path(resume_from_checkpoint)
+    if config is not None:
+        raise ConfigurationInvalid(
+            f"a run that goes on has its configuration in {folder}", remedy="leave out --config"
+        )
+    open_run_folder(folder, needs_model=False)
+    saved = str(RunFolder(folder).config_file)
+    loaded = load_config(file=saved, environment=os.environ, flags=options, assignments=assignments)
+    _check_changes(loaded, saved)
+    return run_config(loaded.config, tell=tell, resume_from=folder)
+
+
+def _check_changes(loaded: LoadedConfig, saved: str) -> None:
+    """Refuse changes that would make the rest of a run another run than its beginning."""
+    for option, origin in loaded.origins.items():
+        if origin != saved and option not in MAY_CHANGE_ON_RESUMING:
+            raise ConfigurationInvalid(
+                f"{origin} changes a run that has begun",
+                remedy="leave it out, or start a new run with it",
+            )
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    split: str = "test",
+    device: DeviceName = "auto",
+    tell: events.Tell = lambda event: None,
+) -> dict[str, Any]:
+    """Try a run's model on a split of its data, as ``finetune evaluate`` does.
+
+    Args:
+        run: The run folder.
+        split: ``test``, ``validation`` or ``train``.
+        device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
+        tell: Is called with the events of ``finetune.events``.
+
+    Returns:
+        ``accuracy``, ``macro_f1``, ``loss``, ``per_class``, ``confusion_matrix``, ``samples``.
+    """
+    return score.evaluate(Path(run), split=split, device=device, tell=tell)
+
+
+def predict(
+    run: str | Path,
+    texts: Sequence[str],
+    *,
+    device: DeviceName = "auto",
+    tell: events.Tell = lambda event: None,
+) -> list[dict[str, Any]]:
+    """Classify texts, as ``finetune predict`` does.
+
+    Args:
+        run: The run folder.
+        texts: In any number; the answers have their order.
+        device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
+        tell: Is called with the events of ``finetune.events``.
+
+    Returns:
+        ``text``, ``label`` and ``probability`` of each.
+    """
+    return score.load_predictor(Path(run), device=device, tell=tell)(texts)

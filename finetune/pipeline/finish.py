@@ -1,0 +1,115 @@
+"""What a run leaves when its updates are done: the best model and its figures."""
+
+import os
+import shutil
+from typing import Any
+
+from finetune.events import Stage, Tell
+from finetune.export.card import write_model_card
+from finetune.model.freeze import count_parameters
+from finetune.pipeline.examples import encode_split
+from finetune.pipeline.plan import TrainingPlan
+from finetune.pipeline.prepare import Prepared
+from finetune.pipeline.score import prediction_rows, score_examples
+from finetune.report.write import write_report
+from finetune.runs.checkpoint import read_checkpoint
+from finetune.runs.folder import RunFolder, read_jsonl, write_json, write_jsonl
+from finetune.training.assemble import Assembly
+from finetune.training.state import Progress, load_trained_tensors
+
+BEST_CHECKPOINT = "best"
+RESULTS_SCHEMA_VERSION = 1
+
+
+def finish(
+    folder: RunFolder,
+    prepared: Prepared,
+    plan: TrainingPlan,
+    assembly: Assembly,
+    progress: Progress,
+    *,
+    tell: Tell,
+) -> dict[str, Any]:
+    """Save the best model, try it on the held-out splits, and write figures, report and card.
+
+    Returns:
+        The figures of ``all_results.json``, and ``output_dir``.
+    """
+    peak_bytes = prepared.device.peak_bytes()
+    best_folder = folder.checkpoints_folder / BEST_CHECKPOINT
+    tensors, _ = read_checkpoint(best_folder)
+    load_trained_tensors(assembly, tensors["model"])
+    _save_model(folder, prepared)
+    results = {
+        "schema_version": RESULTS_SCHEMA_VERSION,
+        **_facts(prepared, plan),
+        **_training_figures(plan, progress),
+        "train_peak_bytes": peak_bytes,
+    }
+    for split, prefix in (("validation", "eval"), ("test", "test")):
+        if split in prepared.table:
+            tell(Stage(f"evaluating on the {split} split"))
+            examples = encode_split(prepared, split, class_weights="none", tell=tell)
+            figures, logits = score_examples(assembly.model, examples, prepared)
+            results[f"{prefix}_samples"] = len(examples.labels)
+            results |= {f"{prefix}_{name}": value for name, value in figures.items()}
+    write_jsonl(folder.predictions_file, prediction_rows(prepared.table["test"], logits))
+    write_json(folder.state_file, _trainer_state(folder, plan, progress))
+    write_json(folder.results_file, results)
+    write_model_card(folder)
+    write_report(folder)
+    shutil.rmtree(best_folder)
+    return {**results, "output_dir": str(folder.path)}
+
+
+def _save_model(folder: RunFolder, prepared: Prepared) -> None:
+    """Write the model whole or not at all."""
+    partial = folder.model_folder.with_name(folder.model_folder.name + ".partial")
+    for leftover in (partial, folder.model_folder):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    prepared.classifier.model.save_pretrained(partial)
+    prepared.classifier.tokenizer.save_pretrained(partial)
+    os.replace(partial, folder.model_folder)
+
+
+def _facts(prepared: Prepared, plan: TrainingPlan) -> dict[str, Any]:
+    trained, total = count_parameters(prepared.classifier.model)
+    config = prepared.config
+    return {
+        "data": config.data.data,
+        "class_names": prepared.class_names,
+        "model": config.model.model,
+        "mode": prepared.mode,
+        "device": prepared.device.name,
+        "device_description": prepared.device.description,
+        "precision": config.training.precision,
+        "trained_parameters": trained,
+        "total_parameters": total,
+        "real_token_share": plan.real_token_share(),
+    }
+
+
+def _training_figures(plan: TrainingPlan, progress: Progress) -> dict[str, Any]:
+    """Return the Trainer's figures under the Trainer's names."""
+    epochs = progress.updates / plan.updates_per_epoch
+    return {
+        "epoch": epochs,
+        "train_samples": len(plan.lengths),
+        "train_runtime": progress.seconds,
+        "train_samples_per_second": len(plan.lengths) * epochs / progress.seconds,
+        "train_steps_per_second": progress.updates / progress.seconds,
+        "train_loss": progress.loss_sum / progress.updates,
+    }
+
+
+def _trainer_state(folder: RunFolder, plan: TrainingPlan, progress: Progress) -> dict[str, Any]:
+    return {
+        "global_step": progress.updates,
+        "max_steps": plan.schedule.total_updates,
+        "num_train_epochs": plan.num_train_epochs,
+        "epoch": progress.updates / plan.updates_per_epoch,
+        "best_metric": progress.best_score,
+        "best_global_step": progress.best_updates,
+        "log_history": read_jsonl(folder.metrics_file),
+    }

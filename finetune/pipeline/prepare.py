@@ -1,0 +1,98 @@
+"""Everything that a run needs before its first update, short of reading the texts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from datasets import DatasetDict
+
+from finetune.config.schema import Config, mode_name
+from finetune.data.load import load_table
+from finetune.data.split import split_table
+from finetune.devices.base import Device
+from finetune.devices.select import check_precision, select_device
+from finetune.events import Stage, Tell
+from finetune.model.freeze import count_parameters, freeze_parameters
+from finetune.model.load import Classifier, load_classifier
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run starts from.
+
+    Args:
+        config: The run's options.
+        device: Where it trains.
+        table: The splits ``train``, ``test`` and, unless its fraction is 0, ``validation``.
+        classifier: The model, frozen as the mode says, on the CPU.
+    """
+
+    config: Config
+    device: Device
+    table: DatasetDict
+    classifier: Classifier
+
+    @property
+    def mode(self) -> str:
+        """What trains: ``full``, ``last-N``, ``head`` or ``classifier``."""
+        return mode_name(self.config.model)
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes in the order of their numbers."""
+        names: list[str] = self.table["train"].features["label"].names
+        return names
+
+
+def prepare(config: Config, *, tell: Tell) -> Prepared:
+    """Select the device, load the data and the model, and freeze what does not train.
+
+    Raises:
+        FinetuneError: Of every kind that a device, data or a model can cause.
+    """
+    device = select_device(config.training.device, tell=tell)
+    check_precision(device, config.training.precision)
+    tell(Stage(f"device: {device.name} ({device.description}), {config.training.precision}"))
+    table = load_splits(config, tell=tell)
+    torch.manual_seed(config.training.seed)
+    classifier = load_classifier(
+        config.model.model,
+        revision=config.model.revision,
+        class_names=table["train"].features["label"].names,
+        tell=tell,
+    )
+    mode = mode_name(config.model)
+    freeze_parameters(classifier.model, classifier.structure, mode=mode)
+    trained, total = count_parameters(classifier.model)
+    tell(
+        Stage(
+            f"model: {config.model.model}, mode {mode}, {trained:,} of {total:,} parameters train "
+            f"({trained / total:.1%})"
+        )
+    )
+    return Prepared(config, device, table, classifier)
+
+
+def load_splits(config: Config, *, tell: Tell) -> DatasetDict:
+    """Load the data and split it: the same rows for the same configuration, every time."""
+    options = config.data
+    table = load_table(
+        options.data,
+        folder=Path(options.data_dir) if options.data_dir else None,
+        label=options.label,
+        tell=tell,
+    )
+    table = split_table(
+        table,
+        validation_fraction=options.validation_fraction,
+        test_fraction=options.test_fraction,
+        seed=options.split_seed,
+        tell=tell,
+    )
+    if options.max_train_samples is not None:
+        rows = min(options.max_train_samples, len(table["train"]))
+        table["train"] = table["train"].select(range(rows))
+    counts = ", ".join(f"{len(rows):,} {split}" for split, rows in table.items())
+    classes = len(table["train"].features["label"].names)
+    tell(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
+    return table

@@ -1,0 +1,203 @@
+"""A run, from its configuration to a folder with a model and its figures."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from finetune.config.load import dump_config
+from finetune.config.schema import Config, mode_name
+from finetune.devices.base import Device
+from finetune.errors import BatchDoesNotFit, Interrupted, UsageError
+from finetune.events import Stage, Tell
+from finetune.pipeline.examples import encode_split
+from finetune.pipeline.finish import BEST_CHECKPOINT, finish
+from finetune.pipeline.journal import continue_journal, journal
+from finetune.pipeline.plan import TrainingPlan, plan_training, with_plan
+from finetune.pipeline.prepare import Prepared, prepare
+from finetune.pipeline.score import score_examples
+from finetune.runs.checkpoint import (
+    checkpoint_path,
+    latest_checkpoint,
+    read_checkpoint,
+    remove_old_checkpoints,
+    write_checkpoint,
+)
+from finetune.runs.environment import describe_environment
+from finetune.runs.folder import (
+    RunFolder,
+    check_run_folder,
+    create_run_folder,
+    lock,
+    next_free_folder,
+    open_run_folder,
+    write_json,
+    write_text_atomically,
+)
+from finetune.training.assemble import Assembly, assemble
+from finetune.training.interruption import stop_on_signal
+from finetune.training.loop import Course, is_over, train
+from finetune.training.micro_batches import Examples
+from finetune.training.state import Progress, capture_state, restore_state, trained_tensors
+
+RUNS_FOLDER = Path("runs")
+
+
+def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[str, Any]:
+    """Fine-tune a classifier and write its run folder.
+
+    Args:
+        config: Every option of the run.
+        tell: Is told what goes on.
+        resume_from: A run folder to go on with, made with the same configuration.
+
+    Returns:
+        The figures of ``all_results.json``, and ``output_dir``.
+
+    Raises:
+        FinetuneError: With an exit code and a remedy.
+    """
+    folder = _find_folder(config, resume_from)
+    prepared = prepare(config, tell=tell)
+    started = time.perf_counter()
+    examples = encode_split(
+        prepared, "train", class_weights=config.training.class_weights, tell=tell
+    )
+    encoding_seconds = time.perf_counter() - started
+    plan = plan_training(prepared, examples.lengths)
+    if resume_from is None:
+        create_run_folder(folder.path, overwrite=config.output.overwrite)
+    with lock(folder), _out_of_memory_explained(prepared.device, config):
+        assembly = assemble(
+            prepared.classifier.model,
+            device=prepared.device,
+            precision=config.training.precision,
+            schedule=plan.schedule,
+            weight_decay=config.training.weight_decay,
+            max_grad_norm=config.training.max_grad_norm,
+        )
+        if resume_from is None:
+            progress = _begin(folder, prepared, plan)
+        else:
+            progress = _go_on(folder, assembly, tell=tell)
+        progress.seconds += encoding_seconds
+        _train(folder, prepared, plan, assembly, examples, progress, tell=tell)
+        return finish(folder, prepared, plan, assembly, progress, tell=tell)
+
+
+def _find_folder(config: Config, resume_from: Path | None) -> RunFolder:
+    """Return the run's folder, having made sure, before hours of work, that it may be written."""
+    if resume_from is not None:
+        return open_run_folder(resume_from, needs_model=False)
+    if config.output.output_dir is not None:
+        folder = RunFolder(Path(config.output.output_dir).expanduser())
+        check_run_folder(folder, overwrite=config.output.overwrite)
+        return folder
+    parts = [Path(config.data.data).stem, Path(config.model.model).name, mode_name(config.model)]
+    return RunFolder(next_free_folder(RUNS_FOLDER, "-".join(parts)))
+
+
+def _begin(folder: RunFolder, prepared: Prepared, plan: TrainingPlan) -> Progress:
+    write_text_atomically(folder.config_file, dump_config(with_plan(prepared.config, plan)))
+    environment = {**describe_environment(), "device": prepared.device.description}
+    write_json(folder.environment_file, environment)
+    return Progress()
+
+
+def _go_on(folder: RunFolder, assembly: Assembly, *, tell: Tell) -> Progress:
+    checkpoint = latest_checkpoint(folder.checkpoints_folder, tell=tell)
+    if checkpoint is None:
+        raise UsageError(
+            f"the run in {folder.path} has no checkpoint to resume from",
+            remedy="start it anew with --overwrite",
+        )
+    progress = restore_state(assembly, *read_checkpoint(checkpoint))
+    continue_journal(folder, updates=progress.updates)
+    tell(Stage(f"resuming after update {progress.updates:,}"))
+    return progress
+
+
+def _train(
+    folder: RunFolder,
+    prepared: Prepared,
+    plan: TrainingPlan,
+    assembly: Assembly,
+    examples: Examples,
+    progress: Progress,
+    *,
+    tell: Tell,
+) -> None:
+    options = prepared.config.training
+    schedule = plan.schedule
+    tell(
+        Stage(
+            f"training: {schedule.total_updates:,} updates of {plan.effective_batch_size} rows, "
+            f"learning rate {schedule.peak:g}, {plan.real_token_share():.1%} of the tokens are not "
+            "padding"
+        )
+    )
+    with stop_on_signal() as should_stop:
+        course = Course(
+            batch_size=options.batch_size,
+            updates_per_epoch=plan.updates_per_epoch,
+            report_every=prepared.config.output.logging_steps,
+            patience=options.early_stopping_patience,
+            plan_epoch=plan.batches,
+            validate=_validation(prepared, assembly, tell=tell),
+            keep_best=lambda: write_checkpoint(
+                folder.checkpoints_folder / BEST_CHECKPOINT,
+                tensors={"model": trained_tensors(assembly)},
+                state={},
+            ),
+            keep_progress=lambda progress: _keep_progress(folder, assembly, progress),
+            keeps_each_epoch=prepared.config.output.save_strategy == "epoch",
+            should_stop=should_stop,
+            tell=journal(folder, tell),
+        )
+        train(assembly, examples, progress, course)
+        if should_stop() and not is_over(
+            progress, total_updates=schedule.total_updates, patience=course.patience
+        ):
+            raise Interrupted(
+                f"stopped after update {progress.updates:,} of {schedule.total_updates:,}",
+                remedy=f"go on with: finetune run --resume-from-checkpoint {folder.path}",
+            )
+
+
+def _validation(
+    prepared: Prepared, assembly: Assembly, *, tell: Tell
+) -> Callable[[], tuple[float, dict[str, float]]] | None:
+    """Return the function that scores the model on the validation split, if there is one."""
+    if "validation" not in prepared.table:
+        return None
+    examples = encode_split(prepared, "validation", class_weights="none", tell=tell)
+    chooser = prepared.config.training.metric_for_best_model
+
+    def validate() -> tuple[float, dict[str, float]]:
+        figures, _ = score_examples(assembly.model, examples, prepared)
+        metrics = {name: figures[name] for name in ("accuracy", "macro_f1", "loss")}
+        return (-metrics["loss"] if chooser == "loss" else metrics[chooser]), metrics
+
+    return validate
+
+
+def _keep_progress(folder: RunFolder, assembly: Assembly, progress: Progress) -> None:
+    tensors, state = capture_state(assembly, progress)
+    path = checkpoint_path(folder.checkpoints_folder, update=progress.updates)
+    write_checkpoint(path, tensors=tensors, state=state)
+    remove_old_checkpoints(folder.checkpoints_folder, keep=1)
+
+
+@contextmanager
+def _out_of_memory_explained(device: Device, config: Config) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not device.is_out_of_memory(error):
+            raise
+        raise BatchDoesNotFit(
+            f"{device.name} ran out of memory with a batch size of {config.training.batch_size}",
+            remedy="halve --batch-size with --effective-batch-size as it is, lower --max-length, "
+            "or use --freeze-core",
+        ) from error
