@@ -1,0 +1,120 @@
+"""Shows what goes on, on standard error: a moving line on a terminal, plain lines elsewhere."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from finetune.events import Event, Stage, Tell, Update, Validation, Warning
+
+
+@contextmanager
+def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Tell]:
+    """Yield a ``Tell`` that shows events until the work is done.
+
+    Args:
+        is_quiet: Show warnings only.
+        has_progress: Draw a moving line where standard error is a terminal.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=is_quiet or not has_progress or not console.is_terminal,
+        transient=True,
+    )
+    with bar:
+        shown = _Display(console, bar)
+        yield shown.tell_warning if is_quiet else shown.tell
+
+
+class _Display:
+    def __init__(self, console: Console, bar: Progress) -> None:
+        self._console, self._bar = console, bar
+        self._task: Any = None
+
+    def tell(self, event: Event) -> None:
+        if isinstance(event, Stage):
+            self._print(event.message)
+        elif isinstance(event, Validation):
+            self._print(_validation_line(event))
+        elif isinstance(event, Update):
+            self._show_update(event)
+        else:
+            self.tell_warning(event)
+
+    def tell_warning(self, event: Event) -> None:
+        if isinstance(event, Warning):
+            remedy = f" ({event.remedy})" if event.remedy else ""
+            self._console.print(f"warning: {event.message}{remedy}", style="yellow", markup=False)
+
+    def _show_update(self, event: Update) -> None:
+        if self._bar.disable:
+            self._print(
+                f"update {event.update}/{event.total_updates}  {_figures(event)}  "
+                f"{event.remaining_seconds:.0f} s left"
+            )
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("training", total=event.total_updates, figures="")
+        self._bar.update(self._task, completed=event.update, figures=_figures(event))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+
+def show_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def show_figures(title: str, figures: Mapping[str, Any]) -> None:
+    """Print the overall and the per-class figures of a split as tables on standard output."""
+    console = Console(highlight=False)
+    console.print(
+        f"\n{title}: accuracy {figures['accuracy']:.1%}, macro F1 {figures['macro_f1']:.1%}\n"
+    )
+    table = Table("class", box=None, pad_edge=False)
+    for column in ("precision", "recall", "F1", "rows"):
+        table.add_column(column, justify="right")
+    for name, row in figures["per_class"].items():
+        shares = (f"{row[column]:.1%}" for column in ("precision", "recall", "f1"))
+        table.add_row(name, *shares, str(row["support"]))
+    console.print(table)
+
+
+def show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
+    """Print predicted classes as a table on standard output."""
+    table = Table("label", "probability", "text", box=None, pad_edge=False)
+    for answer in answers:
+        label, text = Text(answer["label"]), Text(answer["text"])
+        table.add_row(label, f"{answer['probability']:.3f}", text)
+    Console(highlight=False).print(table)
+
+
+def show_lines(*lines: str) -> None:
+    """Print lines on standard output, after an empty one."""
+    click.echo("\n" + "\n".join(lines))
+
+
+def _figures(event: Update) -> str:
+    return (
+        f"loss {event.loss:.3f}  lr {event.learning_rate:.1e}  "
+        f"{event.examples_per_second:.0f} examples/s  {event.memory_bytes / 2**30:.2f} GiB"
+    )
+
+
+def _validation_line(event: Validation) -> str:
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+    best = "  (best so far)" if event.is_best else ""
+    return f"epoch {event.epoch:.2f}: validation {figures}{best}"

@@ -1,0 +1,34 @@
+"""``finetune evaluate``."""
+
+from pathlib import Path
+
+import click
+
+from finetune.cli.options import device_option, output_options
+from finetune.devices.names import DeviceName
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--split",
+    type=click.Choice(["test", "validation", "train"]),
+    default="test",
+    help="Split to try the model on.  [default: test]",
+)
+@device_option
+@output_options
+def command(
+    run: Path, *, split: str, device: DeviceName, as_json: bool, quiet: bool, no_progress: bool
+) -> None:
+    """Try the model in the run folder RUN on the data it was made from."""
+    from finetune.cli.console import show_figures, show_json, showing
+
+    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+        from finetune.pipeline.api import evaluate
+
+        figures = evaluate(run, split=split, device=device, tell=tell)
+    if as_json:
+        show_json(figures)
+        return
+    show_figures(f"{split} split, {figures['samples']:,} rows", figures)

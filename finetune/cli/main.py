@@ -1,0 +1,89 @@
+"""The command ``finetune``: its verbs, loaded when they are called, and its exit codes."""
+
+import importlib
+import os
+import sys
+
+import click
+
+import finetune
+from finetune.errors import FinetuneError, Interrupted
+
+COMMANDS = {
+    "run": "Fine-tune a classifier and write a run folder.",
+    "evaluate": "Try a run's model on the data it was made from.",
+    "predict": "Classify texts with a run's model.",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is called, so that help stays quick."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Return the names of the commands in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Import the module of a command, if there is one of that name."""
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"finetune.cli.{name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        # --batch_size is read as --batch-size.
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
+)
+@click.version_option(finetune.__version__, prog_name="finetune")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 bad data, 4 no such device, 5 out of memory,
+    6 offline and not in the cache, 130 interrupted.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _quieten_libraries()
+    try:
+        cli.main(arguments, prog_name="finetune", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _leave(Interrupted("stopped", remedy="nothing was lost; run the command again"), arguments)
+    except FinetuneError as error:
+        _leave(error, arguments)
+
+
+def _leave(error: FinetuneError, arguments: list[str]) -> None:
+    if "--debug" in arguments:
+        raise error
+    click.echo(f"error: {error.message}", err=True)
+    click.echo(f"  try: {error.remedy}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _quieten_libraries() -> None:
+    """Keep the libraries' own progress and advice off the terminal; a user's wish goes first."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

@@ -1,0 +1,69 @@
+"""Flags that several commands share, those of the configuration's schema among them."""
+
+import types
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import click
+
+from finetune.config.schema import Config
+from finetune.devices.names import DEVICE_NAMES
+
+Command = Callable[..., Any]
+
+
+def config_options(command: Command) -> Command:
+    """Give a command a flag for each option of the schema; what is not given stays out."""
+    options = [option for section in fields(Config) for option in fields(section.type)]  # type: ignore[arg-type]
+    for option in reversed(options):
+        command = _flag(option)(command)
+    return command
+
+
+def output_options(command: Command) -> Command:
+    """Give a command the flags that say how it shows what it does."""
+    for option in (
+        click.option("--no-progress", is_flag=True, help="Plain lines instead of a moving one."),
+        click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only."),
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def device_option(command: Command) -> Command:
+    """Give a command that uses a trained model the choice of a device."""
+    return click.option(
+        "--device", type=click.Choice(DEVICE_NAMES), default="auto", help="Device to use."
+    )(command)
+
+
+def given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that were on the command line."""
+    return {option: value for option, value in flags.items() if value is not None}
+
+
+def _flag(option: Field[Any]) -> Callable[[Command], Command]:
+    name = option.name.replace("_", "-")
+    kind = _kind(option.type)
+    help_text = option.metadata["help"]
+    if option.default is not None and kind is not bool:
+        help_text += f"  [default: {option.default}]"
+    if kind is bool:
+        return click.option(f"--{name}/--no-{name}", option.name, default=None, help=help_text)
+    return click.option(f"--{name}", option.name, type=kind, default=None, help=help_text)
+
+
+def _kind(annotation: Any) -> Any:
+    """Return what click makes of an annotation: its plain type, or a choice."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kind(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return _kind(next(one for one in get_args(annotation) if one is not types.NoneType))
+    if origin is Literal:
+        return click.Choice([str(choice) for choice in get_args(annotation)])
+    return annotation

@@ -1,0 +1,65 @@
+"""``finetune predict``."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from finetune.cli.options import device_option, output_options
+from finetune.devices.names import DeviceName
+from finetune.errors import DataNotFound, DataUnreadable
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="File with a text a line.")
+@device_option
+@output_options
+def command(
+    run: Path,
+    texts: tuple[str, ...],
+    *,
+    file: Path | None,
+    device: DeviceName,
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+) -> None:
+    """Classify texts with the model in the run folder RUN.
+
+    The texts are arguments, the lines of a file, or the lines of standard input. The answers keep
+    their order: a table, or with --json one object a line.
+    """
+    from finetune.cli.console import show_answers, show_json, showing
+
+    lines = list(texts) or _read_lines(file)
+    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+        from finetune.pipeline.api import predict
+
+        answers = predict(run, lines, device=device, tell=tell)
+    if as_json:
+        for answer in answers:
+            show_json(answer)
+        return
+    show_answers(answers)
+
+
+def _read_lines(file: Path | None) -> list[str]:
+    """Return the lines of a file or of standard input that are not blank."""
+    if file is not None and not file.is_file():
+        raise DataNotFound(f"there is no file {file}", remedy="check the name after --file")
+    try:
+        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataUnreadable(
+            f"{file or 'standard input'} is not UTF-8: {error.reason} at byte {error.start}",
+            remedy="convert it first, for example with iconv -f latin1 -t utf-8",
+        ) from error
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise DataNotFound(
+            f"{file or 'standard input'} holds no text", remedy="give one text a line"
+        )
+    return texts

@@ -1,0 +1,45 @@
+"""``finetune run``."""
+
+from typing import Any
+
+import click
+
+from finetune.cli.options import config_options, given, output_options
+
+
+@click.command()
+@click.option("-c", "--config", help="YAML file, or the name of a recipe of the package.")
+@click.option("--resume-from-checkpoint", metavar="RUN", help="Go on with the run in this folder.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="SECTION.OPTION=VALUE",
+    help="Set an option by its place in the YAML file; may be repeated.",
+)
+@config_options
+@output_options
+def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
+    r"""Fine-tune a classifier and write a run folder.
+
+    \b
+    finetune run                                BERT-base on TREC, from the Hub
+    finetune run --freeze-core --device mps     its head only, on a Mac's GPU
+    finetune run --config offline               without a network
+    """
+    from finetune.cli.console import show_figures, show_json, show_lines, showing
+
+    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+        from finetune.pipeline.api import run
+
+        results = run(tell=tell, **given(flags))
+    if as_json:
+        show_json(results)
+        return
+    test = {name.removeprefix("test_"): value for name, value in results.items()}
+    show_figures(f"test split of {results['data']}, {results['test_samples']:,} rows", test)
+    show_lines(
+        f"trained in {results['train_runtime']:.1f} s on {results['device']}, "
+        f"{results['train_samples_per_second']:.0f} examples/s",
+        f"run folder: {results['output_dir']}",
+    )

@@ -1,0 +1,104 @@
+"""The rules of the architecture that the linters do not hold."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "finetune"
+HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
+
+
+def places_outside(*rooms: str, breaks_rule: Callable[[ast.AST], bool]) -> list[str]:
+    """List ``file:line`` wherever a node outside the rooms (folders or files) breaks a rule."""
+    return [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if not any(path.is_relative_to(PACKAGE / room) for room in rooms)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.expr | ast.stmt) and breaks_rule(node)
+    ]
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    """Yield the dotted names that a node reads or imports, such as ``torch.cuda``."""
+    match node:
+        case ast.Name() | ast.Attribute():
+            yield ast.unparse(node)
+        case ast.Import():
+            yield from (alias.name for alias in node.names)
+        case ast.ImportFrom(module=str(module)):
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def test_the_package_is_found() -> None:
+    assert (PACKAGE / "__init__.py").is_file()
+
+
+def test_only_devices_and_the_schema_spell_the_names_of_devices() -> None:
+    def spells_device(node: ast.AST) -> bool:
+        return isinstance(node, ast.Constant) and node.value in ("mps", "cuda")
+
+    # The schema's Literal is the list of choices that --help shows.
+    assert places_outside("devices", "config/schema.py", breaks_rule=spells_device) == []
+
+
+def test_only_devices_reaches_into_the_backends_of_torch() -> None:
+    def reaches_into_backend(node: ast.AST) -> bool:
+        return any(
+            name.startswith(("torch.cuda", "torch.mps", "torch.backends"))
+            for name in names_in(node)
+        )
+
+    assert places_outside("devices", breaks_rule=reaches_into_backend) == []
+
+
+def test_only_the_command_line_writes_to_the_terminal() -> None:
+    def writes_to_terminal(node: ast.AST) -> bool:
+        return not {"print", "click.echo", "sys.stdout", "sys.stderr"}.isdisjoint(names_in(node))
+
+    assert places_outside("cli", breaks_rule=writes_to_terminal) == []
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    names = {path.stem for path in PACKAGE.rglob("*")}
+    assert names.isdisjoint({"utils", "common", "helpers", "misc"})
+
+
+def heavy_modules_after(code: str) -> set[str]:
+    """Return which heavy packages a fresh interpreter has imported after the code."""
+    report = f"import sys; print(*sorted({HEAVY} & sys.modules.keys()), file=sys.stderr)"
+    process = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    return HEAVY & set(process.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "finetune",
+        "finetune.errors",
+        "finetune.events",
+        "finetune.config.schema",
+        "finetune.devices.names",
+        "finetune.cli.main",
+    ],
+)
+def test_light_module_imports_nothing_heavy(module: str) -> None:
+    assert heavy_modules_after(f"import {module}") == set()
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """
+import contextlib, runpy, sys
+sys.argv = ["finetune", "run", "--help"]
+with contextlib.suppress(SystemExit):
+    runpy.run_module("finetune", run_name="__main__")
+"""
+    assert heavy_modules_after(code) == set()

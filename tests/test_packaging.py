@@ -1,0 +1,79 @@
+"""What is installed: the built archives, the ranges and the pins."""
+
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+DIRECT = [
+    Requirement(line) for lines in (PROJECT["dependencies"], *EXTRAS.values()) for line in lines
+]
+PINS = {
+    canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("=="))
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+    for pin in [Requirement(line)]
+}
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel and the source archive, and return their folder."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True)
+    return folder
+
+
+def source_names(folder: str, pattern: str) -> set[str]:
+    """Return the files of a folder of the repository, as paths from its root."""
+    names = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob(pattern)}
+    assert names, f"{folder} holds no {pattern}"
+    return names
+
+
+def test_wheel_holds_the_code_the_recipes_and_the_questions(archives: Path) -> None:
+    [wheel] = archives.glob("*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+
+    assert source_names("finetune", "*.py") <= packed
+    assert source_names("finetune", "*.html") <= packed
+    assert {"finetune/py.typed", "finetune/data/questions.jsonl"} <= packed
+    assert {f"finetune/{name}" for name in source_names("configs", "*.yaml")} <= packed
+
+
+def test_source_archive_holds_all_that_a_wheel_is_built_from(archives: Path) -> None:
+    [archive] = archives.glob("*.tar.gz")
+    with tarfile.open(archive) as source:
+        packed = {name.split("/", 1)[1] for name in source.getnames()}
+
+    assert source_names("finetune", "*.py") | source_names("configs", "*.yaml") <= packed
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= packed
+
+
+@pytest.mark.parametrize("requirement", DIRECT, ids=lambda requirement: requirement.name)
+def test_direct_dependency_is_pinned_inside_its_range(requirement: Requirement) -> None:
+    assert PINS[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_dependencies_have_an_upper_bound() -> None:
+    unbounded = [
+        requirement.name
+        for requirement in DIRECT
+        if not any(clause.operator in ("<", "==") for clause in requirement.specifier)
+    ]
+    assert unbounded == []
+
+
+def test_constraints_name_no_machine_and_no_index() -> None:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert not any(word in text for word in ("://", "file:", "--find-links", "--index", "/"))
