@@ -6,8 +6,15 @@ import click
 
 from finetune.cli.options import config_options, given, output_options
 
+EXAMPLES = """\b
+Examples:
+  finetune run                                BERT-base on TREC, from the Hub
+  finetune run --freeze-core --device mps     its head only, on a Mac's GPU
+  finetune run --config offline               without a network
+"""
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @click.option("-c", "--config", help="YAML file, or the name of a recipe of the package.")
 @click.option("--resume-from-checkpoint", metavar="RUN", help="Go on with the run in this folder.")
 @click.option(
@@ -20,13 +27,7 @@ from finetune.cli.options import config_options, given, output_options
 @config_options
 @output_options
 def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
-    r"""Fine-tune a classifier and write a run folder.
-
-    \b
-    finetune run                                BERT-base on TREC, from the Hub
-    finetune run --freeze-core --device mps     its head only, on a Mac's GPU
-    finetune run --config offline               without a network
-    """
+    """Fine-tune a classifier and write a run folder."""
     from finetune.cli.console import show_figures, show_json, show_lines, showing
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as tell:

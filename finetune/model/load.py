@@ -41,6 +41,13 @@ class Classifier:
     structure: Structure
 
     @property
+    def class_names(self) -> list[str]:
+        """The classes in the order of their numbers."""
+        return [
+            self.model.config.id2label[number] for number in range(self.model.config.num_labels)
+        ]
+
+    @property
     def most_tokens(self) -> int:
         """Tokens of the longest text that the model has positions for."""
         limits = [self.tokenizer.model_max_length]
@@ -73,7 +80,7 @@ def load_classifier(
         ModelUnsupported: If it has no safetensors, needs code of its own, or is no text classifier.
         HubNotReachable: If it is not in the cache and the Hub does not answer.
     """
-    folder = _find_folder(source, revision=revision)
+    folder = find_model_folder(source, revision=revision)
     if not any(folder.glob("*.safetensors")):
         raise ModelUnsupported(
             f"{source} has no weights in safetensors",
@@ -118,7 +125,13 @@ def load_classifier(
     return Classifier(model, tokenizer, structure)
 
 
-def _find_folder(source: str, *, revision: str | None) -> Path:
+def find_model_folder(source: str, *, revision: str | None) -> Path:
+    """Return the folder of a model, fetched from the Hub if it is not here.
+
+    Raises:
+        ModelNotFound: If there is no such folder or repository.
+        HubNotReachable: If it is not in the cache and the Hub does not answer.
+    """
     if source == "minilm":
         packaged = _packaged_minilm()
         return packaged or fetch_model(MINILM_REPOSITORY, revision=revision)

@@ -1,4 +1,8 @@
-"""The Python API: what the commands do, as functions."""
+"""The Python API: what the commands do, as functions.
+
+Each imports what it needs when it is called: predicting needs neither datasets nor metrics, whose
+imports take seconds.
+"""
 
 import os
 from collections.abc import Sequence
@@ -9,8 +13,6 @@ from finetune import events
 from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.devices.names import DeviceName
 from finetune.errors import ConfigurationInvalid
-from finetune.pipeline import score
-from finetune.pipeline.run import run as run_config
 from finetune.runs.folder import RunFolder, open_run_folder
 
 MAY_CHANGE_ON_RESUMING = frozenset(
@@ -41,6 +43,8 @@ def run(
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
+    from finetune.pipeline.run import run as run_config
+
     for option in options:
         check_option(option, origin="finetune.run()")
     if resume_from_checkpoint is None:
@@ -88,7 +92,9 @@ def evaluate(
     Returns:
         ``accuracy``, ``macro_f1``, ``loss``, ``per_class``, ``confusion_matrix``, ``samples``.
     """
-    return score.evaluate(Path(run), split=split, device=device, tell=tell)
+    from finetune.pipeline.score import evaluate as evaluate_run
+
+    return evaluate_run(Path(run), split=split, device=device, tell=tell)
 
 
 def predict(
@@ -109,4 +115,6 @@ def predict(
     Returns:
         ``text``, ``label`` and ``probability`` of each.
     """
-    return score.load_predictor(Path(run), device=device, tell=tell)(texts)
+    from finetune.pipeline.predict import load_predictor
+
+    return load_predictor(Path(run), device=device, tell=tell)(texts)

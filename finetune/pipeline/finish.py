@@ -4,13 +4,18 @@ import os
 import shutil
 from typing import Any
 
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
 from finetune.events import Stage, Tell
 from finetune.export.card import write_model_card
 from finetune.model.freeze import count_parameters
 from finetune.pipeline.examples import encode_split
 from finetune.pipeline.plan import TrainingPlan
+from finetune.pipeline.predict import answers
 from finetune.pipeline.prepare import Prepared
-from finetune.pipeline.score import prediction_rows, score_examples
+from finetune.pipeline.score import score_examples
 from finetune.report.write import write_report
 from finetune.runs.checkpoint import read_checkpoint
 from finetune.runs.folder import RunFolder, read_jsonl, write_json, write_jsonl
@@ -53,7 +58,7 @@ def finish(
             figures, logits = score_examples(assembly.model, examples, prepared)
             results[f"{prefix}_samples"] = len(examples.labels)
             results |= {f"{prefix}_{name}": value for name, value in figures.items()}
-    write_jsonl(folder.predictions_file, prediction_rows(prepared.table["test"], logits))
+    write_jsonl(folder.predictions_file, _prediction_rows(prepared.table["test"], logits))
     write_json(folder.state_file, _trainer_state(folder, plan, progress))
     write_json(folder.results_file, results)
     write_model_card(folder)
@@ -113,3 +118,18 @@ def _trainer_state(folder: RunFolder, plan: TrainingPlan, progress: Progress) ->
         "best_global_step": progress.best_updates,
         "log_history": read_jsonl(folder.metrics_file),
     }
+
+
+def _prediction_rows(rows: Dataset, logits: NDArray[np.float32]) -> list[dict[str, Any]]:
+    """Return each row's text, true class, predicted class and its probability."""
+    feature = rows.features["label"]
+    predicted = answers(rows["text"], logits, feature.names)
+    return [
+        {
+            "text": answer["text"],
+            "label": feature.int2str(label),
+            "predicted": answer["label"],
+            "probability": answer["probability"],
+        }
+        for answer, label in zip(predicted, rows["label"], strict=True)
+    ]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,12 +78,17 @@ def plan_training(prepared: Prepared, lengths: NDArray[np.int64]) -> TrainingPla
 
 
 def with_plan(config: Config, plan: TrainingPlan) -> Config:
-    """Return a configuration that no longer depends on defaults by model and mode, nor on a folder.
+    """Return a configuration that makes the same run again, from any folder.
 
-    It makes the same run again, also after the defaults have changed.
+    It no longer depends on defaults by model and mode, nor on where the command was typed, and
+    names no folder for its output.
     """
     return replace(
         config,
+        data=replace(
+            config.data, data_dir=config.data.data_dir and _absolute(config.data.data_dir)
+        ),
+        model=replace(config.model, model=_absolute(config.model.model)),
         training=replace(
             config.training,
             effective_batch_size=plan.effective_batch_size,
@@ -91,3 +97,10 @@ def with_plan(config: Config, plan: TrainingPlan) -> Config:
         ),
         output=replace(config.output, output_dir=None, overwrite=False),
     )
+
+
+def _absolute(source: str) -> str:
+    """Return a folder with its whole path; what is no folder, such as a Hub id, as it is."""
+    if not Path(source).expanduser().is_dir():
+        return source
+    return str(Path(source).expanduser().resolve())

@@ -1,0 +1,29 @@
+"""Texts become what a model's forward takes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from finetune.evaluation.predict import InputsOf
+from finetune.model.inputs import model_inputs
+from finetune.model.load import Classifier
+from finetune.tokenization.collate import collate_rows
+from finetune.tokenization.encode import EncodedTexts, encode_texts
+
+
+def encode_for(classifier: Classifier, texts: Sequence[str], *, max_length: int) -> EncodedTexts:
+    """Encode texts for a model, within its positions."""
+    most_tokens = min(max_length, classifier.most_tokens)
+    return encode_texts(classifier.tokenizer, list(texts), max_length=most_tokens)
+
+
+def inputs_maker(encoded: EncodedTexts, classifier: Classifier) -> InputsOf:
+    """Return the function that makes a model's inputs from numbers of rows and a width."""
+    takes_4d_mask = classifier.structure.takes_4d_mask
+
+    def inputs_of(rows: NDArray[np.int64], width: int) -> dict[str, torch.Tensor]:
+        return model_inputs(collate_rows(encoded, rows, width=width), takes_4d_mask=takes_4d_mask)
+
+    return inputs_of

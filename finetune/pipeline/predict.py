@@ -1,0 +1,76 @@
+"""The classes of new texts."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetune.devices.names import DeviceName
+from finetune.devices.select import select_device
+from finetune.evaluation.predict import predict_logits, probabilities
+from finetune.events import Tell
+from finetune.pipeline.inputs import encode_for, inputs_maker
+from finetune.pipeline.trained import config_of, load_trained, place
+from finetune.runs.folder import open_run_folder
+
+# Texts are encoded and kept in memory in pieces of this size, so that a file of any length can be
+# classified; within one, texts of like length share a batch.
+TEXTS_A_PIECE = 10_000
+
+
+def load_predictor(
+    run: Path, *, device: DeviceName, tell: Tell
+) -> Callable[[Sequence[str]], list[dict[str, Any]]]:
+    """Load a run's model once, to classify texts with it.
+
+    Args:
+        run: The run folder.
+        device: Name of the device, or ``auto``.
+        tell: Is told what goes on.
+
+    Returns:
+        A function that takes texts and returns, in their order, ``text``, ``label`` and
+        ``probability``, in 0..1, of each.
+
+    Raises:
+        NotARun: If the folder holds no run with a model.
+    """
+    folder = open_run_folder(run)
+    config = config_of(folder, device=device)
+    classifier = load_trained(folder, tell=tell)
+    chosen = select_device(device, tell=tell)
+    model = place(classifier, chosen)
+
+    def predict_piece(texts: Sequence[str]) -> list[dict[str, Any]]:
+        encoded = encode_for(classifier, texts, max_length=config.model.max_length)
+        logits = predict_logits(
+            model,
+            inputs_maker(encoded, classifier),
+            encoded.lengths,
+            batch_size=config.training.eval_batch_size,
+            device=chosen,
+        )
+        return answers(texts, logits, classifier.class_names)
+
+    def predict(texts: Sequence[str]) -> list[dict[str, Any]]:
+        pieces = (
+            predict_piece(texts[start : start + TEXTS_A_PIECE])
+            for start in range(0, len(texts), TEXTS_A_PIECE)
+        )
+        return [answer for piece in pieces for answer in piece]
+
+    return predict
+
+
+def answers(
+    texts: Sequence[str], logits: NDArray[np.float32], class_names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return each text with its likeliest class and that class's probability."""
+    shares = probabilities(logits)
+    likeliest = shares.argmax(axis=-1)
+    return [
+        {"text": text, "label": class_names[number], "probability": float(share[number])}
+        for text, number, share in zip(texts, likeliest, shares, strict=True)
+    ]
