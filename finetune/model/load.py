@@ -34,18 +34,13 @@ class Classifier:
         model: The sequence classifier, on the CPU, in fp32.
         tokenizer: Its fast tokenizer.
         structure: Where its core, layers and head are.
+        class_names: The classes in the order of their numbers.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     structure: Structure
-
-    @property
-    def class_names(self) -> list[str]:
-        """The classes in the order of their numbers."""
-        return [
-            self.model.config.id2label[number] for number in range(self.model.config.num_labels)
-        ]
+    class_names: Sequence[str]
 
     @property
     def most_tokens(self) -> int:
@@ -122,7 +117,7 @@ def load_classifier(
                 remedy="check that the folder or repository holds the pretrained encoder itself",
             )
         )
-    return Classifier(model, tokenizer, structure)
+    return Classifier(model, tokenizer, structure, class_names)
 
 
 def find_model_folder(source: str, *, revision: str | None) -> Path:

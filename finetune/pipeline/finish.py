@@ -83,7 +83,7 @@ def _facts(prepared: Prepared, plan: TrainingPlan) -> dict[str, Any]:
     config = prepared.config
     return {
         "data": config.data.data,
-        "class_names": prepared.class_names,
+        "class_names": prepared.classifier.class_names,
         "model": config.model.model,
         "mode": prepared.mode,
         "device": prepared.device.name,

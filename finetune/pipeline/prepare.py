@@ -37,12 +37,6 @@ class Prepared:
         """What trains: ``full``, ``last-N``, ``head`` or ``classifier``."""
         return mode_name(self.config.model)
 
-    @property
-    def class_names(self) -> list[str]:
-        """The classes in the order of their numbers."""
-        names: list[str] = self.table["train"].features["label"].names
-        return names
-
 
 def prepare(config: Config, *, tell: Tell) -> Prepared:
     """Select the device, load the data and the model, and freeze what does not train.

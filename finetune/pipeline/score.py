@@ -31,7 +31,7 @@ def score_examples(
         batch_size=prepared.config.training.eval_batch_size,
         device=prepared.device,
     )
-    figures = evaluate_logits(logits, examples.labels, class_names=prepared.class_names)
+    figures = evaluate_logits(logits, examples.labels, class_names=prepared.classifier.class_names)
     return figures, logits
 
 
