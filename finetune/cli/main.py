@@ -3,11 +3,12 @@
 import importlib
 import os
 import sys
+import traceback
 
 import click
 
 import finetune
-from finetune.errors import FinetuneError, Interrupted
+from finetune.errors import FinetuneError, Interrupted, UsageError
 
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
@@ -47,8 +48,7 @@ class LazyGroup(click.Group):
     },
 )
 @click.version_option(finetune.__version__, prog_name="finetune")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def cli(debug: bool) -> None:
+def cli() -> None:
     """Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 bad data, 4 no such device, 5 out of memory,
@@ -64,18 +64,28 @@ def main(arguments: list[str] | None = None) -> None:
         cli.main(arguments, prog_name="finetune", standalone_mode=False)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        place = error.ctx.command_path if error.ctx else "finetune"
+        _leave(UsageError(error.format_message(), remedy=f"see {place} --help"), arguments)
     except (KeyboardInterrupt, click.Abort):
         _leave(Interrupted("stopped", remedy="nothing was lost; run the command again"), arguments)
     except FinetuneError as error:
         _leave(error, arguments)
+    except BrokenPipeError:
+        # The reader, such as head, has left; Python must not try to flush to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        first_line = (str(error) or "no message").splitlines()[0]
+        message = f"unexpected {type(error).__name__}: {first_line}"
+        remedy = "run it again with --debug and report what it prints"
+        _leave(FinetuneError(message, remedy=remedy), arguments)
 
 
 def _leave(error: FinetuneError, arguments: list[str]) -> None:
+    """Print an error and leave with its exit code; called while the error is handled."""
     if "--debug" in arguments:
-        raise error
+        traceback.print_exc()
     click.echo(f"error: {error.message}", err=True)
     click.echo(f"  try: {error.remedy}", err=True)
     sys.exit(error.exit_code)

@@ -24,6 +24,10 @@ def config_options(command: Command) -> Command:
 def output_options(command: Command) -> Command:
     """Give a command the flags that say how it shows what it does."""
     for option in (
+        # Read by main, which alone sees errors.
+        click.option(
+            "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+        ),
         click.option("--no-progress", is_flag=True, help="Plain lines instead of a moving one."),
         click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only."),
         click.option(
