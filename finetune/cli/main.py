@@ -64,6 +64,9 @@ def main(arguments: list[str] | None = None) -> None:
         cli.main(arguments, prog_name="finetune", standalone_mode=False)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
+    except click.exceptions.NoArgsIsHelpError as help_text:
+        help_text.show()
+        sys.exit(help_text.exit_code)
     except click.UsageError as error:
         place = error.ctx.command_path if error.ctx else "finetune"
         _leave(UsageError(error.format_message(), remedy=f"see {place} --help"), arguments)
