@@ -102,9 +102,25 @@ def show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
     Console(highlight=False).print(table)
 
 
+def show_facts(facts: Mapping[str, Any]) -> None:
+    """Print names and values in two columns on standard output."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key}: {_plain(one)}" for key, one in value.items())
+        table.add_row(name.replace("_", " "), Text(_plain(value)))
+    Console(highlight=False).print(table)
+
+
 def show_lines(*lines: str) -> None:
     """Print lines on standard output, after an empty one."""
     click.echo("\n" + "\n".join(lines))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _figures(event: Update) -> str:

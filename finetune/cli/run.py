@@ -24,18 +24,22 @@ Examples:
     metavar="SECTION.OPTION=VALUE",
     help="Set an option by its place in the YAML file; may be repeated.",
 )
+@click.option("--dry-run", is_flag=True, help="Say what the run would do, and do not do it.")
 @config_options
 @output_options
-def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
+def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Fine-tune a classifier and write a run folder."""
-    from finetune.cli.console import show_figures, show_json, show_lines, showing
+    from finetune.cli.console import show_facts, show_figures, show_json, show_lines, showing
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
         from finetune.pipeline.api import run
 
-        results = run(tell=tell, **given(flags))
+        results = run(tell=tell, dry_run=dry_run, **given(flags))
     if as_json:
         show_json(results)
+        return
+    if dry_run:
+        show_facts(results)
         return
     test = {name.removeprefix("test_"): value for name, value in results.items()}
     show_figures(f"test split of {results['data']}, {results['test_samples']:,} rows", test)

@@ -13,7 +13,7 @@ from finetune import events
 from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.devices.names import DeviceName
 from finetune.errors import ConfigurationInvalid
-from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.runs.folder import open_run_folder
 
 MAY_CHANGE_ON_RESUMING = frozenset(
     {"device", "batch_size", "eval_batch_size", "logging_steps", "save_strategy"}
@@ -25,6 +25,7 @@ def run(
     *,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
+    dry_run: bool = False,
     tell: events.Tell = lambda event: None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def run(
         config: A YAML file or the name of a recipe.
         resume_from_checkpoint: A run folder to go on with.
         assignments: More options, as ``section.option=value``.
+        dry_run: Only work out what the run would do, and return that.
         tell: Is called with the events of ``finetune.events``; by default nobody is told.
         options: The command's flags, with underscores: ``freeze_core=True``.
 
@@ -43,28 +45,31 @@ def run(
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
-    from finetune.pipeline.run import run as run_config
-
     for option in options:
         check_option(option, origin="finetune.run()")
-    if resume_from_checkpoint is None:
-        loaded = load_config(
-            file=config, environment=os.environ, flags=options, assignments=assignments
-        )
-        return run_config(loaded.config, tell=tell)
-    folder = Path(resume_from_checkpoint)
-    if config is not None:
+    resume_from = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+    if resume_from is None:
+        file = config
+    elif config is None and not dry_run:
+        file = str(open_run_folder(resume_from, needs_model=False).config_file)
+    else:
         raise ConfigurationInvalid(
-            f"a run that goes on has its configuration in {folder}", remedy="leave out --config"
+            f"a run that goes on has its configuration in {resume_from}",
+            remedy="leave out --config and --dry-run",
         )
-    open_run_folder(folder, needs_model=False)
-    saved = str(RunFolder(folder).config_file)
-    loaded = load_config(file=saved, environment=os.environ, flags=options, assignments=assignments)
-    _check_changes(loaded, saved)
-    return run_config(loaded.config, tell=tell, resume_from=folder)
+    loaded = load_config(file=file, environment=os.environ, flags=options, assignments=assignments)
+    if resume_from is not None:
+        _check_changes(loaded, saved=file)
+    if dry_run:
+        from finetune.pipeline.dry_run import dry_run as describe_run
+
+        return describe_run(loaded.config, tell=tell)
+    from finetune.pipeline.run import run as run_config
+
+    return run_config(loaded.config, tell=tell, resume_from=resume_from)
 
 
-def _check_changes(loaded: LoadedConfig, saved: str) -> None:
+def _check_changes(loaded: LoadedConfig, *, saved: str | None) -> None:
     """Refuse changes that would make the rest of a run another run than its beginning."""
     for option, origin in loaded.origins.items():
         if origin != saved and option not in MAY_CHANGE_ON_RESUMING:

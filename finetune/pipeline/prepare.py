@@ -14,6 +14,9 @@ from finetune.devices.select import check_precision, select_device
 from finetune.events import Stage, Tell
 from finetune.model.freeze import count_parameters, freeze_parameters
 from finetune.model.load import Classifier, load_classifier
+from finetune.runs.folder import RunFolder, check_run_folder, next_free_folder
+
+RUNS_FOLDER = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -90,3 +93,17 @@ def load_splits(config: Config, *, tell: Tell) -> DatasetDict:
     classes = len(table["train"].features["label"].names)
     tell(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
     return table
+
+
+def find_run_folder(config: Config) -> RunFolder:
+    """Return the folder that a new run gets, having made sure that it may be written.
+
+    Raises:
+        RunFolderNotEmpty: If the folder that the configuration names holds something.
+    """
+    if config.output.output_dir is not None:
+        folder = RunFolder(Path(config.output.output_dir).expanduser())
+        check_run_folder(folder, overwrite=config.output.overwrite)
+        return folder
+    parts = [Path(config.data.data).stem, Path(config.model.model).name, mode_name(config.model)]
+    return RunFolder(next_free_folder(RUNS_FOLDER, "-".join(parts)))

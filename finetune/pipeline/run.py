@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config.load import dump_config
-from finetune.config.schema import Config, mode_name
+from finetune.config.schema import Config
 from finetune.devices.base import Device
 from finetune.errors import BatchDoesNotFit, Interrupted, UsageError
 from finetune.events import Stage, Tell
@@ -15,7 +15,7 @@ from finetune.pipeline.examples import encode_split
 from finetune.pipeline.finish import BEST_CHECKPOINT, finish
 from finetune.pipeline.journal import continue_journal, journal
 from finetune.pipeline.plan import TrainingPlan, plan_training, with_plan
-from finetune.pipeline.prepare import Prepared, prepare
+from finetune.pipeline.prepare import Prepared, find_run_folder, prepare
 from finetune.pipeline.score import score_examples
 from finetune.runs.checkpoint import (
     checkpoint_path,
@@ -27,10 +27,8 @@ from finetune.runs.checkpoint import (
 from finetune.runs.environment import describe_environment
 from finetune.runs.folder import (
     RunFolder,
-    check_run_folder,
     create_run_folder,
     lock,
-    next_free_folder,
     open_run_folder,
     write_json,
     write_text_atomically,
@@ -40,8 +38,6 @@ from finetune.training.interruption import stop_on_signal
 from finetune.training.loop import Course, is_over, train
 from finetune.training.micro_batches import Examples
 from finetune.training.state import Progress, capture_state, restore_state, trained_tensors
-
-RUNS_FOLDER = Path("runs")
 
 
 def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[str, Any]:
@@ -58,7 +54,11 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
-    folder = _find_folder(config, resume_from)
+    folder = (
+        find_run_folder(config)
+        if resume_from is None
+        else open_run_folder(resume_from, needs_model=False)
+    )
     prepared = prepare(config, tell=tell)
     started = time.perf_counter()
     examples = encode_split(
@@ -84,18 +84,6 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
         progress.seconds += encoding_seconds
         _train(folder, prepared, plan, assembly, examples, progress, tell=tell)
         return finish(folder, prepared, plan, assembly, progress, tell=tell)
-
-
-def _find_folder(config: Config, resume_from: Path | None) -> RunFolder:
-    """Return the run's folder, having made sure, before hours of work, that it may be written."""
-    if resume_from is not None:
-        return open_run_folder(resume_from, needs_model=False)
-    if config.output.output_dir is not None:
-        folder = RunFolder(Path(config.output.output_dir).expanduser())
-        check_run_folder(folder, overwrite=config.output.overwrite)
-        return folder
-    parts = [Path(config.data.data).stem, Path(config.model.model).name, mode_name(config.model)]
-    return RunFolder(next_free_folder(RUNS_FOLDER, "-".join(parts)))
 
 
 def _begin(folder: RunFolder, prepared: Prepared, plan: TrainingPlan) -> Progress:
