@@ -78,7 +78,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     letters = list("abcdefghijklmnopqrstuvwxyz0123456789?.,'-")
     vocabulary = [*special, *letters, *(f"##{letter}" for letter in letters), *COMMON_WORDS.split()]
     tokenizer = Tokenizer(
-        models.WordPiece({word: number for number, word in enumerate(vocabulary)}, "[UNK]")
+        models.WordPiece(
+            {word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]"
+        )
     )
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

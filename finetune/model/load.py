@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -82,6 +86,8 @@ def load_classifier(
             remedy="save it with save_pretrained(), which writes model.safetensors",
         )
     try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        pretrained_names = (config.id2label or {}).values()
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder,
             num_labels=len(class_names),
@@ -97,27 +103,43 @@ def load_classifier(
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
         raise ModelUnsupported(
             f"{source} does not load as a text classifier: {str(error).splitlines()[0]}",
             remedy="choose an encoder that transformers knows, such as bert-base-uncased",
         ) from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.pad_token_id is None:
+    # Where a folder has no tokenizer, transformers makes one up that knows no word.
+    knows_words = len(tokenizer) > len(tokenizer.all_special_ids)
+    has_padding = tokenizer.pad_token_id is not None
+    if not (isinstance(tokenizer, PreTrainedTokenizerFast) and knows_words and has_padding):
         raise ModelUnsupported(
             f"the tokenizer of {source} is not a fast one with a padding token",
             remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
         )
     structure = find_structure(model)
-    random_in_core = sorted(set(info["missing_keys"]) - structure.head)
+    if list(pretrained_names) != list(class_names):
+        _draw_classifier(model, structure)
+    not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+    random_in_core = sorted(not_loaded - structure.head)
     if random_in_core:
         tell(
             events.Warning(
-                f"{len(random_in_core)} parameters of the core are not in the weights of {source} "
-                f"and start at random, {random_in_core[0]} among them",
+                f"{len(random_in_core)} parameters of the core are not in the weights of {source}, "
+                f"or of another size, and start at random: {', '.join(random_in_core[:3])}",
                 remedy="check that the folder or repository holds the pretrained encoder itself",
             )
         )
     return Classifier(model, tokenizer, structure, class_names)
+
+
+def _draw_classifier(model: PreTrainedModel, structure: Structure) -> None:
+    """Forget what a classifier knew of other classes, as many as ours by chance."""
+    for name in sorted(structure.classifier):
+        parameter = model.get_parameter(name)
+        if parameter.ndim == 1:
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.normal_(parameter, std=getattr(model.config, "initializer_range", 0.02))
 
 
 def find_model_folder(source: str, *, revision: str | None) -> Path:
@@ -147,6 +169,9 @@ def _packaged_minilm() -> Path | None:
     if package is None or package.origin is None:
         return None
     folder = Path(package.origin).parent / "model"
-    with (folder / "model.safetensors").open("rb") as weights:
+    weights_file = folder / "model.safetensors"
+    if not weights_file.is_file():
+        return None
+    with weights_file.open("rb") as weights:
         is_original = hashlib.file_digest(weights, "sha256").hexdigest() == MINILM_SHA256
     return folder if is_original else None

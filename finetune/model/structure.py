@@ -51,6 +51,8 @@ def find_structure(model: PreTrainedModel) -> Structure:
     layers = _find_layers(model)
     with _in_evaluation(model):
         calls = _record_calls(model)
+        if layers[-1] not in calls:
+            raise _no_layers(model)
         takes_4d_mask = _takes_4d_mask(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
     end_of_layers = calls[layers[-1]].order
@@ -86,12 +88,16 @@ def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
     ]
     if model.base_model is model or not lists:
-        raise ModelUnsupported(
-            f"no core of layers was found in {type(model).__name__}: looked in its base model "
-            "for a list of like modules",
-            remedy="choose a BERT-like encoder, such as bert-base-uncased",
-        )
+        raise _no_layers(model)
     return max(lists, key=lambda layers: sum(one.numel() for one in layers.parameters()))
+
+
+def _no_layers(model: PreTrainedModel) -> ModelUnsupported:
+    return ModelUnsupported(
+        f"no core of layers was found in {type(model).__name__}: looked in its base model for a "
+        "list of like modules, each of which runs",
+        remedy="choose a BERT-like encoder, such as bert-base-uncased",
+    )
 
 
 def _find_classifier(model: PreTrainedModel, calls: dict[nn.Module, _Call]) -> nn.Module:
@@ -155,8 +161,9 @@ def _takes_4d_mask(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _in_evaluation(model: PreTrainedModel) -> Iterator[None]:
-    was_training = model.training
+    was_training = {module: module.training for module in model.modules()}
     model.train(False)
     with torch.no_grad():
         yield
-    model.train(was_training)
+    for module, trains in was_training.items():
+        module.training = trains

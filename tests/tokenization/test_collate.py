@@ -1,0 +1,61 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import tiny_tokenizer
+
+from finetune.tokenization.collate import collate_rows, fill_rows
+from finetune.tokenization.encode import encode_texts
+
+TEXTS = ["who wrote the word", "", "how far", "the longest river of the country"]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_rows_are_laid_out_as_the_tokenizer_pads_them(side: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    rows = np.array([2, 0, 3])
+
+    tensors = collate_rows(encode_texts(tokenizer, TEXTS, max_length=20), rows, width=11)
+
+    expected = tokenizer(
+        [TEXTS[row] for row in rows], padding="max_length", max_length=11, return_tensors="pt"
+    )
+    assert torch.equal(tensors["input_ids"], expected.input_ids)
+    assert torch.equal(tensors["attention_mask"], expected.attention_mask.bool())
+
+
+def test_every_column_has_its_own_padding() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    encoded = encode_texts(tokenizer, ["who"], max_length=9)
+    texts = replace(encoded, padding={"input_ids": 7, "token_type_ids": 1})
+
+    tensors = collate_rows(texts, np.array([0]), width=5)
+
+    assert tensors["input_ids"][0, 3:].tolist() == [7, 7]
+    assert tensors["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
+    assert tensors["attention_mask"].tolist() == [[True, True, True, False, False]]
+
+
+def test_types_are_those_that_a_model_takes() -> None:
+    texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
+
+    tensors = collate_rows(texts, np.array([1]), width=2)
+
+    assert tensors["input_ids"].dtype == torch.int64
+    assert tensors["attention_mask"].dtype == torch.bool
+
+
+def test_a_row_may_come_twice() -> None:
+    texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
+
+    ids = collate_rows(texts, np.array([0, 2, 2]), width=8)["input_ids"]
+
+    assert torch.equal(ids[1], ids[2])
+
+
+def test_missing_rows_are_filled_with_the_last_one() -> None:
+    assert fill_rows(np.array([4, 9, 7]), batch_size=5).tolist() == [4, 9, 7, 7, 7]
+    assert fill_rows(np.array([4, 9, 7]), batch_size=3).tolist() == [4, 9, 7]

@@ -1,0 +1,109 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tiny_models import COMMON_WORDS, tiny_tokenizer
+
+from finetune.tokenization import encode
+from finetune.tokenization.encode import EncodedTexts, encode_texts
+
+TEXTS = ["Who wrote the word?", "", "many many many", "unheardof", "city " * 30, "the year"]
+CLS, SEP = 2, 3
+
+
+def rows_of(encoded: EncodedTexts, column: str = "input_ids") -> list[list[int]]:
+    return [part.tolist() for part in np.split(encoded.columns[column], encoded.offsets[1:-1])]
+
+
+def ids_one_by_one(texts: Sequence[str], *, max_length: int) -> list[list[int]]:
+    tokenizer = tiny_tokenizer()
+    return [tokenizer(text, truncation=True, max_length=max_length).input_ids for text in texts]
+
+
+def test_texts_become_ids_between_special_tokens() -> None:
+    words = "who wrote the city"
+    vocabulary = tiny_tokenizer().get_vocab()
+
+    encoded = encode_texts(tiny_tokenizer(), [words], max_length=20)
+
+    assert rows_of(encoded) == [[CLS, *(vocabulary[word] for word in words.split()), SEP]]
+
+
+def test_order_of_the_texts_is_kept() -> None:
+    encoded = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
+
+    assert rows_of(encoded) == ids_one_by_one(TEXTS, max_length=20)
+
+
+@pytest.mark.parametrize("texts_a_call", [1, 2, 3, 6, 7])
+def test_many_texts_are_encoded_as_few_are(
+    monkeypatch: pytest.MonkeyPatch, texts_a_call: int
+) -> None:
+    expected = encode_texts(tiny_tokenizer(), TEXTS, max_length=9)
+
+    monkeypatch.setattr(encode, "TEXTS_A_CALL", texts_a_call)
+    encoded = encode_texts(tiny_tokenizer(), TEXTS, max_length=9)
+
+    assert rows_of(encoded) == rows_of(expected)
+    np.testing.assert_array_equal(encoded.offsets, expected.offsets)
+    assert encoded.cut_rows == expected.cut_rows
+
+
+def test_offsets_and_lengths_count_special_tokens() -> None:
+    encoded = encode_texts(tiny_tokenizer(), ["the year", "", "who"], max_length=20)
+
+    assert encoded.offsets.tolist() == [0, 4, 6, 9]
+    assert encoded.lengths.tolist() == [4, 2, 3]
+    assert encoded.offsets.dtype == np.int64
+    assert encoded.columns["input_ids"].dtype == np.int32
+
+
+def test_empty_text_becomes_its_special_tokens() -> None:
+    assert rows_of(encode_texts(tiny_tokenizer(), [""], max_length=20)) == [[CLS, SEP]]
+
+
+def test_no_texts_become_no_rows() -> None:
+    encoded = encode_texts(tiny_tokenizer(), [], max_length=20)
+
+    assert encoded.lengths.shape == (0,)
+    assert encoded.columns["input_ids"].shape == (0,)
+
+
+def test_long_texts_lose_their_end_and_are_counted() -> None:
+    words = COMMON_WORDS.split()[:10]
+    texts = [" ".join(words[:count]) for count in (10, 3, 4, 5)]
+
+    encoded = encode_texts(tiny_tokenizer(), texts, max_length=6)
+
+    assert encoded.cut_rows == 2
+    assert encoded.lengths.tolist() == [6, 5, 6, 6]
+    long, _, fitting, _ = rows_of(encoded)
+    assert long == fitting
+
+
+def test_columns_are_those_that_the_model_takes_but_the_mask() -> None:
+    tokenizer = tiny_tokenizer()
+    assert list(encode_texts(tokenizer, TEXTS, max_length=20).columns) == ["input_ids"]
+
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    encoded = encode_texts(tokenizer, TEXTS, max_length=20)
+
+    assert list(encoded.columns) == ["input_ids", "token_type_ids"]
+    assert not encoded.columns["token_type_ids"].any()
+    assert len(encoded.columns["token_type_ids"]) == len(encoded.columns["input_ids"])
+
+
+def test_padding_is_the_tokenizers() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer.pad_token = "[MASK]"
+    tokenizer.padding_side = "left"
+
+    encoded = encode_texts(tokenizer, TEXTS, max_length=20)
+
+    assert encoded.padding == {
+        "input_ids": tokenizer.mask_token_id,
+        "token_type_ids": tokenizer.pad_token_type_id,
+    }
+    assert encoded.pads_left
+    assert not encode_texts(tiny_tokenizer(), TEXTS, max_length=20).pads_left
