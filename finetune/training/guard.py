@@ -62,6 +62,6 @@ def _have_gradient(model: nn.Module) -> dict[str, bool]:
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    found = torch.stack([(gradient != 0).any() for gradient in gradients.values()]).tolist()
-    with_gradient = dict(zip(gradients, found, strict=True))
+    found = [(gradient != 0).any() for gradient in gradients.values()]
+    with_gradient = dict(zip(gradients, torch.stack(found).tolist(), strict=True)) if found else {}
     return {name: with_gradient.get(name, False) for name, _ in model.named_parameters()}

@@ -17,6 +17,10 @@ from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import Examples, cut_batch
 from finetune.training.state import Progress
 
+# Adam's first steps are as long as the learning rate. A norm's weights stand at 1, where the next
+# number in fp32 is 6e-8 away, so shorter steps may change nothing, and rightly so.
+SMALLEST_VISIBLE_RATE = 1e-6
+
 
 @dataclass(frozen=True)
 class Course:
@@ -85,20 +89,32 @@ def train(assembly: Assembly, examples: Examples, progress: Progress, course: Co
             if progress.updates % course.report_every == 0:
                 reports.write()
             if course.should_stop():
-                reports.write()
-                course.keep_progress(progress)
-                return
+                break
         reports.write()
-        assembly.optimizer.zero_grad(set_to_none=True)
-        _validate(progress, course)
-        if course.keeps_each_epoch:
+        if progress.updates in (total_updates, (epoch + 1) * course.updates_per_epoch):
+            assembly.optimizer.zero_grad(set_to_none=True)
+            _check_parameters_finite(assembly, progress)
+            _validate(progress, course)
+        if course.keeps_each_epoch or course.should_stop():
             course.keep_progress(progress)
+        if course.should_stop():
+            return
 
 
 def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
     """Tell whether a run has taken all its updates, or has stopped improving."""
     has_stopped_improving = 0 < patience <= progress.validations_since_best
     return progress.updates >= total_updates or has_stopped_improving
+
+
+def _check_parameters_finite(assembly: Assembly, progress: Progress) -> None:
+    """Refuse a model that an update has broken; the loss would show it only one update later."""
+    are_finite = [one.isfinite().all() for one in assembly.trained_parameters().values()]
+    if not torch.stack(are_finite).all():
+        raise LossNotFinite(
+            f"parameters are NaN or infinite after update {progress.updates}",
+            remedy="lower --learning-rate, or use --precision fp32",
+        )
 
 
 def _validate(progress: Progress, course: Course) -> None:
@@ -175,8 +191,10 @@ class _Reports:
                 )
 
     def _check_parameters(self) -> None:
-        """Compare the parameters with those before training, once updates have taken place."""
+        """Compare the parameters with those before training, once updates can be seen in them."""
         taken = self._progress.updates - self._first_update
-        if self._guard and taken > self._assembly.processes.skipped_updates():
+        rate = self._assembly.schedule.rate_at(self._progress.updates - 1)
+        is_visible = rate >= SMALLEST_VISIBLE_RATE
+        if self._guard and is_visible and taken > self._assembly.processes.skipped_updates():
             self._guard.check(self._assembly.model)
             self._guard = None

@@ -5,6 +5,7 @@ import math
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import GradientAccumulationPlugin
 from torch import nn
 
 from finetune.devices.base import Device
@@ -29,7 +30,11 @@ class Processes:
         # but a process may run this tool twice.
         AcceleratorState._reset_state(reset_partial_state=True)
         self._accelerator = Accelerator(
-            cpu=device.torch_device.type == "cpu", mixed_precision=ACCELERATE_PRECISION[precision]
+            cpu=device.torch_device.type == "cpu",
+            mixed_precision=ACCELERATE_PRECISION[precision],
+            # Given as a plugin, it goes before Accelerate's own variable in the environment:
+            # micro-batches have their share of the loss already.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         )
         if self._accelerator.num_processes > 1:
             raise UsageError(
