@@ -12,9 +12,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -24,6 +23,7 @@ from huggingface_hub import (
     constants,
     get_session,
     hf_hub_download,
+    snapshot_download,
     try_to_load_from_cache,
 )
 
@@ -78,18 +78,43 @@ def fetch_model(repository: str, *, revision: str | None) -> Path:
         listed = _list_files("model", repository, revision=revision)
         if listed is not None:
             _refuse_unsupported(repository, names=listed)
-        is_offline = listed is None
-        config = hf_hub_download(repository, CONFIG, revision=revision, local_files_only=is_offline)
-        folder = Path(config).parent
-        fetch = partial(
-            hf_hub_download, repository, revision=folder.name, local_files_only=is_offline
-        )
+        folder, fetch = _fetch_config_and_tokenizer(repository, listed, revision=revision)
         names = {path.name for path in folder.iterdir()} if listed is None else listed
-        for name in sorted(filter(_is_config_or_tokenizer, names)):
-            fetch(name)
         for name in _weight_files(folder, names=names):
-            _verify(Path(fetch(name)))
+            _verify(fetch(name))
     return folder
+
+
+def fetch_tokenizer(repository: str, *, revision: str | None) -> Path:
+    """Return a folder with a model's config and tokenizer, and no weights unless they are cached.
+
+    Arguments and errors are those of :func:`fetch_model`.
+    """
+    with _hub_errors_explained("model", repository):
+        listed = _list_files("model", repository, revision=revision)
+        if listed is not None:
+            _refuse_without_config(repository, names=listed)
+        folder, _ = _fetch_config_and_tokenizer(repository, listed, revision=revision)
+    return folder
+
+
+def list_dataset_files(repository: str, *, revision: str | None) -> set[str]:
+    """Return the paths of a dataset repository's files or, offline, of those in the cache.
+
+    Raises:
+        DataNotFound: If the Hub has no such repository or revision, or keeps it from us.
+        HubNotReachable: If the Hub does not answer and the cache holds nothing of it.
+    """
+    with _hub_errors_explained("dataset", repository):
+        names = _list_files("dataset", repository, revision=revision)
+        if names is not None:
+            return names
+        folder = Path(
+            snapshot_download(
+                repository, repo_type="dataset", revision=revision, local_files_only=True
+            )
+        )
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def fetch_dataset_file(repository: str, path: str, *, revision: str | None) -> Path:
@@ -180,12 +205,35 @@ def _list_files(kind: Kind, repository: str, *, revision: str | None) -> set[str
     return {file.rfilename for file in facts.siblings or ()}
 
 
-def _refuse_unsupported(repository: str, *, names: set[str]) -> None:
+def _fetch_config_and_tokenizer(
+    repository: str, listed: set[str] | None, *, revision: str | None
+) -> tuple[Path, Callable[[str], Path]]:
+    """Return the folder that they lie in, and the function that fetches another file of it."""
+    is_offline = listed is None
+    config = hf_hub_download(repository, CONFIG, revision=revision, local_files_only=is_offline)
+    folder = Path(config).parent
+
+    def fetch(name: str) -> Path:
+        return Path(
+            hf_hub_download(repository, name, revision=folder.name, local_files_only=is_offline)
+        )
+
+    names = {path.name for path in folder.iterdir()} if listed is None else listed
+    for name in sorted(filter(_is_config_or_tokenizer, names)):
+        fetch(name)
+    return folder, fetch
+
+
+def _refuse_without_config(repository: str, *, names: set[str]) -> None:
     if CONFIG not in names:
         raise ModelUnsupported(
             f"the model {repository!r} has no {CONFIG}",
             remedy="choose a model in the format of the transformers library",
         )
+
+
+def _refuse_unsupported(repository: str, *, names: set[str]) -> None:
+    _refuse_without_config(repository, names=names)
     if not names & {WEIGHTS, SHARDS_INDEX}:
         raise ModelUnsupported(
             f"the model {repository!r} has no safetensors; pickled weights are not loaded",

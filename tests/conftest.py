@@ -20,6 +20,8 @@ os.environ |= {
     "MPLBACKEND": "agg",
     "MPLCONFIGDIR": f"{_home.name}/matplotlib",
     "NO_COLOR": "1",
+    # Tiny models gain nothing from threads, and lose much where other work shares the processors.
+    "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "XDG_CACHE_HOME": f"{_home.name}/cache",
 }

@@ -53,7 +53,7 @@ class HubServer:
     """Serve folders as model and dataset repositories while the context is open.
 
     Any commit hash is taken as the one that the folder holds; ``main`` is ``MAIN_COMMIT``, and
-    other revisions do not exist.
+    other revisions exist where a folder is given for ``id@revision``.
 
     Args:
         models: Folder of each model repository, by its id.
@@ -161,7 +161,9 @@ class _Answer(BaseHTTPRequestHandler):
             self._send(b"<html>Please log in</html>", content_type="text/html")
         elif asked := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/(.+))?", path):
             self._tell_what_a_repository_holds(*asked.groups())
-        elif asked := re.fullmatch(r"/(datasets/)?(.+?)/resolve/([^/]+|refs/.+?)/(.+)", path):
+        elif asked := re.fullmatch(
+            r"/(datasets/)?(.+?)/resolve/(refs/[^/]+/[^/]+|[^/]+)/(.+)", path
+        ):
             kind, repository, revision, name = asked.groups()
             self._send_file("datasets" if kind else "models", repository, revision, name)
         else:
@@ -221,6 +223,8 @@ class _Answer(BaseHTTPRequestHandler):
         has_token = "Authorization" in self.headers
         commit = MAIN_COMMIT if revision == "main" else revision
         folder = hub.folders[kind].get(repository)
+        if named := hub.folders[kind].get(f"{repository}@{revision}"):
+            folder, commit = named, hashlib.sha1(revision.encode()).hexdigest()
         if folder is None:
             self._refuse(404 if has_token else 401, code="RepoNotFound")
         elif repository in hub.failures.gated:

@@ -20,7 +20,14 @@ from finetune.errors import (
     ModelNotFound,
     ModelUnsupported,
 )
-from finetune.hub import cache_folder, fetch_dataset_file, fetch_file, fetch_model
+from finetune.hub import (
+    cache_folder,
+    fetch_dataset_file,
+    fetch_file,
+    fetch_model,
+    fetch_tokenizer,
+    list_dataset_files,
+)
 
 MODEL = "acme/tiny"
 DATASET = "acme/rows"
@@ -238,6 +245,42 @@ def test_a_cache_that_can_not_be_written_is_told_as_such(hub: HubServer, tmp_pat
     with pytest.raises(FinetuneError, match="cache") as raised:
         fetch_model(MODEL, revision=None)
     assert "HF_HOME" in raised.value.remedy
+
+
+def test_a_tokenizer_comes_without_the_weights(hub: HubServer, model_folder: Path) -> None:
+    (model_folder / "model.safetensors").unlink()
+    folder = fetch_tokenizer(MODEL, revision=None)
+    assert {path.name for path in folder.iterdir()} == NEEDED - {"model.safetensors"}
+    (model_folder / "config.json").unlink()
+    with pytest.raises(ModelUnsupported, match=r"config\.json"):
+        fetch_tokenizer(MODEL, revision=None)
+
+
+def test_a_cached_tokenizer_is_not_taken_for_a_model(hub: HubServer, tmp_path: Path) -> None:
+    folder = fetch_tokenizer(MODEL, revision=None)
+    with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
+        assert fetch_tokenizer(MODEL, revision=None) == folder
+        with pytest.raises(HubNotReachable, match="not in the cache"):
+            fetch_model(MODEL, revision=None)
+    assert fetch_model(MODEL, revision=None) == folder
+
+
+def test_the_files_of_a_dataset_are_listed_or_offline_those_in_the_cache(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    write_files(tmp_path / "dataset", ["README.md"])
+    rows = "default/train/0000.parquet"
+    assert list_dataset_files(DATASET, revision=None) == {rows, "README.md"}
+    with (
+        hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
+        pytest.raises(HubNotReachable, match=DATASET),
+    ):
+        list_dataset_files(DATASET, revision=None)
+    fetch_dataset_file(DATASET, rows, revision=None)
+    with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
+        assert list_dataset_files(DATASET, revision=None) == {rows}
+    with pytest.raises(DataNotFound, match="acme/raws"):
+        list_dataset_files("acme/raws", revision=None)
 
 
 def test_a_file_of_a_dataset_is_fetched_and_then_served_from_the_cache(

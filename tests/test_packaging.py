@@ -46,7 +46,7 @@ def test_wheel_holds_the_code_the_recipes_and_the_questions(archives: Path) -> N
     packed = set(zipfile.ZipFile(wheel).namelist())
 
     assert source_names("finetune", "*.py") <= packed
-    assert source_names("finetune", "*.html") <= packed
+    assert source_names("finetune", "*.j2") <= packed
     assert {"finetune/py.typed", "finetune/data/questions.jsonl"} <= packed
     assert {f"finetune/{name}" for name in source_names("configs", "*.yaml")} <= packed
 

@@ -69,6 +69,7 @@ def tiny_assembly(
     precision: str = "fp32",
     peak: float = 1e-3,
     total_updates: int = 12,
+    head_rate_factor: float = 1.0,
     max_grad_norm: float = 1.0,
     dropout: float = 0.1,
 ) -> Assembly:
@@ -77,10 +78,13 @@ def tiny_assembly(
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = dropout
-    freeze_parameters(model, find_structure(model), mode=mode)
+    structure = find_structure(model)
+    freeze_parameters(model, structure, mode=mode)
     set_training(model)
     return assemble(
         model,
+        head=structure.head,
+        head_rate_factor=head_rate_factor,
         device=device or CpuDevice(),
         precision=precision,
         schedule=Schedule(peak=peak, warmup_updates=2, total_updates=total_updates),

@@ -9,9 +9,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from finetune.events import Event, Stage, Tell, Update, Validation, Warning
+
+# Texts and names of classes may look like rich's markup or like its names of emoji.
+LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 
 @contextmanager
@@ -22,7 +24,7 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Tell]:
         is_quiet: Show warnings only.
         has_progress: Draw a moving line where standard error is a terminal.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, soft_wrap=True, **LITERAL)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -56,7 +58,7 @@ class _Display:
     def tell_warning(self, event: Event) -> None:
         if isinstance(event, Warning):
             remedy = f" ({event.remedy})" if event.remedy else ""
-            self._console.print(f"warning: {event.message}{remedy}", style="yellow", markup=False)
+            self._console.print(f"warning: {event.message}{remedy}", style="yellow")
 
     def _show_update(self, event: Update) -> None:
         if self._bar.disable:
@@ -70,7 +72,7 @@ class _Display:
         self._bar.update(self._task, completed=event.update, figures=_figures(event))
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        self._console.print(line)
 
 
 def show_json(value: Mapping[str, Any]) -> None:
@@ -80,7 +82,7 @@ def show_json(value: Mapping[str, Any]) -> None:
 
 def show_figures(title: str, figures: Mapping[str, Any]) -> None:
     """Print the overall and the per-class figures of a split as tables on standard output."""
-    console = Console(highlight=False)
+    console = Console(**LITERAL)
     console.print(
         f"\n{title}: accuracy {figures['accuracy']:.1%}, macro F1 {figures['macro_f1']:.1%}\n"
     )
@@ -97,9 +99,8 @@ def show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
     """Print predicted classes as a table on standard output."""
     table = Table("label", "probability", "text", box=None, pad_edge=False)
     for answer in answers:
-        label, text = Text(answer["label"]), Text(answer["text"])
-        table.add_row(label, f"{answer['probability']:.3f}", text)
-    Console(highlight=False).print(table)
+        table.add_row(answer["label"], f"{answer['probability']:.3f}", answer["text"])
+    Console(**LITERAL).print(table)
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:
@@ -108,8 +109,8 @@ def show_facts(facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{key}: {_plain(one)}" for key, one in value.items())
-        table.add_row(name.replace("_", " "), Text(_plain(value)))
-    Console(highlight=False).print(table)
+        table.add_row(name.replace("_", " "), _plain(value))
+    Console(**LITERAL).print(table)
 
 
 def show_lines(*lines: str) -> None:

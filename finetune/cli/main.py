@@ -14,6 +14,10 @@ COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
     "evaluate": "Try a run's model on the data it was made from.",
     "predict": "Classify texts with a run's model.",
+    "init": "Write a configuration to start from for a table.",
+    "data": "Look at data before a run.",
+    "config": "Show, check and copy configurations.",
+    "completion": "Print the script that completes commands in a shell.",
 }
 
 

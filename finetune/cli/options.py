@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 
-from finetune.config.schema import Config
+from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.devices.names import DEVICE_NAMES
 
 Command = Callable[..., Any]
@@ -15,10 +15,20 @@ Command = Callable[..., Any]
 
 def config_options(command: Command) -> Command:
     """Give a command a flag for each option of the schema; what is not given stays out."""
+    return chosen_options(*SECTION_OF_OPTION)(command)
+
+
+def chosen_options(*names: str) -> Callable[[Command], Command]:
+    """Return what gives a command a flag for each of these options of the schema."""
     options = [option for section in fields(Config) for option in fields(section.type)]  # type: ignore[arg-type]
-    for option in reversed(options):
-        command = _flag(option)(command)
-    return command
+    chosen = [option for option in options if option.name in names]
+
+    def add_flags(command: Command) -> Command:
+        for option in reversed(chosen):
+            command = _flag(option)(command)
+        return command
+
+    return add_flags
 
 
 def output_options(command: Command) -> Command:

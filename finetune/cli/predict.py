@@ -7,7 +7,7 @@ import click
 
 from finetune.cli.options import device_option, output_options
 from finetune.devices.names import DeviceName
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.errors import DataNotFound, DataUnreadable, UsageError
 
 
 @click.command()
@@ -33,7 +33,9 @@ def command(
     """
     from finetune.cli.console import show_answers, show_json, showing
 
-    lines = list(texts) or _read_lines(file)
+    if texts and file is not None:
+        raise UsageError("texts were given and a --file", remedy="give one of the two")
+    lines = [_check_encoding(text) for text in texts] or _read_lines(file)
     with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
         from finetune.pipeline.api import predict
 
@@ -45,13 +47,24 @@ def command(
     show_answers(answers)
 
 
+def _check_encoding(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataUnreadable(
+            f"the text {text!r} is not UTF-8", remedy="set the terminal's encoding to UTF-8"
+        ) from error
+    return text
+
+
 def _read_lines(file: Path | None) -> list[str]:
     """Return the lines of a file or of standard input that are not blank."""
     if file is not None and not file.is_file():
         raise DataNotFound(f"there is no file {file}", remedy="check the name after --file")
     try:
         content = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        lines = content.decode("utf-8-sig").splitlines()
+        # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
+        lines = content.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise DataUnreadable(
             f"{file or 'standard input'} is not UTF-8: {error.reason} at byte {error.start}",

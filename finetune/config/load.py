@@ -1,6 +1,8 @@
 """One configuration out of defaults, a YAML file, the environment and flags."""
 
 import difflib
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -16,6 +18,19 @@ from finetune.errors import ConfigurationInvalid
 ENVIRONMENT_PREFIX = "FINETUNE_"
 
 Sections = dict[str, dict[str, Any]]
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads ``no`` and ``on`` as the words they are, as YAML 1.2 and editors do."""
+
+
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|false)$", re.IGNORECASE), list("tTfF")
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ def load_config(
         *((_flag_name(option), option, value) for option, value in flags.items()),
         *(_read_assignment(assignment) for assignment in assignments),
     ]:
-        values[option] = value
+        values[option] = os.fspath(value) if isinstance(value, os.PathLike) else value
         origins[option] = origin
     config = _validate(values, origins)
     return LoadedConfig(config, origins)
@@ -86,7 +101,7 @@ def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
         return
     path = find_recipe(file)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationInvalid(
             f"{path} is not YAML: {' '.join(str(error).split())}", remedy="mend the file"
@@ -96,19 +111,24 @@ def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
         raise ConfigurationInvalid(
             f"{path} holds no sections", remedy=f"write its options under {', '.join(sections)}"
         )
-    for section, options in content.items():
+    for section, options in _with_words_as_keys(content).items():
         if section not in sections:
             raise ConfigurationInvalid(
-                f"unknown section {section} in {path}", remedy=_did_you_mean(str(section), sections)
+                f"unknown section {section} in {path}", remedy=_did_you_mean(section, sections)
             )
         if not isinstance(options, dict | None):
             raise ConfigurationInvalid(
                 f"section {section} in {path} holds no options",
                 remedy="write one `option: value` a line below it, indented",
             )
-        for option, value in (options or {}).items():
+        for option, value in _with_words_as_keys(options or {}).items():
             _check_place(section, option, origin=str(path))
             yield str(path), option, value
+
+
+def _with_words_as_keys(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a mapping with string keys; YAML takes ``3`` and ``on`` for other things."""
+    return {str(key): value for key, value in mapping.items()}
 
 
 def _read_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, str, Any]]:

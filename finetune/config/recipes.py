@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import finetune
+from finetune.config.write import write_new_file
 from finetune.errors import ConfigurationInvalid
 
 PACKAGE_FOLDER = Path(finetune.__file__).parent
@@ -24,10 +25,34 @@ def find_recipe(name: str) -> Path:
     if path.is_file():
         return path
     shipped = recipes_folder() / f"{path.stem}.yaml"
-    if path.parent in (Path(), Path("configs")) and shipped.is_file():
+    is_a_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
+    if is_a_name and shipped.is_file():
         return shipped
     names = ", ".join(sorted(one.stem for one in recipes_folder().glob("*.yaml")))
     raise ConfigurationInvalid(
         f"there is no configuration file {name}",
         remedy=f"name a YAML file, or one of the recipes that come with the package: {names}",
     )
+
+
+def describe_recipes() -> dict[str, str]:
+    """Return the first comment line of every recipe, by the recipe's name."""
+    return {
+        path.stem: path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for path in sorted(recipes_folder().glob("*.yaml"))
+    }
+
+
+def copy_recipe(name: str, *, to: Path) -> None:
+    """Copy a recipe to a new file.
+
+    Raises:
+        ConfigurationInvalid: If there is no recipe of that name.
+        UsageError: If the file can't be written, or is there already.
+    """
+    names = describe_recipes()
+    if name not in names:
+        raise ConfigurationInvalid(
+            f"there is no recipe {name}", remedy=f"take one of {', '.join(names)}"
+        )
+    write_new_file(to, (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from collections import defaultdict
 import numpy as np
 from datasets import Dataset, DatasetDict
 
+from finetune.data.repeats import rows_by_text
 from finetune.errors import DataError
 from finetune.events import Stage, Tell
 
@@ -80,12 +81,9 @@ def _groups_of_classes(table: Dataset) -> list[list[list[int]]]:
 
     A text with several labels counts among the class of its first row.
     """
-    rows_of_text: dict[str, list[int]] = defaultdict(list)
-    for row, text in enumerate(table["text"]):
-        rows_of_text[" ".join(text.casefold().split())].append(row)
     labels = list(table["label"])
     groups_of_class: dict[int, list[list[int]]] = defaultdict(list)
-    for rows in rows_of_text.values():
+    for rows in rows_by_text(table["text"]).values():
         groups_of_class[labels[rows[0]]].append(rows)
     return [groups_of_class[label] for label in sorted(groups_of_class)]
 

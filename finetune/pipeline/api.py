@@ -11,9 +11,11 @@ from typing import Any
 
 from finetune import events
 from finetune.config.load import LoadedConfig, check_option, load_config
+from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.devices.names import DeviceName
-from finetune.errors import ConfigurationInvalid
-from finetune.runs.folder import open_run_folder
+from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.pipeline.trained import load_saved_config
+from finetune.runs.folder import RunFolder, open_run_folder
 
 MAY_CHANGE_ON_RESUMING = frozenset(
     {"device", "batch_size", "eval_batch_size", "logging_steps", "save_strategy"}
@@ -21,7 +23,7 @@ MAY_CHANGE_ON_RESUMING = frozenset(
 
 
 def run(
-    config: str | None = None,
+    config: str | Path | None = None,
     *,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
@@ -49,7 +51,7 @@ def run(
         check_option(option, origin="finetune.run()")
     resume_from = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
     if resume_from is None:
-        file = config
+        file = None if config is None else str(config)
     elif config is None and not dry_run:
         file = str(open_run_folder(resume_from, needs_model=False).config_file)
     else:
@@ -59,7 +61,7 @@ def run(
         )
     loaded = load_config(file=file, environment=os.environ, flags=options, assignments=assignments)
     if resume_from is not None:
-        _check_changes(loaded, saved=file)
+        _check_changes(loaded, saved=load_saved_config(RunFolder(resume_from)))
     if dry_run:
         from finetune.pipeline.dry_run import dry_run as describe_run
 
@@ -69,12 +71,15 @@ def run(
     return run_config(loaded.config, tell=tell, resume_from=resume_from)
 
 
-def _check_changes(loaded: LoadedConfig, *, saved: str | None) -> None:
+def _check_changes(loaded: LoadedConfig, *, saved: Config) -> None:
     """Refuse changes that would make the rest of a run another run than its beginning."""
-    for option, origin in loaded.origins.items():
-        if origin != saved and option not in MAY_CHANGE_ON_RESUMING:
+    for option, section in SECTION_OF_OPTION.items():
+        now, before = (
+            getattr(getattr(config, section), option) for config in (loaded.config, saved)
+        )
+        if now != before and option not in MAY_CHANGE_ON_RESUMING:
             raise ConfigurationInvalid(
-                f"{origin} changes a run that has begun",
+                f"{loaded.origins[option]} changes a run that has begun",
                 remedy="leave it out, or start a new run with it",
             )
 
@@ -122,4 +127,6 @@ def predict(
     """
     from finetune.pipeline.predict import load_predictor
 
+    if isinstance(texts, str):
+        raise UsageError("a text was given in place of a list of texts", remedy="write [text]")
     return load_predictor(Path(run), device=device, tell=tell)(texts)

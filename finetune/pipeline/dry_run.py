@@ -3,9 +3,8 @@
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from finetune.config.schema import Config
+from finetune.data.check import describe_lengths
 from finetune.events import Tell
 from finetune.model.freeze import count_parameters
 from finetune.pipeline.examples import encode_split
@@ -26,10 +25,10 @@ def dry_run(config: Config, *, tell: Tell) -> dict[str, Any]:
     folder = find_run_folder(config)
     prepared = prepare(config, tell=tell)
     options = config.training
-    examples = encode_split(prepared, "train", class_weights=options.class_weights, tell=tell)
-    plan = plan_training(prepared, examples.lengths)
+    examples = {split: encode_split(prepared, split, tell=tell) for split in prepared.table}
+    plan = plan_training(prepared, examples)
     names = prepared.classifier.class_names
-    rows_by_class = Counter(examples.labels.tolist())
+    rows_by_class = Counter(examples["train"].labels.tolist())
     trained, total = count_parameters(prepared.classifier.model)
     batches_by_width = Counter(batch.width for batch in plan.batches(0))
     return {
@@ -40,7 +39,7 @@ def dry_run(config: Config, *, tell: Tell) -> dict[str, Any]:
         "data": config.data.data,
         "rows": {split: len(rows) for split, rows in prepared.table.items()},
         "rows_by_class": {name: rows_by_class[number] for number, name in enumerate(names)},
-        "tokens": _describe_lengths(examples.lengths),
+        "tokens": describe_lengths(plan.lengths),
         "model": config.model.model,
         "mode": prepared.mode,
         "trained_parameters": trained,
@@ -55,12 +54,4 @@ def dry_run(config: Config, *, tell: Tell) -> dict[str, Any]:
         "warmup_updates": plan.schedule.warmup_updates,
         "learning_rate": plan.schedule.peak,
         "output_dir": str(folder.path),
-    }
-
-
-def _describe_lengths(lengths: Any) -> dict[str, float]:
-    shares = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
-    return {
-        "mean": float(lengths.mean()),
-        **{name: float(np.percentile(lengths, share)) for name, share in shares.items()},
     }

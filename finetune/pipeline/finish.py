@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from finetune.events import Stage, Tell
 from finetune.export.card import write_model_card
 from finetune.model.freeze import count_parameters
-from finetune.pipeline.examples import encode_split
 from finetune.pipeline.plan import TrainingPlan
 from finetune.pipeline.predict import answers
 from finetune.pipeline.prepare import Prepared
@@ -20,6 +20,7 @@ from finetune.report.write import write_report
 from finetune.runs.checkpoint import read_checkpoint
 from finetune.runs.folder import RunFolder, read_jsonl, write_json, write_jsonl
 from finetune.training.assemble import Assembly
+from finetune.training.micro_batches import Examples
 from finetune.training.state import Progress, load_trained_tensors
 
 BEST_CHECKPOINT = "best"
@@ -31,6 +32,7 @@ def finish(
     prepared: Prepared,
     plan: TrainingPlan,
     assembly: Assembly,
+    examples: Mapping[str, Examples],
     progress: Progress,
     *,
     tell: Tell,
@@ -51,12 +53,13 @@ def finish(
         **_training_figures(plan, progress),
         "train_peak_bytes": peak_bytes,
     }
+    tell(Stage("evaluating the best model"))
     for split, prefix in (("validation", "eval"), ("test", "test")):
-        if split in prepared.table:
-            tell(Stage(f"evaluating on the {split} split"))
-            examples = encode_split(prepared, split, class_weights="none", tell=tell)
-            figures, logits = score_examples(assembly.model, examples, prepared)
-            results[f"{prefix}_samples"] = len(examples.labels)
+        if split in examples:
+            figures, logits = score_examples(
+                assembly.model, examples[split], prepared, widths=plan.widths
+            )
+            results[f"{prefix}_samples"] = len(logits)
             results |= {f"{prefix}_{name}": value for name, value in figures.items()}
     write_jsonl(folder.predictions_file, _prediction_rows(prepared.table["test"], logits))
     write_json(folder.state_file, _trainer_state(folder, plan, progress))
@@ -114,7 +117,8 @@ def _trainer_state(folder: RunFolder, plan: TrainingPlan, progress: Progress) ->
         "max_steps": plan.schedule.total_updates,
         "num_train_epochs": plan.num_train_epochs,
         "epoch": progress.updates / plan.updates_per_epoch,
-        "best_metric": progress.best_score,
+        # The score of a loss is its negative.
+        "best_metric": progress.best_score and abs(progress.best_score),
         "best_global_step": progress.best_updates,
         "log_history": read_jsonl(folder.metrics_file),
     }

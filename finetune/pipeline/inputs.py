@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from finetune.devices.base import Device
 from finetune.evaluation.predict import InputsOf
 from finetune.model.inputs import model_inputs
 from finetune.model.load import Classifier
@@ -17,6 +18,12 @@ def encode_for(classifier: Classifier, texts: Sequence[str], *, max_length: int)
     """Encode texts for a model, within its positions."""
     most_tokens = min(max_length, classifier.most_tokens)
     return encode_texts(classifier.tokenizer, list(texts), max_length=most_tokens)
+
+
+def padded_widths(longest_tokens: int, classifier: Classifier, device: Device) -> list[int]:
+    """Return the widths that batches may have on a device, within the model's positions."""
+    widths = device.widths(longest_tokens)
+    return sorted({min(width, classifier.most_tokens) for width in widths})
 
 
 def inputs_maker(encoded: EncodedTexts, classifier: Classifier) -> InputsOf:

@@ -1,16 +1,25 @@
 """What a run will do, in numbers: how many updates, of which rows, at which rate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.schema import Config, default_learning_rate, default_num_train_epochs
+from finetune.config.schema import (
+    Config,
+    default_head_rate_factor,
+    default_learning_rate,
+    default_num_train_epochs,
+)
+from finetune.data.load import SOURCES
+from finetune.model.load import MINILM
+from finetune.pipeline.inputs import padded_widths
 from finetune.pipeline.prepare import Prepared
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
+from finetune.training.micro_batches import Examples
 from finetune.training.schedule import Schedule
 
 
@@ -24,6 +33,7 @@ class TrainingPlan:
         effective_batch_size: Rows in one update.
         num_train_epochs: Passes over the rows.
         schedule: The learning rate of each update.
+        head_rate_factor: The head's learning rate over the core's.
         seed: Of the order of the rows.
     """
 
@@ -32,6 +42,7 @@ class TrainingPlan:
     effective_batch_size: int
     num_train_epochs: float
     schedule: Schedule
+    head_rate_factor: float
     seed: int
 
     @property
@@ -54,8 +65,15 @@ class TrainingPlan:
         return real_token_share(self.batches(0), self.lengths)
 
 
-def plan_training(prepared: Prepared, lengths: NDArray[np.int64]) -> TrainingPlan:
-    """Work out a run's updates, with the defaults that depend on model and mode."""
+def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> TrainingPlan:
+    """Work out a run's updates, with the defaults that depend on model and mode.
+
+    Args:
+        prepared: The run.
+        examples: Its splits; all share the widths, so that evaluation brings no new shapes.
+    """
+    lengths = examples["train"].lengths
+    longest_tokens = max(int(split.lengths.max()) for split in examples.values())
     options = prepared.config.training
     effective_batch_size = options.effective_batch_size or options.batch_size
     num_train_epochs = options.num_train_epochs or default_num_train_epochs(prepared.mode)
@@ -64,7 +82,7 @@ def plan_training(prepared: Prepared, lengths: NDArray[np.int64]) -> TrainingPla
     hidden_size = prepared.classifier.model.config.hidden_size
     return TrainingPlan(
         lengths=lengths,
-        widths=prepared.device.widths(int(lengths.max())),
+        widths=padded_widths(longest_tokens, prepared.classifier, prepared.device),
         effective_batch_size=effective_batch_size,
         num_train_epochs=num_train_epochs,
         schedule=Schedule(
@@ -73,6 +91,7 @@ def plan_training(prepared: Prepared, lengths: NDArray[np.int64]) -> TrainingPla
             warmup_updates=math.ceil(options.warmup_fraction * total_updates),
             total_updates=total_updates,
         ),
+        head_rate_factor=options.head_rate_factor or default_head_rate_factor(prepared.mode),
         seed=options.seed,
     )
 
@@ -83,24 +102,30 @@ def with_plan(config: Config, plan: TrainingPlan) -> Config:
     It no longer depends on defaults by model and mode, nor on where the command was typed, and
     names no folder for its output.
     """
+    data, model = config.data, config.model.model
     return replace(
         config,
         data=replace(
-            config.data, data_dir=config.data.data_dir and _absolute(config.data.data_dir)
+            data,
+            data=data.data if data.data in SOURCES else _absolute(data.data),
+            data_dir=data.data_dir and _absolute(data.data_dir),
+            validation_file=data.validation_file and _absolute(data.validation_file),
+            test_file=data.test_file and _absolute(data.test_file),
         ),
-        model=replace(config.model, model=_absolute(config.model.model)),
+        model=replace(config.model, model=model if model == MINILM else _absolute(model)),
         training=replace(
             config.training,
             effective_batch_size=plan.effective_batch_size,
             num_train_epochs=plan.num_train_epochs,
             learning_rate=plan.schedule.peak,
+            head_rate_factor=plan.head_rate_factor,
         ),
         output=replace(config.output, output_dir=None, overwrite=False),
     )
 
 
 def _absolute(source: str) -> str:
-    """Return a folder with its whole path; what is no folder, such as a Hub id, as it is."""
-    if not Path(source).expanduser().is_dir():
+    """Return a file or folder with its whole path; what is neither, such as a Hub id, as it is."""
+    if not Path(source).expanduser().exists():
         return source
     return str(Path(source).expanduser().resolve())

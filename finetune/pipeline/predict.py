@@ -11,8 +11,8 @@ from finetune.devices.names import DeviceName
 from finetune.devices.select import select_device
 from finetune.evaluation.predict import predict_logits, probabilities
 from finetune.events import Tell
-from finetune.pipeline.inputs import encode_for, inputs_maker
-from finetune.pipeline.trained import config_of, load_trained, place
+from finetune.pipeline.inputs import encode_for, inputs_maker, padded_widths
+from finetune.pipeline.trained import load_saved_config, load_trained, place
 from finetune.runs.folder import open_run_folder
 
 # Texts are encoded and kept in memory in pieces of this size, so that a file of any length can be
@@ -38,7 +38,7 @@ def load_predictor(
         NotARun: If the folder holds no run with a model.
     """
     folder = open_run_folder(run)
-    config = config_of(folder, device=device)
+    config = load_saved_config(folder)
     classifier = load_trained(folder, tell=tell)
     chosen = select_device(device, tell=tell)
     model = place(classifier, chosen)
@@ -49,6 +49,7 @@ def load_predictor(
             model,
             inputs_maker(encoded, classifier),
             encoded.lengths,
+            widths=padded_widths(int(encoded.lengths.max()), classifier, chosen),
             batch_size=config.training.eval_batch_size,
             device=chosen,
         )

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from datasets import DatasetDict
 
-from finetune.config.schema import Config, mode_name
-from finetune.data.load import load_table
+from finetune.config.schema import Config, DataConfig, mode_name
+from finetune.data.load import load_table, source_name
 from finetune.data.split import split_table
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -70,17 +70,33 @@ def prepare(config: Config, *, tell: Tell) -> Prepared:
     return Prepared(config, device, table, classifier)
 
 
-def load_splits(config: Config, *, tell: Tell) -> DatasetDict:
-    """Load the data and split it: the same rows for the same configuration, every time."""
-    options = config.data
-    table = load_table(
+def load_given_splits(options: DataConfig, *, tell: Tell) -> DatasetDict:
+    """Load the data with the splits that it brings, ``train`` among them."""
+    folder, validation_file, test_file = (
+        Path(path).expanduser() if path else None
+        for path in (options.data_dir, options.validation_file, options.test_file)
+    )
+    return load_table(
         options.data,
-        folder=Path(options.data_dir) if options.data_dir else None,
+        folder=folder,
         label=options.label,
+        validation_file=validation_file,
+        test_file=test_file,
+        text_column=options.text_column,
+        label_column=options.label_column,
         tell=tell,
     )
+
+
+def load_splits(config: Config, *, tell: Tell) -> DatasetDict:
+    """Load the data and split it: the same rows for the same configuration, every time."""
+    return split_given(load_given_splits(config.data, tell=tell), config.data, tell=tell)
+
+
+def split_given(given: DatasetDict, options: DataConfig, *, tell: Tell) -> DatasetDict:
+    """Hold out the splits that the data does not bring, and take as many rows as are wanted."""
     table = split_table(
-        table,
+        given,
         validation_fraction=options.validation_fraction,
         test_fraction=options.test_fraction,
         seed=options.split_seed,
@@ -105,5 +121,5 @@ def find_run_folder(config: Config) -> RunFolder:
         folder = RunFolder(Path(config.output.output_dir).expanduser())
         check_run_folder(folder, overwrite=config.output.overwrite)
         return folder
-    parts = [Path(config.data.data).stem, Path(config.model.model).name, mode_name(config.model)]
+    parts = [source_name(config.data.data), Path(config.model.model).name, mode_name(config.model)]
     return RunFolder(next_free_folder(RUNS_FOLDER, "-".join(parts)))

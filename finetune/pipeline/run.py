@@ -1,7 +1,8 @@
 """A run, from its configuration to a folder with a model and its figures."""
 
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,26 +55,25 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
-    folder = (
-        find_run_folder(config)
-        if resume_from is None
-        else open_run_folder(resume_from, needs_model=False)
-    )
+    folder = find_run_folder(config) if resume_from is None else _find_unfinished(resume_from)
     prepared = prepare(config, tell=tell)
     started = time.perf_counter()
-    examples = encode_split(
-        prepared, "train", class_weights=config.training.class_weights, tell=tell
-    )
+    examples = {"train": encode_split(prepared, "train", tell=tell)}
     encoding_seconds = time.perf_counter() - started
-    plan = plan_training(prepared, examples.lengths)
+    for split in prepared.table:
+        if split not in examples:
+            examples[split] = encode_split(prepared, split, tell=tell)
+    plan = plan_training(prepared, examples)
     if resume_from is None:
         create_run_folder(folder.path, overwrite=config.output.overwrite)
     with lock(folder), _out_of_memory_explained(prepared.device, config):
         assembly = assemble(
             prepared.classifier.model,
+            head=prepared.classifier.structure.head,
             device=prepared.device,
             precision=config.training.precision,
             schedule=plan.schedule,
+            head_rate_factor=plan.head_rate_factor,
             weight_decay=config.training.weight_decay,
             max_grad_norm=config.training.max_grad_norm,
         )
@@ -83,7 +83,17 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
             progress = _go_on(folder, assembly, tell=tell)
         progress.seconds += encoding_seconds
         _train(folder, prepared, plan, assembly, examples, progress, tell=tell)
-        return finish(folder, prepared, plan, assembly, progress, tell=tell)
+        return finish(folder, prepared, plan, assembly, examples, progress, tell=tell)
+
+
+def _find_unfinished(run: Path) -> RunFolder:
+    folder = open_run_folder(run, needs_model=False)
+    if folder.results_file.is_file() and not (folder.checkpoints_folder / BEST_CHECKPOINT).exists():
+        raise UsageError(
+            f"the run in {run} has finished",
+            remedy="use it with finetune evaluate or predict, or start another run",
+        )
+    return folder
 
 
 def _begin(folder: RunFolder, prepared: Prepared, plan: TrainingPlan) -> Progress:
@@ -111,7 +121,7 @@ def _train(
     prepared: Prepared,
     plan: TrainingPlan,
     assembly: Assembly,
-    examples: Examples,
+    examples: Mapping[str, Examples],
     progress: Progress,
     *,
     tell: Tell,
@@ -132,7 +142,7 @@ def _train(
             report_every=prepared.config.output.logging_steps,
             patience=options.early_stopping_patience,
             plan_epoch=plan.batches,
-            validate=_validation(prepared, assembly, tell=tell),
+            validate=_validation(prepared, plan, assembly, examples.get("validation")),
             keep_best=lambda: write_checkpoint(
                 folder.checkpoints_folder / BEST_CHECKPOINT,
                 tensors={"model": trained_tensors(assembly)},
@@ -143,27 +153,27 @@ def _train(
             should_stop=should_stop,
             tell=journal(folder, tell),
         )
-        train(assembly, examples, progress, course)
+        train(assembly, examples["train"], progress, course)
         if should_stop() and not is_over(
             progress, total_updates=schedule.total_updates, patience=course.patience
         ):
+            path = shlex.quote(str(folder.path))
             raise Interrupted(
                 f"stopped after update {progress.updates:,} of {schedule.total_updates:,}",
-                remedy=f"go on with: finetune run --resume-from-checkpoint {folder.path}",
+                remedy=f"go on with: finetune run --resume-from-checkpoint {path}",
             )
 
 
 def _validation(
-    prepared: Prepared, assembly: Assembly, *, tell: Tell
+    prepared: Prepared, plan: TrainingPlan, assembly: Assembly, examples: Examples | None
 ) -> Callable[[], tuple[float, dict[str, float]]] | None:
     """Return the function that scores the model on the validation split, if there is one."""
-    if "validation" not in prepared.table:
+    if examples is None:
         return None
-    examples = encode_split(prepared, "validation", class_weights="none", tell=tell)
     chooser = prepared.config.training.metric_for_best_model
 
     def validate() -> tuple[float, dict[str, float]]:
-        figures, _ = score_examples(assembly.model, examples, prepared)
+        figures, _ = score_examples(assembly.model, examples, prepared, widths=plan.widths)
         metrics = {name: figures[name] for name in ("accuracy", "macro_f1", "loss")}
         return (-metrics["loss"] if chooser == "loss" else metrics[chooser]), metrics
 

@@ -1,5 +1,6 @@
 """A model's figures on a split."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,24 @@ from finetune.evaluation.evaluate import evaluate_logits
 from finetune.evaluation.predict import predict_logits
 from finetune.events import Stage, Tell
 from finetune.pipeline.examples import encode_split
+from finetune.pipeline.inputs import padded_widths
 from finetune.pipeline.prepare import Prepared, load_splits
-from finetune.pipeline.trained import config_of, load_trained, place
+from finetune.pipeline.trained import load_saved_config, load_trained, place
 from finetune.runs.folder import open_run_folder
 from finetune.training.micro_batches import Examples
 
+SCORES_SCHEMA_VERSION = 1
+
 
 def score_examples(
-    model: nn.Module, examples: Examples, prepared: Prepared
+    model: nn.Module, examples: Examples, prepared: Prepared, *, widths: Sequence[int]
 ) -> tuple[dict[str, Any], NDArray[np.float32]]:
     """Return a model's figures on the rows of a split, and its logits."""
     logits = predict_logits(
         model,
         examples.inputs_of,
         examples.lengths,
+        widths=widths,
         batch_size=prepared.config.training.eval_batch_size,
         device=prepared.device,
     )
@@ -48,7 +53,7 @@ def evaluate(run: Path, *, split: str, device: DeviceName, tell: Tell) -> dict[s
         NotARun: If the folder holds no run with a model, or the run has no such split.
     """
     folder = open_run_folder(run)
-    config = config_of(folder, device=device)
+    config = load_saved_config(folder)
     table = load_splits(config, tell=tell)
     if split not in table:
         raise NotARun(
@@ -57,7 +62,13 @@ def evaluate(run: Path, *, split: str, device: DeviceName, tell: Tell) -> dict[s
     classifier = load_trained(folder, tell=tell)
     prepared = Prepared(config, select_device(device, tell=tell), table, classifier)
     tell(Stage(f"evaluating on the {split} split, {prepared.device.description}"))
-    examples = encode_split(prepared, split, class_weights="none", tell=tell)
+    examples = encode_split(prepared, split, tell=tell)
     model = place(classifier, prepared.device)
-    figures, _ = score_examples(model, examples, prepared)
-    return {"split": split, "samples": len(examples.labels), **figures}
+    widths = padded_widths(int(examples.lengths.max()), classifier, prepared.device)
+    figures, _ = score_examples(model, examples, prepared, widths=widths)
+    return {
+        "schema_version": SCORES_SCHEMA_VERSION,
+        "split": split,
+        "samples": len(examples.labels),
+        **figures,
+    }

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty
+from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
 
 LOCK_NAME = ".lock"
 PARTIAL_SUFFIX = ".partial"
@@ -119,10 +119,17 @@ def check_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
 
     Raises:
         RunFolderNotEmpty: As for ``create_run_folder``.
+        UsageError: If the folder can't be made or written to.
     """
     path = folder.path
     if path.exists() and not path.is_dir():
         raise RunFolderNotEmpty(f"{path} is a file", remedy="choose a folder with --output-dir")
+    existing = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UsageError(
+            f"{path} can't be made or written to, because of {existing}",
+            remedy="choose another folder with --output-dir",
+        )
     if not path.exists() or _is_empty(path):
         return
     if not _holds_only_a_run(folder):

@@ -1,6 +1,6 @@
 """Model, optimizer and schedule put together: all that an update needs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import torch
@@ -57,9 +57,11 @@ class Assembly:
 def assemble(
     model: nn.Module,
     *,
+    head: Set[str],
     device: Device,
     precision: str,
     schedule: Schedule,
+    head_rate_factor: float,
     weight_decay: float,
     max_grad_norm: float,
 ) -> Assembly:
@@ -67,13 +69,21 @@ def assemble(
 
     Args:
         model: Moved in place; its frozen parameters no longer require gradients.
+        head: Names of the head's parameters.
         device: Where to train.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
         schedule: The learning rate of each update.
+        head_rate_factor: The head's learning rate over the core's.
         weight_decay: Decoupled decay of the matrices.
         max_grad_norm: Largest norm of the gradients.
     """
     processes = Processes(device, precision=precision)
-    optimizer = build_optimizer(model, weight_decay=weight_decay, is_fused=device.has_fused_adamw)
+    optimizer = build_optimizer(
+        model,
+        head=head,
+        head_rate_factor=head_rate_factor,
+        weight_decay=weight_decay,
+        is_fused=device.has_fused_adamw,
+    )
     placed, prepared = processes.prepare(model, optimizer)
     return Assembly(placed, prepared, device, processes, schedule, max_grad_norm)

@@ -41,9 +41,13 @@ class ParameterGuard:
         for fault, names in wrong_by_fault.items():
             if names:
                 raise WrongParametersChanged(
-                    f"{len(names)} parameters are {fault} after the first updates: {names[0]}, ...",
+                    f"{fault} after the first updates: {_shorten(names)}",
                     remedy="the device computes wrongly: try --device cpu, or another torch",
                 )
+
+
+def _shorten(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more parameters"
 
 
 def _fingerprints(model: nn.Module) -> dict[str, int]:

@@ -95,9 +95,10 @@ def train(assembly: Assembly, examples: Examples, progress: Progress, course: Co
             assembly.optimizer.zero_grad(set_to_none=True)
             _check_parameters_finite(assembly, progress)
             _validate(progress, course)
-        if course.keeps_each_epoch or course.should_stop():
+        stops = course.should_stop()
+        if course.keeps_each_epoch or stops:
             course.keep_progress(progress)
-        if course.should_stop():
+        if stops:
             return
 
 

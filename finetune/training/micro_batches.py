@@ -1,5 +1,6 @@
 """An effective batch, cut into the pieces that go through the device one after another."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -67,18 +68,25 @@ def cut_batch(
         pads_rows: Fill a smaller last slice up with rows that have no share.
         torch_device: Where the tensors go.
     """
-    shares = examples.weights[batch.rows] / examples.weights[batch.rows].sum(dtype=np.float64)
-    for start in range(0, len(batch.rows), batch_size):
-        rows = batch.rows[start : start + batch_size]
-        row_shares = shares[start : start + batch_size].astype(np.float32)
-        if pads_rows:
-            row_shares = np.pad(row_shares, (0, batch_size - len(rows)))
-            rows = fill_rows(rows, batch_size=batch_size)
-        inputs = examples.inputs_of(rows, batch.width)
+    rows = batch.rows
+    shares = examples.weights[rows] / examples.weights[rows].sum(dtype=np.float64)
+    if pads_rows:
+        full = math.ceil(len(rows) / batch_size) * batch_size
+        shares = np.pad(shares, (0, full - len(rows)))
+        rows = fill_rows(rows, batch_size=full)
+    # The batch moves at once and is cut on the device: each copy from pageable memory waits.
+    inputs = {
+        name: tensor.to(torch_device)
+        for name, tensor in examples.inputs_of(rows, batch.width).items()
+    }
+    labels = torch.from_numpy(examples.labels[rows]).to(torch_device)
+    shares_there = torch.from_numpy(shares.astype(np.float32)).to(torch_device)
+    for start in range(0, len(rows), batch_size):
+        part = slice(start, start + batch_size)
         yield MicroBatch(
-            inputs={name: tensor.to(torch_device) for name, tensor in inputs.items()},
-            labels=torch.from_numpy(examples.labels[rows]).to(torch_device),
-            shares=torch.from_numpy(row_shares).to(torch_device),
+            inputs={name: tensor[part] for name, tensor in inputs.items()},
+            labels=labels[part],
+            shares=shares_there[part],
         )
 
 

@@ -1,11 +1,18 @@
 """AdamW over the parameters that train."""
 
+from collections.abc import Set
+
 import torch
 from torch import nn
 
 
 def build_optimizer(
-    model: nn.Module, *, weight_decay: float, is_fused: bool
+    model: nn.Module,
+    *,
+    head: Set[str],
+    head_rate_factor: float,
+    weight_decay: float,
+    is_fused: bool,
 ) -> torch.optim.Optimizer:
     """Return AdamW over what requires a gradient, with decay on matrices only.
 
@@ -13,19 +20,30 @@ def build_optimizer(
 
     Args:
         model: Where the parameters are.
+        head: Names of the head's parameters. It starts from nothing, the core does not.
+        head_rate_factor: The head's learning rate over the core's.
         weight_decay: Decoupled decay of the matrices.
         is_fused: Whether the device has a kernel for the whole update: on MPS 8 to 10 times as fast
             as one operation after another (pytorch#127242).
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     groups = [
-        {"params": [one for one in trained if one.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [
+                parameter
+                for name, parameter in trained
+                if (name in head) == is_head and (parameter.ndim >= 2) == is_matrix
+            ],
+            "weight_decay": weight_decay if is_matrix else 0.0,
+            "rate_factor": head_rate_factor if is_head else 1.0,
+        }
+        for is_head in (False, True)
+        for is_matrix in (True, False)
     ]
     return torch.optim.AdamW([group for group in groups if group["params"]], fused=is_fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give all parameters one learning rate, in place."""
+    """Give all parameters a learning rate, in place: the core's, and the head's by its factor."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["rate_factor"]

@@ -5,7 +5,7 @@ import math
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import GradientAccumulationPlugin
+from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
 
 from finetune.devices.base import Device
@@ -36,9 +36,10 @@ class Processes:
             # micro-batches have their share of the loss already.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         )
-        if self._accelerator.num_processes > 1:
+        # Even one process that was launched as one of many has its model wrapped.
+        if self._accelerator.distributed_type is not DistributedType.NO:
             raise UsageError(
-                f"{self._accelerator.num_processes} processes were launched, a run takes one",
+                f"{self._accelerator.num_processes} launched processes: a run takes one of its own",
                 remedy="start `finetune run` without torchrun or accelerate launch",
             )
         self._scaler = self._accelerator.scaler
@@ -76,3 +77,4 @@ class Processes:
         """Go on with a gradient scaling where it was left."""
         if self._scaler:
             self._scaler.load_state_dict(state)
+            self._first_scale = self._scaler.get_scale()

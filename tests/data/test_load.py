@@ -1,17 +1,26 @@
 """The names of the data."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from datasets import DatasetDict
 
-from finetune.data.load import load_table
-from finetune.errors import UsageError
+from finetune.data.load import load_table, source_name
+from finetune.errors import DataNotFound, UsageError
 from finetune.events import Event, Stage
+
+
+def load(source: str | Path, *, told: list[Event] | None = None, **options: Any) -> DatasetDict:
+    names = ("folder", "validation_file", "test_file", "text_column", "label_column")
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    tell = ([] if told is None else told).append
+    return load_table(str(source), **(nothing | {"label": "label-coarse"} | options), tell=tell)
 
 
 def test_the_questions_of_the_package_need_nothing_else() -> None:
     told: list[Event] = []
-    table = load_table("questions", folder=None, label="label-coarse", tell=told.append)
+    table = load("questions", told=told)
     assert set(table) == {"train", "test"}
     assert table["train"].column_names == ["text", "label"]
     assert [type(event) for event in told] == [Stage]
@@ -19,22 +28,84 @@ def test_the_questions_of_the_package_need_nothing_else() -> None:
 
 def test_trec_is_read_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "train_5500.label").write_text("NUM:date When was paper invented ?\n")
-    table = load_table("trec", folder=tmp_path, label="label-fine", tell=lambda event: None)
+    table = load("trec", folder=tmp_path, label="label-fine")
     assert table["train"]["text"][0] == "When was paper invented ?"
 
 
+def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nyes,1\nno,0\n")
+    (tmp_path / "b.csv").write_text("text,label\nno way,0\n")
+    table = load(
+        tmp_path / "a.csv", test_file=tmp_path / "b.csv", text_column="text", label_column="label"
+    )
+    assert {split: rows["text"][:] for split, rows in table.items()} == {
+        "train": ["yes", "no"],
+        "test": ["no way"],
+    }
+
+
+def test_a_file_in_the_home_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.csv").write_text("text,label\nyes,1\nno,0\n")
+    assert list(load("~/a.csv")) == ["train"]
+
+
+def test_a_file_that_is_missing_is_not_taken_for_an_unknown_name(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFound, match=r"nothing\.csv"):
+        load(tmp_path / "nothing.csv")
+
+
 @pytest.mark.parametrize(
-    ("name", "guess"), [("TREC", "trec"), ("question", "questions"), ("imdb", "")]
+    ("name", "guess"),
+    [("TREC", "trec"), ("question", "questions"), ("imdb", ""), ("acme/rows", "hub:acme/rows")],
 )
 def test_an_unknown_name_gets_a_list_and_a_guess(name: str, guess: str) -> None:
     with pytest.raises(UsageError, match=name) as raised:
-        load_table(name, folder=None, label="label-coarse", tell=lambda event: None)
-    assert "trec or questions" in raised.value.remedy
+        load(name)
+    assert "trec, questions, a file" in raised.value.remedy
     assert (f"did you mean {guess}?" in raised.value.remedy) == bool(guess)
 
 
-def test_the_questions_of_the_package_refuse_options_of_trec(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="folder"):
-        load_table("questions", folder=tmp_path, label="label-coarse", tell=lambda event: None)
-    with pytest.raises(UsageError, match="label-fine"):
-        load_table("questions", folder=None, label="label-fine", tell=lambda event: None)
+@pytest.mark.parametrize(
+    ("source", "options", "flag"),
+    [
+        ("questions", {"folder": Path("trec")}, "--data-dir"),
+        ("questions", {"label": "label-fine"}, "--label"),
+        ("questions", {"text_column": "text"}, "--text-column"),
+        ("trec", {"test_file": Path("test.csv")}, "--test-file"),
+        ("trec", {"label_column": "label"}, "--label-column"),
+        ("rows.csv", {"folder": Path("trec")}, "--data-dir"),
+        ("rows.csv", {"label": "label-fine"}, "--label"),
+        ("hub:acme/rows", {"validation_file": Path("dev.csv")}, "--validation-file"),
+        ("hub:acme/rows", {"label": "label-fine"}, "--label"),
+    ],
+)
+def test_an_option_that_the_data_does_not_know_is_refused(
+    source: str, options: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{source} takes no {flag}") as raised:
+        load(source, **options)
+    assert "leave it out" in raised.value.remedy
+
+
+def test_one_file_for_two_splits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nyes,1\nno,0\n")
+    with pytest.raises(UsageError, match="two splits"):
+        load(path, test_file=tmp_path / "." / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("trec", "trec"),
+        ("data/reviews.of.2024.csv", "reviews.of.2024"),
+        ("hub:acme/rows", "rows"),
+        ("hub:acme/rows@refs/pr/1", "rows"),
+        ("hub:imdb@v1.0", "imdb"),
+    ],
+)
+def test_a_source_has_a_short_name(source: str, name: str) -> None:
+    assert source_name(source) == name

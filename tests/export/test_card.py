@@ -104,6 +104,7 @@ def test_folders_of_this_machine_do_not_show(tmp_path: Path, name: str) -> None:
         model=name.format(tmp_path=tmp_path),
         data=str(tmp_path / "secret" / "questions.csv"),
         data_dir=str(tmp_path / "secret"),
+        test_file=str(tmp_path / "secret" / "test.csv"),
     )
 
     assert card.data.base_model is None
@@ -122,3 +123,10 @@ def test_folder_that_looks_like_a_hub_id_is_none(
 
     assert card.data.base_model is None
     assert "models/" not in card.content
+
+
+def test_data_of_the_hub_is_named_by_its_id(tmp_path: Path) -> None:
+    card = card_of(tmp_path, data="hub:owner/reviews@main")
+
+    assert card.data.datasets == ["owner/reviews"]
+    assert "`owner/reviews`" in card.text

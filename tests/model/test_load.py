@@ -9,6 +9,7 @@ import torch
 from hub_server import HubServer, hub_client
 from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_model
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from finetune import events
 from finetune.errors import HubNotReachable, ModelNotFound, ModelUnsupported
@@ -25,15 +26,17 @@ def load(
     return load_classifier(str(source), revision=None, class_names=NAMES, tell=tell)
 
 
+def ignore(event: events.Event) -> None:
+    """Leave it untold."""
+
+
 def change_config(folder: Path, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
-def without(folder: Path, pattern: str) -> Path:
-    for path in folder.glob(pattern):
-        path.unlink()
-    return folder
+def weight_of(model: PreTrainedModel) -> torch.Tensor:
+    return model.get_parameter("classifier.weight")
 
 
 @pytest.fixture
@@ -83,10 +86,23 @@ def test_saved_classifier_comes_back_bit_for_bit(folder: Path, tmp_path: Path) -
 
 
 def test_new_head_depends_on_the_seed_alone(folder: Path) -> None:
-    first, same, other = (load(folder, seed=seed).model for seed in (1, 1, 2))
+    first, same, other = (weight_of(load(folder, seed=seed).model) for seed in (1, 1, 2))
 
-    assert torch.equal(first.classifier.weight, same.classifier.weight)
-    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "modernbert"])
+def test_new_head_is_drawn_as_transformers_draws_it(tmp_path: Path, architecture: str) -> None:
+    folder = save_tiny_model(tmp_path, architecture)
+
+    classifier = load(folder)
+
+    torch.manual_seed(0)
+    expected = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(NAMES))
+    for name in classifier.structure.head:
+        parameter = classifier.model.get_parameter(name)
+        assert torch.equal(parameter, expected.get_parameter(name)), name
 
 
 def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
@@ -97,12 +113,25 @@ def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
 
     classifier = load(folder, seed=1)
 
-    assert not torch.equal(classifier.model.classifier.weight, trained.classifier.weight)
+    assert not torch.equal(weight_of(classifier.model), weight_of(trained))
+
+
+def test_head_of_the_same_classes_comes_back_however_many(tmp_path: Path) -> None:
+    names = [f"class {number}" for number in range(12)]
+    folder = save_tiny_model(tmp_path)
+    trained = tiny_model(classes=len(names))
+    trained.config.id2label = dict(enumerate(names))
+    trained.save_pretrained(folder)
+
+    again = load_classifier(str(folder), revision=None, class_names=names, tell=ignore)
+
+    assert torch.equal(weight_of(again.model), weight_of(trained))
 
 
 def test_weights_saved_in_half_precision_train_in_fp32(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path)
-    tiny_model().base_model.bfloat16().save_pretrained(folder)
+    half = tiny_model().bfloat16()
+    half.base_model.save_pretrained(folder)
 
     classifier = load(folder)
 
@@ -112,7 +141,7 @@ def test_weights_saved_in_half_precision_train_in_fp32(tmp_path: Path) -> None:
 def test_folder_without_a_config_is_no_model(folder: Path) -> None:
     (folder / "config.json").unlink()
 
-    with pytest.raises(ModelNotFound, match="no config.json"):
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
         load(folder)
 
 
@@ -128,6 +157,14 @@ def test_safetensors_are_read_even_beside_pickled_weights(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"whoever unpickles this fails")
 
     load(folder)
+
+
+def test_pickled_weights_are_not_read_beside_safetensors_of_something_else(folder: Path) -> None:
+    torch.save(tiny_model().base_model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+
+    with pytest.raises(ModelUnsupported, match="safetensors"):
+        load(folder)
 
 
 @pytest.mark.parametrize("model_type", ["novel", "bert"])
@@ -178,10 +215,15 @@ def test_damaged_files_are_told_in_words(folder: Path, name: str, content: bytes
         load(folder)
 
 
-def test_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
-    # transformers makes one up that knows no word.
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_folder_without_a_tokenizer_is_refused(tmp_path: Path, architecture: str) -> None:
+    folder = save_tiny_model(tmp_path, architecture)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+    # For most architectures transformers makes one up that knows no word.
     with pytest.raises(ModelUnsupported, match="tokenizer"):
-        load(without(folder, "tokenizer*"))
+        load(folder)
 
 
 def test_tokenizer_without_padding_is_refused(folder: Path) -> None:
@@ -267,8 +309,9 @@ def test_name_that_is_no_folder_is_looked_up_on_the_hub(folder: Path, tmp_path: 
     ):
         classifier = load("owner/tiny")
 
-    saved = tiny_model().base_model.embeddings.word_embeddings.weight
-    assert torch.equal(classifier.model.base_model.embeddings.word_embeddings.weight, saved)
+    name = "bert.embeddings.word_embeddings.weight"
+    saved = tiny_model().get_parameter(name)
+    assert torch.equal(classifier.model.get_parameter(name), saved)
 
 
 def test_name_that_nobody_knows_is_told(closed_hub: None) -> None:

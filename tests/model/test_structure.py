@@ -1,9 +1,9 @@
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, SIZES, tiny_model
+from tiny_models import ARCHITECTURES, SIZES, tiny_config, tiny_model
 from tiny_training import random_examples
 from torch import nn
 from transformers import (
@@ -93,8 +93,8 @@ def test_ready_mask_is_taken_where_it_means_the_same(architecture: str) -> None:
 
 
 def test_ready_mask_is_not_taken_where_true_is_added_as_one() -> None:
-    config = BertConfig(**SIZES, num_labels=6)
-    model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
+    model = tiny_model()
+    model.set_attn_implementation("eager")
 
     assert not find_structure(model).takes_4d_mask
 
@@ -140,7 +140,7 @@ class CoreWithoutLayers(PreTrainedModel):
     config_class = BertConfig
     base_model_prefix = "core"
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.core = Core()
         self.classifier = nn.Linear(SIZES["hidden_size"], config.num_labels)
@@ -153,12 +153,12 @@ class CoreWithoutLayers(PreTrainedModel):
 
 def test_model_without_layers_is_refused() -> None:
     with pytest.raises(ModelUnsupported, match="no core of layers"):
-        find_structure(CoreWithoutLayers(BertConfig(**SIZES)))
+        find_structure(CoreWithoutLayers(tiny_config("bert")))
 
 
 def test_core_without_a_head_is_refused() -> None:
     with pytest.raises(ModelUnsupported, match="no core of layers"):
-        find_structure(tiny_model().base_model)
+        find_structure(cast(PreTrainedModel, tiny_model().base_model))
 
 
 def test_model_without_a_linear_classifier_is_refused() -> None:
@@ -170,13 +170,15 @@ def test_model_without_a_linear_classifier_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("kind", "options"),
     [
-        FunnelConfig(vocab_size=300, d_model=32, n_head=4, d_head=8, d_inner=48, block_sizes=[1]),
-        SqueezeBertConfig(**SIZES, embedding_size=32),
+        (FunnelConfig, {"d_model": 32, "n_head": 4, "d_head": 8, "block_sizes": [1]}),
+        (SqueezeBertConfig, {**SIZES, "embedding_size": 32}),
     ],
     ids=["layers in lists of lists", "layers that no hook sees"],
 )
-def test_model_of_another_build_is_refused_in_words(config: PreTrainedConfig) -> None:
-    with pytest.raises(ModelUnsupported):
-        find_structure(AutoModelForSequenceClassification.from_config(config))
+def test_model_of_another_build_is_refused_in_words(kind: Any, options: dict[str, Any]) -> None:
+    model = AutoModelForSequenceClassification.from_config(kind(**options))  # type: ignore[no-untyped-call]
+
+    with pytest.raises(ModelUnsupported, match="no core of layers"):
+        find_structure(model)

@@ -29,7 +29,7 @@ lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=300).map(np.
 
 
 def rows_of(batches: Sequence[Batch]) -> list[int]:
-    return np.concatenate([batch.rows for batch in batches]).tolist()
+    return [int(row) for batch in batches for row in batch.rows]
 
 
 def plan(lengths: NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> list[Batch]:

@@ -73,4 +73,6 @@ class MpsDevice:
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on with the random numbers where the state was taken."""
         torch.set_rng_state(state["cpu"])
-        torch.mps.set_rng_state(state["device"])
+        # A checkpoint that the CPU wrote has no state of a GPU.
+        if "device" in state:
+            torch.mps.set_rng_state(state["device"])

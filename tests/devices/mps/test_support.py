@@ -37,7 +37,9 @@ def test_apple_silicon_with_a_recent_macos_is_usable(
 
 
 def test_another_system_than_macos_is_the_reason(pretend_linux: None) -> None:
-    assert explain() == Unusable("MPS needs a Mac, and this is Linux", remedy="use --device cpu")
+    assert explain() == Unusable(
+        "MPS needs a Mac, and this is Linux", remedy="use --device cpu", is_absent=True
+    )
 
 
 def test_an_intel_mac_is_sent_to_its_processor(pretend_mac: Callable[..., None]) -> None:

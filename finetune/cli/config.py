@@ -1,0 +1,143 @@
+"""``finetune config``: shows, checks and copies configurations."""
+
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from finetune.cli.options import config_options, given
+
+EXAMPLES = """\b
+Examples:
+  finetune config show -c trec_head --seed 7    each value, and where it comes from
+  finetune config cp trec_head mine.yaml        a recipe to start from
+  finetune config validate mine.yaml            what is wrong with it, if anything
+  finetune config schema > finetune.schema.json
+"""
+SCHEMA_IN_EDITORS = """\b
+Editors with the YAML language server take it from the first line of a file:
+  # yaml-language-server: $schema=finetune.schema.json
+"""
+
+# Read by main, which alone sees errors.
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+)
+
+
+@click.group(epilog=EXAMPLES)
+def command() -> None:
+    """Show, check and copy configurations."""
+
+
+@command.command()
+@click.option("-c", "--config", help="YAML file, or the name of a recipe of the package.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="SECTION.OPTION=VALUE",
+    help="Set an option by its place in the YAML file; may be repeated.",
+)
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@debug_option
+def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+    """Show what each option of a run would be, and why.
+
+    The origin of a value is default, a file, a variable of the environment, or a flag; later ones
+    win.
+    """
+    from finetune.cli.console import show_json
+    from finetune.config.describe import describe_options
+    from finetune.config.load import load_config
+
+    loaded = load_config(
+        file=config, environment=os.environ, flags=given(flags), assignments=assignments
+    )
+    options = describe_options(loaded)
+    if as_json:
+        show_json({"schema_version": 1, "options": options})
+        return
+    _show_options(options)
+
+
+@command.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@debug_option
+def validate(*, files: tuple[str, ...]) -> None:
+    """Check YAML files, each by itself.
+
+    Neither the environment nor another file plays a part. The first file that is not valid ends
+    the check, with exit code 2.
+    """
+    from finetune.config.load import load_config
+
+    for file in files:
+        load_config(file=file, environment={}, flags={}, assignments=())
+        click.echo(f"{file}: valid")
+
+
+@command.command(epilog=SCHEMA_IN_EDITORS)
+@debug_option
+def schema() -> None:
+    """Print the JSON Schema of the YAML files, for editors."""
+    from finetune.config.describe import make_json_schema
+
+    click.echo(json.dumps(make_json_schema(), indent=2))
+
+
+@command.command("ls")
+@debug_option
+def list_recipes() -> None:
+    """List the recipes that come with the package."""
+    from finetune.config.recipes import describe_recipes
+
+    recipes = describe_recipes()
+    width = max(map(len, recipes))
+    for name, purpose in recipes.items():
+        click.echo(f"{name:{width}}  {purpose}")
+
+
+@command.command("cp")
+@click.argument("name")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@debug_option
+def copy(*, name: str, file: Path | None) -> None:
+    """Copy the recipe NAME to a new FILE.
+
+    FILE is by default NAME.yaml in the current folder.
+    """
+    from finetune.config.recipes import copy_recipe
+
+    file = file or Path(f"{name}.yaml")
+    copy_recipe(name, to=file)
+    click.echo(f"{file} is written; run it with: finetune run --config {shlex.quote(str(file))}")
+
+
+def _show_options(options: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("section", "option", "value", "origin", box=None, pad_edge=False)
+    section = None
+    for option in options:
+        is_first = option["section"] != section
+        section = option["section"]
+        table.add_row(
+            section if is_first else "",
+            option["option"],
+            Text(_as_yaml(option["value"]), overflow="fold"),
+            Text(option["origin"], overflow="fold"),
+            style="bold" if option["origin"] != "default" else None,
+        )
+    Console(highlight=False).print(table)
+
+
+def _as_yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

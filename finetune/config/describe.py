@@ -1,0 +1,42 @@
+"""What a configuration holds and may hold, in forms that people and editors read."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import pydantic
+
+from finetune.config.load import LoadedConfig
+from finetune.config.schema import Config
+
+
+def describe_options(loaded: LoadedConfig) -> list[dict[str, Any]]:
+    """Return ``section``, ``option``, ``value`` and ``origin`` of every option, in their order.
+
+    An origin is ``default``, a file, a variable of the environment, or a flag.
+    """
+    return [
+        {
+            "section": section,
+            "option": option,
+            "value": value,
+            "origin": loaded.origins.get(option, "default"),
+        }
+        for section, options in asdict(loaded.config).items()
+        for option, value in options.items()
+    ]
+
+
+def make_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the YAML files, from which editors complete, explain and check.
+
+    Numbers must be written as numbers, where ``load_config`` takes their text as well.
+    """
+    schema = pydantic.TypeAdapter(Config).json_schema()
+    for section in fields(Config):
+        # A section with all of its options commented out is empty, not an object.
+        reference = schema["properties"][section.name]
+        schema["properties"][section.name] = {"anyOf": [reference, {"type": "null"}]}
+        properties = schema["$defs"][section.type.__name__]["properties"]  # type: ignore[union-attr]
+        for option in fields(section.type):  # type: ignore[arg-type]
+            properties[option.name]["description"] = option.metadata["help"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,0 +1,128 @@
+"""Data sets of the Hub that are files of rows; scripts are never run."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from finetune import hub
+from finetune.errors import DataError, DataNotFound, HubNotReachable
+from finetune.events import Stage, Tell
+
+# There the Hub keeps its own copy of most data sets, as Parquet, even of those made by a script.
+CONVERTED_BRANCH = "refs/convert/parquet"
+SPLIT_OF_WORD = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+# Of several folders with the same splits, the one that can't be a part of many.
+MAIN_FOLDERS = ("", "data", "default")
+
+
+def fetch_splits(repository: str, *, revision: str | None, tell: Tell) -> dict[str, list[Path]]:
+    """Return the files of each split of a data set, ``train`` among them.
+
+    Parquet files come first: the repository's own, then those into which the Hub has converted it.
+    Without any, CSV, TSV or JSONL files are taken.
+
+    Args:
+        repository: Id on the Hub, ``owner/name``.
+        revision: Branch, tag or commit; ``None`` for the main branch or what the Hub has made of
+            it.
+        tell: Is told what is loaded.
+
+    Raises:
+        DataNotFound: If there is no such repository or revision, or it has no training files.
+        DataError: If it holds several data sets.
+        ChecksumDiffers: If a file arrived damaged.
+        HubNotReachable: If the Hub does not answer and the cache does not hold the files.
+    """
+    tell(Stage(f"loading {repository} from the Hub"))
+    branch, splits = _find_files(repository, revision=revision)
+    paths: dict[str, list[Path]] = {}
+    # From the last to the first, so that a cache that holds the first holds everything.
+    for split in sorted(splits, key=list(SPLIT_OF_WORD).index, reverse=True):
+        fetched = [
+            hub.fetch_dataset_file(repository, name, revision=branch)
+            for name in reversed(splits[split])
+        ]
+        paths[split] = fetched[::-1]
+    return paths
+
+
+def find_splits(names: Iterable[str], *, suffix: str) -> dict[str, list[str]]:
+    """Return the files of each split, in their order, or nothing if ``train`` is not complete.
+
+    A file belongs to a split by its name or its folder's: ``train.csv``,
+    ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``.
+
+    Args:
+        names: Paths within the repository.
+        suffix: That of the files to take, such as ``.parquet``.
+
+    Raises:
+        DataError: If several folders hold a training split.
+    """
+    pattern = re.compile(
+        rf"(?:(.*)/)?({'|'.join(SPLIT_OF_WORD)})(?:[-_.]?\d[^/]*|/[^/]+)?{re.escape(suffix)}"
+    )
+    folders: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in sorted(names):
+        if found := pattern.fullmatch(name):
+            folder, word = found.groups()
+            folders[folder or ""][SPLIT_OF_WORD[word]].append(name)
+    whole = {
+        folder: {split: files for split, files in splits.items() if _is_complete(files)}
+        for folder, splits in folders.items()
+    }
+    candidates = {folder: splits for folder, splits in whole.items() if "train" in splits}
+    if len(candidates) > 1 and not candidates.keys() & set(MAIN_FOLDERS):
+        raise DataError(
+            f"the repository holds several data sets: {', '.join(candidates)}",
+            remedy="download the files of one, and name its training file as --data",
+        )
+    main = min(candidates, key=lambda folder: folder not in MAIN_FOLDERS, default="")
+    return candidates.get(main, {})
+
+
+def _find_files(
+    repository: str, *, revision: str | None
+) -> tuple[str | None, dict[str, list[str]]]:
+    """Return the branch to take and, of each split, the names of its files there."""
+    places = [(revision, (".parquet",)), (revision, (".csv", ".tsv", ".jsonl"))]
+    if revision is None:
+        places.insert(1, (CONVERTED_BRANCH, (".parquet",)))
+    unreachable = None
+    for branch, suffixes in places:
+        try:
+            names = hub.list_dataset_files(repository, revision=branch)
+        except HubNotReachable as error:
+            # Without the Hub, the cache may hold the files of another branch.
+            unreachable = error
+            continue
+        except DataNotFound:
+            if branch == revision:
+                raise
+            continue
+        for suffix in suffixes:
+            if splits := find_splits(names, suffix=suffix):
+                return branch, splits
+    raise unreachable or DataNotFound(
+        f"the data set {repository!r} has no complete training split in Parquet, CSV, TSV or JSONL",
+        remedy="choose another; if it is made by a script, which is never run, save its rows as a"
+        " file and name that as --data",
+    )
+
+
+def _is_complete(files: Sequence[str]) -> bool:
+    """Tell whether no part is missing of a split whose parts are numbered, from 0."""
+    numbers = [re.search(r"(\d+)-of-(\d+)|/(\d+)\.\w+$", name) for name in files]
+    parts = [found for found in numbers if found]
+    if not parts:
+        return True
+    counts = {int(found[2]) for found in parts if found[2]} or {len(files)}
+    return {int(found[1] or found[3]) for found in parts} == set(range(max(counts)))

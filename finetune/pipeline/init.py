@@ -1,0 +1,181 @@
+"""A first configuration for a table, from a quick look at what the table holds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from datasets import DatasetDict
+
+from finetune.config.schema import Config, DataConfig, default_num_train_epochs
+from finetune.config.starter import make_starter
+from finetune.data.check import STRONG_IMBALANCE, suggest_max_length, weigh_classes
+from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, choose_columns
+from finetune.data.files import read_file
+from finetune.data.split import split_table
+from finetune.data.tables import read_tables
+from finetune.events import Tell
+
+# An estimate that is high rather than low, and free of a tokenizer: BERT's takes 3.8 bytes of
+# TREC's questions a token, and of Chinese a character, which is 3. A limit that is too high costs
+# nothing, for batches are no wider than their texts.
+BYTES_A_TOKEN = 3
+SPECIAL_TOKENS = 2
+# The positions of BERT and of most of its kin.
+MOST_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What a table holds.
+
+    Args:
+        file: The table.
+        columns: The names of its columns.
+        text_column: The one that holds the texts.
+        text_reason: Why it is that one.
+        label_column: The one that holds the classes.
+        label_reason: Why it is that one.
+        rows_of_a_run: Rows of each split that a run makes of the table.
+        class_rows: Rows of each class, in the order of the classes.
+        examples: The first text of each class.
+        mean_characters: Characters of a text on average.
+        longest_characters: Characters of the longest text.
+        suggested_max_length: Tokens that are enough for the texts, by an estimate.
+    """
+
+    file: str
+    columns: Sequence[str]
+    text_column: str
+    text_reason: str
+    label_column: str
+    label_reason: str
+    rows_of_a_run: Mapping[str, int]
+    class_rows: Mapping[str, int]
+    examples: Mapping[str, str]
+    mean_characters: float
+    longest_characters: int
+    suggested_max_length: int
+
+
+def look_at_table(
+    file: Path, *, text_column: str | None, label_column: str | None, tell: Tell
+) -> TableFacts:
+    """Read a file as a run would, and say what it holds.
+
+    Args:
+        file: A file of rows.
+        text_column: Name of the texts' column; ``None`` to guess it.
+        label_column: Name of the classes' column; ``None`` to guess it.
+        tell: Is told what is read, and how.
+
+    Raises:
+        DataError: If a run could not use the file.
+        UsageError: If both names are the same.
+    """
+    values = read_file(file, tell=lambda event: None).values
+    columns = choose_columns(values, text=text_column, label=label_column, table=str(file))
+    table = read_tables(
+        {"train": [file]},
+        text_column=columns.text,
+        label_column=columns.label,
+        needs_all_labels=True,
+        tell=tell,
+    )
+    rows = table["train"]
+    texts, labels = list(rows["text"]), rows.features["label"].int2str(rows["label"])
+    class_rows = {name: labels.count(name) for name in rows.features["label"].names}
+    mean_characters = sum(map(len, texts)) / len(texts)
+    return TableFacts(
+        file=str(file),
+        columns=list(values),
+        text_column=columns.text,
+        text_reason=_reason(
+            columns.text,
+            option=None if text_column is None else "--text-column",
+            telling_names=TEXT_NAMES,
+            evidence=f"its values have {mean_characters:,.0f} characters on average",
+        ),
+        label_column=columns.label,
+        label_reason=_reason(
+            columns.label,
+            option=None if label_column is None else "--label-column",
+            telling_names=LABEL_NAMES,
+            evidence=f"{len(rows):,} rows have {len(class_rows):,} different values",
+        ),
+        rows_of_a_run=_count_rows_of_a_run(table, tell=tell),
+        class_rows=class_rows,
+        examples={name: texts[labels.index(name)] for name in class_rows if class_rows[name]},
+        mean_characters=mean_characters,
+        longest_characters=max(map(len, texts)),
+        suggested_max_length=_suggest_max_length(texts),
+    )
+
+
+def make_config(facts: TableFacts, *, model: str | None) -> str:
+    """Return a YAML configuration for a table, with comments, that runs as it is.
+
+    Args:
+        facts: What the table holds.
+        model: Hub id or folder of the model; ``None`` for the default.
+    """
+    defaults = Config()
+    is_imbalanced = weigh_classes(facts.class_rows)["ratio"] >= STRONG_IMBALANCE
+    values = {
+        "data": facts.file,
+        "text_column": facts.text_column,
+        "label_column": facts.label_column,
+        "model": model or defaults.model.model,
+        "freeze_core": defaults.model.freeze_core,
+        "max_length": max(facts.suggested_max_length, defaults.model.max_length),
+        "num_train_epochs": defaults.training.num_train_epochs,
+        "batch_size": defaults.training.batch_size,
+        "class_weights": "balanced" if is_imbalanced else defaults.training.class_weights,
+    }
+    heading = (
+        f"Written by `finetune init` for a table of {sum(facts.class_rows.values()):,} rows. An "
+        "option behind a # has its default; `finetune run --help` explains all of them."
+    )
+    return make_starter(values, notes=_notes(facts), heading=heading)
+
+
+def _notes(facts: TableFacts) -> dict[str, str]:
+    """Return what the table adds to the help of an option."""
+    rows = [count for count in facts.class_rows.values() if count]
+    return {
+        "data": "A path that is not absolute counts from the folder in which finetune runs.",
+        "max_length": (
+            f"Here a text has {facts.mean_characters:,.0f} characters on average and "
+            f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese."
+        ),
+        "num_train_epochs": (
+            f"It is {default_num_train_epochs('full'):g}, or "
+            f"{default_num_train_epochs('head'):g} where only the head trains."
+        ),
+        "class_weights": (
+            f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}."
+        ),
+    }
+
+
+def _reason(column: str, *, option: str | None, telling_names: Sequence[str], evidence: str) -> str:
+    if option is not None:
+        return f"named with {option}"
+    return "its name says so" if column.strip().casefold() in telling_names else evidence
+
+
+def _count_rows_of_a_run(table: DatasetDict, *, tell: Tell) -> dict[str, int]:
+    options = DataConfig()
+    splits = split_table(
+        table,
+        validation_fraction=options.validation_fraction,
+        test_fraction=options.test_fraction,
+        seed=options.split_seed,
+        tell=tell,
+    )
+    return {split: len(rows) for split, rows in splits.items()}
+
+
+def _suggest_max_length(texts: Sequence[str]) -> int:
+    tokens = [len(text.encode()) // BYTES_A_TOKEN + SPECIAL_TOKENS for text in texts]
+    return suggest_max_length(np.array(tokens, np.int64), most_tokens=MOST_TOKENS)

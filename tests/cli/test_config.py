@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import Command
+
+from finetune.config.recipes import recipes_folder
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_show_tells_each_value_and_its_origin(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_BATCH_SIZE", "7")
+    outcome = command(
+        "config", "show", "-c", "trec_head", "--max_length", "64", "--set", "data.label=x"
+    )
+    assert outcome.code == 0
+    lines = [line.split() for line in outcome.output.splitlines()]
+    assert ["batch_size", "7", "FINETUNE_BATCH_SIZE"] in lines
+    assert ["max_length", "64", "--max-length"] in lines
+    assert ["label", "x", "--set", "data.label"] in lines
+    assert ["output", "output_dir", "null", "default"] in lines
+    [frozen] = [line for line in lines if "freeze_core" in line]
+    assert frozen[1] == "true"
+    assert frozen[2].startswith("/")
+
+
+def test_show_prints_one_json_object(command: Command) -> None:
+    shown = json.loads(command("config", "show", "--json", "--seed", "3").output)
+    assert shown["schema_version"] == 1
+    assert {"section": "training", "option": "seed", "value": 3, "origin": "--seed"} in (
+        shown["options"]
+    )
+
+
+def test_show_refuses_what_run_refuses(command: Command) -> None:
+    outcome = command("config", "show", "--set", "training.lerning_rate=1")
+    outcome.assert_refused(2, "did you mean learning_rate?")
+
+
+def test_validate_says_a_line_for_each_valid_file(command: Command) -> None:
+    Path("mine.yaml").write_text("training: {seed: 1}")
+    Path("empty.yaml").write_text("")
+    outcome = command("config", "validate", "mine.yaml", "empty.yaml")
+    assert outcome.code == 0
+    assert outcome.output == "mine.yaml: valid\nempty.yaml: valid\n"
+
+
+def test_validate_names_what_is_wrong(command: Command) -> None:
+    Path("typo.yaml").write_text("training: {lerning_rate: 1}")
+    outcome = command("config", "validate", "typo.yaml")
+    outcome.assert_refused(2, "unknown option lerning_rate in typo.yaml")
+
+
+def test_validate_looks_at_the_file_alone(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_BATCH_SIZE", "many")
+    Path("mine.yaml").write_text("training: {seed: 1}")
+    assert command("config", "validate", "mine.yaml").code == 0
+
+
+def test_schema_is_json(command: Command) -> None:
+    assert json.loads(command("config", "schema").output)["additionalProperties"] is False
+
+
+def test_ls_lists_every_recipe_with_its_purpose(command: Command) -> None:
+    listed = command("config", "ls").output.splitlines()
+    assert dict(line.split(maxsplit=1) for line in listed) == {
+        path.stem: path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        for path in recipes_folder().glob("*.yaml")
+    }
+
+
+def test_cp_copies_a_recipe_into_the_current_folder(command: Command) -> None:
+    recipe = recipes_folder() / "trec_head.yaml"
+    outcome = command("config", "cp", "trec_head")
+    assert outcome.code == 0
+    assert "finetune run --config trec_head.yaml" in outcome.output
+    assert Path("trec_head.yaml").read_bytes() == recipe.read_bytes()
+
+
+def test_cp_copies_a_recipe_to_the_file_that_is_named(command: Command) -> None:
+    outcome = command("config", "cp", "offline", "my own.yaml")
+    assert "finetune run --config 'my own.yaml'" in outcome.output
+    assert Path("my own.yaml").read_bytes() == (recipes_folder() / "offline.yaml").read_bytes()
+
+
+def test_cp_overwrites_nothing(command: Command) -> None:
+    Path("offline.yaml").write_text("mine")
+    command("config", "cp", "offline").assert_refused(2, "offline.yaml is already there")
+    assert Path("offline.yaml").read_text() == "mine"
+
+
+def test_cp_of_an_unknown_recipe_names_those_there_are(command: Command) -> None:
+    outcome = command("config", "cp", "trec_haed")
+    outcome.assert_refused(2, "offline, trec_full, trec_head, trec_top2")
+    assert not Path("trec_haed.yaml").exists()

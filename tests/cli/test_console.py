@@ -1,0 +1,143 @@
+import io
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from finetune.cli.console import show_answers, show_figures, showing
+from finetune.events import Event, Stage, Update, Validation, Warning
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
+EVENTS: list[Event] = [
+    Stage("reading [bold]things[/] :smile:"),
+    Warning("something is [red]odd[/]", remedy="look at it"),
+    Warning("something else is odd"),
+    Update(
+        update=5,
+        total_updates=20,
+        epoch=0.25,
+        loss=1.5,
+        learning_rate=3e-5,
+        examples_per_second=120.4,
+        memory_bytes=3 * 2**29,
+        remaining_seconds=42.4,
+    ),
+    Validation(update=20, epoch=1.0, metrics={"accuracy": 0.5, "loss": 1.25}, is_best=True),
+]
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, stream: str) -> Iterator[io.StringIO]:
+    """Make a standard stream a terminal, and yield what was written to it, in the end."""
+    shown = io.StringIO()
+    reading, writing = os.openpty()
+
+    def read() -> None:
+        while True:
+            try:
+                shown.write(os.read(reading, 4096).decode())
+            except OSError:  # the other end is closed
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(writing, "w", encoding="utf-8") as file:
+        monkeypatch.setattr(f"sys.{stream}", file)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        yield shown
+    reader.join()
+    os.close(reading)
+
+
+def show_all(*, is_quiet: bool = False, has_progress: bool = True) -> None:
+    with showing(is_quiet=is_quiet, has_progress=has_progress) as tell:
+        for event in EVENTS:
+            tell(event)
+
+
+def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    show_all()
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.splitlines() == [
+        "reading [bold]things[/] :smile:",
+        "warning: something is [red]odd[/] (look at it)",
+        "warning: something else is odd",
+        "update 5/20  loss 1.500  lr 3.0e-05  120 examples/s  1.50 GiB  42 s left",
+        "epoch 1.00: validation accuracy 0.5000, loss 1.2500  (best so far)",
+    ]
+
+
+def test_a_long_line_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing(is_quiet=False, has_progress=True) as tell:
+        tell(Stage("word " * 100))
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_quiet_shows_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
+    show_all(is_quiet=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("warning: ") for line in lines)
+
+
+def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    with terminal(monkeypatch, "stderr") as shown:
+        show_all()
+    assert "5/20" in shown.getvalue()
+    assert "loss 1.500" in shown.getvalue()
+    assert "update 5/20" not in shown.getvalue()
+    assert COLOUR.search(shown.getvalue())
+
+
+def test_a_terminal_without_colours_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal(monkeypatch, "stderr") as shown:
+        show_all()
+    assert "5/20" in shown.getvalue()
+    assert not COLOUR.search(shown.getvalue())
+
+
+def test_a_terminal_can_have_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, "stderr") as shown:
+        show_all(has_progress=False)
+    assert "update 5/20  loss 1.500" in shown.getvalue()
+
+
+def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_halfway() -> None:
+        with showing(is_quiet=False, has_progress=True) as tell:
+            tell(EVENTS[3])
+            raise ZeroDivisionError
+
+    with terminal(monkeypatch, "stderr") as shown, pytest.raises(ZeroDivisionError):
+        fail_halfway()
+    assert shown.getvalue().endswith(("\x1b[?25h", "\x1b[2K"))  # the cursor shows, the line is gone
+
+
+def test_figures_are_shown_by_class(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12}
+    show_figures("the test", {"accuracy": 0.9, "macro_f1": 0.8, "per_class": {"NUM": row}})
+    title, _, header, line = capsys.readouterr().out.strip().splitlines()
+    assert title == "the test: accuracy 90.0%, macro F1 80.0%"
+    assert header.split() == ["class", "precision", "recall", "F1", "rows"]
+    assert line.split() == ["NUM", "50.0%", "100.0%", "66.7%", "12"]
+
+
+def test_a_class_may_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12}
+    show_figures(
+        "[red]x[/]", {"accuracy": 1.0, "macro_f1": 1.0, "per_class": {"[bold]": row, ":a:": row}}
+    )
+    show_answers([{"label": "[bold]", "probability": 0.5, "text": "[/]"}])
+    output = capsys.readouterr().out
+    assert "[red]x[/]: accuracy 100.0%" in output
+    assert output.count("[bold]") == 2
+    assert ":a:" in output

@@ -1,0 +1,199 @@
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import Command, finetune_in_a_child
+
+import finetune
+from finetune.cli.main import COMMANDS
+
+HEAVY = {"torch", "transformers", "pydantic", "datasets", "numpy", "rich"}
+
+
+def test_help_lists_the_commands_and_the_exit_codes(command: Command) -> None:
+    outcome = command("--help")
+    assert outcome.code == 0
+    assert outcome.errors == ""
+    for name, purpose in COMMANDS.items():
+        assert name in outcome.output
+        assert purpose.split()[0] in outcome.output
+    assert "130 interrupted" in " ".join(outcome.output.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_every_command_has_help_that_begins_with_its_purpose(
+    name: str, flag: str, command: Command
+) -> None:
+    outcome = command(name, flag)
+    assert outcome.code == 0
+    assert outcome.errors == ""
+    usage, _, purpose, *_ = outcome.output.splitlines()
+    assert usage.startswith(f"Usage: finetune {name}")
+    assert purpose.startswith("  ")
+    assert purpose.endswith(".")
+    assert "\\b" not in outcome.output
+
+
+def test_the_examples_in_the_help_keep_their_lines(command: Command) -> None:
+    lines = command("run", "--help").output.splitlines()
+    assert any(line.split()[:4] == ["finetune", "run", "--config", "offline"] for line in lines)
+
+
+def test_the_version_is_told(command: Command) -> None:
+    assert finetune.__version__ in command("--version").output
+
+
+def test_without_arguments_the_help_is_shown_as_a_wrong_usage(command: Command) -> None:
+    outcome = command()
+    assert outcome.code == 2
+    assert outcome.output == ""
+    assert "Commands:" in outcome.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bogus"], ["bogus"]),
+        (["--bogus"], ["--bogus"]),
+        (["run", "--batchsize", "8"], ["--batchsize", "--batch-size"]),
+        (["run", "--batch-size", "many"], ["--batch-size", "many", "integer"]),
+        (["run", "--batch-size", "1.5"], ["--batch-size", "1.5"]),
+        (["run", "--learning-rate", "fast"], ["--learning-rate", "fast"]),
+        (["run", "--device", "gpu"], ["--device", "gpu", "cpu"]),
+        (["run", "--seed"], ["--seed"]),
+        (["run", "surplus"], ["surplus"]),
+        (["run", "--batch-size", "0"], ["--batch-size", "0"]),
+        (["run", "--config", "missing.yaml"], ["missing.yaml", "trec_head"]),
+        (["run", "--set", "training.sead=1"], ["sead", "seed"]),
+        (["run", "--freeze-core", "--train-layers", "2"], ["--freeze-core", "--train-layers"]),
+        (["run", "--resume-from-checkpoint", "missing"], ["missing"]),
+        (["evaluate"], ["RUN"]),
+        (["evaluate", "missing"], ["missing"]),
+        (["evaluate", "missing", "--split", "dev"], ["--split", "dev", "validation"]),
+        (["predict"], ["RUN"]),
+        (["predict", "missing", "text"], ["missing"]),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_usage_is_told_in_two_lines(
+    arguments: list[str],
+    words: list[str],
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command(*arguments).assert_refused(2, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+class RaisingInput:
+    """Standard input that fails when it is read."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.buffer = self
+        self.error = error
+
+    def read(self) -> bytes:
+        raise self.error
+
+
+def test_an_interruption_before_the_work_begins_has_its_exit_code(
+    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", RaisingInput(KeyboardInterrupt()))
+    command("predict", finished_run).assert_refused(130, "stopped")
+
+
+def test_an_error_that_nobody_foresaw_asks_for_a_report(
+    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", RaisingInput(ZeroDivisionError("first line\nsecond line")))
+    command("predict", finished_run).assert_refused(1, "ZeroDivisionError", "first line", "--debug")
+
+
+def test_debug_adds_the_traceback_and_keeps_the_exit_code() -> None:
+    arguments = ("predict", "run", "--file", "missing.txt")
+    plain = finetune_in_a_child(*arguments)
+    assert plain.returncode == 3
+    assert "Traceback" not in plain.stderr
+    debugged = finetune_in_a_child(*arguments, "--debug")
+    assert debugged.returncode == 3
+    assert debugged.stderr.startswith("Traceback (most recent call last):")
+    assert debugged.stderr.endswith(plain.stderr)
+    assert plain.stdout == debugged.stdout == ""
+
+
+def test_no_help_imports_what_only_the_work_needs() -> None:
+    code = f"""
+import contextlib, io, json, sys
+from finetune.cli.main import COMMANDS, main
+for arguments in [["--help"], *([name, "--help"] for name in COMMANDS)]:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main(arguments)
+print(json.dumps(sorted({HEAVY!r} & sys.modules.keys())))
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert json.loads(child.stdout) == [], child.stderr
+
+
+def test_a_wrong_usage_is_told_before_what_takes_seconds_is_imported() -> None:
+    code = """
+import contextlib, json, sys
+from finetune.cli.main import main
+imported = {}
+for line in sys.stdin:
+    with contextlib.suppress(SystemExit):
+        main(line.split())
+    imported[line.strip()] = sorted({"torch", "transformers", "datasets"} & sys.modules.keys())
+print(json.dumps(imported))
+"""
+    lines = [
+        "run --config missing.yaml",
+        "run --batch-size 0",
+        "run --set training.sead=1",
+        "run --resume-from-checkpoint missing",
+        "predict missing text",
+        "evaluate missing",
+    ]
+    child = subprocess.run(
+        [sys.executable, "-c", code], input="\n".join(lines), capture_output=True, text=True
+    )
+    assert json.loads(child.stdout) == {line: [] for line in lines}, child.stderr
+
+
+def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
+    hello = tmp_path / "hello.py"
+    hello.write_text(
+        "import click\n"
+        "@click.command()\n"
+        "@click.option('--name', default='world')\n"
+        "def hello(name):\n"
+        "    click.echo(name)\n"
+        "hello()\n"
+    )
+
+    def seconds(*arguments: str) -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        return time.perf_counter() - started
+
+    # Taken in turns, so that whatever else the machine does slows all of them.
+    rounds = [
+        (
+            seconds(str(hello), "--help"),
+            seconds("-m", "finetune", "--help"),
+            seconds("-m", "finetune", "run", "--help"),
+        )
+        for _ in range(7)
+    ]
+    hello_seconds, help_seconds, run_help_seconds = map(
+        statistics.median, zip(*rounds, strict=True)
+    )
+    assert help_seconds < 4 * hello_seconds
+    assert run_help_seconds < 4 * hello_seconds

@@ -1,0 +1,78 @@
+import json
+import typing
+from dataclasses import fields
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from finetune.cli.options import config_options, given
+from finetune.cli.run import command as run_command
+from finetune.config.schema import SECTION_OF_OPTION, Config
+
+OPTIONS = [option for kind in typing.get_type_hints(Config).values() for option in fields(kind)]
+FLAGS = {"--" + option.name.replace("_", "-"): option for option in OPTIONS}
+
+
+@click.command()
+@config_options
+def show(**flags: Any) -> None:
+    """Print the options that were given."""
+    click.echo(json.dumps(given(flags)))
+
+
+def options_given(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(show, arguments)
+    assert result.exit_code == 0, result.output
+    options: dict[str, Any] = json.loads(result.stdout)
+    return options
+
+
+def test_what_is_not_given_stays_out() -> None:
+    assert options_given() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--learning-rate", "1e-5"], {"learning_rate": 1e-5}),
+        (["--batch-size", "8"], {"batch_size": 8}),
+        (["--max-steps=5"], {"max_steps": 5}),
+        (["--freeze-core"], {"freeze_core": True}),
+        (["--no-freeze-core"], {"freeze_core": False}),
+        (["--model", "someone/tiny"], {"model": "someone/tiny"}),
+        (["--head", "classifier"], {"head": "classifier"}),
+        (["--metric-for-best-model", "macro_f1"], {"metric_for_best_model": "macro_f1"}),
+        (["--seed", "0"], {"seed": 0}),
+        (["--weight-decay", "0"], {"weight_decay": 0.0}),
+        (["--output-dir", ""], {"output_dir": ""}),
+    ],
+)
+def test_a_flag_is_read_as_the_type_of_its_option(
+    arguments: list[str], options: dict[str, Any]
+) -> None:
+    assert options_given(*arguments) == options
+
+
+@pytest.mark.parametrize("option", SECTION_OF_OPTION)
+def test_every_option_of_the_schema_is_a_flag_of_run_with_help(option: str) -> None:
+    [flag] = [one for one in run_command.params if one.name == option]
+    assert isinstance(flag, click.Option)
+    assert flag.opts == ["--" + option.replace("_", "-")]
+    assert flag.help
+
+
+def test_every_flag_of_run_has_help() -> None:
+    for flag in run_command.params:
+        assert isinstance(flag, click.Option)
+        assert flag.help, flag.name
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_the_help_shows_every_default(flag: str) -> None:
+    option = FLAGS[flag]
+    [shown] = [one for one in run_command.params if one.name == option.name]
+    assert isinstance(shown, click.Option)
+    if option.default is not None and not isinstance(option.default, bool):
+        assert f"[default: {option.default}]" in str(shown.help)

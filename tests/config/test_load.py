@@ -1,0 +1,335 @@
+import math
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from finetune.config.load import LoadedConfig, check_option, dump_config, load_config
+from finetune.config.schema import SECTION_OF_OPTION, Config
+from finetune.errors import ConfigurationInvalid
+
+WriteYaml = Callable[[str], str]
+
+
+@pytest.fixture
+def write_yaml(tmp_path: Path) -> WriteYaml:
+    """Write a file and return its name."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def load(
+    file: str | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    assignments: Sequence[str] = (),
+) -> LoadedConfig:
+    return load_config(
+        file=file, environment=environment or {}, flags=flags or {}, assignments=assignments
+    )
+
+
+def error_of(file: str | None = None, **sources: Any) -> ConfigurationInvalid:
+    """Return the error that loading raises."""
+    with pytest.raises(ConfigurationInvalid) as raised:
+        load(file, **sources)
+    assert "\n" not in raised.value.message + raised.value.remedy
+    return raised.value
+
+
+def test_without_any_source_all_is_at_its_default() -> None:
+    loaded = load()
+    assert loaded.config == Config()
+    assert loaded.origins == {}
+
+
+def test_later_sources_win(write_yaml: WriteYaml) -> None:
+    file = write_yaml("training: {seed: 1, batch_size: 1, max_steps: 1, weight_decay: 1}")
+    loaded = load(
+        file,
+        environment={"FINETUNE_BATCH_SIZE": "2", "FINETUNE_MAX_STEPS": "2", "HOME": "/"},
+        flags={"max_steps": 3, "learning_rate": 3.0, "freeze_core": True},
+        assignments=["training.learning_rate=4", "training.weight_decay=4"],
+    )
+    training = loaded.config.training
+    assert (training.seed, training.batch_size, training.max_steps) == (1, 2, 3)
+    assert (training.learning_rate, training.weight_decay) == (4.0, 4.0)
+    assert loaded.origins == {
+        "seed": file,
+        "batch_size": "FINETUNE_BATCH_SIZE",
+        "max_steps": "--max-steps",
+        "learning_rate": "--set training.learning_rate",
+        "weight_decay": "--set training.weight_decay",
+        "freeze_core": "--freeze-core",
+    }
+
+
+def test_the_last_of_several_assignments_wins() -> None:
+    loaded = load(assignments=["training.seed=1", "training.seed=2"])
+    assert loaded.config.training.seed == 2
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1.0e-5", "0.00001", "'1e-5'", "1E-5"])
+def test_a_learning_rate_in_yaml_is_a_number_however_it_is_written(
+    text: str, write_yaml: WriteYaml
+) -> None:
+    loaded = load(write_yaml(f"training: {{learning_rate: {text}}}"))
+    assert loaded.config.training.learning_rate == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("FINETUNE_LEARNING_RATE", "2e-5", 2e-5),
+        ("FINETUNE_FREEZE_CORE", "true", True),
+        ("FINETUNE_FREEZE_CORE", "0", False),
+        ("FINETUNE_MAX_STEPS", "null", None),
+        ("FINETUNE_MODEL", "someone/tiny", "someone/tiny"),
+        ("FINETUNE_MODEL", "12345", "12345"),
+        ("FINETUNE_HEAD", "classifier", "classifier"),
+    ],
+)
+def test_a_variable_is_read_as_the_type_of_its_option(
+    variable: str, text: str, value: object
+) -> None:
+    option = variable.removeprefix("FINETUNE_").lower()
+    config = load(environment={variable: text}).config
+    assert getattr(getattr(config, SECTION_OF_OPTION[option]), option) == value
+
+
+def test_null_takes_an_option_back_to_nothing(write_yaml: WriteYaml) -> None:
+    file = write_yaml("training: {max_steps: 5}\nmodel: {train_layers: 2}")
+    config = load(file, assignments=["training.max_steps=null", "model.train_layers=NULL"]).config
+    assert config == Config()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "training:\n", "training: {}\ndata:\n"])
+def test_an_empty_file_or_section_changes_nothing(text: str, write_yaml: WriteYaml) -> None:
+    assert load(write_yaml(text)).config == Config()
+
+
+def test_a_byte_order_mark_does_not_disturb(write_yaml: WriteYaml) -> None:
+    assert load(write_yaml("\ufefftraining: {seed: 3}")).config.training.seed == 3
+
+
+def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -> None:
+    errors = {
+        "config.yaml": error_of(write_yaml("training: {learning_rte: 1}")),
+        "FINETUNE_LEARNING_RTE": error_of(environment={"FINETUNE_LEARNING_RTE": "1"}),
+        "--set": error_of(assignments=["training.learning-rte=1"]),
+    }
+    for origin, error in errors.items():
+        assert origin in error.message
+        assert "rte" in error.message.lower()
+        assert error.remedy == "did you mean learning_rate?"
+        assert error.exit_code == 2
+
+
+def test_an_option_that_does_not_exist_is_named_with_its_origin() -> None:
+    check_option("seed", origin="a test")
+    with pytest.raises(ConfigurationInvalid, match="unknown option sead in a test") as raised:
+        check_option("sead", origin="a test")
+    assert "seed" in raised.value.remedy
+
+
+def test_an_unknown_word_like_no_other_is_answered_with_all_that_there_are() -> None:
+    remedy = error_of(environment={"FINETUNE_XQZW": "1"}).remedy
+    assert all(option in remedy for option in SECTION_OF_OPTION)
+
+
+@pytest.mark.parametrize("key", ["3", "true", "on", "null", "2026-01-01", "1.5"])
+def test_a_key_that_yaml_takes_for_no_string_is_an_unknown_option(
+    key: str, write_yaml: WriteYaml
+) -> None:
+    assert "unknown option" in error_of(write_yaml(f"training:\n  {key}: 4\n")).message
+    assert "unknown section" in error_of(write_yaml(f"{key}:\n  seed: 4\n")).message
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("batch_size", 0),
+        ("batch_size", "many"),
+        ("batch_size", 1.5),
+        ("batch_size", None),
+        ("learning_rate", 0),
+        ("learning_rate", -1e-5),
+        ("learning_rate", "fast"),
+        ("learning_rate", math.nan),
+        ("num_train_epochs", 0),
+        ("validation_fraction", 1),
+        ("validation_fraction", -0.1),
+        ("test_fraction", 0),
+        ("warmup_fraction", 1.5),
+        ("max_length", 2),
+        ("train_layers", 0),
+        ("early_stopping_patience", -1),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("device", "gpu"),
+        ("precision", "fp8"),
+        ("head", "none"),
+        ("class_weights", "auto"),
+        ("metric_for_best_model", "f1"),
+        ("save_strategy", "steps"),
+        ("freeze_core", "maybe"),
+        ("model", 7),
+        ("data", ["trec"]),
+        ("output_dir", {"name": "runs"}),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_from(
+    option: str, value: object
+) -> None:
+    error = error_of(flags={option: value})
+    assert option in error.message
+    assert "--" + option.replace("_", "-") in error.message
+    assert repr(value) in error.message
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("split_seed", -1),  # NumPy's generators take none below zero
+        ("num_train_epochs", math.inf),
+        ("learning_rate", math.inf),
+        ("weight_decay", math.inf),
+    ],
+)
+def test_a_value_that_no_run_can_do_anything_with_is_refused(option: str, value: object) -> None:
+    assert option in error_of(flags={option: value}).message
+
+
+def test_a_wrong_value_names_the_file_or_the_variable_that_holds_it(write_yaml: WriteYaml) -> None:
+    file = write_yaml("training:\n  batch_size: none\n")
+    assert file in error_of(file).message
+    assert "FINETUNE_SEED" in error_of(environment={"FINETUNE_SEED": "x"}).message
+    assert "--set training.seed" in error_of(assignments=["training.seed=x"]).message
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"freeze_core": True, "train_layers": 2}, "--freeze-core"),
+        ({"head": "classifier", "train_layers": 2}, "--head classifier"),
+    ],
+)
+def test_freezing_the_core_and_training_its_layers_contradict_each_other(
+    flags: dict[str, object], named: str
+) -> None:
+    error = error_of(flags=flags)
+    assert named in error.message
+    assert "--train-layers" in error.message
+
+
+def test_a_flag_can_take_back_what_would_contradict_it(write_yaml: WriteYaml) -> None:
+    file = write_yaml("model: {freeze_core: true}")
+    config = load(file, flags={"freeze_core": False, "train_layers": 2}).config
+    assert config.model.train_layers == 2
+
+
+def test_an_unknown_section_is_answered_with_the_nearest(write_yaml: WriteYaml) -> None:
+    error = error_of(write_yaml("trainig:\n  seed: 1\n"))
+    assert "unknown section trainig" in error.message
+    assert error.remedy == "did you mean training?"
+
+
+def test_an_option_outside_of_any_section_is_told_where_it_belongs(write_yaml: WriteYaml) -> None:
+    error = error_of(write_yaml("seed: 1\n"))
+    assert "seed" in error.message
+    assert "training" in error.remedy
+
+
+def test_an_option_in_another_section_is_told_where_it_belongs(write_yaml: WriteYaml) -> None:
+    for error in (
+        error_of(write_yaml("data: {seed: 1}")),
+        error_of(assignments=["data.seed=1"]),
+    ):
+        assert "seed" in error.message
+        assert "section training" in error.remedy
+
+
+@pytest.mark.parametrize("section", ["training: 5", "training: [seed]", "training: seed"])
+def test_a_section_without_options_is_refused(section: str, write_yaml: WriteYaml) -> None:
+    assert "training" in error_of(write_yaml(section)).message
+
+
+@pytest.mark.parametrize("text", ["- seed", "seed", "7", "'training'"])
+def test_a_file_without_sections_is_refused(text: str, write_yaml: WriteYaml) -> None:
+    assert "sections" in error_of(write_yaml(text)).message
+
+
+@pytest.mark.parametrize("text", ["a: b: c", "training: {", "\ttraining: 1", "x: \x00", "!!x y"])
+def test_a_file_that_is_not_yaml_is_refused_by_its_name(text: str, write_yaml: WriteYaml) -> None:
+    file = write_yaml(text)
+    assert f"{file} is not YAML" in error_of(file).message
+
+
+def test_a_file_that_is_not_text_is_refused_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"\xff\xfe\x00\x93")
+    assert f"{file} is not YAML" in error_of(str(file)).message
+
+
+def test_yaml_runs_no_code(write_yaml: WriteYaml, tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    file = write_yaml(f"training: !!python/object/apply:os.mkdir ['{target}']")
+    assert "not YAML" in error_of(file).message
+    assert not target.exists()
+
+
+def test_a_missing_file_is_named() -> None:
+    assert "no/such.yaml" in error_of("no/such.yaml").message
+
+
+@pytest.mark.parametrize("assignment", ["seed=1", "training.seed", "training", "=1", "", "."])
+def test_an_assignment_of_another_form_is_answered_with_an_example(assignment: str) -> None:
+    assert "--set training.learning_rate=3e-5" in error_of(assignments=[assignment]).remedy
+
+
+def test_an_assignment_may_have_spaces_and_equals_signs() -> None:
+    config = load(assignments=["training.seed = 5", "output.output_dir=runs/a=b"]).config
+    assert config.training.seed == 5
+    assert config.output.output_dir == "runs/a=b"
+
+
+def sections() -> st.SearchStrategy[Config]:
+    """Return every configuration whose values have the right types and ranges."""
+    kinds = typing.get_type_hints(Config)
+    return st.builds(
+        Config,
+        **{
+            name: st.builds(kind, **{option.name: ... for option in fields(kind)})
+            for name, kind in kinds.items()
+        },
+    )
+
+
+@given(config=sections())
+def test_a_configuration_reads_back_as_it_was_written(
+    config: Config, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assume(config.model.train_layers is None or not config.model.freeze_core)
+    assume(config.model.train_layers is None or config.model.head != "classifier")
+    assume(math.inf not in asdict(config.training).values())
+    text = dump_config(config)
+    assume("\x85" not in text)  # PyYAML writes this control character bare and reads a space
+    file = tmp_path_factory.mktemp("config") / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert load(str(file)).config == config
+
+
+def test_what_is_written_names_every_option() -> None:
+    text = dump_config(Config())
+    assert all(f"  {option}: " in text for option in SECTION_OF_OPTION)

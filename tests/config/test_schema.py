@@ -1,0 +1,74 @@
+import typing
+from dataclasses import fields
+
+import pytest
+
+from finetune.config.schema import (
+    SECTION_OF_OPTION,
+    Config,
+    ModelConfig,
+    default_head_rate_factor,
+    default_learning_rate,
+    default_num_train_epochs,
+    mode_name,
+)
+
+SECTIONS = {name: kind for name, kind in typing.get_type_hints(Config).items()}
+OPTIONS = [option for kind in SECTIONS.values() for option in fields(kind)]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_option_has_a_default_and_help_in_a_sentence(option: typing.Any) -> None:
+    assert hasattr(option, "default")
+    help_text = option.metadata["help"]
+    assert help_text.endswith(".")
+    assert len(help_text) > 10
+
+
+def test_no_two_sections_have_an_option_of_the_same_name() -> None:
+    assert len({option.name for option in OPTIONS}) == len(OPTIONS) == len(SECTION_OF_OPTION)
+
+
+@pytest.mark.parametrize(
+    ("model", "mode"),
+    [
+        (ModelConfig(), "full"),
+        (ModelConfig(freeze_core=True), "head"),
+        (ModelConfig(train_layers=2), "last-2"),
+        (ModelConfig(head="classifier"), "classifier"),
+        (ModelConfig(head="classifier", freeze_core=True), "classifier"),
+    ],
+)
+def test_the_mode_follows_from_what_is_frozen(model: ModelConfig, mode: str) -> None:
+    assert mode_name(model) == mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "hidden_size", "rate"),
+    [
+        ("full", 768, 5e-5),
+        ("full", 384, 1e-4),
+        ("last-2", 768, 5e-5),
+        ("head", 768, 1e-3),
+        ("head", 384, 1e-3),
+        ("classifier", 768, 1e-3),
+    ],
+)
+def test_the_default_learning_rate_follows_from_mode_and_width(
+    mode: str, hidden_size: int, rate: float
+) -> None:
+    assert default_learning_rate(mode, hidden_size=hidden_size) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("mode", "epochs"), [("full", 3.0), ("last-2", 3.0), ("head", 20.0), ("classifier", 20.0)]
+)
+def test_a_head_alone_trains_longer_by_default(mode: str, epochs: float) -> None:
+    assert default_num_train_epochs(mode) == epochs
+
+
+@pytest.mark.parametrize(
+    ("mode", "factor"), [("full", 10.0), ("last-2", 10.0), ("head", 1.0), ("classifier", 1.0)]
+)
+def test_a_new_head_learns_faster_than_the_core_beside_it(mode: str, factor: float) -> None:
+    assert default_head_rate_factor(mode) == factor

@@ -1,0 +1,142 @@
+"""Files of JSON lines, of Parquet, and of no known format."""
+
+import json
+from pathlib import Path
+
+import pandas  # type: ignore[import-untyped]
+import pyarrow
+import pytest
+from datasets import ClassLabel, Dataset, Features, Sequence, Value
+from pyarrow import parquet
+
+from finetune.data.files import SUFFIXES, read_file
+from finetune.data.raw import RawTable
+from finetune.errors import DataNotFound, DataUnreadable
+from finetune.events import Event
+
+
+def no_tell(event: Event) -> None:
+    """Leave it untold."""
+
+
+def read_lines(folder: Path, *lines: object) -> RawTable:
+    """Write lines, those that are no text as JSON, and read them."""
+    path = folder / "rows.jsonl"
+    written = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("\n".join(written), encoding="utf-8")
+    return read_file(path, tell=no_tell)
+
+
+def test_json_lines_become_columns_of_text(tmp_path: Path) -> None:
+    table = read_lines(
+        tmp_path,
+        {"text": "null", "label": 1, "tags": ["a"]},
+        "",
+        {"text": "line\nend\u2028😀", "label": 2.0, "more": True},
+        {"text": None, "label": 2.5, "tags": []},
+    )
+    assert dict(table.values) == {
+        "text": ["null", "line\nend\u2028😀", ""],
+        "label": ["1", "2", "2.5"],
+        "more": ["", "true", ""],
+    }
+    assert list(table.numbers) == [1, 3, 4]
+
+
+def test_half_a_character_becomes_a_replacement(tmp_path: Path) -> None:
+    table = read_lines(tmp_path, r'{"text": "cut \ud83d", "label": "\ud83d\ude00"}')
+    assert table.values["text"] == ["cut �"]
+    assert table.values["label"] == ["😀"]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"text": "a", "label": }', "line 2 of .* is not JSON, Expecting value at column 24"),
+        ("text,label", "line 2 .* is not JSON.*text,label"),
+        ('["a", "b"]', "line 2 .* is not a JSON object"),
+    ],
+)
+def test_a_line_that_is_no_object_is_told(tmp_path: Path, line: str, complaint: str) -> None:
+    with pytest.raises(DataUnreadable, match=complaint) as raised:
+        read_lines(tmp_path, {"text": "good", "label": "a"}, line)
+    assert '{"text"' in raised.value.remedy
+
+
+def test_a_file_without_lines_is_empty(tmp_path: Path) -> None:
+    with pytest.raises(DataUnreadable, match="is empty"):
+        read_lines(tmp_path, "", "")
+
+
+def test_parquet_of_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
+    features = Features(
+        {
+            "text": Value("large_string"),
+            "label": ClassLabel(names=["zebra", "ant"]),
+            "scores": Sequence(Value("float32")),
+        }
+    )
+    path = tmp_path / "rows.parquet"
+    content = {"text": ["a", "b", "c"], "label": [1, 0, -1], "scores": [[1.0], [], []]}
+    Dataset.from_dict(content, features=features).to_parquet(path)
+    table = read_file(path, tell=no_tell)
+    assert dict(table.values) == {"text": ["a", "b", "c"], "label": ["ant", "zebra", ""]}
+    assert table.class_names == {"label": ["zebra", "ant"]}
+    assert table.place(2) == f"row 3 of {path}"
+
+
+def test_parquet_of_pandas_gives_numbers_as_text(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(
+        {
+            "text": pandas.Categorical(["x", "NA", "x"]),
+            "gaps": [3.0, None, 7.0],
+            "label": [3, 3, 7],
+            "seen": [True, False, True],
+        }
+    )
+    frame.to_parquet(tmp_path / "rows.parquet")
+    assert dict(read_file(tmp_path / "rows.parquet", tell=no_tell).values) == {
+        "text": ["x", "NA", "x"],
+        "gaps": ["3", "", "7"],
+        "label": ["3", "3", "7"],
+        "seen": ["true", "false", "true"],
+    }
+
+
+def test_parquet_in_a_folder_that_looks_like_a_partition_gains_no_column(tmp_path: Path) -> None:
+    folder = tmp_path / "split=train"
+    folder.mkdir()
+    parquet.write_table(pyarrow.table({"text": ["a"]}), folder / "rows.parquet")
+    assert list(read_file(folder / "rows.parquet", tell=no_tell).values) == ["text"]
+
+
+@pytest.mark.parametrize("content", [b"", b"text,label\n", b"PAR1 and then nothing PAR1"])
+def test_a_damaged_parquet_file_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "rows.parquet").write_bytes(content)
+    with pytest.raises(DataUnreadable, match=r"rows\.parquet"):
+        read_file(tmp_path / "rows.parquet", tell=no_tell)
+
+
+def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
+    parquet.write_table(
+        pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "a.parquet"
+    )
+    with pytest.raises(DataUnreadable, match="no rows"):
+        read_file(tmp_path / "a.parquet", tell=no_tell)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFound, match=r"nothing\.csv"):
+        read_file(tmp_path / "nothing.csv", tell=no_tell)
+
+
+def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    with pytest.raises(DataUnreadable, match=r"rows\.xlsx") as raised:
+        read_file(tmp_path / "rows.xlsx", tell=no_tell)
+    assert all(suffix in raised.value.remedy for suffix in SUFFIXES)
+
+
+def test_the_suffix_may_be_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "ROWS.CSV").write_text("text,label\na,b\n")
+    assert read_file(tmp_path / "ROWS.CSV", tell=no_tell).values["text"] == ("a",)

@@ -1,0 +1,213 @@
+"""Data sets of the Hub, from a server that answers as the Hub does."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from hub_server import MAIN_COMMIT, HubServer, hub_client
+
+from finetune.data.hub_tables import CONVERTED_BRANCH, find_splits
+from finetune.data.load import load_table
+from finetune.errors import DataError, DataNotFound, HubNotReachable
+from finetune.events import Event, Warning
+
+SET = "acme/rows"
+CLASSES = ["zebra", "ant"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "README.md").write_text("# Rows")
+    return folder
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> Path:
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, folder: Path, converted: Path) -> Iterator[HubServer]:
+    with (
+        HubServer(datasets={SET: folder, f"{SET}@{CONVERTED_BRANCH}": converted}) as server,
+        hub_client(endpoint=server.endpoint, home=tmp_path / "home"),
+    ):
+        yield server
+
+
+def write_parquet(path: Path, *texts: str, labels: list[int] | None = None) -> None:
+    """Write rows whose labels alternate, unless they are given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    features = Features({"text": Value("string"), "label": ClassLabel(names=CLASSES)})
+    numbers = labels or [number % 2 for number in range(len(texts))]
+    Dataset.from_dict({"text": list(texts), "label": numbers}, features=features).to_parquet(path)
+
+
+def write_lines(path: Path, *texts: str) -> None:
+    rows = ({"text": text, "label": CLASSES[i % 2]} for i, text in enumerate(texts))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def load(name: str = SET, *, told: list[Event] | None = None) -> DatasetDict:
+    return load_table(
+        f"hub:{name}",
+        folder=None,
+        label="label-coarse",
+        validation_file=None,
+        test_file=None,
+        text_column=None,
+        label_column=None,
+        tell=([] if told is None else told).append,
+    )
+
+
+def texts_in(table: DatasetDict) -> dict[str, list[str]]:
+    return {split: rows["text"][:] for split, rows in table.items()}
+
+
+def test_parquet_files_of_the_repository_are_taken_with_their_classes(
+    hub: HubServer, folder: Path
+) -> None:
+    write_parquet(folder / "data/train-00000-of-00002.parquet", "a", "b")
+    write_parquet(folder / "data/train-00001-of-00002.parquet", "c")
+    write_parquet(folder / "data/validation-00000-of-00001.parquet", "d")
+    write_parquet(folder / "data/test-00000-of-00001.parquet", "e")
+    write_parquet(folder / "data/unsupervised-00000-of-00001.parquet", "f")
+    write_lines(folder / "train.jsonl", "other", "rows")
+    table = load()
+    assert texts_in(table) == {"train": ["a", "b", "c"], "validation": ["d"], "test": ["e"]}
+    assert table["test"].features["label"].names == CLASSES
+
+
+def test_the_converted_branch_serves_a_set_that_a_script_makes(
+    hub: HubServer, folder: Path, converted: Path
+) -> None:
+    (folder / "rows.py").write_text("raise SystemExit('a script was run')")
+    write_parquet(converted / "default/train/0000.parquet", "a", "b")
+    write_parquet(converted / "default/train/0001.parquet", "c")
+    write_parquet(converted / "default/test/0000.parquet", "d")
+    assert texts_in(load()) == {"train": ["a", "b", "c"], "test": ["d"]}
+    assert "rows.py" not in hub.downloads()
+
+
+@pytest.mark.parametrize("has_branch", [True, False])
+def test_without_parquet_files_of_lines_are_taken(
+    hub: HubServer, folder: Path, has_branch: bool
+) -> None:
+    if not has_branch:
+        del hub.folders["datasets"][f"{SET}@{CONVERTED_BRANCH}"]
+    write_lines(folder / "train.jsonl", "a", "b")
+    write_lines(folder / "dev.jsonl", "c")
+    assert texts_in(load()) == {"train": ["a", "b"], "validation": ["c"]}
+
+
+def test_a_revision_is_taken_as_it_is(hub: HubServer, folder: Path, converted: Path) -> None:
+    write_parquet(folder / "train.parquet", "a", "b")
+    assert texts_in(load(f"{SET}@{MAIN_COMMIT}")) == {"train": ["a", "b"]}
+    with pytest.raises(DataNotFound, match="revision"):
+        load(f"{SET}@v9")
+    (folder / "train.parquet").unlink()
+    write_parquet(converted / "default/train/0000.parquet", "c", "d")
+    with pytest.raises(DataNotFound, match="no complete training split"):
+        load(f"{SET}@{MAIN_COMMIT}")
+
+
+def test_a_test_split_without_labels_is_left_out(hub: HubServer, folder: Path) -> None:
+    write_parquet(folder / "train.parquet", "a", "b")
+    write_parquet(folder / "test.parquet", "c", "d", labels=[-1, -1])
+    told: list[Event] = []
+    assert list(load(told=told)) == ["train"]
+    assert any(isinstance(event, Warning) and "test split" in event.message for event in told)
+
+
+@pytest.mark.parametrize("where", ["main", "converted", "lines"])
+def test_the_cache_serves_a_set_when_the_hub_does_not_answer(
+    hub: HubServer, tmp_path: Path, folder: Path, converted: Path, where: str
+) -> None:
+    match where:
+        case "main":
+            write_parquet(folder / "data/train-00000-of-00001.parquet", "a", "b")
+        case "converted":
+            write_parquet(converted / "default/train/0000.parquet", "a", "b")
+        case "lines":
+            write_lines(folder / "train.jsonl", "a", "b")
+    online = texts_in(load())
+    for home in (
+        hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "home"),
+        hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
+    ):
+        hub.requests.clear()
+        with home:
+            assert texts_in(load()) == online
+        assert hub.requests == []
+
+
+def test_a_set_that_was_loaded_in_part_is_not_taken_for_the_whole(
+    hub: HubServer, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    for number in range(3):
+        write_parquet(folder / f"data/train-0000{number}-of-00003.parquet", f"a{number}", "b")
+    write_parquet(folder / "data/test-00000-of-00001.parquet", "c")
+    hub.failures.cut_after_bytes["train-00001-of-00003.parquet"] = 100
+    with pytest.raises(HubNotReachable):
+        load()
+    with (
+        hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
+        pytest.raises((HubNotReachable, DataNotFound)),
+    ):
+        load()
+
+
+def test_what_can_not_be_had_is_told(hub: HubServer, tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(DataNotFound, match="no complete training split") as raised:
+        load()
+    assert "script" in raised.value.remedy
+    with pytest.raises(DataNotFound, match="acme/raws") as raised:
+        load("acme/raws")
+    assert "spelling" in raised.value.remedy
+    with (
+        hub_client(endpoint=hub.endpoint, home=tmp_path / "other", offline=True),
+        pytest.raises(HubNotReachable, match="acme/rows"),
+    ):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train.parquet", "test.parquet"], {"train": ["train.parquet"], "test": ["test.parquet"]}),
+        (["data/train-00000-of-00001-a1b2c3.parquet"], {"train": [...]}),
+        (["plain/train/0000.parquet"], {"train": [...]}),
+        (["train/part.parquet"], {"train": [...]}),
+        (["train_1.parquet", "train_2.parquet"], {"train": [...] * 2}),
+        (["validation.parquet"], {}),
+        (["training.parquet", "trains/0000.parquet", "train.csv"], {}),
+        (["data/train-00001-of-00002.parquet"], {}),
+        (["default/train/0001.parquet"], {}),
+        (["train.parquet", "validation_matched-00000-of-00001.parquet"], {"train": [...]}),
+    ],
+)
+def test_files_belong_to_splits_by_their_names(
+    names: list[str], splits: dict[str, list[str]]
+) -> None:
+    found = find_splits(names, suffix=".parquet")
+    assert {split: len(files) for split, files in found.items()} == {
+        split: len(files) for split, files in splits.items()
+    }
+
+
+def test_of_several_sets_the_main_one_is_taken() -> None:
+    names = ["data/train.csv", "raw/train.csv", "raw/test.csv"]
+    assert find_splits(names, suffix=".csv") == {"train": ["data/train.csv"]}
+
+
+def test_several_sets_without_a_main_one_are_refused() -> None:
+    with pytest.raises(DataError, match="cola, sst2"):
+        find_splits(["sst2/train.csv", "cola/train.csv"], suffix=".csv")

@@ -1,0 +1,264 @@
+"""Files of rows as tables of texts and classes."""
+
+import csv
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas  # type: ignore[import-untyped]
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from finetune.data.tables import read_tables, sort_classes
+from finetune.data.trec import load_trec
+from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.events import Event, Stage, Warning
+
+TREC_DIR = Path(
+    os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
+)
+
+# A greeting and a farewell in twenty languages, each with an emoji and over two lines.
+LANGUAGES = {
+    "ar": "صباح الخير",
+    "bn": "শুভ সকাল",
+    "cs": "Dobré ráno",
+    "da": "Godmorgen",
+    "de": "Schöne Grüße",
+    "el": "Καλημέρα",
+    "en": "Good morning",
+    "es": "¡Buenos días!",
+    "fi": "Hyvää huomenta",
+    "fr": "Ça va bien ?",
+    "he": "בוקר טוב",
+    "hi": "सुप्रभात",
+    "ja": "おはようございます",
+    "ko": "좋은 아침입니다",
+    "pl": "Dzień dobry",
+    "ru": "Доброе утро",
+    "ta": "காலை வணக்கம்",
+    "th": "อรุณสวัสดิ์",
+    "tr": "Teşekkürler, İzmir",
+    "zh": "早上好",
+}
+
+
+def write(path: Path, content: str) -> Path:
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def read(
+    train: Path,
+    *,
+    told: list[Event] | None = None,
+    text: str | None = None,
+    label: str | None = None,
+    needs_all_labels: bool = True,
+    **others: Path,
+) -> DatasetDict:
+    files = {"train": train, **others}
+    return read_tables(
+        {split: [path] for split, path in files.items()},
+        text_column=text,
+        label_column=label,
+        needs_all_labels=needs_all_labels,
+        tell=([] if told is None else told).append,
+    )
+
+
+def rows_of(table: Dataset) -> list[tuple[str, str]]:
+    names = table.features["label"].names
+    return [(row["text"], names[row["label"]]) for row in table]
+
+
+def classes_of(table: DatasetDict) -> list[str]:
+    names: list[str] = table["train"].features["label"].names
+    return names
+
+
+def warnings_in(told: list[Event]) -> list[str]:
+    return [event.message for event in told if isinstance(event, Warning)]
+
+
+def test_texts_in_twenty_languages_arrive_as_they_were_written(tmp_path: Path) -> None:
+    rows = [
+        (f'{greeting} {emoji}\n"{greeting}", {number}; | \t', language)
+        for language, greeting in LANGUAGES.items()
+        for number, emoji in enumerate(("😀", "👩🏽‍🚀", "🇨🇭", "❤️"))
+    ]
+    with (tmp_path / "greetings.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "language"), *rows])
+    table = read(tmp_path / "greetings.csv", label="language")
+    assert rows_of(table["train"]) == rows
+    assert classes_of(table) == sorted(LANGUAGES)
+
+
+@pytest.mark.skipif(
+    not (TREC_DIR / "train_5500.label").is_file(),
+    reason="needs TREC's train_5500.label in the folder TREC_DIR",
+)
+def test_trec_with_its_fine_labels_comes_out_of_csv_as_it_went_in(tmp_path: Path) -> None:
+    trec = load_trec(folder=TREC_DIR, label="label-fine", tell=lambda event: None)["train"]
+    rows = rows_of(trec)
+    with (tmp_path / "trec.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("question", "label"), *rows])
+    table = read(tmp_path / "trec.csv")
+    assert rows_of(table["train"]) == rows
+    assert len(classes_of(table)) == 50
+    assert Counter(label for _, label in rows)["HUM:ind"] == 962
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["30", "7", "100"], ["7", "30", "100"]),
+        (["3.0", "7.0", "-1.0"], ["-1", "3", "7"]),
+        (["pear", " Apple ", "apple"], ["Apple", "apple", "pear"]),
+        (["NA", "null", "None"], ["NA", "None", "null"]),
+        (["2", "b", "10"], ["2", "10", "b"]),
+    ],
+)
+def test_classes_have_names_in_a_natural_order(
+    tmp_path: Path, labels: list[str], classes: list[str]
+) -> None:
+    lines = [f"text {number},{label}" for number, label in enumerate(labels)]
+    table = read(write(tmp_path / "rows.csv", "\n".join(["text,label", *lines])))
+    assert classes_of(table) == classes
+    names = [label.strip().removesuffix(".0") for label in labels]
+    assert [label for _, label in rows_of(table["train"])] == names
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_whole_numbers_with_gaps_are_classes_in_every_format(tmp_path: Path, suffix: str) -> None:
+    frame = pandas.DataFrame({"text": list("abcd"), "label": [70, 3, None, 70]})
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".csv":
+        frame.to_csv(path, index=True)
+    elif suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_json(path, orient="records", lines=True)
+    table = read(path)
+    assert classes_of(table) == ["3", "70"]
+    assert rows_of(table["train"]) == [("a", "70"), ("b", "3"), ("d", "70")]
+
+
+def test_names_of_classes_in_the_file_keep_their_order(tmp_path: Path) -> None:
+    features = Features(
+        {"text": Value("string"), "label": ClassLabel(names=["zebra", "bee", "ant"])}
+    )
+    content = {"text": ["a", "b", "c"], "label": [0, 2, 2]}
+    Dataset.from_dict(content, features=features).to_parquet(tmp_path / "rows.parquet")
+    table = read(tmp_path / "rows.parquet")
+    assert classes_of(table) == ["zebra", "bee", "ant"]
+    assert rows_of(table["train"]) == [("a", "zebra"), ("b", "ant"), ("c", "ant")]
+
+
+def test_splits_in_files_of_their_own_share_the_classes_of_the_training_file(
+    tmp_path: Path,
+) -> None:
+    table = read(
+        write(tmp_path / "train.csv", "text,label\na,x\nb,y\n"),
+        validation=write(tmp_path / "validation.tsv", "label\ttext\ny\tc\n"),
+        test=write(tmp_path / "test.jsonl", '{"text": "d", "label": "x"}\n'),
+    )
+    assert {split: rows_of(rows) for split, rows in table.items()} == {
+        "train": [("a", "x"), ("b", "y")],
+        "validation": [("c", "y")],
+        "test": [("d", "x")],
+    }
+    assert table["test"].features == table["train"].features
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_label_that_training_lacks_is_told_with_its_row(tmp_path: Path, split: str) -> None:
+    train = write(tmp_path / "train.csv", "text,label\na,x\nb,y\n")
+    other = write(tmp_path / "other.csv", "text,label\nc,x\n,\nd,z\n")
+    options: dict[str, Any] = {split: other}
+    with pytest.raises(DataError, match=r"'z' in line 4 of .*other\.csv"):
+        read(train, **options)
+
+
+def test_a_column_that_another_file_lacks_is_told_with_that_file(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.csv", "review,label\na,x\nb,y\n")
+    other = write(tmp_path / "other.csv", "text,label\nc,x\n")
+    with pytest.raises(DataNotFound, match=r"other\.csv has no column 'review'"):
+        read(train, test=other)
+
+
+def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    told: list[Event] = []
+    content = 'text,label\na,x\n"over\ntwo lines",y\n" ",x\nc,\nd,y\n'
+    table = read(write(tmp_path / "rows.csv", content), told=told)
+    assert rows_of(table["train"]) == [("a", "x"), ("over\ntwo lines", "y"), ("d", "y")]
+    [message] = warnings_in(told)
+    assert message.startswith("2 of 5 rows")
+    assert f"line 5 of {tmp_path / 'rows.csv'}" in message
+
+
+def test_the_columns_and_that_they_are_a_guess_are_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", "id,review,stars\n1,good,5\n2,bad,1\n3,fair,5\n")
+
+    def line_about_columns(label: str | None) -> str:
+        told: list[Event] = []
+        read(path, told=told, text="review", label=label)
+        [line] = [e.message for e in told if isinstance(e, Stage) and "labels from" in e.message]
+        return line
+
+    assert "'review'" in line_about_columns("stars")
+    assert "guessed" not in line_about_columns("stars")
+    assert "guessed; --label-column" in line_about_columns(None)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("text,label\na,x\nb,x\n", "every row .* has the label 'x'"),
+        ("text,label\na,x\na,y\n", "every row .* has the same text"),
+        ("text,label\na,\n,y\n", "no row .* has a text in 'text' and a label in 'label'"),
+    ],
+)
+def test_a_training_file_with_nothing_to_learn_is_refused(
+    tmp_path: Path, content: str, complaint: str
+) -> None:
+    with pytest.raises(DataError, match=complaint) as raised:
+        read(write(tmp_path / "rows.csv", content))
+    assert "-column" in raised.value.remedy
+
+
+def test_one_column_for_text_and_label_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        read(write(tmp_path / "rows.csv", "a,b\nc,d\n"), text="a", label="a")
+
+
+@pytest.mark.parametrize("content", ["text\nc\n", "text,label\nc,\n"])
+def test_a_split_without_labels_is_left_out_only_where_that_is_allowed(
+    tmp_path: Path, content: str
+) -> None:
+    train = write(tmp_path / "train.csv", "text,label\na,x\nb,y\n")
+    test = write(tmp_path / "test.csv", content)
+    told: list[Event] = []
+    assert list(read(train, test=test, needs_all_labels=False, told=told)) == ["train"]
+    assert "test split has no labels" in warnings_in(told)[0]
+    with pytest.raises(DataError, match=r"test\.csv"):
+        read(train, test=test)
+
+
+def test_several_files_make_one_split(tmp_path: Path) -> None:
+    parts = [
+        write(tmp_path / f"{name}.csv", f"text,label\n{name} 1,x\n{name} 2,y\n") for name in "ab"
+    ]
+    table = read_tables(
+        {"train": parts},
+        text_column=None,
+        label_column=None,
+        needs_all_labels=True,
+        tell=lambda event: None,
+    )
+    assert table["train"]["text"][:] == ["a 1", "a 2", "b 1", "b 2"]
+
+
+def test_numbers_go_before_words() -> None:
+    assert sort_classes(["b", "-2", "10", "9", "1e1", "A"]) == ["-2", "9", "10", "1e1", "A", "b"]

@@ -1,0 +1,129 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, tiny_model
+from tiny_training import FewShapesDevice, random_examples, take_updates, tiny_assembly
+from torch import nn
+
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.evaluation.predict import predict_logits, probabilities
+from finetune.model.structure import find_structure
+from finetune.training.micro_batches import Examples
+
+ROWS = 23
+DEVICES = pytest.mark.parametrize(
+    "device", [CpuDevice(), FewShapesDevice()], ids=["ragged", "filled"]
+)
+
+
+def predict(
+    model: nn.Module, examples: Examples, *, batch_size: int = 5, device: Device | None = None
+) -> np.ndarray:
+    device = device or CpuDevice()
+    return predict_logits(
+        model,
+        examples.inputs_of,
+        examples.lengths,
+        widths=device.widths(int(examples.lengths.max())),
+        batch_size=batch_size,
+        device=device,
+    )
+
+
+@DEVICES
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_are_those_of_each_row_alone(
+    architecture: str, batch_size: int, device: Device
+) -> None:
+    model = tiny_model(architecture).eval()
+    takes_4d_mask = find_structure(model).takes_4d_mask
+    examples = random_examples(ROWS, takes_4d_mask=takes_4d_mask)
+    alone = [
+        model(**examples.inputs_of(np.array([row]), int(examples.lengths[row]))).logits
+        for row in range(ROWS)
+    ]
+
+    logits = predict(model, examples, batch_size=batch_size, device=device)
+
+    assert logits.shape == (ROWS, 6)
+    assert logits.dtype == np.float32
+    expected = torch.cat(alone).detach().numpy()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    assert np.ptp(expected, axis=0).max() > 1e-3
+
+
+def test_every_forward_has_the_same_number_of_rows_where_new_shapes_cost() -> None:
+    model = tiny_model()
+    shapes: set[tuple[int, ...]] = set()
+    model.register_forward_hook(lambda _, __, output: shapes.add(tuple(output.logits.shape)))
+
+    predict(model, random_examples(ROWS), device=FewShapesDevice())
+
+    assert shapes == {(5, 6)}
+
+
+def test_widths_are_the_devices() -> None:
+    examples = random_examples(ROWS)
+    widths: list[int] = []
+
+    def inputs_of(rows: np.ndarray, width: int) -> dict[str, torch.Tensor]:
+        widths.append(width)
+        return examples.inputs_of(rows, width)
+
+    device = FewShapesDevice()
+    predict(tiny_model(), replace(examples, inputs_of=inputs_of), batch_size=5, device=device)
+
+    assert set(widths) <= set(device.widths(int(examples.lengths.max())))
+
+
+@DEVICES
+def test_one_row_is_enough(device: Device) -> None:
+    assert predict(tiny_model(), random_examples(1), device=device).shape == (1, 6)
+
+
+def test_dropout_and_graph_are_off() -> None:
+    model = tiny_model().train()
+    model.register_forward_hook(lambda _, __, output: graphs.append(output.logits.requires_grad))
+    graphs: list[bool] = []
+
+    first, second = (predict(model, random_examples(ROWS)) for _ in range(2))
+
+    np.testing.assert_array_equal(first, second)
+    assert not any(graphs)
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_prediction_between_updates_changes_nothing(precision: str) -> None:
+    examples = random_examples(ROWS)
+    losses = []
+    for predicts in (False, True):
+        assembly = tiny_assembly(precision=precision)
+        first = take_updates(assembly, examples, [0])
+        if predicts:
+            predict(assembly.model, examples)
+            assembly.model.train()
+        losses.append(first + take_updates(assembly, examples, [1, 2]))
+
+    assert losses[0] == losses[1]
+
+
+def test_logits_of_lower_precision_are_told_in_fp32() -> None:
+    model = tiny_assembly(precision="bf16").model
+
+    assert predict(model, random_examples(ROWS)).dtype == np.float32
+
+
+def test_probabilities_add_up_to_1_and_keep_the_order() -> None:
+    logits = np.array([[0.0, 1.0, -1.0], [100.0, 0.0, 99.0], [0.0, 0.0, 0.0]], np.float32)
+
+    shares = probabilities(logits)
+
+    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(shares.argsort(kind="stable"), logits.argsort(kind="stable"))
+    np.testing.assert_allclose(shares[2], 1 / 3, rtol=1e-6)
+    assert shares.dtype == np.float32

@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+from tiny_runs import TEXTS, figures_on_the_way, run_tiny, unfinished_files
+
+import finetune
+from finetune.runs.folder import read_json, read_jsonl
+
+
+@pytest.fixture(scope="session")
+def overfitted_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A run whose validation loss is lowest before its end."""
+    folder = tmp_path_factory.mktemp("runs") / "overfitted"
+    run_tiny(
+        folder,
+        model=tiny_folder,
+        metric_for_best_model="loss",
+        learning_rate=5e-3,
+        head_rate_factor=1,
+        num_train_epochs=4,
+        max_train_samples=32,
+    )
+    return folder
+
+
+def test_a_run_leaves_all_that_it_should_and_nothing_else(finished_run: Path) -> None:
+    assert {path.name for path in finished_run.iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "predictions.jsonl",
+        "all_results.json",
+        "trainer_state.json",
+        "report.html",
+        "model",
+        "checkpoints",
+    }
+    assert {path.name for path in (finished_run / "model").iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+    }
+    assert [path.name for path in (finished_run / "checkpoints").iterdir()] == ["step-8"]
+    assert unfinished_files(finished_run) == []
+
+
+def test_nothing_that_could_hold_code_is_written(finished_run: Path) -> None:
+    suffixes = {path.suffix for path in finished_run.rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".jsonl", ".yaml", ".html", ".md", ".safetensors"}
+
+
+def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) -> None:
+    results = read_json(finished_run / "all_results.json")
+    assert results.keys() >= {
+        "epoch",
+        "train_samples",
+        "train_loss",
+        "train_runtime",
+        "train_samples_per_second",
+        "train_steps_per_second",
+        "eval_samples",
+        "eval_loss",
+        "eval_accuracy",
+    }
+    assert results["schema_version"] == 1
+    assert (results["epoch"], results["train_samples"]) == (2.0, 64)
+    assert results["train_runtime"] > 0
+
+
+def test_the_state_has_the_names_that_trainer_gives_it(finished_run: Path) -> None:
+    state = read_json(finished_run / "trainer_state.json")
+    assert (state["global_step"], state["max_steps"], state["epoch"]) == (8, 8, 2.0)
+    assert state["best_global_step"] in (4, 8)
+    assert state["log_history"] == read_jsonl(finished_run / "metrics.jsonl")
+
+
+def test_the_training_loss_is_the_mean_of_all_updates(finished_run: Path) -> None:
+    losses = [row["loss"] for row in figures_on_the_way(finished_run) if row["kind"] == "update"]
+    assert len(losses) == 8
+    results = read_json(finished_run / "all_results.json")
+    assert results["train_loss"] == pytest.approx(sum(losses) / 8)
+
+
+def test_the_environment_names_the_device_and_the_versions(finished_run: Path) -> None:
+    environment = read_json(finished_run / "environment.json")
+    assert environment["packages"]["transformers"] == transformers.__version__
+    assert "CPU" in environment["device"]
+
+
+def test_the_predictions_are_those_of_the_test_split_and_give_its_accuracy(
+    finished_run: Path,
+) -> None:
+    rows = read_jsonl(finished_run / "predictions.jsonl")
+    results = read_json(finished_run / "all_results.json")
+    assert len(rows) == results["test_samples"] == 270
+    right = sum(row["predicted"] == row["label"] for row in rows)
+    assert right / len(rows) == pytest.approx(results["test_accuracy"])
+    assert {row["label"] for row in rows} == set(results["class_names"])
+
+
+def test_the_model_loads_in_transformers_and_answers_as_the_tool_does(finished_run: Path) -> None:
+    classify = transformers.pipeline("text-classification", str(finished_run / "model"))
+    theirs = classify(TEXTS)
+    ours = finetune.predict(finished_run, TEXTS, device="cpu")
+    assert [answer["label"] for answer in ours] == [answer["label"] for answer in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert our["probability"] == pytest.approx(their["score"], abs=1e-5)
+
+
+def test_the_model_names_its_classes(finished_run: Path) -> None:
+    config = read_json(finished_run / "model" / "config.json")
+    assert list(config["id2label"].values()) == ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"]
+    assert config["label2id"]["NUM"] == 5
+
+
+def test_the_report_and_the_card_show_the_accuracy(finished_run: Path) -> None:
+    accuracy = read_json(finished_run / "all_results.json")["test_accuracy"]
+    assert f"{accuracy:.1%}".replace("%", " %") in (finished_run / "report.html").read_text()
+    assert "accuracy" in (finished_run / "model" / "README.md").read_text()
+
+
+def test_the_best_model_by_validation_is_the_one_that_is_kept(overfitted_run: Path) -> None:
+    rows = figures_on_the_way(overfitted_run)
+    validations = [row for row in rows if row["kind"] == "validation"]
+    best = min(validations, key=lambda row: row["eval_loss"])
+    assert best is not validations[-1]  # else this would show nothing
+    results = read_json(overfitted_run / "all_results.json")
+    assert results["eval_loss"] == best["eval_loss"]
+    assert read_json(overfitted_run / "trainer_state.json")["best_global_step"] == best["update"]
+
+
+def test_the_figures_are_those_of_the_model_that_is_kept(overfitted_run: Path) -> None:
+    results = read_json(overfitted_run / "all_results.json")
+    for split, prefix in (("validation", "eval"), ("test", "test")):
+        figures = finetune.evaluate(overfitted_run, split=split, device="cpu")
+        assert figures["accuracy"] == results[f"{prefix}_accuracy"]
+        assert figures["loss"] == pytest.approx(results[f"{prefix}_loss"], abs=1e-6)
+
+
+def test_the_best_loss_is_told_as_it_is(overfitted_run: Path) -> None:
+    results = read_json(overfitted_run / "all_results.json")
+    state = read_json(overfitted_run / "trainer_state.json")
+    assert state["best_metric"] == results["eval_loss"]
+
+
+def test_without_a_validation_split_the_last_model_is_kept(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    results = run_tiny(tmp_path / "run", model=tiny_folder, validation_fraction=0, max_steps=3)
+    assert not any(name.startswith("eval_") for name in results)
+    assert results["test_samples"] == 270
+    rows = figures_on_the_way(tmp_path / "run")
+    assert [row["kind"] for row in rows] == ["update"] * 3
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_the_files_are_json_that_any_reader_takes(finished_run: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    for path in finished_run.glob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)

@@ -1,0 +1,156 @@
+"""From nothing to a model over the network, against a Hub on this machine."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+from hub_server import HubServer, hub_client
+from tiny_models import save_tiny_model
+from tiny_runs import Command, finetune_in_a_child, unfinished_files
+
+import finetune
+from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY
+from finetune.runs.folder import read_json
+
+MODEL = "someone/tiny"
+TREC = Path(os.environ.get("TREC_DIR", Path(__file__).parents[3] / "shared" / "trec"))
+QUICK = ["--model", MODEL, "--device", "cpu", "--max-steps", "2", "--output-dir"]
+FROM_THE_HUB = ["run", "--freeze-core", *QUICK]
+WITHOUT_TREC = ["run", "--data", "questions", "--max-train-samples", "16", *QUICK]
+
+
+def save_as_parquet(folder: Path, rows: list[tuple[str, str]], *, split: str) -> None:
+    """Write fine classes and questions as the Hub keeps TREC."""
+    path = folder / "default" / split / "0000.parquet"
+    path.parent.mkdir(parents=True)
+    features = Features(
+        {
+            "text": Value("string"),
+            "coarse_label": ClassLabel(names=list(COARSE)),
+            "fine_label": ClassLabel(names=list(FINE)),
+        }
+    )
+    columns = {
+        "text": [text for _, text in rows],
+        "coarse_label": [fine.partition(":")[0] for fine, _ in rows],
+        "fine_label": [fine for fine, _ in rows],
+    }
+    Dataset.from_dict(columns, features=features).to_parquet(path)
+
+
+def made_up_rows(times: int) -> list[tuple[str, str]]:
+    return [(fine, f"Question {number} of {fine} ?") for fine in FINE for number in range(times)]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("hub") / "model")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
+    """A Hub with a small model and questions of TREC's form."""
+    save_as_parquet(tmp_path / "trec", made_up_rows(4), split="train")
+    save_as_parquet(tmp_path / "trec", made_up_rows(1), split="test")
+    with HubServer({MODEL: model_folder}, {HUB_REPOSITORY: tmp_path / "trec"}) as server:
+        yield server
+
+
+def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    environment = {"HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint}
+    online = finetune_in_a_child(*FROM_THE_HUB, tmp_path / "online", environment=environment)
+    assert online.returncode == 0, online.stderr
+    results = read_json(tmp_path / "online" / "all_results.json")
+    assert (results["data"], results["model"], results["mode"]) == ("trec", MODEL, "head")
+    assert (results["train_samples"], results["eval_samples"]) == (180, 20)
+    assert results["test_samples"] == 50
+    assert results["class_names"] == list(COARSE)
+    downloads = hub.downloads()
+    assert downloads.count("0000.parquet") == 2
+    assert downloads.count("model.safetensors") == 1
+    assert unfinished_files(home) == []
+
+    hub.requests.clear()
+    offline = finetune_in_a_child(
+        *FROM_THE_HUB, tmp_path / "offline", environment=environment | {"HF_HUB_OFFLINE": "1"}
+    )
+    assert offline.returncode == 0, offline.stderr
+    assert hub.requests == []
+    again = read_json(tmp_path / "offline" / "all_results.json")
+    assert again["test_loss"] == results["test_loss"]
+    config = (tmp_path / "online" / "config.yaml").read_bytes()
+    assert config == (tmp_path / "offline" / "config.yaml").read_bytes()
+
+
+def test_the_real_trec_trains_from_the_hub(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = TREC / "train_5500.label"
+    if not file.is_file():
+        pytest.skip(f"needs TREC's {file.name}, in TREC_DIR or {TREC}")
+    lines = file.read_text(encoding="iso-8859-1").replace("\xf0", " ").splitlines()
+    rows = [(fine, text) for fine, text in (line.split(maxsplit=1) for line in lines)]
+    save_as_parquet(tmp_path / "real", rows, split="train")
+    save_as_parquet(tmp_path / "real", rows[:500], split="test")
+    hub.folders["datasets"][HUB_REPOSITORY] = tmp_path / "real"
+    with hub_client(endpoint=hub.endpoint, home=tmp_path / "home"):
+        results = finetune.run(
+            model=MODEL,
+            freeze_core=True,
+            device="cpu",
+            max_steps=2,
+            output_dir=str(tmp_path / "run"),
+        )
+    assert results["train_samples"] + results["eval_samples"] == 5452
+    assert results["test_samples"] == 500
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "words"),
+    [
+        ("unknown", 2, [MODEL, "spelling"]),
+        ("gated", 2, [MODEL, "HF_TOKEN"]),
+        ("pickled", 2, ["safetensors"]),
+        ("altered", 3, ["model.safetensors", "damaged"]),
+        ("slow", 6, [MODEL, "HF_ENDPOINT"]),
+        ("down", 6, [MODEL]),
+        ("cut", 6, ["broke off"]),
+    ],
+)
+def test_a_model_that_does_not_arrive_is_told_in_two_lines_and_leaves_nothing_half_written(
+    failure: str,
+    code: int,
+    words: list[str],
+    hub: HubServer,
+    tmp_path: Path,
+    command: Command,
+) -> None:
+    match failure:
+        case "unknown":
+            hub.folders["models"].clear()
+        case "gated":
+            hub.failures.gated.add(MODEL)
+        case "pickled":
+            hub.folders["models"][MODEL] = tmp_path / "pickled"
+            (tmp_path / "pickled").mkdir()
+            for name in ("config.json", "pytorch_model.bin"):
+                (tmp_path / "pickled" / name).write_text("{}")
+        case "altered":
+            hub.failures.altered.add("model.safetensors")
+        case "slow":
+            hub.failures.delay_seconds = 5
+        case "down":
+            hub.failures.down = True
+        case "cut":
+            hub.failures.cut_after_bytes["model.safetensors"] = 1000
+    home = tmp_path / "home"
+    with hub_client(endpoint=hub.endpoint, home=home):
+        command(*WITHOUT_TREC, tmp_path / "run").assert_refused(code, *words)
+    assert not (tmp_path / "run").exists()
+    assert not list(home.glob("hub/*/snapshots/*/model.safetensors"))
+    assert unfinished_files(home) == []

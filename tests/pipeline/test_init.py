@@ -1,0 +1,129 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune.config.load import load_config
+from finetune.config.schema import Config
+from finetune.data.check import STRONG_IMBALANCE
+from finetune.errors import DataError, DataNotFound
+from finetune.events import Event
+from finetune.pipeline.init import TableFacts, look_at_table, make_config
+
+Row = dict[str, Any]
+
+
+def rows(*, praise: int = 10, blame: int = 10, text: str = "It was {} and {}.") -> list[Row]:
+    return [
+        {"no": number, "text": text.format(label, number), "label": label}
+        for label, count in (("praise", praise), ("blame", blame))
+        for number in range(count)
+    ]
+
+
+def look(folder: Path, table: Sequence[Row], **columns: str | None) -> TableFacts:
+    file = folder / "table.jsonl"
+    file.write_text("\n".join(map(json.dumps, table)), encoding="utf-8")
+    return look_at_table(
+        file,
+        **({"text_column": None, "label_column": None} | columns),
+        tell=lambda event: None,
+    )
+
+
+def configured(facts: TableFacts, folder: Path, *, model: str | None = None) -> Config:
+    file = folder / "made.yaml"
+    file.write_text(make_config(facts, model=model), encoding="utf-8")
+    return load_config(file=str(file), environment={}, flags={}, assignments=()).config
+
+
+def test_a_table_is_seen_with_its_columns_classes_and_splits(tmp_path: Path) -> None:
+    facts = look(tmp_path, rows(praise=30))
+    assert facts.columns == ["no", "text", "label"]
+    assert (facts.text_column, facts.label_column) == ("text", "label")
+    assert facts.class_rows == {"blame": 10, "praise": 30}
+    assert facts.rows_of_a_run == {"train": 32, "validation": 4, "test": 4}
+    assert facts.examples == {"blame": "It was blame and 0.", "praise": "It was praise and 0."}
+    assert facts.longest_characters == len("It was praise and 29.")
+
+
+def test_the_reason_of_a_column_is_its_name_its_values_or_the_user(tmp_path: Path) -> None:
+    table = [{"Text": row["text"], "kind": row["label"]} for row in rows()]
+    facts = look(tmp_path, table)
+    assert facts.text_reason == "its name says so"
+    assert facts.label_reason == "20 rows have 2 different values"
+
+    facts = look(tmp_path, [{"remark": row["text"], "kind": row["label"]} for row in rows()])
+    assert facts.text_reason == "its values have 20 characters on average"
+
+    facts = look(tmp_path, table, text_column="Text", label_column="kind")
+    assert facts.text_reason == "named with --text-column"
+    assert facts.label_reason == "named with --label-column"
+
+
+def test_reading_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("text;label\n" + "".join(f"{row['text']};{row['label']}\n" for row in rows()))
+    told: list[Event] = []
+    look_at_table(file, text_column=None, label_column=None, tell=told.append)
+    readings = [event for event in map(str, told) if f"reading {file}" in event]
+    assert len(readings) == 1
+    assert "UTF-8, values between semicolons" in readings[0]
+
+
+def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFound):
+        look_at_table(
+            tmp_path / "none.csv", text_column=None, label_column=None, tell=lambda event: None
+        )
+    with pytest.raises(DataError, match="too few rows for a test split"):
+        look(tmp_path, rows(praise=2, blame=2))
+    with pytest.raises(DataError, match="every row"):
+        look(tmp_path, rows(blame=0))
+
+
+def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
+    tmp_path: Path,
+) -> None:
+    facts = look(tmp_path, rows())
+    content = yaml.safe_load(make_config(facts, model=None))
+    assert content == {
+        "data": {"data": facts.file, "text_column": "text", "label_column": "label"},
+        "model": None,
+        "training": None,
+    }
+
+
+def test_the_model_that_is_named_is_configured(tmp_path: Path) -> None:
+    config = configured(look(tmp_path, rows()), tmp_path, model="minilm")
+    assert config.model.model == "minilm"
+
+
+def test_classes_are_weighed_where_one_has_many_times_the_rows_of_another(tmp_path: Path) -> None:
+    many = int(10 * STRONG_IMBALANCE)
+    even = configured(look(tmp_path, rows(praise=many - 1)), tmp_path)
+    assert even.training.class_weights == Config().training.class_weights
+    uneven = look(tmp_path, rows(praise=many))
+    assert configured(uneven, tmp_path).training.class_weights == "balanced"
+    explained = " ".join(make_config(uneven, model=None).replace("#", "").split())
+    assert f"the smallest class has 10 rows and the largest {many}." in explained
+
+
+def test_long_texts_get_a_longer_limit_up_to_the_positions_of_bert(tmp_path: Path) -> None:
+    long = configured(look(tmp_path, rows(text="{} {} " + "word " * 200)), tmp_path)
+    assert Config().model.max_length < long.model.max_length < 512
+    longest = configured(look(tmp_path, rows(text="{} {} " + "word " * 900)), tmp_path)
+    assert longest.model.max_length == 512
+
+
+def test_a_text_in_chinese_is_not_taken_for_a_short_one(tmp_path: Path) -> None:
+    facts = look(tmp_path, rows(text="{} {}" + "好" * 200))
+    assert facts.suggested_max_length >= 200
+
+
+def test_a_name_that_breaks_lines_stays_out_of_the_comments(tmp_path: Path) -> None:
+    table = [{"text": row["text"], "label": row["label"] + "\u2028data: {"} for row in rows()]
+    assert configured(look(tmp_path, table), tmp_path).data.label_column == "label"

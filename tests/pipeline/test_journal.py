@@ -1,0 +1,59 @@
+import json
+from pathlib import Path
+
+from finetune.events import Event, Stage, Update, Validation
+from finetune.pipeline.journal import continue_journal, journal
+from finetune.runs.folder import RunFolder, read_jsonl
+
+
+def update(number: int) -> Update:
+    return Update(
+        update=number,
+        total_updates=10,
+        epoch=number / 10,
+        loss=1.5,
+        learning_rate=1e-3,
+        examples_per_second=10.0,
+        memory_bytes=1024,
+        remaining_seconds=1.0,
+    )
+
+
+def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Path) -> None:
+    folder, told = RunFolder(tmp_path), list[Event]()
+    events: list[Event] = [
+        Stage("training"),
+        update(1),
+        Validation(update=1, epoch=0.1, metrics={"accuracy": 0.5}, is_best=True),
+    ]
+    tell = journal(folder, told.append)
+    for event in events:
+        tell(event)
+    assert told == events
+    first, second = read_jsonl(folder.metrics_file)
+    assert (first["kind"], first["update"], first["loss"]) == ("update", 1, 1.5)
+    assert (second["kind"], second["eval_accuracy"]) == ("validation", 0.5)
+
+
+def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    tell = journal(folder, lambda event: None)
+    for number in range(1, 6):
+        tell(update(number))
+    continue_journal(folder, updates=3)
+    assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
+
+
+def test_a_line_that_a_kill_has_torn_is_dropped(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    journal(folder, lambda event: None)(update(1))
+    with folder.metrics_file.open("a") as file:
+        file.write(json.dumps({"kind": "update", "update": 2})[:-3])
+    continue_journal(folder, updates=1)
+    journal(folder, lambda event: None)(update(2))
+    assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2]
+
+
+def test_a_run_that_has_told_nothing_yet_has_nothing_to_drop(tmp_path: Path) -> None:
+    continue_journal(RunFolder(tmp_path), updates=0)
+    assert list(tmp_path.iterdir()) == []

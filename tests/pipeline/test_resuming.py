@@ -1,0 +1,350 @@
+"""Runs that were stopped, by Ctrl-C or worse, and go on as if nothing had happened."""
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from tiny_runs import (
+    figures_on_the_way,
+    flags,
+    have_same_bits,
+    run_tiny,
+    start_finetune,
+    unfinished_files,
+    weights_of,
+)
+
+import finetune
+from finetune.errors import ConfigurationInvalid, Interrupted, NotARun, UsageError
+from finetune.events import Event, Stage, Tell, Update, Warning
+from finetune.runs.folder import read_json
+
+
+def at_update(number: int, act: Callable[[], None]) -> Tell:
+    """Return a ``Tell`` that acts when an update is reported."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Update) and event.update == number:
+            act()
+
+    return tell
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def stop_run(folder: Path, *, after_update: int, model: Path, **options: Any) -> Interrupted:
+    """Start a run, press Ctrl-C when an update is reported, and return the error."""
+    with pytest.raises(Interrupted) as raised:
+        run_tiny(folder, model=model, tell=at_update(after_update, press_ctrl_c), **options)
+    return raised.value
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    """Compare all that does not depend on the time."""
+    assert have_same_bits(weights_of(run), weights_of(other))
+    assert figures_on_the_way(run) == figures_on_the_way(other)
+    for name in ("config.yaml", "predictions.jsonl"):
+        assert (run / name).read_bytes() == (other / name).read_bytes()
+    results, expected = (read_json(one / "all_results.json") for one in (run, other))
+    for name in ("epoch", "eval_accuracy", "eval_loss", "test_accuracy", "test_loss"):
+        assert results[name] == expected[name]
+    assert results["train_loss"] == pytest.approx(expected["train_loss"])
+    state, expected_state = (read_json(one / "trainer_state.json") for one in (run, other))
+    assert state["best_global_step"] == expected_state["best_global_step"]
+    assert unfinished_files(run) == []
+
+
+@pytest.fixture
+def stopped_run(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A run that was stopped after three of its eight updates."""
+    stop_run(tmp_path / "stopped", after_update=3, model=tiny_folder)
+    return tmp_path / "stopped"
+
+
+@pytest.mark.parametrize(
+    "after_update",
+    [
+        1,
+        3,
+        pytest.param(4, id="the last of the first epoch"),
+        5,
+    ],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(
+    after_update: int, finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    error = stop_run(run, after_update=after_update, model=tiny_folder)
+    assert error.exit_code == 130
+    assert error.message == f"stopped after update {after_update} of 8"
+    assert not (run / "model").exists()
+    finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+
+
+def test_ctrl_c_at_the_last_update_loses_nothing(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    try:
+        run_tiny(run, model=tiny_folder, tell=at_update(8, press_ctrl_c))
+    except Interrupted:
+        finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+
+
+def test_a_run_can_be_stopped_and_go_on_many_times(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    stop_run(run, after_update=2, model=tiny_folder)
+    for number in (3, 6, 7):
+        with pytest.raises(Interrupted):
+            finetune.run(resume_from_checkpoint=run, tell=at_update(number, press_ctrl_c))
+    finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+
+
+def test_a_termination_saves_what_ctrl_c_does(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_tiny(
+            run,
+            model=tiny_folder,
+            tell=at_update(5, lambda: signal.raise_signal(signal.SIGTERM)),
+        )
+    finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+
+
+def test_an_impatient_second_ctrl_c_stops_at_once_and_loses_no_finished_epoch(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    def press_twice() -> None:
+        press_ctrl_c()
+        press_ctrl_c()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(run, model=tiny_folder, tell=at_update(6, press_twice))
+    finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+
+
+def test_a_run_that_is_stopped_while_it_evaluates_its_model_goes_on_from_there(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Stage) and event.message.startswith("evaluating"):
+            press_ctrl_c()
+
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        run_tiny(run, model=tiny_folder, tell=stop)
+    finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+
+
+def test_a_run_that_is_stopped_while_it_writes_its_report_can_still_be_finished(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    def press_ctrl_c_within(template: jinja2.Template, *values: object, **more: object) -> str:
+        raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jinja2.Template, "render", press_ctrl_c_within)
+        with pytest.raises((KeyboardInterrupt, Interrupted)):
+            run_tiny(run, model=tiny_folder)
+    finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+    for name in ("report.html", "model/README.md"):
+        assert (run / name).is_file()
+
+
+def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    stop_run(run, after_update=6, model=tiny_folder, save_strategy="no")
+    finetune.run(resume_from_checkpoint=run, save_strategy="epoch")
+    assert have_same_bits(weights_of(run), weights_of(finished_run))
+
+
+def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "learning_rate": 1e-6,  # too low for any answer to change
+        "num_train_epochs": 10,
+        "early_stopping_patience": 2,
+    }
+    run_tiny(tmp_path / "whole", model=tiny_folder, **options)
+    stop_run(tmp_path / "run", after_update=10, model=tiny_folder, **options)
+    finetune.run(resume_from_checkpoint=tmp_path / "run")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["run", "my runs/it's one"])
+def test_the_error_names_the_command_that_goes_on(
+    name: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    error = stop_run(tmp_path / name, after_update=1, model=tiny_folder)
+    command = error.remedy.removeprefix("go on with: ")
+    assert shlex.split(command) == [
+        "finetune",
+        "run",
+        "--resume-from-checkpoint",
+        str(tmp_path / name),
+    ]
+
+
+def test_resuming_tells_where_it_goes_on(stopped_run: Path) -> None:
+    told: list[Event] = []
+    finetune.run(resume_from_checkpoint=stopped_run, tell=told.append)
+    assert any(isinstance(event, Stage) and "update 3" in event.message for event in told)
+    assert [event.update for event in told if isinstance(event, Update)] == [4, 5, 6, 7, 8]
+
+
+def test_a_run_can_go_on_with_smaller_batches(stopped_run: Path) -> None:
+    results = finetune.run(resume_from_checkpoint=stopped_run, batch_size=4, eval_batch_size=8)
+    assert results["epoch"] == 2.0
+    updates = [row["update"] for row in figures_on_the_way(stopped_run) if row["kind"] == "update"]
+    assert updates == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 7},
+        {"learning_rate": 1.0},
+        {"model": "minilm"},
+        {"freeze_core": True},
+        {"num_train_epochs": 5},
+        {"effective_batch_size": 8},
+        {"max_train_samples": 32},
+        {"assignments": ["training.seed=7"]},
+    ],
+)
+def test_what_would_make_another_run_of_it_is_refused(
+    changes: dict[str, Any], stopped_run: Path, finished_run: Path
+) -> None:
+    with pytest.raises(ConfigurationInvalid, match="changes a run") as raised:
+        finetune.run(resume_from_checkpoint=stopped_run, **changes)
+    assert raised.value.exit_code == 2
+    finetune.run(resume_from_checkpoint=stopped_run)
+    assert_same_run(stopped_run, finished_run)
+
+
+def test_a_variable_that_would_change_a_run_is_refused(
+    stopped_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_SEED", "7")
+    with pytest.raises(ConfigurationInvalid, match="FINETUNE_SEED"):
+        finetune.run(resume_from_checkpoint=stopped_run)
+
+
+def test_what_is_said_again_changes_nothing_and_is_taken(
+    stopped_run: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_DATA", "questions")  # as it was when the run began
+    finetune.run(resume_from_checkpoint=stopped_run, seed=42)
+    assert_same_run(stopped_run, finished_run)
+
+
+def test_a_configuration_beside_the_run_s_own_is_refused(stopped_run: Path) -> None:
+    with pytest.raises(UsageError, match="configuration"):
+        finetune.run("offline", resume_from_checkpoint=stopped_run)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(NotARun):
+            finetune.run(resume_from_checkpoint=folder)
+
+
+def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
+    shutil.rmtree(stopped_run / "checkpoints")
+    with pytest.raises(UsageError, match="no checkpoint") as raised:
+        finetune.run(resume_from_checkpoint=stopped_run)
+    assert "--overwrite" in raised.value.remedy
+
+
+def test_a_damaged_checkpoint_is_told_and_passed_over(stopped_run: Path) -> None:
+    (stopped_run / "checkpoints" / "step-3" / "optimizer.safetensors").write_bytes(b"half")
+    told: list[Event] = []
+    with pytest.raises(UsageError, match="no checkpoint"):
+        finetune.run(resume_from_checkpoint=stopped_run, tell=told.append)
+    warnings = [event.message for event in told if isinstance(event, Warning)]
+    assert any("step-3" in warning and "damaged" in warning for warning in warnings)
+
+
+def test_a_finished_run_is_told_as_such_and_left_as_it_is(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    with pytest.raises(UsageError, match="finished"):
+        finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+
+
+def test_a_kill_after_the_first_epoch_costs_no_more_than_the_updates_since(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    kills_itself = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from pathlib import Path
+from tiny_runs import run_tiny
+from finetune.events import Update
+
+def tell(event):
+    if isinstance(event, Update) and event.update == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run_tiny(Path({str(run)!r}), model=Path({str(tiny_folder)!r}), tell=tell)
+"""
+    process = subprocess.run([sys.executable, "-c", kills_itself], capture_output=True, text=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert [row["update"] for row in figures_on_the_way(run)] == [1, 2, 3, 4, 4, 5, 6]
+    finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, finished_run)
+
+
+def test_ctrl_c_on_the_command_leaves_a_run_that_goes_on_bit_for_bit(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options: dict[str, Any] = {
+        "max_train_samples": 10_000
+    }  # 46 updates an epoch: time to press a key in the first
+    process = start_finetune("run", "--model", tiny_folder, "--output-dir", run, *flags(**options))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("update 2/"):
+            process.send_signal(signal.SIGINT)
+            break
+    output, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert output == ""
+    assert re.search(r"^error: stopped after update \d+ of 92$", errors, re.MULTILINE)
+    assert f"  try: go on with: finetune run --resume-from-checkpoint {run}\n" in errors
+    assert "Traceback" not in errors
+
+    finetune.run(resume_from_checkpoint=run)
+    run_tiny(tmp_path / "whole", model=tiny_folder, **options)
+    assert_same_run(run, tmp_path / "whole")

@@ -1,0 +1,161 @@
+"""What the tests of whole runs share: a small model, quick options, and the command itself."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import save_tiny_model
+
+import finetune
+from finetune.cli.main import main
+from finetune.runs.folder import read_jsonl
+
+# A model this small gains nothing from threads, and loses much where tests share the processors.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for child processes
+
+QUICK: dict[str, Any] = {
+    "data": "questions",
+    "device": "cpu",
+    "max_train_samples": 64,
+    "batch_size": 16,
+    "num_train_epochs": 2,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+}
+"""Two epochs of four updates, each of which is reported."""
+
+TEXTS = ["Who wrote Faust?", "How old is the river Nile?", "What does NASA stand for?"]
+SPEED_AND_MEMORY = {"examples_per_second", "memory_bytes"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command leaves behind: its exit code and what it wrote."""
+
+    code: int
+    output: str
+    errors: str
+
+    def assert_refused(self, code: int, *words: str) -> None:
+        """Expect an exit code, nothing on standard output, and one error with one remedy."""
+        assert self.code == code, self.errors
+        assert self.output == ""
+        assert "Traceback" not in self.errors
+        *progress, error, remedy = self.errors.splitlines()
+        assert error.startswith("error: ")
+        assert remedy.startswith("  try: ")
+        assert not any(line.startswith(("error:", "  try:")) for line in progress)
+        for word in words:
+            assert word in error + remedy
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs the command within this process, to its end."""
+
+    def run(*arguments: str | Path) -> Outcome:
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as left:
+            code = left.code or 0
+        assert isinstance(code, int)
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small pretrained encoder, as ``save_pretrained`` writes it; tests leave it as it is."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """The folder of a quick run that has finished; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    run_tiny(folder, model=tiny_folder)
+    return folder
+
+
+def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:
+    """Fine-tune a small model within this process, with the quick options unless told otherwise."""
+    results: dict[str, Any] = finetune.run(
+        **(QUICK | options), model=str(model), output_dir=str(folder)
+    )
+    return results
+
+
+def flags(**options: Any) -> list[str]:
+    """Return the quick options, and others, as a user would type them."""
+    return [
+        word
+        for option, value in (QUICK | options).items()
+        for word in ("--" + option.replace("_", "-"), str(value))
+    ]
+
+
+def start_finetune(
+    *arguments: str | Path, environment: dict[str, str] | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """Start the command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "finetune", *map(str, arguments)],
+        env=os.environ | (environment or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def finetune_in_a_child(
+    *arguments: str | Path, environment: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, to its end."""
+    process = start_finetune(*arguments, environment=environment, **options)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """Return the saved model's parameters, by name."""
+    return load_file(run / "model" / "model.safetensors")
+
+
+def have_same_bits(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    """Tell whether two sets of tensors have the same names and the same bits."""
+    return some.keys() == others.keys() and all(
+        torch.equal(tensor.view(torch.uint8), others[name].view(torch.uint8))
+        for name, tensor in some.items()
+    )
+
+
+def figures_on_the_way(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of ``metrics.jsonl`` without what the machine's mood decides."""
+    return [
+        {name: value for name, value in row.items() if name not in SPEED_AND_MEMORY}
+        for row in read_jsonl(run / "metrics.jsonl")
+    ]
+
+
+def unfinished_files(folder: Path) -> list[Path]:
+    """Return what a kill in the middle of writing would leave: partial files, dangling links."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.suffix in {".partial", ".incomplete", ".discarded"} or not path.exists()
+    ]

@@ -1,0 +1,109 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tiny_training import random_examples, take_updates, tiny_assembly
+from torch import nn
+
+from finetune.errors import WrongParametersChanged
+from finetune.training.guard import ParameterGuard
+
+LAYER = "bert.encoder.layer.1.output.dense.weight"
+
+
+def guarded(mode: str) -> tuple[nn.Module, Callable[[], None]]:
+    """Return a model after two updates, and the comparison with what it was before them."""
+    assembly = tiny_assembly(mode=mode)
+    guard = ParameterGuard(assembly.model)
+    take_updates(assembly, random_examples(), range(2))
+    return assembly.model, lambda: guard.check(assembly.model)
+
+
+@pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
+def test_updates_as_they_should_be_pass(mode: str) -> None:
+    _, check = guarded(mode)
+
+    check()
+
+
+def test_change_of_one_frozen_number_is_noticed() -> None:
+    model, check = guarded("head")
+
+    with torch.no_grad():
+        weight = model.get_parameter(LAYER)
+        weight[3, 4] = torch.nextafter(weight[3, 4], torch.tensor(9.0))
+
+    with pytest.raises(WrongParametersChanged, match=rf"frozen but changed.*{LAYER}"):
+        check()
+
+
+def test_swapped_rows_of_a_frozen_matrix_are_the_same_numbers_and_pass() -> None:
+    """Say what the guard does not promise: it adds up bits, in any order."""
+    model, check = guarded("head")
+
+    with torch.no_grad():
+        model.get_parameter(LAYER).copy_(model.get_parameter(LAYER).flip(0))
+
+    check()
+
+
+class SkipsOddLayouts(torch.optim.AdamW):
+    """Fails silently on tensors that are not contiguous, as MPS once did (pytorch#118115)."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        skipped = [
+            (parameter, parameter.detach().clone())
+            for group in self.param_groups
+            for parameter in group["params"]
+            if not parameter.is_contiguous()
+        ]
+        super().step(closure)
+        with torch.no_grad():
+            for parameter, value in skipped:
+                parameter.copy_(value)
+
+
+def test_optimizer_that_skips_a_parameter_silently_is_noticed() -> None:
+    model = tiny_assembly().model
+    transposed = model.get_parameter(LAYER)
+    transposed.data = transposed.detach().T.contiguous().T
+    guard = ParameterGuard(model)
+    optimizer = SkipsOddLayouts(model.parameters(), lr=1e-3)
+
+    inputs = random_examples().inputs_of(np.arange(4), 12)
+    model(**inputs).logits.sum().backward()
+    optimizer.step()
+
+    with pytest.raises(WrongParametersChanged, match=rf"trained but the same.*{LAYER}"):
+        guard.check(model)
+
+
+def test_parameter_without_a_gradient_may_stay() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    guard = ParameterGuard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model[0](torch.ones(2)).sum().backward()
+    optimizer.step()
+
+    guard.check(model)
+
+
+def test_parameter_with_a_gradient_of_zeros_may_stay() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    guard = ParameterGuard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model[0](torch.ones(2)).sum().backward()
+    for parameter in model[1].parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+
+    guard.check(model)
+
+
+def test_model_without_any_gradient_may_stay() -> None:
+    model = nn.Linear(2, 2)
+
+    ParameterGuard(model).check(model)

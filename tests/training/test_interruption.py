@@ -1,0 +1,69 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from finetune.training.interruption import STOP_SIGNALS, stop_on_signal
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_first_signal_is_noted_and_does_not_raise(number: signal.Signals) -> None:
+    with stop_on_signal() as should_stop:
+        assert not should_stop()
+        signal.raise_signal(number)
+        assert should_stop()
+        assert should_stop()
+
+
+@pytest.mark.parametrize("second", STOP_SIGNALS)
+def test_second_signal_raises_at_once(second: signal.Signals) -> None:
+    with stop_on_signal():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(second)
+
+
+def test_handlers_are_those_from_before_when_it_is_over() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+
+    with stop_on_signal():
+        assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+    with pytest.raises(ZeroDivisionError), stop_on_signal():
+        raise ZeroDivisionError
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+def test_each_run_begins_without_a_request() -> None:
+    with stop_on_signal():
+        signal.raise_signal(signal.SIGINT)
+
+    with stop_on_signal() as should_stop:
+        assert not should_stop()
+
+
+def test_signal_while_the_main_thread_works_is_noted() -> None:
+    with stop_on_signal() as should_stop:
+        sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT))
+        sender.start()
+        sender.join()
+        assert should_stop()
+
+
+def test_other_threads_leave_the_signals_alone() -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    seen: list[bool] = []
+
+    def work() -> None:
+        with stop_on_signal() as should_stop:
+            seen.append([signal.getsignal(number) for number in STOP_SIGNALS] == before)
+            seen.append(should_stop())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert seen == [True, False]
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before

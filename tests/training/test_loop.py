@@ -1,0 +1,382 @@
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import VOCABULARY_SIZE
+from tiny_training import copied_parameters, random_examples, tiny_assembly
+
+from finetune import events
+from finetune.errors import LossNotFinite, WrongParametersChanged
+from finetune.tokenization.buckets import Batch, plan_epoch
+from finetune.training.assemble import Assembly
+from finetune.training.loop import Course, is_over, train
+from finetune.training.micro_batches import Examples
+from finetune.training.state import Progress
+
+ROWS = 23
+BATCH = 4
+UPDATES_PER_EPOCH = 6
+
+
+@dataclass
+class Diary:
+    """What a run did between its updates, in its order, each with the updates done before it.
+
+    Args:
+        scores: What the validations will say; empty if there is no validation split.
+        stop_after: Update after which the user asks to stop.
+    """
+
+    scores: Sequence[float] = ()
+    stop_after: int | None = None
+    progress: Progress = field(default_factory=Progress)
+    entries: list[tuple[str, int]] = field(default_factory=list)
+    told: list[events.Event] = field(default_factory=list)
+
+    def note(self, what: str) -> None:
+        self.entries.append((what, self.progress.updates))
+
+    def times(self, what: str) -> list[int]:
+        return [updates for entry, updates in self.entries if entry == what]
+
+    def reports(self) -> list[events.Update]:
+        return [event for event in self.told if isinstance(event, events.Update)]
+
+    def should_stop(self) -> bool:
+        return self.stop_after is not None and self.progress.updates >= self.stop_after
+
+    def course(self, examples: Examples, **options: Any) -> Course:
+        def validate() -> tuple[float, dict[str, float]]:
+            score = self.scores[len(self.times("validate"))]
+            self.note("validate")
+            return score, {"accuracy": score}
+
+        settings: dict[str, Any] = {
+            "batch_size": BATCH,
+            "updates_per_epoch": UPDATES_PER_EPOCH,
+            "report_every": 2,
+            "patience": 0,
+            "plan_epoch": plan_of(examples),
+            "validate": validate if self.scores else None,
+            "keep_best": lambda: self.note("best"),
+            "keep_progress": lambda progress: self.note("progress"),
+            "keeps_each_epoch": False,
+            "should_stop": self.should_stop,
+            "tell": self.told.append,
+        }
+        return Course(**{**settings, **options})
+
+
+def plan_of(examples: Examples) -> Callable[[int], list[Batch]]:
+    return lambda epoch: plan_epoch(
+        examples.lengths, effective_batch_size=BATCH, widths=range(1, 17), seed=0, epoch=epoch
+    )
+
+
+def run(diary: Diary, assembly: Assembly, examples: Examples | None = None, **options: Any) -> None:
+    """Train for as long as the assembly's schedule says; options change the diary's course."""
+    examples = examples or random_examples(ROWS)
+    train(assembly, examples, diary.progress, diary.course(examples, **options))
+
+
+def test_all_updates_are_taken_and_the_last_may_end_within_an_epoch() -> None:
+    diary = Diary(scores=[0.1, 0.2, 0.3])
+
+    run(diary, tiny_assembly(total_updates=14))
+
+    assert diary.progress.updates == 14
+    assert diary.times("validate") == [6, 12, 14]
+
+
+def test_rows_come_in_the_order_of_the_plan() -> None:
+    examples = random_examples(ROWS)
+    seen: list[int] = []
+
+    def inputs_of(rows: np.ndarray, width: int) -> dict[str, torch.Tensor]:
+        seen.extend(rows.tolist())
+        return examples.inputs_of(rows, width)
+
+    run(Diary(), tiny_assembly(total_updates=9), replace(examples, inputs_of=inputs_of))
+
+    plan = plan_of(examples)
+    planned = np.concatenate([batch.rows for batch in [*plan(0), *plan(1)[:3]]])
+    assert seen == planned.tolist()
+
+
+def test_reports_come_every_so_many_updates_and_at_the_end_of_an_epoch() -> None:
+    diary = Diary()
+
+    run(diary, tiny_assembly(total_updates=11), report_every=4)
+
+    assert [report.update for report in diary.reports()] == [4, 6, 8, 11]
+
+
+def test_report_tells_the_state_of_the_run() -> None:
+    single, diary = Diary(), Diary()
+    run(single, tiny_assembly(peak=1e-3, total_updates=12), report_every=1)
+    losses = [report.loss for report in single.reports()]
+
+    run(diary, tiny_assembly(peak=1e-3, total_updates=12), report_every=3)
+
+    first, second, _, last = diary.reports()
+    assert (first.update, first.total_updates, first.epoch) == (3, 12, 0.5)
+    assert first.loss == pytest.approx(np.mean(losses[:3]))
+    assert second.loss == pytest.approx(np.mean(losses[3:6]))
+    assert second.learning_rate == pytest.approx(0.7e-3)
+    assert second.memory_bytes > 0
+    assert second.remaining_seconds > 0
+    assert last.remaining_seconds == 0
+    assert diary.progress.loss_sum == pytest.approx(sum(losses))
+
+
+def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_seconds = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_seconds)
+    examples = random_examples(ROWS)
+
+    def inputs_of(rows: np.ndarray, width: int) -> dict[str, torch.Tensor]:
+        nonlocal now_seconds
+        now_seconds += 0.5
+        return examples.inputs_of(rows, width)
+
+    def validate() -> tuple[float, dict[str, float]]:
+        nonlocal now_seconds
+        now_seconds += 100.0
+        return 0.5, {}
+
+    diary = Diary()
+    slow = replace(examples, inputs_of=inputs_of)
+    run(diary, tiny_assembly(total_updates=12), slow, validate=validate, report_every=3)
+
+    assert diary.progress.seconds == 6.0
+    seconds_of_3_updates = 1.5
+    assert [report.examples_per_second for report in diary.reports()] == [
+        rows / seconds_of_3_updates for rows in rows_of_reports(examples, updates=3)
+    ]
+    assert [report.remaining_seconds for report in diary.reports()] == [4.5, 3.0, 1.5, 0.0]
+
+
+def rows_of_reports(examples: Examples, *, updates: int) -> list[int]:
+    """Return the rows of two epochs' reports, each over so many updates."""
+    plan = plan_of(examples)
+    sizes = [len(batch.rows) for epoch in (0, 1) for batch in plan(epoch)]
+    return [sum(sizes[start : start + updates]) for start in range(0, len(sizes), updates)]
+
+
+def test_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
+    diary = Diary(scores=[0.5, 0.7, 0.7, 0.6, 0.8])
+
+    run(diary, tiny_assembly(total_updates=30))
+
+    assert diary.times("best") == [6, 12, 30]
+    assert diary.progress.best_score == 0.8
+    assert diary.progress.best_updates == 30
+    validations = [event for event in diary.told if isinstance(event, events.Validation)]
+    assert [one.is_best for one in validations] == [True, True, False, False, True]
+    assert [one.update for one in validations] == [6, 12, 18, 24, 30]
+    assert [one.epoch for one in validations] == [1, 2, 3, 4, 5]
+    assert [one.metrics["accuracy"] for one in validations] == diary.scores
+
+
+def test_training_stops_when_the_model_no_longer_improves() -> None:
+    diary = Diary(scores=[0.5, 0.4, 0.6, 0.6, 0.5, 0.9])
+
+    run(diary, tiny_assembly(total_updates=60), patience=2)
+
+    assert diary.progress.updates == 30
+    assert diary.times("best") == [6, 18]
+    assert is_over(diary.progress, total_updates=60, patience=2)
+    assert not is_over(diary.progress, total_updates=60, patience=3)
+    assert not is_over(diary.progress, total_updates=60, patience=0)
+
+
+def test_without_validation_the_last_model_is_kept() -> None:
+    diary = Diary()
+
+    run(diary, tiny_assembly(total_updates=14))
+
+    assert diary.times("best")[-1] == 14
+    assert not [event for event in diary.told if isinstance(event, events.Validation)]
+
+
+def test_run_that_is_over_takes_no_update() -> None:
+    diary = Diary(progress=Progress(updates=12))
+    assembly = tiny_assembly(total_updates=12)
+    before = copied_parameters(assembly.model)
+
+    run(diary, assembly)
+
+    assert diary.progress.updates == 12
+    for name, parameter in assembly.model.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def test_progress_is_kept_after_each_epoch_where_asked_for() -> None:
+    diary = Diary(scores=[0.5, 0.4, 0.6])
+
+    run(diary, tiny_assembly(total_updates=14), keeps_each_epoch=True)
+
+    assert diary.times("progress") == [6, 12, 14]
+    # After the validation, whose outcome belongs to it.
+    assert [what for what, _ in diary.entries[:3]] == ["validate", "best", "progress"]
+
+
+def test_request_to_stop_saves_progress_and_returns() -> None:
+    diary = Diary(scores=[0.5], stop_after=8)
+
+    run(diary, tiny_assembly(total_updates=30), report_every=5)
+
+    assert diary.progress.updates == 8
+    assert diary.times("progress") == [8]
+    assert [report.update for report in diary.reports()] == [5, 6, 8]
+
+
+def test_stopped_run_goes_on_with_the_rows_that_were_left() -> None:
+    whole, parts = tiny_assembly(dropout=0.0), tiny_assembly(dropout=0.0)
+    run(Diary(), whole)
+
+    diary = Diary(stop_after=8)
+    run(diary, parts)
+    diary.stop_after = None
+    run(diary, parts)
+
+    assert diary.progress.updates == 12
+    for name, parameter in whole.model.named_parameters():
+        assert torch.equal(parts.model.get_parameter(name), parameter)
+
+
+@pytest.mark.parametrize("stop_after", [6, 12])
+def test_epoch_that_ends_as_the_user_stops_is_validated_all_the_same(stop_after: int) -> None:
+    diary = Diary(scores=[0.5, 0.7], stop_after=stop_after)
+    assembly = tiny_assembly(total_updates=12)
+
+    run(diary, assembly)
+    assert diary.progress.updates == stop_after
+    diary.stop_after = None
+    run(diary, assembly)
+
+    assert diary.times("validate") == [6, 12]
+    assert diary.times("best") == [6, 12]
+
+
+@pytest.mark.parametrize("calls", range(1, 21))
+def test_run_that_stops_early_has_saved_its_progress_whenever_the_signal_came(calls: int) -> None:
+    diary = Diary()
+    answers = iter([False] * (calls - 1))
+
+    run(diary, tiny_assembly(total_updates=12), should_stop=lambda: next(answers, True))
+
+    if diary.progress.updates < 12:
+        assert diary.times("progress")[-1:] == [diary.progress.updates]
+
+
+def test_model_trains_after_a_validation_as_before() -> None:
+    assembly = tiny_assembly(total_updates=12)
+    modes: list[bool] = []
+    assembly.model.register_forward_hook(lambda module, *_: modes.append(module.training))
+
+    def validate() -> tuple[float, dict[str, float]]:
+        assembly.model.eval()
+        return 0.5, {}
+
+    run(Diary(), assembly, validate=validate)
+
+    assert modes == [True] * 12
+
+
+def test_validation_finds_no_gradients_in_memory() -> None:
+    assembly = tiny_assembly(total_updates=6)
+    gradients: list[Any] = []
+
+    def validate() -> tuple[float, dict[str, float]]:
+        gradients.extend(one.grad for one in assembly.model.parameters())
+        return 0.5, {}
+
+    run(Diary(), assembly, validate=validate)
+
+    assert set(gradients) == {None}
+
+
+@pytest.mark.parametrize("mode", ["head", "classifier", "last-1"])
+def test_frozen_core_stays_bit_identical_after_an_epoch(mode: str) -> None:
+    assembly = tiny_assembly(mode=mode, total_updates=6)
+    before = copied_parameters(assembly.model)
+
+    run(Diary(), assembly)
+
+    for name, parameter in assembly.model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (not parameter.requires_grad), name
+
+
+@pytest.mark.parametrize("report_every", [1, 4, 100])
+def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(report_every: int) -> None:
+    examples = random_examples(ROWS)
+    assembly = tiny_assembly(total_updates=12)
+    poison = VOCABULARY_SIZE - 1
+    with torch.no_grad():
+        assembly.model.get_parameter("bert.embeddings.word_embeddings.weight")[poison] = np.inf
+    [*_, odd, _] = plan_of(examples)(0)
+    odd_row = int(odd.rows[1])
+
+    def inputs_of(rows: np.ndarray, width: int) -> dict[str, torch.Tensor]:
+        inputs = examples.inputs_of(rows, width)
+        inputs["input_ids"][rows == odd_row, 0] = poison
+        return inputs
+
+    with pytest.raises(LossNotFinite, match="the loss is nan at update 5,") as caught:
+        run(Diary(), assembly, replace(examples, inputs_of=inputs_of), report_every=report_every)
+
+    rows = caught.value.message.rpartition("rows ")[2].split(", ")
+    assert [int(row) for row in rows] == odd.rows.tolist()
+
+
+def test_model_that_became_not_a_number_in_its_last_update_is_not_kept() -> None:
+    """The loss of an update is that of the model before it."""
+    diary = Diary()
+    assembly = tiny_assembly(total_updates=6)
+    weight = assembly.model.get_parameter("classifier.weight")
+    weight.register_hook(lambda gradient: gradient * (np.inf if diary.progress.updates == 5 else 1))
+
+    with pytest.raises(LossNotFinite):
+        run(diary, assembly, validate=lambda: (weight.sum().item(), {"loss": weight.sum().item()}))
+
+    assert diary.times("best") == []
+
+
+def test_model_that_does_not_train_is_noticed_at_the_first_report() -> None:
+    class DoesNothing(torch.optim.AdamW):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            pass
+
+    assembly = tiny_assembly()
+    optimizer = DoesNothing(assembly.optimizer.param_groups)
+
+    with pytest.raises(WrongParametersChanged):
+        run(Diary(), replace(assembly, optimizer=optimizer))
+
+
+def test_core_that_changes_though_frozen_is_noticed_at_the_first_report() -> None:
+    assembly = tiny_assembly(mode="head")
+    word_embeddings = assembly.model.get_parameter("bert.embeddings.word_embeddings.weight")
+
+    class ChangesTheCore(torch.optim.AdamW):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            super().step(closure)
+            with torch.no_grad():
+                word_embeddings[7, 0] += 1e-3
+
+    optimizer = ChangesTheCore(assembly.optimizer.param_groups)
+
+    with pytest.raises(WrongParametersChanged, match=r"word_embeddings\.weight"):
+        run(Diary(), replace(assembly, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("report_every", [1, 100])
+def test_steps_too_small_for_the_numbers_they_change_are_no_fault(report_every: int) -> None:
+    # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 updates to 2e-5
+    # begins so, and so ends any long run, whose last updates may be all that is left after a stop.
+    run(Diary(), tiny_assembly(peak=2e-8, total_updates=6), report_every=report_every)

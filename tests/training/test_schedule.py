@@ -1,0 +1,64 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import get_linear_schedule_with_warmup
+
+from finetune.training.schedule import Schedule
+
+# Updates of the warm-up and of the run.
+runs = st.integers(1, 300).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
+
+
+def rates_of(schedule: Schedule) -> list[float]:
+    return [schedule.rate_at(update) for update in range(schedule.total_updates)]
+
+
+def rates_of_transformers(schedule: Schedule) -> list[float]:
+    """Return the rates of a scheduler that is asked before each update, and after the last."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=schedule.peak)
+    scheduler = get_linear_schedule_with_warmup(
+        optimizer, schedule.warmup_updates, schedule.total_updates
+    )
+    rates = []
+    for _ in range(schedule.total_updates + 1):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@given(peak=st.floats(1e-7, 1.0), run=runs)
+def test_no_update_is_wasted_and_none_exceeds_the_peak(peak: float, run: tuple[int, int]) -> None:
+    warmup_updates, total_updates = run
+
+    rates = rates_of(Schedule(peak, warmup_updates, total_updates))
+
+    assert min(rates) > 0
+    assert max(rates) == pytest.approx(peak, rel=1e-12)
+
+
+@given(run=runs)
+def test_rate_rises_to_the_peak_and_falls_from_it(run: tuple[int, int]) -> None:
+    warmup_updates, total_updates = run
+
+    rates = rates_of(Schedule(1.0, warmup_updates, total_updates))
+
+    rise, fall = rates[:warmup_updates], rates[warmup_updates:]
+    assert rise == sorted(set(rise))
+    assert fall == sorted(set(fall), reverse=True)
+
+
+@given(run=runs)
+def test_lines_are_those_of_transformers_without_its_update_at_rate_zero(
+    run: tuple[int, int],
+) -> None:
+    schedule = Schedule(1.0, *run)
+    expected = rates_of_transformers(schedule)
+    # Where all is warm-up, transformers' last rate is one of decay.
+    expected[run[0]] = 1.0
+
+    # transformers' first warm-up rate is 0; ours are those of the update that follows.
+    warmup, decay = expected[1 : run[0] + 1], expected[run[0] : run[1]]
+
+    assert rates_of(schedule) == pytest.approx(warmup + decay)

@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_training import copied_parameters, random_examples, take_updates, tiny_assembly
+
+from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
+from finetune.training.assemble import Assembly
+from finetune.training.state import (
+    Progress,
+    capture_state,
+    load_trained_tensors,
+    restore_state,
+    trained_tensors,
+)
+
+
+def save(folder: Path, assembly: Assembly, progress: Progress) -> None:
+    tensors, state = capture_state(assembly, progress)
+    write_checkpoint(folder, tensors=tensors, state=state)
+
+
+@pytest.mark.parametrize(
+    ("mode", "precision"),
+    [("full", "fp32"), ("full", "bf16"), ("last-1", "fp32"), ("classifier", "fp32")],
+)
+def test_interrupted_training_goes_on_bit_for_bit(
+    tmp_path: Path, mode: str, precision: str
+) -> None:
+    examples = random_examples()
+    whole = tiny_assembly(mode=mode, precision=precision)
+    expected_losses = take_updates(whole, examples, range(6))
+
+    first = tiny_assembly(mode=mode, precision=precision)
+    losses = take_updates(first, examples, range(3))
+    save(tmp_path / "checkpoint", first, Progress(updates=3))
+    second = tiny_assembly(mode=mode, precision=precision)
+    torch.manual_seed(99)
+    progress = restore_state(second, *read_checkpoint(tmp_path / "checkpoint"))
+    losses += take_updates(second, examples, range(progress.updates, 6))
+
+    assert losses == expected_losses
+    expected = copied_parameters(whole.model)
+    for name, parameter in copied_parameters(second.model).items():
+        assert torch.equal(parameter, expected[name])
+
+
+def test_other_random_numbers_would_show() -> None:
+    losses = []
+    for seed in (0, 1):
+        assembly = tiny_assembly()
+        torch.manual_seed(seed)
+        losses.append(take_updates(assembly, random_examples(), [0]))
+
+    assert losses[0] != losses[1]
+
+
+def test_progress_comes_back(tmp_path: Path) -> None:
+    progress = Progress(
+        updates=7, seconds=1.5, loss_sum=0.1 + 0.2, best_score=0.75, best_updates=4,
+        validations_since_best=2,
+    )  # fmt: skip
+    save(tmp_path / "checkpoint", tiny_assembly(), progress)
+
+    assert restore_state(tiny_assembly(), *read_checkpoint(tmp_path / "checkpoint")) == progress
+
+
+def test_run_may_be_saved_before_its_first_update(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoint", tiny_assembly(), Progress())
+    restored = tiny_assembly()
+    restore_state(restored, *read_checkpoint(tmp_path / "checkpoint"))
+
+    take_updates(restored, random_examples(), [0])
+
+
+def test_frozen_parameters_are_not_saved() -> None:
+    assembly = tiny_assembly(mode="classifier")
+
+    tensors, _ = capture_state(assembly, Progress())
+
+    assert set(tensors["model"]) == {"classifier.weight", "classifier.bias"}
+
+
+def test_trained_parameters_are_copied_in_place() -> None:
+    assembly = tiny_assembly(mode="head")
+    before = assembly.trained_parameters()
+    saved = {
+        name: torch.full_like(tensor, 0.5) for name, tensor in trained_tensors(assembly).items()
+    }
+
+    load_trained_tensors(assembly, saved)
+
+    for name, parameter in assembly.trained_parameters().items():
+        assert parameter is before[name]
+        assert parameter.eq(0.5).all()
+        assert parameter.requires_grad
+
+
+def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:
+    progress = Progress(updates=10)
+
+    assert progress.note_score(-3.0)
+    progress.updates = 20
+    assert not progress.note_score(-3.0)
+    assert not progress.note_score(-4.0)
+    assert (progress.best_score, progress.best_updates) == (-3.0, 10)
+    assert progress.validations_since_best == 2
+
+    progress.updates = 30
+    assert progress.note_score(-2.0)
+    assert (progress.best_score, progress.best_updates) == (-2.0, 30)
+    assert progress.validations_since_best == 0

@@ -1,0 +1,186 @@
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_training import (
+    CLASSES,
+    FewShapesDevice,
+    copied_parameters,
+    cut_all_rows,
+    random_examples,
+    take_updates,
+    tiny_assembly,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.training.micro_batches import Examples, balanced_class_weights
+
+ROWS = 13
+NO_LIMIT = 1e9
+DEVICES = [CpuDevice(), FewShapesDevice()]
+SLICES = pytest.mark.parametrize("batch_size", [1, 3, 5, ROWS])
+WEIGHTS = pytest.mark.parametrize("class_weights", ["none", "balanced"])
+FILLING = pytest.mark.parametrize("device", DEVICES, ids=["ragged", "filled"])
+
+
+def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
+    labels = random_examples(ROWS).labels
+    is_balanced = class_weights == "balanced"
+    weights = balanced_class_weights(labels, classes=CLASSES) if is_balanced else None
+    return random_examples(ROWS, class_weights=weights, takes_4d_mask=takes_4d_mask)
+
+
+def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict[str, Any]]:
+    """Return loss and gradients as PyTorch's own weighted cross-entropy gives them."""
+    assembly = tiny_assembly(dropout=0.0, **options)
+    examples = examples_of(class_weights, takes_4d_mask=False)
+    weights = np.zeros(CLASSES, np.float32)
+    weights[examples.labels] = examples.weights
+    logits = assembly.model(**examples.inputs_of(np.arange(ROWS), 16)).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits, torch.from_numpy(examples.labels), torch.from_numpy(weights)
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item(), {name: one.grad for name, one in assembly.trained_parameters().items()}
+
+
+@SLICES
+@WEIGHTS
+@FILLING
+def test_gradients_of_slices_add_up_to_those_of_the_undivided_batch(
+    device: Device, class_weights: str, batch_size: int
+) -> None:
+    expected_loss, expected = undivided_gradients(class_weights)
+    assembly = tiny_assembly(device=device, dropout=0.0, max_grad_norm=NO_LIMIT)
+
+    [loss] = take_updates(assembly, examples_of(class_weights), [0], batch_size=batch_size)
+
+    assert loss == pytest.approx(expected_loss, abs=1e-6)
+    for name, parameter in assembly.trained_parameters().items():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-6, msg=name)
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-2
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "deberta-v2", "modernbert"])
+def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
+    _, expected = undivided_gradients("balanced", architecture=architecture)
+    assembly = tiny_assembly(
+        architecture=architecture, device=FewShapesDevice(), dropout=0.0, max_grad_norm=NO_LIMIT
+    )
+    examples = examples_of("balanced", takes_4d_mask=architecture == "roberta")
+
+    take_updates(assembly, examples, [0], batch_size=5)
+
+    for name, parameter in assembly.trained_parameters().items():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@SLICES
+@WEIGHTS
+@FILLING
+def test_weights_after_several_updates_are_those_of_undivided_batches(
+    device: Device, class_weights: str, batch_size: int
+) -> None:
+    # Adam makes steps of the learning rate's size out of gradients as small as rounding errors,
+    # such as those of BERT's key biases, which are zero but for them.
+    options: dict[str, Any] = {"dropout": 0.0, "peak": 1e-5}
+    undivided, sliced = tiny_assembly(**options), tiny_assembly(device=device, **options)
+    start = copied_parameters(undivided.model)
+
+    take_updates(undivided, examples_of(class_weights), range(4), batch_size=ROWS)
+    take_updates(sliced, examples_of(class_weights), range(4), batch_size=batch_size)
+
+    expected = copied_parameters(undivided.model)
+    for name, parameter in copied_parameters(sliced.model).items():
+        torch.testing.assert_close(parameter, expected[name], rtol=0, atol=1e-6, msg=name)
+    assert max((expected[name] - start[name]).abs().max() for name in start) > 2e-5
+
+
+def test_gradients_are_scaled_down_to_the_largest_norm() -> None:
+    gradients = []
+    for max_grad_norm in (NO_LIMIT, 0.01):
+        assembly = tiny_assembly(dropout=0.0, max_grad_norm=max_grad_norm)
+        take_updates(assembly, examples_of("none"), [0])
+        gradients.append(
+            torch.cat([one.grad.flatten() for one in assembly.trained_parameters().values()])  # type: ignore[union-attr]
+        )
+
+    free, limited = gradients
+    assert free.norm() > 0.1
+    assert limited.norm() == pytest.approx(0.01, rel=1e-3)
+    torch.testing.assert_close(limited / limited.norm(), free / free.norm())
+
+
+def test_update_takes_the_learning_rate_of_its_number() -> None:
+    assembly = tiny_assembly(peak=1e-3, total_updates=12, head_rate_factor=8.0)
+
+    for number, rate in ((0, 5e-4), (1, 1e-3), (11, 1e-4)):
+        take_updates(assembly, examples_of("none"), [number])
+
+        rates = {group["lr"] for group in assembly.optimizer.param_groups}
+        assert rates == {rate, 8 * rate}
+
+
+def test_gradients_do_not_add_up_over_updates() -> None:
+    once, twice = (tiny_assembly(dropout=0.0, peak=1e-30) for _ in range(2))
+
+    take_updates(once, examples_of("none"), [1])
+    take_updates(twice, examples_of("none"), [0, 1])
+
+    for name, parameter in twice.trained_parameters().items():
+        expected = once.trained_parameters()[name].grad
+        torch.testing.assert_close(parameter.grad, expected)
+
+
+class NoReads(TorchDispatchMode):
+    """Fail as soon as anybody wants to know what is in a tensor, for which a GPU must be awaited.
+
+    Only for tensors of the processor can ``tolist`` and ``numpy`` be had without an operation.
+    """
+
+    READING = frozenset(
+        {"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero", "_unique2"}
+    )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in self.READING, f"{name} reads a tensor"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoReads]:
+    def refuse(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        raise AssertionError("a tensor is read")
+
+    with monkeypatch.context() as patch:
+        for name in ("tolist", "numpy", "cpu", "__array__"):
+            patch.setattr(torch.Tensor, name, refuse)
+        yield NoReads()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "roberta", "electra"])
+def test_nothing_is_read_during_an_update(
+    architecture: str, precision: str, no_reads: NoReads
+) -> None:
+    assembly = tiny_assembly(architecture=architecture, precision=precision)
+    pieces = cut_all_rows(assembly, examples_of("balanced"), batch_size=5)
+
+    with no_reads:
+        loss = assembly.update(0, pieces)
+
+    assert loss.shape == ()
+    assert not loss.requires_grad
+
+
+def test_usual_mask_would_be_read(no_reads: NoReads) -> None:
+    assembly = tiny_assembly()
+    pieces = cut_all_rows(assembly, examples_of("none", takes_4d_mask=False), batch_size=5)
+
+    with no_reads, pytest.raises(AssertionError, match="_local_scalar_dense reads a tensor"):
+        assembly.update(0, pieces)
