@@ -16,7 +16,7 @@ from finetune.runs.folder import RunFolder, read_json, write_text_atomically
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 DATASET_IDS = {"trec": "CogComp/trec"}
-FILES_OF_DATA = ("data_dir", "validation_file", "test_file")
+FILES_OF_DATA = ("validation_file", "test_file")
 
 
 def write_model_card(folder: RunFolder) -> Path:
@@ -110,6 +110,7 @@ def _public_config(config: Mapping[str, Mapping[str, Any]]) -> str:
     data = {
         **config["data"],
         "data": _name_of_data(config["data"]["data"]),
+        "data_dir": None,
         **{name: _file_name(config["data"].get(name)) for name in FILES_OF_DATA},
     }
     model = {**config["model"], "model": _public_name(config["model"]["model"])}

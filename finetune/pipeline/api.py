@@ -1,7 +1,7 @@
 """The Python API: what the commands do, as functions.
 
-Each imports what it needs when it is called: predicting needs neither datasets nor metrics, whose
-imports take seconds.
+Each imports what it needs when it is called, and first looks for what may be wrong with the call:
+torch, datasets and metrics take seconds.
 """
 
 import os
@@ -14,8 +14,7 @@ from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.devices.names import DeviceName
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.pipeline.trained import load_saved_config
-from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.runs.folder import open_run_folder
 
 MAY_CHANGE_ON_RESUMING = frozenset(
     {"device", "batch_size", "eval_batch_size", "logging_steps", "save_strategy"}
@@ -61,7 +60,8 @@ def run(
         )
     loaded = load_config(file=file, environment=os.environ, flags=options, assignments=assignments)
     if resume_from is not None:
-        _check_changes(loaded, saved=load_saved_config(RunFolder(resume_from)))
+        saved = load_config(file=file, environment={}, flags={}, assignments=())
+        _check_changes(loaded, saved=saved.config)
     if dry_run:
         from finetune.pipeline.dry_run import dry_run as describe_run
 
@@ -102,6 +102,7 @@ def evaluate(
     Returns:
         ``accuracy``, ``macro_f1``, ``loss``, ``per_class``, ``confusion_matrix``, ``samples``.
     """
+    open_run_folder(Path(run))
     from finetune.pipeline.score import evaluate as evaluate_run
 
     return evaluate_run(Path(run), split=split, device=device, tell=tell)
@@ -125,6 +126,7 @@ def predict(
     Returns:
         ``text``, ``label`` and ``probability`` of each.
     """
+    open_run_folder(Path(run))
     from finetune.pipeline.predict import load_predictor
 
     if isinstance(texts, str):

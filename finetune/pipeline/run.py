@@ -66,7 +66,7 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
     plan = plan_training(prepared, examples)
     if resume_from is None:
         create_run_folder(folder.path, overwrite=config.output.overwrite)
-    with lock(folder), _out_of_memory_explained(prepared.device, config):
+    with lock(folder), _out_of_memory_explained(prepared.device, config), _way_on_shown(folder):
         assembly = assemble(
             prepared.classifier.model,
             head=prepared.classifier.structure.head,
@@ -157,10 +157,8 @@ def _train(
         if should_stop() and not is_over(
             progress, total_updates=schedule.total_updates, patience=course.patience
         ):
-            path = shlex.quote(str(folder.path))
-            raise Interrupted(
-                f"stopped after update {progress.updates:,} of {schedule.total_updates:,}",
-                remedy=f"go on with: finetune run --resume-from-checkpoint {path}",
+            raise KeyboardInterrupt(
+                f"stopped after update {progress.updates:,} of {schedule.total_updates:,}"
             )
 
 
@@ -185,6 +183,22 @@ def _keep_progress(folder: RunFolder, assembly: Assembly, progress: Progress) ->
     path = checkpoint_path(folder.checkpoints_folder, update=progress.updates)
     write_checkpoint(path, tensors=tensors, state=state)
     remove_old_checkpoints(folder.checkpoints_folder, keep=1)
+
+
+@contextmanager
+def _way_on_shown(folder: RunFolder) -> Iterator[None]:
+    """Tell a user who stops the run how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        path = shlex.quote(str(folder.path))
+        has_checkpoint = any(folder.checkpoints_folder.glob("step-*"))
+        raise Interrupted(
+            str(stop) or "stopped",
+            remedy=f"go on with: finetune run --resume-from-checkpoint {path}"
+            if has_checkpoint
+            else "start it anew with --overwrite: it had saved nothing yet",
+        ) from None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 
 from finetune.devices.names import DeviceName
 from finetune.devices.select import select_device
-from finetune.errors import NotARun
+from finetune.errors import LossNotFinite, NotARun
 from finetune.evaluation.evaluate import evaluate_logits
 from finetune.evaluation.predict import predict_logits
 from finetune.events import Stage, Tell
@@ -27,7 +27,11 @@ SCORES_SCHEMA_VERSION = 1
 def score_examples(
     model: nn.Module, examples: Examples, prepared: Prepared, *, widths: Sequence[int]
 ) -> tuple[dict[str, Any], NDArray[np.float32]]:
-    """Return a model's figures on the rows of a split, and its logits."""
+    """Return a model's figures on the rows of a split, and its logits.
+
+    Raises:
+        LossNotFinite: If a logit is NaN or infinite.
+    """
     logits = predict_logits(
         model,
         examples.inputs_of,
@@ -36,6 +40,11 @@ def score_examples(
         batch_size=prepared.config.training.eval_batch_size,
         device=prepared.device,
     )
+    if not np.isfinite(logits).all():
+        raise LossNotFinite(
+            "the model answers with numbers that are NaN or infinite",
+            remedy="train it with a lower --learning-rate, or with --precision fp32",
+        )
     figures = evaluate_logits(logits, examples.labels, class_names=prepared.classifier.class_names)
     return figures, logits
 

@@ -64,11 +64,18 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert unfinished_files(run) == []
 
 
+@pytest.fixture(scope="session")
+def kept_stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A run that was stopped after three of its eight updates; tests leave it as it is."""
+    run = tmp_path_factory.mktemp("runs") / "stopped"
+    stop_run(run, after_update=3, model=tiny_folder)
+    return run
+
+
 @pytest.fixture
-def stopped_run(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A run that was stopped after three of its eight updates."""
-    stop_run(tmp_path / "stopped", after_update=3, model=tiny_folder)
-    return tmp_path / "stopped"
+def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to do with as one likes."""
+    return shutil.copytree(kept_stopped_run, tmp_path / "stopped")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,7 @@ def test_a_run_can_be_stopped_and_go_on_many_times(
 ) -> None:
     run = tmp_path / "run"
     stop_run(run, after_update=2, model=tiny_folder)
-    for number in (3, 6, 7):
+    for number in (3, 7):
         with pytest.raises(Interrupted):
             finetune.run(resume_from_checkpoint=run, tell=at_update(number, press_ctrl_c))
     finetune.run(resume_from_checkpoint=run)
@@ -138,7 +145,7 @@ def test_an_impatient_second_ctrl_c_stops_at_once_and_loses_no_finished_epoch(
         press_ctrl_c()
         press_ctrl_c()
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         run_tiny(run, model=tiny_folder, tell=at_update(6, press_twice))
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, finished_run)
@@ -239,21 +246,21 @@ def test_a_run_can_go_on_with_smaller_batches(stopped_run: Path) -> None:
     ],
 )
 def test_what_would_make_another_run_of_it_is_refused(
-    changes: dict[str, Any], stopped_run: Path, finished_run: Path
+    changes: dict[str, Any], kept_stopped_run: Path
 ) -> None:
+    before = {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")}
     with pytest.raises(ConfigurationInvalid, match="changes a run") as raised:
-        finetune.run(resume_from_checkpoint=stopped_run, **changes)
+        finetune.run(resume_from_checkpoint=kept_stopped_run, **changes)
     assert raised.value.exit_code == 2
-    finetune.run(resume_from_checkpoint=stopped_run)
-    assert_same_run(stopped_run, finished_run)
+    assert {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")} == before
 
 
 def test_a_variable_that_would_change_a_run_is_refused(
-    stopped_run: Path, monkeypatch: pytest.MonkeyPatch
+    kept_stopped_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FINETUNE_SEED", "7")
     with pytest.raises(ConfigurationInvalid, match="FINETUNE_SEED"):
-        finetune.run(resume_from_checkpoint=stopped_run)
+        finetune.run(resume_from_checkpoint=kept_stopped_run)
 
 
 def test_what_is_said_again_changes_nothing_and_is_taken(
@@ -264,9 +271,9 @@ def test_what_is_said_again_changes_nothing_and_is_taken(
     assert_same_run(stopped_run, finished_run)
 
 
-def test_a_configuration_beside_the_run_s_own_is_refused(stopped_run: Path) -> None:
+def test_a_configuration_beside_the_run_s_own_is_refused(kept_stopped_run: Path) -> None:
     with pytest.raises(UsageError, match="configuration"):
-        finetune.run("offline", resume_from_checkpoint=stopped_run)
+        finetune.run("offline", resume_from_checkpoint=kept_stopped_run)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
