@@ -91,7 +91,7 @@ def show_figures(title: str, figures: Mapping[str, Any]) -> None:
         table.add_column(column, justify="right")
     for name, row in figures["per_class"].items():
         shares = (f"{row[column]:.1%}" for column in ("precision", "recall", "f1"))
-        table.add_row(name, *shares, str(row["support"]))
+        table.add_row(name, *shares, f"{row['support']:.0f}")
     console.print(table)
 
 

@@ -39,7 +39,7 @@ def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **f
         show_json(results)
         return
     if dry_run:
-        show_facts(results)
+        show_facts({name: fact for name, fact in results.items() if name != "schema_version"})
         return
     test = {name.removeprefix("test_"): value for name, value in results.items()}
     show_figures(f"test split of {results['data']}, {results['test_samples']:,} rows", test)

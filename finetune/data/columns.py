@@ -84,11 +84,11 @@ def _find_by_name(
 
 
 def _find_few_values(values: Values, *, without: str | None, table: str) -> str:
-    """Return the one column whose values recur: there are two, or each recurs five times."""
+    """Return the one column whose values recur: there are two, or each comes three times."""
     candidates = []
     for name, column in values.items():
         distinct, rows = len(set(column) - {""}), len(column)
-        if name != without and 2 <= distinct <= max(2, rows // 5) and distinct < rows:
+        if name != without and 2 <= distinct <= max(2, rows // 3) and distinct < rows:
             candidates.append(name)
     return _only(candidates, values, option="--label-column", holds="classes", table=table)
 
