@@ -1,8 +1,8 @@
 """Accuracy and time of ``finetune run`` and of ``transformers.Trainer`` on the same rows of TREC.
 
-Both fine-tune all of MiniLM for 3 epochs at batch size 32 and a peak rate of 1e-4, in turn. For each
-seed another tenth of train_5500 is held out as test split; the Trainer trains on the same rows as we
-do and, as is its default, keeps its last model.
+Both fine-tune all of MiniLM for 3 epochs at batch size 32 and a peak rate of 1e-4, in turn. For
+each seed another tenth of train_5500 is held out as test split; the Trainer trains on the same rows
+as we do and, as is its default, keeps its last model.
 
     python comparisons/trec_trainer.py --data-dir FOLDER --seeds 5
 
