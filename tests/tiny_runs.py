@@ -17,10 +17,6 @@ import finetune
 from finetune.cli.main import main
 from finetune.runs.folder import read_jsonl
 
-# A model this small gains nothing from threads, and loses much where tests share the processors.
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # for child processes
-
 QUICK: dict[str, Any] = {
     "data": "questions",
     "device": "cpu",

@@ -3,6 +3,8 @@
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
+from finetune.cli.options import debug_option
+
 SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
@@ -19,7 +21,7 @@ one that comes with macOS is 3.2.
 
 @click.command(epilog=START_FILES)
 @click.argument("shell", type=click.Choice(list(SHELLS)))
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@debug_option
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
     """Print the script that completes commands, options and choices in a shell."""

@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from finetune.cli.options import config_options, given
+from finetune.cli.options import (
+    assignments_option,
+    config_option,
+    config_options,
+    debug_option,
+    given,
+    json_option,
+)
 
 EXAMPLES = """\b
 Examples:
@@ -23,11 +30,6 @@ Editors with the YAML language server take it from the first line of a file:
   # yaml-language-server: $schema=finetune.schema.json
 """
 
-# Read by main, which alone sees errors.
-debug_option = click.option(
-    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
-)
-
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
@@ -35,16 +37,10 @@ def command() -> None:
 
 
 @command.command()
-@click.option("-c", "--config", help="YAML file, or the name of a recipe of the package.")
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="SECTION.OPTION=VALUE",
-    help="Set an option by its place in the YAML file; may be repeated.",
-)
+@config_option
+@assignments_option
 @config_options
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@json_option
 @debug_option
 def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """Show what each option of a run would be, and why.

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from finetune.cli.options import chosen_options, given, output_options
+from finetune.cli.options import chosen_options, config_option, given, output_options
 from finetune.config.schema import DataConfig
 
 EXAMPLES = """\b
@@ -23,7 +23,7 @@ def command() -> None:
 
 
 @command.command(epilog=EXAMPLES)
-@click.option("-c", "--config", help="YAML file, or the name of a recipe of the package.")
+@config_option
 @chosen_options(*(option.name for option in fields(DataConfig)), "model", "revision", "max_length")
 @output_options
 def check(

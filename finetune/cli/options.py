@@ -12,6 +12,24 @@ from finetune.devices.names import DEVICE_NAMES
 
 Command = Callable[..., Any]
 
+config_option = click.option(
+    "-c", "--config", help="YAML file, or the name of a recipe of the package."
+)
+assignments_option = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="SECTION.OPTION=VALUE",
+    help="Set an option by its place in the YAML file; may be repeated.",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
+)
+# Read by main, which alone sees errors.
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+)
+
 
 def config_options(command: Command) -> Command:
     """Give a command a flag for each option of the schema; what is not given stays out."""
@@ -34,15 +52,10 @@ def chosen_options(*names: str) -> Callable[[Command], Command]:
 def output_options(command: Command) -> Command:
     """Give a command the flags that say how it shows what it does."""
     for option in (
-        # Read by main, which alone sees errors.
-        click.option(
-            "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
-        ),
+        debug_option,
         click.option("--no-progress", is_flag=True, help="Plain lines instead of a moving one."),
         click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only."),
-        click.option(
-            "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
-        ),
+        json_option,
     ):
         command = option(command)
     return command

@@ -4,7 +4,13 @@ from typing import Any
 
 import click
 
-from finetune.cli.options import config_options, given, output_options
+from finetune.cli.options import (
+    assignments_option,
+    config_option,
+    config_options,
+    given,
+    output_options,
+)
 
 EXAMPLES = """\b
 Examples:
@@ -15,15 +21,9 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("-c", "--config", help="YAML file, or the name of a recipe of the package.")
+@config_option
 @click.option("--resume-from-checkpoint", metavar="RUN", help="Go on with the run in this folder.")
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="SECTION.OPTION=VALUE",
-    help="Set an option by its place in the YAML file; may be repeated.",
-)
+@assignments_option
 @click.option("--dry-run", is_flag=True, help="Say what the run would do, and do not do it.")
 @config_options
 @output_options
