@@ -12,6 +12,7 @@ from rich.table import Table
 
 from finetune.events import Event, Stage, Tell, Update, Validation, Warning
 
+LINE_WITHOUT_END = 1_000_000
 # Texts and names of classes may look like rich's markup or like its names of emoji.
 LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
@@ -100,7 +101,9 @@ def show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
     table = Table("label", "probability", "text", box=None, pad_edge=False)
     for answer in answers:
         table.add_row(answer["label"], f"{answer['probability']:.3f}", answer["text"])
-    Console(**LITERAL).print(table)
+    # A pipe has no width to fold lines at.
+    is_terminal = Console().is_terminal
+    Console(width=None if is_terminal else LINE_WITHOUT_END, **LITERAL).print(table)
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:

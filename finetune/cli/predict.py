@@ -8,12 +8,15 @@ import click
 from finetune.cli.options import device_option, output_options
 from finetune.devices.names import DeviceName
 from finetune.errors import DataNotFound, DataUnreadable, UsageError
+from finetune.runs.folder import open_run_folder
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="File with a text a line.")
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path), help="File with a text a line, or -."
+)
 @device_option
 @output_options
 def command(
@@ -28,13 +31,14 @@ def command(
 ) -> None:
     """Classify texts with the model in the run folder RUN.
 
-    The texts are arguments, the lines of a file, or the lines of standard input. The answers keep
-    their order: a table, or with --json one object a line.
+    The texts are arguments, the lines of a file, or the lines of standard input; blank lines are
+    passed over. The answers keep their order: a table, or with --json one object a line.
     """
     from finetune.cli.console import show_answers, show_json, showing
 
     if texts and file is not None:
         raise UsageError("texts were given and a --file", remedy="give one of the two")
+    open_run_folder(run)
     lines = [_check_encoding(text) for text in texts] or _read_lines(file)
     with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
         from finetune.pipeline.api import predict
@@ -59,6 +63,7 @@ def _check_encoding(text: str) -> str:
 
 def _read_lines(file: Path | None) -> list[str]:
     """Return the lines of a file or of standard input that are not blank."""
+    file = None if file == Path("-") else file
     if file is not None and not file.is_file():
         raise DataNotFound(f"there is no file {file}", remedy="check the name after --file")
     try:

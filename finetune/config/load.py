@@ -101,12 +101,13 @@ def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
         return
     path = find_recipe(file)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader) or {}
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationInvalid(
             f"{path} is not YAML: {' '.join(str(error).split())}", remedy="mend the file"
         ) from error
     sections = [section.name for section in fields(Config)]
+    content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigurationInvalid(
             f"{path} holds no sections", remedy=f"write its options under {', '.join(sections)}"

@@ -14,7 +14,7 @@ from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.devices.names import DeviceName
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.runs.folder import open_run_folder
+from finetune.runs.folder import RunFolder, open_run_folder
 
 MAY_CHANGE_ON_RESUMING = frozenset(
     {"device", "batch_size", "eval_batch_size", "logging_steps", "save_strategy"}
@@ -34,7 +34,7 @@ def run(
 
     Args:
         config: A YAML file or the name of a recipe.
-        resume_from_checkpoint: A run folder to go on with.
+        resume_from_checkpoint: A run folder to go on with, or a checkpoint in it.
         assignments: More options, as ``section.option=value``.
         dry_run: Only work out what the run would do, and return that.
         tell: Is called with the events of ``finetune.events``; by default nobody is told.
@@ -48,7 +48,7 @@ def run(
     """
     for option in options:
         check_option(option, origin="finetune.run()")
-    resume_from = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+    resume_from = None if resume_from_checkpoint is None else _run_of(Path(resume_from_checkpoint))
     if resume_from is None:
         file = None if config is None else str(config)
     elif config is None and not dry_run:
@@ -69,6 +69,12 @@ def run(
     from finetune.pipeline.run import run as run_config
 
     return run_config(loaded.config, tell=tell, resume_from=resume_from)
+
+
+def _run_of(path: Path) -> Path:
+    """Return the run folder of a path that may be, as the Trainer takes it, a checkpoint's."""
+    is_checkpoint = path.absolute().parent.name == RunFolder(path).checkpoints_folder.name
+    return path.absolute().parents[1] if is_checkpoint else path
 
 
 def _check_changes(loaded: LoadedConfig, *, saved: Config) -> None:

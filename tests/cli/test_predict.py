@@ -182,3 +182,15 @@ def test_a_damaged_configuration_is_told_in_two_lines(
     shutil.copytree(finished_run, run)
     (run / "config.yaml").write_text("training: {batch_size: [")
     command("predict", run, "text").assert_refused(2, "config.yaml")
+
+
+def test_a_dash_stands_for_standard_input(
+    command: Command, finished_run: Path, type_in: TypeIn
+) -> None:
+    type_in(b"one ?\n")
+    assert predicted_texts(command("predict", finished_run, "--json", "-f", "-")) == ["one ?"]
+
+
+def test_lines_are_not_folded_in_a_pipe(command: Command, finished_run: Path) -> None:
+    outcome = command("predict", finished_run, "word " * 60)
+    assert len(outcome.output.splitlines()) == 2

@@ -353,3 +353,9 @@ def test_ctrl_c_on_the_command_leaves_a_run_that_goes_on_bit_for_bit(
     finetune.run(resume_from_checkpoint=run)
     run_tiny(tmp_path / "whole", model=tiny_folder, **options)
     assert_same_run(run, tmp_path / "whole")
+
+
+def test_a_checkpoint_stands_for_its_run(stopped_run: Path, finished_run: Path) -> None:
+    [checkpoint] = (stopped_run / "checkpoints").glob("step-*")
+    finetune.run(resume_from_checkpoint=checkpoint)
+    assert_same_run(stopped_run, finished_run)
