@@ -265,7 +265,7 @@ def test_a_section_without_options_is_refused(section: str, write_yaml: WriteYam
     assert "training" in error_of(write_yaml(section)).message
 
 
-@pytest.mark.parametrize("text", ["- seed", "seed", "7", "'training'"])
+@pytest.mark.parametrize("text", ["- seed", "seed", "7", "'training'", "[]"])
 def test_a_file_without_sections_is_refused(text: str, write_yaml: WriteYaml) -> None:
     assert "sections" in error_of(write_yaml(text)).message
 
