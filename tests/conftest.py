@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import signal
 import tempfile
 
 import pytest
@@ -25,6 +26,9 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "XDG_CACHE_HOME": f"{_home.name}/cache",
 }
+
+# A shell starts what runs in the background with Ctrl-C ignored, here and in child processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

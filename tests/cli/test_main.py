@@ -120,10 +120,10 @@ def test_an_error_that_nobody_foresaw_asks_for_a_report(
 def test_debug_adds_the_traceback_and_keeps_the_exit_code() -> None:
     arguments = ("predict", "run", "--file", "missing.txt")
     plain = finetune_in_a_child(*arguments)
-    assert plain.returncode == 3
+    assert plain.returncode == 2
     assert "Traceback" not in plain.stderr
     debugged = finetune_in_a_child(*arguments, "--debug")
-    assert debugged.returncode == 3
+    assert debugged.returncode == 2
     assert debugged.stderr.startswith("Traceback (most recent call last):")
     assert debugged.stderr.endswith(plain.stderr)
     assert plain.stdout == debugged.stdout == ""
