@@ -27,11 +27,10 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Tell]:
     """
     console = Console(stderr=True, soft_wrap=True, **LITERAL)
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=12),
         TextColumn("{task.completed}/{task.total}"),
         TextColumn("{task.fields[figures]}"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True),
         console=console,
         disable=is_quiet or not has_progress or not console.is_terminal,
         transient=True,
@@ -64,13 +63,16 @@ class _Display:
     def _show_update(self, event: Update) -> None:
         if self._bar.disable:
             self._print(
-                f"update {event.update}/{event.total_updates}  {_figures(event)}  "
+                f"update {event.update}/{event.total_updates}  loss {event.loss:.3f}  "
+                f"lr {event.learning_rate:.1e}  {_speed_and_memory(event)}  "
                 f"{event.remaining_seconds:.0f} s left"
             )
             return
         if self._task is None:
             self._task = self._bar.add_task("training", total=event.total_updates, figures="")
-        self._bar.update(self._task, completed=event.update, figures=_figures(event))
+        # Short, so that all of it fits into 80 columns.
+        figures = f"loss {event.loss:.3f}  {_speed_and_memory(event)}"
+        self._bar.update(self._task, completed=event.update, figures=figures)
 
     def _print(self, line: str) -> None:
         self._console.print(line)
@@ -127,11 +129,9 @@ def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _figures(event: Update) -> str:
-    return (
-        f"loss {event.loss:.3f}  lr {event.learning_rate:.1e}  "
-        f"{event.examples_per_second:.0f} examples/s  {event.memory_bytes / 2**30:.2f} GiB"
-    )
+def _speed_and_memory(event: Update) -> str:
+    gibibytes = event.memory_bytes / 2**30
+    return f"{event.examples_per_second:.0f} examples/s  {gibibytes:.2f} GiB"
 
 
 def _validation_line(event: Validation) -> str:
