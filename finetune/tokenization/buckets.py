@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Rows are sorted by length only within a pool of this many batches: texts of one length still meet
-# others in every epoch. On TREC at batch size 32 pools of 50 leave 97 % of the tokens real, sorting
-# the whole epoch 99 %.
+# others in every epoch. On TREC at batch size 32 and exact widths, pools of 50 leave 97 % of the
+# tokens real, sorting the whole epoch 99 % (docs/LOG.md has the other devices' widths).
 BATCHES_A_POOL = 50
 
 
