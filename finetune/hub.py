@@ -15,7 +15,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Literal
 
 from huggingface_hub import (
@@ -181,6 +183,34 @@ def fetch_file(url: str, *, sha256: str, to: Path) -> Path:
     return to
 
 
+def ask_hub(*, model: str, timeout_seconds: float) -> None:
+    """Ask the Hub for a model's list of files, as a run does first, and forget the answer.
+
+    The asking goes on in a thread, since the time-outs of a request leave out the search for the
+    server's address, which a dead name server can draw out.
+
+    Args:
+        model: Id on the Hub; a model that it does not know is an answer too.
+        timeout_seconds: How long to wait, all in all.
+
+    Raises:
+        HubNotReachable: If the Hub does not answer in time, or ``HF_HUB_OFFLINE`` is set.
+        ModelIsGated: If the Hub refuses the user's token, whatever it is asked for.
+    """
+    failures: SimpleQueue[FinetuneError | None] = SimpleQueue()
+
+    def ask() -> None:
+        failures.put(_why_silent(model, timeout_seconds=timeout_seconds))
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        failure = failures.get(timeout=timeout_seconds)
+    except Empty:
+        failure = _not_reachable(f"no answer within {timeout_seconds:g} s")
+    if failure is not None:
+        raise failure
+
+
 def cache_folder(name: str) -> Path:
     """Return the folder beside the Hub's cache for files from elsewhere; it may not exist yet."""
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
@@ -192,17 +222,55 @@ def _list_files(kind: Kind, repository: str, *, revision: str | None) -> set[str
     This comes before every download because it is the one request with a limit on its time: the
     library's own listing has none, and its ``hf_hub_download`` goes on trying for minutes.
     """
+    try:
+        return _ask_for_files(
+            kind,
+            repository,
+            revision=revision,
+            timeout_seconds=constants.HF_HUB_ETAG_TIMEOUT,
+        )
+    except HubNotReachable:
+        return None
+
+
+def _ask_for_files(
+    kind: Kind, repository: str, *, revision: str | None, timeout_seconds: float
+) -> set[str]:
     hub = HfApi()
     ask = hub.model_info if kind == "model" else hub.dataset_info
     try:
-        facts = ask(repository, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        facts = ask(repository, revision=revision, timeout=timeout_seconds)
     except HfHubHTTPError as error:
         if error.response.status_code == 429 or error.response.status_code >= 500:
-            return None
+            raise _not_reachable(_first_line(error)) from error
         raise
-    except (HTTPError, OfflineModeIsEnabled, json.JSONDecodeError):
-        return None
+    except json.JSONDecodeError as error:
+        raise _not_reachable("another server answers, such as a hotel's network") from error
+    except OfflineModeIsEnabled as error:
+        raise _not_reachable("HF_HUB_OFFLINE is set") from error
+    except HTTPError as error:
+        raise _not_reachable(_first_line(error)) from error
     return {file.rfilename for file in facts.siblings or ()}
+
+
+def _why_silent(model: str, *, timeout_seconds: float) -> FinetuneError | None:
+    try:
+        _ask_for_files("model", model, revision=None, timeout_seconds=timeout_seconds)
+    except HubNotReachable as error:
+        return error
+    except RepositoryNotFoundError:
+        return None  # that it has no such model only the Hub can tell
+    except HfHubHTTPError as error:
+        if error.response.status_code == 401:
+            return _explain(error, kind="model", repository=model)
+        return _not_reachable(_first_line(error))
+    return None
+
+
+def _not_reachable(reason: str) -> HubNotReachable:
+    return HubNotReachable(
+        f"the Hub at {constants.ENDPOINT} can't be reached: {reason}", remedy=_way_online()
+    )
 
 
 def _fetch_config_and_tokenizer(

@@ -32,11 +32,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose device this machine lacks, and say so."""
-    if item.get_closest_marker("mps") or item.get_closest_marker("cuda"):
-        import torch
+    """Skip a test whose GPU can't be used here, and say why; a virtual Mac's is only available."""
+    asked = {"mps", "cuda"} & {marker.name for marker in item.iter_markers()}
+    if asked:
+        from finetune.devices import cuda
+        from finetune.devices.mps import support
 
-        if item.get_closest_marker("mps") and not torch.backends.mps.is_available():
-            pytest.skip("needs an Apple GPU")
-        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
-            pytest.skip("needs an NVIDIA GPU")
+        kinds = {"mps": support.why_not_usable, "cuda": cuda.why_not_usable}
+        for name in asked:
+            if unusable := kinds[name]():
+                pytest.skip(f"needs a GPU for {name}: {unusable.reason}")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_server import MAIN_COMMIT, HubServer, hub_client
@@ -21,6 +22,7 @@ from finetune.errors import (
     ModelUnsupported,
 )
 from finetune.hub import (
+    ask_hub,
     cache_folder,
     fetch_dataset_file,
     fetch_file,
@@ -162,6 +164,39 @@ def test_a_web_page_in_place_of_the_hub_is_told_as_not_reachable(hub: HubServer)
     hub.failures.web_page = True
     with pytest.raises(HubNotReachable):
         fetch_model(MODEL, revision=None)
+
+
+def test_a_hub_that_knows_the_model_or_not_has_answered(hub: HubServer) -> None:
+    ask_hub(model=MODEL, timeout_seconds=5)
+    ask_hub(model="acme/unknown", timeout_seconds=5)
+    assert hub.downloads() == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ({"down": True}, "503"),
+        ({"web_page": True}, "another server answers"),
+        ({"delay_seconds": 30.0}, "no answer within 0.3 s|timed out"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_hub_that_does_not_answer_is_told_with_the_reason(
+    hub: HubServer, failure: dict[str, Any], reason: str
+) -> None:
+    for name, value in failure.items():
+        setattr(hub.failures, name, value)
+    with pytest.raises(HubNotReachable, match=reason) as caught:
+        ask_hub(model=MODEL, timeout_seconds=0.3)
+    assert hub.endpoint in caught.value.message
+
+
+def test_a_server_that_is_no_hub_has_not_answered(hub: HubServer, tmp_path: Path) -> None:
+    with (
+        hub_client(endpoint=f"{hub.endpoint}/elsewhere", home=tmp_path / "home"),
+        pytest.raises(HubNotReachable, match="404"),
+    ):
+        ask_hub(model=MODEL, timeout_seconds=5)
 
 
 def test_a_broken_off_download_leaves_nothing_half_written_and_goes_on_next_time(

@@ -18,6 +18,8 @@ class Device(Protocol):
         has_fused_adamw: Whether PyTorch has a fused AdamW kernel for it.
         pads_rows: Whether a ragged last batch should be padded to the full number of rows, because
             every new shape costs.
+        shares_host_memory: Whether its tensors lie in the machine's own memory, so that too many of
+            them harm everything else that runs.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Device(Protocol):
     precisions: tuple[str, ...]
     has_fused_adamw: bool
     pads_rows: bool
+    shares_host_memory: bool
 
     def widths(self, longest_tokens: int) -> Sequence[int]:
         """Return the padded lengths that batches may have, in tokens, ascending.
@@ -49,6 +52,38 @@ class Device(Protocol):
 
     def reset_peak(self) -> None:
         """Count the peak from now on, where the device can."""
+        ...
+
+    def held_bytes(self) -> int:
+        """Return the memory that this process holds on the device now, its cache included."""
+        ...
+
+    def is_cache_running_away(self) -> bool:
+        """Tell whether the cache has outgrown what a run needs; does not wait for the device."""
+        ...
+
+    def held_peak_bytes(self) -> int | None:
+        """Return the most memory that counted against the budget since ``reset_peak``.
+
+        More than ``peak_bytes`` by what the allocator keeps for later. None where a process can't
+        tell, but has to be watched from outside.
+        """
+        ...
+
+    def retried_allocations(self) -> int:
+        """Return how often since ``reset_peak`` memory came only once the cache was freed."""
+        ...
+
+    def budget_bytes(self, limit_bytes: int | None) -> int:
+        """Return how much memory this process may hold, what it holds already included.
+
+        Args:
+            limit_bytes: The most that the user allows, None for as much as there is.
+        """
+        ...
+
+    def cap_memory(self, budget_bytes: int) -> None:
+        """Let this process's allocations beyond a budget fail, where the system can."""
         ...
 
     def is_out_of_memory(self, error: BaseException) -> bool:

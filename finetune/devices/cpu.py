@@ -1,19 +1,29 @@
 """The processor."""
 
+import ctypes
+import os
 import platform
 import resource
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 import torch
 
+from finetune.devices import host_memory
 from finetune.devices.base import gibibytes, mentions
 
-# PyTorch's texts where the system has posix_memalign, and elsewhere.
+# PyTorch's texts where the system has posix_memalign, and elsewhere; then those of C++ and of the
+# threads' library, which end the process.
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
+    "std::bad_alloc",
+    "libgomp: Out of memory",
 )
+_PROCESS = Path("/proc/self")
+# Linux: what is written here resets the process's record of its peak.
+_CLEAR = _PROCESS / "clear_refs"
 
 
 class CpuDevice:
@@ -26,6 +36,7 @@ class CpuDevice:
     precisions: tuple[str, ...] = ("fp32", "bf16")
     has_fused_adamw = True
     pads_rows = False
+    shares_host_memory = True
 
     def __init__(self) -> None:
         memory = gibibytes(psutil.virtual_memory().total)
@@ -44,19 +55,61 @@ class CpuDevice:
 
     def peak_bytes(self) -> int:
         """Return the most resident memory that the process has had."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # getrusage(2) counts in bytes on macOS and in KiB on Linux.
-        return peak if platform.system() == "Darwin" else peak * 1024
+        if _is_linux():
+            return _read_status()["VmHWM"]
+        # getrusage(2) counts in bytes on macOS; on Linux it counts the parent's memory as well
+        # where that was larger when it started this process.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def reset_peak(self) -> None:
-        """Do nothing: the system counts from the start of the process."""
+        """Count the peak from now on; elsewhere than on Linux from the start of the process."""
+        if _CLEAR.exists():
+            _CLEAR.write_text("5")
+
+    def held_bytes(self) -> int:
+        """Return the process's resident memory."""
+        return self.used_bytes()
+
+    def is_cache_running_away(self) -> bool:
+        """Return False: PyTorch keeps no cache of the processor's memory."""
+        return False
+
+    def held_peak_bytes(self) -> int | None:
+        """Return the most resident memory since ``reset_peak``, or None where that does nothing."""
+        return self.peak_bytes() if _CLEAR.exists() else None
+
+    def retried_allocations(self) -> int:
+        """Return 0: the system refuses memory or it does not."""
+        return 0
+
+    def budget_bytes(self, limit_bytes: int | None) -> int:
+        """Return the resident memory that this process may have, its own of now included."""
+        free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes()
+        return free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
+
+    def cap_memory(self, budget_bytes: int) -> None:
+        """Let allocations fail that would take the resident memory beyond a budget, on Linux.
+
+        What is mapped and not resident yet was there before, such as code that libraries reserve
+        room for, so the limit is on what is added to it.
+        """
+        if not _is_linux():
+            return
+        # The threads' stacks are mapped with the first operation that takes several of them.
+        torch.ones(2**20).exp_()
+        status = _read_status()
+        limit_bytes = max(0, status["VmData"] + budget_bytes - status["VmRSS"])
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Tell whether Python or PyTorch got no memory from the system."""
         return isinstance(error, MemoryError) or mentions(error, _OUT_OF_MEMORY)
 
     def release_memory(self) -> None:
-        """Do nothing: PyTorch caches none of the processor's memory."""
+        """Give what the C library keeps of freed memory back, on Linux; PyTorch keeps none."""
+        if _is_linux():
+            ctypes.CDLL(None).malloc_trim(0)
 
     def random_state(self) -> dict[str, torch.Tensor]:
         """Return what the random numbers to come depend on."""
@@ -65,3 +118,17 @@ class CpuDevice:
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on with the random numbers where the state was taken."""
         torch.set_rng_state(state["cpu"])
+
+
+def _is_linux() -> bool:
+    return platform.system() == "Linux"
+
+
+def _read_status() -> dict[str, int]:
+    """Return the sizes, in bytes, that Linux tells of this process, such as ``VmRSS``."""
+    pairs = (line.split(":", 1) for line in (_PROCESS / "status").read_text().splitlines())
+    return {
+        name: int(value.removesuffix(" kB")) * 1024
+        for name, value in pairs
+        if value.endswith(" kB")
+    }

@@ -18,6 +18,9 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
+# What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
+_RESERVE_BYTES = 512 * 2**20
+
 # By what PyTorch says when the first operation on the GPU fails.
 _UNUSABLE = {
     "Found no NVIDIA driver": Unusable(
@@ -44,6 +47,7 @@ class CudaDevice:
     torch_device = torch.device("cuda")
     has_fused_adamw = True
     pads_rows = False
+    shares_host_memory = False
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties()
@@ -69,8 +73,40 @@ class CudaDevice:
         return torch.cuda.max_memory_allocated()
 
     def reset_peak(self) -> None:
-        """Count the peak from now on."""
+        """Count the peak, and what was retried, from now on."""
         torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()
+
+    def held_bytes(self) -> int:
+        """Return the memory that the allocator holds, its cache included."""
+        return torch.cuda.memory_reserved()
+
+    def is_cache_running_away(self) -> bool:
+        """Return False: free blocks serve every shape."""
+        return False
+
+    def held_peak_bytes(self) -> int:
+        """Return the most memory that the allocator held, its cache included."""
+        return torch.cuda.max_memory_reserved()
+
+    def retried_allocations(self) -> int:
+        """Return how often the allocator had to give its cache back before it got memory."""
+        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+
+    def budget_bytes(self, limit_bytes: int | None) -> int:
+        """Return the memory that the allocator may hold.
+
+        CUDA's context, about 300 MB, is no part of it: it has its memory by the time that the rest
+        is counted.
+        """
+        free_bytes, _ = torch.cuda.mem_get_info()
+        available_bytes = max(0, free_bytes - _RESERVE_BYTES) + torch.cuda.memory_reserved()
+        return available_bytes if limit_bytes is None else min(available_bytes, limit_bytes)
+
+    def cap_memory(self, budget_bytes: int) -> None:
+        """Let the allocator refuse memory beyond a budget."""
+        total_bytes = torch.cuda.get_device_properties().total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Tell whether PyTorch's allocator, the driver or cuBLAS got no memory."""

@@ -41,7 +41,7 @@ def select_device(name: str, *, tell: Tell) -> Device:
         DeviceNotAvailable: If the named device can't be used here.
     """
     if name == "auto":
-        return _first_usable(tell)
+        return usable_devices(tell=tell)[0]
     if name not in _KINDS:
         raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(_KINDS)}")
     kind = _KINDS[name]
@@ -50,14 +50,20 @@ def select_device(name: str, *, tell: Tell) -> Device:
     return kind.make()
 
 
-def _first_usable(tell: Tell) -> Device:
+def usable_devices(*, tell: Tell) -> list[Device]:
+    """Return every device that works on this machine, the processor last.
+
+    Args:
+        tell: Is warned of a GPU that is there and does not work.
+    """
+    devices = []
     for kind in _KINDS.values():
         unusable = kind.why_not_usable()
         if unusable is None:
-            break
-        if not unusable.is_absent:
+            devices.append(kind.make())
+        elif not unusable.is_absent:
             tell(events.Warning(unusable.reason, remedy=unusable.remedy))
-    return kind.make()
+    return devices
 
 
 def check_precision(device: Device, precision: str) -> None:

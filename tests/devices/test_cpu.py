@@ -1,5 +1,7 @@
 import platform
 import resource
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -35,13 +37,52 @@ def test_a_filled_tensor_shows_in_the_memory_in_use_and_in_the_peak() -> None:
     assert device.peak_bytes() > 0.9 * device.used_bytes()
 
 
-@pytest.mark.parametrize(("system", "peak_bytes"), [("Linux", 300 * 1024), ("Darwin", 300)])
-def test_the_peak_is_in_bytes_on_every_system(
-    monkeypatch: pytest.MonkeyPatch, system: str, peak_bytes: int
+def test_the_peak_is_that_since_the_reset() -> None:
+    device = CpuDevice()
+    torch.ones(64, 2**20, dtype=torch.uint8)
+    before_bytes = device.peak_bytes()
+    device.reset_peak()
+    assert device.peak_bytes() < before_bytes - 32 * 2**20
+    assert device.held_peak_bytes() == device.peak_bytes()
+
+
+def test_elsewhere_the_peak_is_that_of_the_process_and_can_not_be_asked_for_a_probe(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=300))
-    assert CpuDevice().peak_bytes() == peak_bytes
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    device = CpuDevice()
+    device.reset_peak()
+    assert (device.peak_bytes(), device.held_peak_bytes()) == (300, None)
+
+
+@pytest.fixture
+def _lift_cap() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="other systems have no such limit")
+@pytest.mark.usefixtures("_lift_cap")
+def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
+    device = CpuDevice()
+    device.cap_memory(device.used_bytes() + 128 * 2**20)
+    assert len(torch.ones(64, 2**20, dtype=torch.uint8)) == 64
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(192, 2**20, dtype=torch.uint8)
+    assert device.is_out_of_memory(caught.value)
+    device.cap_memory(device.used_bytes() + 512 * 2**20)
+    assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
+
+
+def test_the_budget_is_what_is_free_with_what_the_process_holds_or_the_limit() -> None:
+    device = CpuDevice()
+    budget_bytes = device.budget_bytes(None)
+    assert device.used_bytes() < budget_bytes < psutil.virtual_memory().total
+    assert device.budget_bytes(2**20) == 2**20
+    assert device.budget_bytes(2**60) < psutil.virtual_memory().total
 
 
 def test_a_tensor_larger_than_memory_is_out_of_memory() -> None:
@@ -62,6 +103,8 @@ def test_a_tensor_larger_than_memory_is_out_of_memory() -> None:
             "[enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: "
             "you tried to allocate 6383992832 bytes."
         ),
+        RuntimeError("terminate called after throwing an instance of 'std::bad_alloc'"),
+        RuntimeError("libgomp: Out of memory allocating 1073741824 bytes"),
     ],
 )
 def test_refused_memory_is_out_of_memory(error: Exception) -> None:
@@ -87,3 +130,4 @@ def test_waiting_resetting_and_releasing_leave_it_as_it_is() -> None:
     device.reset_peak()
     device.release_memory()
     assert device.peak_bytes() > 0
+    assert device.retried_allocations() == 0

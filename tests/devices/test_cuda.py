@@ -7,8 +7,7 @@ import torch
 from finetune.devices import cuda
 from finetune.devices.cuda import CudaDevice
 
-needs_nvidia = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
+GIB = 2**30
 NO_DRIVER = (
     "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed "
     "a driver from http://www.nvidia.com/Download/index.aspx"
@@ -127,18 +126,77 @@ def test_it_waits_resets_and_releases_through_the_driver(
     pretend_nvidia()
     device = CudaDevice()
     calls: list[str] = []
-    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+    names = [
+        "synchronize",
+        "reset_peak_memory_stats",
+        "reset_accumulated_memory_stats",
+        "empty_cache",
+    ]
+    for name in names:
         monkeypatch.setattr(torch.cuda, name, partial(calls.append, name))
     device.synchronize()
     device.reset_peak()
     device.release_memory()
-    assert calls == ["synchronize", "reset_peak_memory_stats", "empty_cache"]
+    assert calls == names
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "limit_gib", "budget_gib"),
+    [(100, None, 101.5), (100, 24, 24), (10, 24, 11.5), (0, None, 2)],
+)
+def test_the_budget_is_what_is_free_and_cached_less_a_reserve_or_the_limit(
+    pretend_nvidia: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    free_gib: int,
+    limit_gib: int | None,
+    budget_gib: float,
+) -> None:
+    pretend_nvidia()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib * GIB, 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
+    limit_bytes = limit_gib and limit_gib * GIB
+    assert CudaDevice().budget_bytes(limit_bytes) == budget_gib * GIB
+
+
+def test_a_budget_is_kept_as_a_fraction_of_the_gpus_memory(
+    pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_nvidia()
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    CudaDevice().cap_memory(150_110_000_000 // 4)
+    CudaDevice().cap_memory(2**60)
+    assert fractions == [0.25, 1.0]
+
+
+def test_what_the_allocator_holds_and_how_often_it_retried_are_told(
+    pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_nvidia()
+    device = CudaDevice()
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7_000)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 3})
+    assert (device.held_peak_bytes(), device.retried_allocations()) == (7_000, 3)
+    monkeypatch.setattr(torch.cuda, "memory_stats", dict)  # before the first allocation
+    assert device.retried_allocations() == 0
 
 
 @pytest.mark.cuda
-@needs_nvidia
+def test_allocations_beyond_the_cap_fail_on_a_real_gpu() -> None:
+    device = CudaDevice()
+    device.release_memory()
+    device.cap_memory(2**30)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            torch.empty(2 * 2**30, dtype=torch.uint8, device=device.torch_device)
+        assert device.is_out_of_memory(caught.value)
+        torch.empty(2**29, dtype=torch.uint8, device=device.torch_device)
+    finally:
+        device.cap_memory(2**60)
+
+
+@pytest.mark.cuda
 def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
-    assert cuda.why_not_usable() is None
     device = CudaDevice()
     device.reset_peak()
     before_bytes = device.used_bytes()

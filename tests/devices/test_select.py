@@ -1,6 +1,7 @@
 from collections.abc import Callable
 
 import pytest
+from machines import LINUX, LINUX_WITH_CUDA, a_mac, pretend
 
 from finetune import events
 from finetune.devices.cpu import CpuDevice
@@ -8,6 +9,8 @@ from finetune.devices.names import DEVICE_NAMES, PRECISION_NAMES
 from finetune.devices.select import check_precision, select_device
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
 from finetune.events import Event
+
+MACHINE_WITH = {"auto": LINUX_WITH_CUDA, "cuda": LINUX_WITH_CUDA, "mps": a_mac(), "cpu": LINUX}
 
 
 def ignore(event: Event) -> None:
@@ -58,11 +61,8 @@ def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: st
 
 
 @pytest.mark.parametrize("name", DEVICE_NAMES)
-def test_every_offered_name_leads_to_a_device(
-    pretend_nvidia: Callable[..., None], pretend_mac: Callable[..., None], name: str
-) -> None:
-    pretend_nvidia()
-    pretend_mac()
+def test_every_offered_name_leads_to_a_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    pretend(MACHINE_WITH[name], monkeypatch)
     assert select_device(name, tell=ignore).name == ("cuda" if name == "auto" else name)
 
 
@@ -79,10 +79,9 @@ def test_another_precision_is_refused_with_those_that_the_device_has() -> None:
 
 @pytest.mark.parametrize("name", DEVICE_NAMES)
 def test_every_device_has_fp32_and_no_precision_that_is_not_offered(
-    pretend_nvidia: Callable[..., None], pretend_mac: Callable[..., None], name: str
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    pretend_nvidia()
-    pretend_mac()
+    pretend(MACHINE_WITH[name], monkeypatch)
     precisions = select_device(name, tell=ignore).precisions
     assert precisions[0] == "fp32"
     assert set(precisions) <= set(PRECISION_NAMES)

@@ -1,12 +1,24 @@
 """How much memory the GPU's tensors take, and how running out of it reads."""
 
+import os
+
 import torch
 
+from finetune.devices import host_memory
 from finetune.devices.base import mentions
+from finetune.devices.mps import watermarks
 
 # The allocator's limit, and a single tensor above Metal's largest buffer (pytorch#141909). Both
-# come as bare RuntimeErrors, not as torch.OutOfMemoryError (huggingface/accelerate#4226).
-_OUT_OF_MEMORY = ("MPS backend out of memory", "Invalid buffer size: ")
+# come as bare RuntimeErrors, not as torch.OutOfMemoryError (huggingface/accelerate#4226). The last
+# is what Metal writes on standard error when it drops the GPU's work, or before it aborts.
+_OUT_OF_MEMORY = (
+    "MPS backend out of memory",
+    "Invalid buffer size: ",
+    "kIOGPUCommandBufferCallbackErrorOutOfMemory",
+)
+_MOST_OF_PEAK = 2
+# 0 would lift the limit.
+_SMALLEST_FRACTION = 0.001
 
 
 def used_bytes() -> int:
@@ -15,6 +27,24 @@ def used_bytes() -> int:
     Metal counts more for the process: the allocator's pools and the compiled graphs.
     """
     return torch.mps.current_allocated_memory()
+
+
+def held_bytes() -> int:
+    """Return what Metal counts for the process: the allocator's pools and the compiled graphs."""
+    return torch.mps.driver_allocated_memory()
+
+
+def is_cache_running_away() -> bool:
+    """Tell whether pools and graphs take more than a run with few shapes needs.
+
+    Buffers are kept by size, each shape's beside the others', and three widths that halve take
+    less than twice what the widest does. Half of the recommended memory is no harm in any case;
+    beyond all of it the Mac swaps. Where the allocator does not count its peak, what is in use
+    stands for it.
+    """
+    recommended_bytes = torch.mps.recommended_max_memory()
+    needed_bytes = _MOST_OF_PEAK * (peak_bytes() or used_bytes())
+    return held_bytes() > min(recommended_bytes, max(recommended_bytes // 2, needed_bytes))
 
 
 def peak_bytes() -> int | None:
@@ -26,6 +56,36 @@ def reset_peak() -> None:
     """Count the peak from now on, if the allocator counts it."""
     if _counts_peak():
         torch.accelerator.reset_peak_memory_stats()
+
+
+def budget_bytes(limit_bytes: int | None) -> int:
+    """Return the footprint that this process may have.
+
+    The allocator's own limit, 1.7 times what Metal recommends, lies above the memory of most Macs:
+    without a budget they swap or freeze long before an error (pytorch#79840).
+    """
+    recommended_bytes = torch.mps.recommended_max_memory()
+    limits = [
+        recommended_bytes,
+        host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes(),
+    ]
+    if watermarks.high_ratio() > 0:
+        limits.append(int(recommended_bytes * watermarks.high_ratio()))
+    if limit_bytes is not None:
+        limits.append(limit_bytes)
+    return min(limits)
+
+
+def cap_memory(budget_bytes: int) -> None:
+    """Let the allocator refuse what would take the process's footprint beyond a budget.
+
+    This moves the high watermark alone. PyTorch compares it with the low one, 1.4, only where the
+    environment sets it; the allocator then frees its cache when it reaches the high one instead.
+    """
+    gpu_bytes = torch.mps.driver_allocated_memory()
+    other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes
+    fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()
+    torch.mps.set_per_process_memory_fraction(max(_SMALLEST_FRACTION, fraction))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

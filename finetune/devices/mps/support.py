@@ -1,14 +1,24 @@
 """Whether this machine's GPU can be used through MPS, and what to do if not."""
 
 import platform
-import subprocess
 
 import torch
 
+from finetune.devices import host
 from finetune.devices.base import Unusable, why_operation_fails
+from finetune.devices.mps import watermarks
 
-_OLDEST_MACOS = 14
 _USE_CPU = "use --device cpu"
+
+# By what PyTorch says when the first operation on the GPU fails.
+_REMEDIES = {
+    # Whatever is not between the bounds of the two (kohya-ss/sd-scripts#603).
+    "watermark ratio": f"unset {watermarks.HIGH} and {watermarks.LOW}",
+    # On virtual Macs, such as GitHub's runners, MPS is available and yet every allocation fails
+    # (actions/runner-images#9918, #11899).
+    "MPS backend out of memory": f"{_USE_CPU}; the GPU of a virtual Mac can't be used, whatever "
+    f"the text says of {watermarks.HIGH}",
+}
 
 
 def why_not_usable() -> Unusable | None:
@@ -21,40 +31,28 @@ def why_not_usable() -> Unusable | None:
     )
 
 
-def read_sysctl(name: str) -> str | None:
-    """Return a value of macOS's kernel, such as that of ``hw.optional.arm64``, or None."""
-    answer = subprocess.run(
-        ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=False
-    )
-    return answer.stdout.strip() if answer.returncode == 0 else None
-
-
 def _why_not_this_processor() -> Unusable | None:
-    if platform.system() != "Darwin":
+    if not host.is_mac():
         reason = f"MPS needs a Mac, and this is {platform.system()}"
         return Unusable(reason, remedy=_USE_CPU, is_absent=True)
     if platform.machine() == "arm64":
         return None
-    # Rosetta's own flag for a process that it translates, and the hardware's, which such a process
-    # sees as well.
-    if "1" in (read_sysctl("sysctl.proc_translated"), read_sysctl("hw.optional.arm64")):
+    if host.is_under_rosetta():
         return Unusable(
-            "this Python is built for Intel and runs under Rosetta, which hides the GPU",
-            remedy="install a Python for arm64; with conda: "
-            "CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11",
+            "this Python runs as an Intel program under Rosetta, which hides the GPU",
+            remedy=host.way_out_of_rosetta(),
         )
     reason = "MPS needs Apple silicon, and this Mac has an Intel processor"
     return Unusable(reason, remedy=_USE_CPU, is_absent=True)
 
 
 def _why_not_this_macos() -> Unusable | None:
-    version = platform.mac_ver()[0]
-    if int(version.partition(".")[0]) >= _OLDEST_MACOS:
+    if not host.is_macos_too_old():
         return None
     # PyTorch's own text still says 13 (pytorch#162921).
     return Unusable(
-        f"MPS needs macOS {_OLDEST_MACOS} or newer, and this is {version}",
-        remedy=f"update macOS, or {_USE_CPU}",
+        f"MPS needs macOS {host.OLDEST_MACOS} or newer, and this is {host.macos_version()}",
+        remedy=f"{host.way_to_newer_macos()}, or {_USE_CPU}",
     )
 
 
@@ -73,13 +71,13 @@ def _why_not_this_torch() -> Unusable | None:
 
 
 def _why_it_fails() -> Unusable | None:
-    # On virtual Macs, such as GitHub's runners, MPS is available and yet every allocation fails
-    # (actions/runner-images#9918, #11899).
     failure = why_operation_fails(torch.device("mps"))
     if failure is None:
         return None
+    remedies = [remedy for text, remedy in _REMEDIES.items() if text in failure]
     return Unusable(
-        f"an operation on the GPU fails: {failure}",
-        remedy=f"{_USE_CPU}; the GPU of a virtual Mac can't be used, whatever the text says of "
-        "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+        f"MPS is built and available, but an operation on it fails: {failure}",
+        remedy=next(
+            iter(remedies), f"{_USE_CPU}, and look the text up in github.com/pytorch/pytorch/issues"
+        ),
     )

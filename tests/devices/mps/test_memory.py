@@ -1,8 +1,16 @@
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import psutil
 import pytest
 import torch
+from batch_finder.simulated_machines import UnifiedMemoryMac
+from tiny_training import simulate_memory
 
+from finetune.devices import macos
 from finetune.devices.mps import memory
 
+GIB = 2**30
 WITHOUT_STATISTICS = (
     'device_allocator INTERNAL ASSERT FAILED at "c10/core/CachingDeviceAllocator.h":253, please '
     "report a bug to PyTorch. Allocator for mps is not a DeviceAllocator."
@@ -22,6 +30,11 @@ WITHOUT_STATISTICS = (
         "cause system failure).",
         "MPS backend out of memory (MPS allocated: 15.72 GiB, other allocations: 2.41 MiB). Tried "
         "to allocate 5.81 GiB on private pool.",
+        "MPS backend out of memory (MPS allocated: 0 bytes, other allocations: 0 bytes, max "
+        "allowed: 7.93 GB). Tried to allocate 256 bytes on private pool. Use "
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may "
+        "cause system failure).",
+        "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
         "Invalid buffer size: 12.34 GB",
         "Invalid buffer size: 12.34 GiB",
     ],
@@ -85,3 +98,124 @@ def test_another_failure_of_the_allocator_is_not_hidden(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.accelerator, "memory_stats", fail)
     with pytest.raises(RuntimeError, match="none is available"):
         memory.peak_bytes()
+
+
+@pytest.fixture
+def pretend_memory(
+    pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[float]]:
+    """A Mac with 16 GiB, of which Metal recommends 10.5; sizes in GiB."""
+
+    def pretend(*, available: float = 12, footprint: float = 0.5, driver: float = 0) -> list[float]:
+        pretend_mac()
+        fractions: list[float] = []
+
+        def set_fraction(fraction: float) -> None:
+            assert isinstance(fraction, float)  # PyTorch refuses an int.
+            fractions.append(fraction)
+
+        virtual_memory = SimpleNamespace(total=16 * GIB, available=int(available * GIB))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: virtual_memory)
+        monkeypatch.setattr(macos, "footprint_bytes", lambda process_id: int(footprint * GIB))
+        monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: int(10.5 * GIB))
+        monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: int(driver * GIB))
+        monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", set_fraction)
+        return fractions
+
+    return pretend
+
+
+def test_the_budget_is_what_metal_recommends_where_that_is_free(
+    pretend_memory: Callable[..., list[float]],
+) -> None:
+    pretend_memory(available=14)
+    assert memory.budget_bytes(None) == 10.5 * GIB
+
+
+def test_the_budget_is_what_is_free_less_a_reserve_with_what_the_process_holds(
+    pretend_memory: Callable[..., list[float]],
+) -> None:
+    pretend_memory(available=4.8, footprint=0.5)
+    assert memory.budget_bytes(None) == pytest.approx((4.8 - 0.05 * 16 + 0.5) * GIB)
+
+
+def test_the_budget_is_the_limit_that_the_user_or_the_environment_sets(
+    pretend_memory: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_memory(available=14)
+    assert memory.budget_bytes(2 * GIB) == 2 * GIB
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.5")
+    assert memory.budget_bytes(None) == 5.25 * GIB
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")
+    assert memory.budget_bytes(None) == 10.5 * GIB
+
+
+def test_the_cap_leaves_the_gpu_what_the_rest_of_the_process_does_not_hold(
+    pretend_memory: Callable[..., list[float]],
+) -> None:
+    fractions = pretend_memory(footprint=1.0)
+    memory.cap_memory(int(5.2 * GIB))
+    assert fractions == [pytest.approx(4.2 / 10.5)]
+    fractions = pretend_memory(footprint=4.0, driver=3.0)
+    memory.cap_memory(int(5.2 * GIB))
+    assert fractions == [pytest.approx(4.2 / 10.5)]
+
+
+def test_the_cap_is_never_zero_which_would_lift_the_limit(
+    pretend_memory: Callable[..., list[float]],
+) -> None:
+    fractions = pretend_memory(footprint=1.0)
+    memory.cap_memory(GIB)
+    memory.cap_memory(GIB // 2)
+    assert all(0 < fraction < 0.01 for fraction in fractions)
+
+
+def test_held_memory_is_that_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_memory(mac := UnifiedMemoryMac(), monkeypatch)
+    mac.update(32, 128)
+    assert memory.held_bytes() == mac.driver_bytes > memory.used_bytes() == mac.live_bytes
+
+
+@pytest.mark.parametrize("counts_peak", [True, False])
+def test_cache_of_many_shapes_runs_away_before_the_mac_swaps(
+    counts_peak: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mac = UnifiedMemoryMac(physical_bytes=64 * GIB, recommended_share=0.78)
+    simulate_memory(mac, monkeypatch, counts_peak=counts_peak)
+    shapes = 0
+    while not memory.is_cache_running_away():
+        shapes += 1
+        mac.update(100 + shapes, 128)
+    assert shapes > 3
+    assert mac.driver_bytes > mac.recommended_bytes / 2
+    assert mac.swap_bytes == 0
+    torch.mps.empty_cache()
+    assert not memory.is_cache_running_away()
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize("physical_gib", [16, 32, 64])
+def test_cache_of_a_run_with_few_shapes_does_not_run_away(
+    physical_gib: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mac = UnifiedMemoryMac(physical_bytes=physical_gib * GIB, recommended_share=0.75)
+    simulate_memory(mac, monkeypatch)
+    fixed_and_widest_bytes = mac.fixed_bytes + 128 * rows * mac.token_bytes
+    if 2 * fixed_and_widest_bytes > mac.recommended_bytes:
+        pytest.skip("is too large for this Mac")
+    for width in (128, 32, 64):
+        mac.update(rows, width)
+        assert not memory.is_cache_running_away()
+
+
+def test_cache_beyond_what_metal_recommends_runs_away_whatever_the_peak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mac = UnifiedMemoryMac()
+    simulate_memory(mac, monkeypatch)
+    mac.update(50, 128)
+    assert not memory.is_cache_running_away()
+    for width in (64, 32):
+        mac.update(50, width)
+    assert mac.driver_bytes > mac.recommended_bytes
+    assert memory.is_cache_running_away()

@@ -1,0 +1,29 @@
+"""What a look at one side of the machine has found; free of torch, as a look must not need it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "warning", "failure"]
+
+# BERT-base's 110 million weights, as many gradients, and AdamW's two moments, in fp32.
+_BERT_BASE_BYTES = 110_000_000 * 4 * 4
+# In memory, activations take about as much again. On a disk, a checkpoint holds three of the four
+# parts, and a second one is written before the first is deleted.
+ROOM_FOR_BERT_BASE_BYTES = 2 * _BERT_BASE_BYTES
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of ``finetune doctor``.
+
+    Args:
+        name: Which side of the machine, such as ``hub``; fit for a key.
+        status: ``failure`` if something can't work, ``warning`` if the user should know of it.
+        finding: What was found.
+        remedy: What the user can do about it; empty if there is nothing to be done.
+    """
+
+    name: str
+    status: Status
+    finding: str
+    remedy: str = ""

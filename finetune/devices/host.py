@@ -1,0 +1,96 @@
+"""The machine below PyTorch: its processor and its system, without torch."""
+
+import platform
+import subprocess
+import sysconfig
+from pathlib import Path
+
+# For MPS, from PyTorch 2.9 on, so all versions that are supported (pytorch#162921).
+OLDEST_MACOS = 14
+# Those that PyTorch's processor kernels use: AVX-512 and AMX on Intel's and AMD's, bfmmla on Arm's.
+_BF16_FLAGS_OF_LINUX = ("avx512_bf16", "amx_bf16", "bf16")
+
+
+def read_sysctl(name: str) -> str | None:
+    """Return a value of macOS's kernel, such as that of ``hw.optional.arm64``, or None."""
+    answer = subprocess.run(
+        ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def is_mac() -> bool:
+    """Tell whether the system is macOS."""
+    return platform.system() == "Darwin"
+
+
+def is_under_rosetta() -> bool:
+    """Tell whether this Python runs as a program for Intel on a Mac with Apple silicon."""
+    if not is_mac() or platform.machine() == "arm64":
+        return False
+    # Rosetta's own flag for a process that it translates, and the hardware's, which such a process
+    # sees as well.
+    return "1" in (read_sysctl("sysctl.proc_translated"), read_sysctl("hw.optional.arm64"))
+
+
+def way_out_of_rosetta() -> str:
+    """Return what makes Python run as a program for Apple silicon."""
+    if "universal2" in sysconfig.get_platform():
+        return (
+            "this Python can do both: untick Open using Rosetta in the terminal's Get Info, open "
+            "it anew and install into a new environment"
+        )
+    return (
+        "install a Python for arm64; with conda: "
+        "CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11, then "
+        "conda activate finetune && conda config --env --set subdir osx-arm64"
+    )
+
+
+def macos_version() -> str:
+    """Return the version of macOS, such as ``14.5``.
+
+    Python itself tells 16.0 of macOS 26, and 10.16 of all from 11 on, if it was built for an older
+    one (python/cpython#135675); the system's own ``sysctl`` never was.
+    """
+    return read_sysctl("kern.osproductversion") or platform.mac_ver()[0]
+
+
+def is_macos_too_old() -> bool:
+    """Tell whether this macOS is older than PyTorch's GPU support for Macs."""
+    return int(macos_version().partition(".")[0]) < OLDEST_MACOS
+
+
+def way_to_newer_macos() -> str:
+    """Return where macOS is updated; macOS 13 has moved it."""
+    is_moved = int(macos_version().partition(".")[0]) >= 13
+    place = "System Settings > General" if is_moved else "System Preferences"
+    return f"update macOS: {place} > Software Update"
+
+
+def processor_name() -> str:
+    """Return what the processor calls itself, or an empty string where it does not."""
+    if is_mac():
+        return read_sysctl("machdep.cpu.brand_string") or ""
+    return _read_cpuinfo().get("model name", "")
+
+
+def bf16_instructions() -> list[str]:
+    """Return the processor's instruction sets for bf16 by the system's names, maybe none."""
+    if is_mac():
+        name = "FEAT_BF16"
+        return [name] if read_sysctl(f"hw.optional.arm.{name}") == "1" else []
+    processor = _read_cpuinfo()
+    # Arm's processors have features in place of flags.
+    flags = f"{processor.get('flags')} {processor.get('Features')}".split()
+    return [flag for flag in _BF16_FLAGS_OF_LINUX if flag in flags]
+
+
+def _read_cpuinfo() -> dict[str, str]:
+    """Return what Linux says of the first processor, and nothing where there is no /proc."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,65 @@
+import pytest
+
+from finetune.devices.mps.chips import CHIPS, MACS, Mac, find_mac
+from finetune.errors import UsageError
+
+GIB = 2**30
+# PyTorch's limit over what Metal recommends.
+HIGH_WATERMARK_RATIO = 1.7
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "max_allowed"),
+    # "max allowed" of PyTorch's texts: pytorch#105839, #130112, haoheliu/AudioLDM2#20,
+    # instructlab#2568, BoBo0037/bobo-fun#8.
+    [(8, 9.07), (16, 18.13), (18, 20.40), (32, 36.27), (64, 81.60)],
+)
+def test_recommended_memory_is_what_pytorch_computes_its_limit_from(
+    gibibytes: int, max_allowed: float
+) -> None:
+    recommended = Mac("", gibibytes * GIB).recommended_bytes
+    assert recommended * HIGH_WATERMARK_RATIO / GIB == pytest.approx(max_allowed, abs=0.005)
+
+
+def test_no_more_is_recommended_than_was_seen_on_newer_systems() -> None:
+    assert find_mac("m5-pro-48gb").recommended_bytes <= 37.4 * GIB
+    assert find_mac("m5-max-128gb").recommended_bytes <= 107.5 * GIB
+
+
+def test_macos_leaves_less_of_a_small_mac_than_metal_recommends() -> None:
+    small, large = find_mac("m1-8gb"), find_mac("m1-16gb")
+    assert small.budget_bytes < small.recommended_bytes
+    assert large.budget_bytes == large.recommended_bytes
+
+
+def test_a_mac_that_is_all_macos_has_no_budget() -> None:
+    assert Mac("", 2 * GIB).budget_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["m4-max-128gb", "M4-Max-128GB"])
+def test_a_mac_is_found_by_its_chip_and_memory(name: str) -> None:
+    assert find_mac(name) == Mac("m4-max-128gb", 128 * GIB)
+
+
+def test_every_chip_comes_with_some_memory() -> None:
+    assert {name.rpartition("-")[0] for name in MACS} == set(CHIPS)
+
+
+def test_an_unknown_size_is_answered_with_those_of_the_chip() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_mac("m1-12gb")
+    assert caught.value.remedy == "choose m1-8gb, m1-16gb"
+
+
+@pytest.mark.parametrize("name", ["m1", "m1-", "m1-8"])
+def test_a_size_that_is_missing_is_answered_with_those_of_the_chip(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_mac(name)
+    assert caught.value.remedy == "choose m1-8gb, m1-16gb"
+
+
+@pytest.mark.parametrize("name", ["", "i9-64gb", "m99"])
+def test_an_unknown_chip_is_answered_with_all_chips(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_mac(name)
+    assert "m1, m1-pro" in caught.value.remedy

@@ -1,0 +1,80 @@
+import pytest
+
+from finetune.devices.mps.watermarks import HIGH, LOW, check_watermarks, high_ratio
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HIGH, raising=False)
+    monkeypatch.delenv(LOW, raising=False)
+
+
+def test_without_variables_the_ratios_are_those_of_pytorch() -> None:
+    check = check_watermarks()
+    assert check.status == "ok"
+    assert check.finding == "high 1.7 by default, low 1.4 by default"
+    assert high_ratio() == 1.7
+
+
+@pytest.mark.parametrize(
+    ("high", "low"), [("1.0", "0.8"), ("1.0", "1.0"), ("1.7", "0"), ("2", "1.4"), ("1e0", ".5")]
+)
+def test_ratios_that_pytorch_takes_are_ok(
+    high: str, low: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HIGH, high)
+    monkeypatch.setenv(LOW, low)
+    assert check_watermarks().status == "ok"
+
+
+def test_a_high_watermark_below_the_default_low_one_wants_the_low_one_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(HIGH, "0.7")
+    check = check_watermarks()
+    assert check.status == "failure"
+    assert "1.4 by default" in check.finding
+    assert f"set {LOW} to at most 0.7" in check.remedy
+
+
+@pytest.mark.parametrize(("high", "low"), [("3", "1.4"), ("-1", "0"), ("nan", "0"), ("inf", "0")])
+def test_a_high_watermark_that_pytorch_refuses_is_a_failure(
+    high: str, low: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HIGH, high)
+    monkeypatch.setenv(LOW, low)
+    check = check_watermarks()
+    assert check.status == "failure"
+    assert "takes 0 to 2" in check.finding
+
+
+@pytest.mark.parametrize(("high", "low"), [("1.0", "1.2"), ("1.7", "-0.1"), ("0", "2.1")])
+def test_a_low_watermark_that_pytorch_refuses_is_a_failure(
+    high: str, low: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HIGH, high)
+    monkeypatch.setenv(LOW, low)
+    check = check_watermarks()
+    assert check.status == "failure"
+    assert f"set {LOW}" in check.remedy
+
+
+def test_no_limit_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HIGH, "0.0")
+    check = check_watermarks()
+    assert check.status == "warning"
+    assert "lifts PyTorch's limit" in check.finding
+    assert check.remedy == f"unset {HIGH}"
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio"), [("abc", 0), ("", 0), ("0,9", 0), ("1.5x", 1.5), ("1,5", 1)]
+)
+def test_what_is_no_number_is_a_failure_that_tells_what_pytorch_reads(
+    text: str, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HIGH, text)
+    check = check_watermarks()
+    assert check.status == "failure"
+    assert f"{HIGH}={text} is not a number, and PyTorch reads {ratio:g} in it" in check.finding
+    assert high_ratio() == ratio

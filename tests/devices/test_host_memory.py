@@ -1,0 +1,137 @@
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from finetune.devices import host_memory, macos
+from finetune.devices.cgroups import GroupLimit
+from finetune.devices.host_memory import HostWatch, process_bytes, spare_bytes
+
+GIB = 2**30
+
+
+@pytest.fixture
+def pretend_host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A machine with 20 GiB; sizes in GiB."""
+
+    def pretend(
+        *, available: float = 10, swapped: float = 0, groups: tuple[GroupLimit, ...] = ()
+    ) -> None:
+        memory = SimpleNamespace(total=20 * GIB, available=int(available * GIB))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+        monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=swapped * GIB))
+        monkeypatch.setattr(host_memory, "group_limits", lambda: iter(groups))
+
+    return pretend
+
+
+def test_what_is_spared_is_free_memory_less_a_twentieth_of_all(
+    pretend_host: Callable[..., None],
+) -> None:
+    pretend_host(available=10)
+    assert spare_bytes() == 9 * GIB
+
+
+def test_the_tightest_of_all_groups_decides(pretend_host: Callable[..., None]) -> None:
+    pretend_host(groups=(GroupLimit(2**63, 0), GroupLimit(4 * GIB, GIB), GroupLimit(8 * GIB, GIB)))
+    assert spare_bytes() == pytest.approx((4 * 0.95 - 1) * GIB)
+
+
+def test_a_machine_that_is_nearly_full_has_nothing_to_spare(
+    pretend_host: Callable[..., None],
+) -> None:
+    pretend_host(available=0.9)
+    assert spare_bytes() == 0
+
+
+def test_a_process_holds_its_resident_memory() -> None:
+    assert process_bytes(os.getpid()) == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
+
+
+def test_a_process_holds_its_footprint_on_a_mac(
+    pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_mac()
+    monkeypatch.setattr(macos, "footprint_bytes", lambda process_id: process_id + 1)
+    assert process_bytes(7) == 8
+
+
+def test_a_process_that_has_ended_holds_nothing() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert process_bytes(process.pid) == 0
+
+
+def test_a_machine_is_not_short_of_memory_while_nothing_changes(
+    pretend_host: Callable[..., None],
+) -> None:
+    pretend_host(swapped=3)
+    watch = HostWatch()
+    pretend_host(swapped=3.1)
+    assert watch.why_short() is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"available": 0.4}, "the machine has 0.4 GiB of memory left"),
+        ({"swapped": 3.25}, "the machine swapped 0.2 GiB"),
+    ],
+)
+def test_a_machine_that_fills_up_or_swaps_is_short_of_memory(
+    pretend_host: Callable[..., None], change: dict[str, float], reason: str
+) -> None:
+    pretend_host(swapped=3)
+    watch = HostWatch()
+    pretend_host(**{"swapped": 3, **change})
+    assert watch.why_short() == reason
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("1", "1", None),
+        ("1", "2", "memory pressure went up to warning"),
+        ("2", "4", "memory pressure went up to critical"),
+        ("2", "2", None),
+        ("2", "1", None),
+    ],
+)
+def test_a_mac_whose_memory_pressure_rises_is_short_of_memory(
+    pretend_mac: Callable[..., None],
+    pretend_host: Callable[..., None],
+    before: str,
+    after: str,
+    reason: str | None,
+) -> None:
+    pretend_host()
+    pretend_mac(sysctls={"kern.memorystatus_vm_pressure_level": before})
+    pretend_host()
+    watch = HostWatch()
+    pretend_mac(sysctls={"kern.memorystatus_vm_pressure_level": after})
+    pretend_host()
+    assert watch.why_short() == reason
+
+
+@pytest.fixture
+def kernel_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "vmstat"
+    path.write_text("nr_free_pages 100\noom_kill 2\n")
+    monkeypatch.setattr(host_memory, "_KERNEL_COUNTS", path)
+    return path
+
+
+def test_a_process_that_the_kernel_killed_for_its_memory_is_noticed(kernel_counts: Path) -> None:
+    watch = HostWatch()
+    assert not watch.has_killed()
+    kernel_counts.write_text("nr_free_pages 100\noom_kill 3\n")
+    assert watch.has_killed()
+
+
+def test_a_kernel_that_does_not_count_has_killed_nothing(kernel_counts: Path) -> None:
+    kernel_counts.unlink()
+    assert not HostWatch().has_killed()

