@@ -4,6 +4,7 @@
     ├── LossNotFinite                   1
     ├── WrongParametersChanged          1
     ├── CheckpointDamaged               1
+    ├── ProbeFailed                     1
     ├── UsageError                      2    a flag, a file name or a configuration is wrong
     │   ├── ConfigurationInvalid
     │   ├── RunFolderNotEmpty
@@ -53,6 +54,10 @@ class WrongParametersChanged(FinetuneError):
 
 class CheckpointDamaged(FinetuneError):
     """A checkpoint's bytes are not those that were written."""
+
+
+class ProbeFailed(FinetuneError):
+    """A probe of the batch finder failed for another reason than memory."""
 
 
 class UsageError(FinetuneError):

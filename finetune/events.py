@@ -29,6 +29,40 @@ class Warning:
 
 
 @dataclass(frozen=True)
+class Advance:
+    """How far the work that a ``Stage`` announced has come.
+
+    Args:
+        done: Rows done so far.
+        total: Rows in all.
+    """
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A batch size was tried.
+
+    Args:
+        batch_size: Rows.
+        verdict: ``fits``, ``too_big``, ``timed_out`` or ``failed``.
+        peak_bytes: The most memory in use, if known.
+        examples_per_second: Rows a second, if it fits.
+        seconds: What the probe took.
+        reason: Why it does not fit.
+    """
+
+    batch_size: int
+    verdict: str
+    peak_bytes: int | None
+    examples_per_second: float | None
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Update:
     """The state at a report point of the training loop.
 
@@ -40,6 +74,7 @@ class Update:
         learning_rate: Rate of the last update.
         examples_per_second: Training rows a second since the last report.
         memory_bytes: Memory in use on the device.
+        held_bytes: Memory that the process holds there, with what is cached for later.
         remaining_seconds: Estimate for the training that is left.
     """
 
@@ -50,6 +85,7 @@ class Update:
     learning_rate: float
     examples_per_second: float
     memory_bytes: int
+    held_bytes: int
     remaining_seconds: float
 
 
@@ -70,5 +106,5 @@ class Validation:
     is_best: bool
 
 
-Event = Stage | Warning | Update | Validation
+Event = Stage | Advance | Probe | Warning | Update | Validation
 Tell = Callable[[Event], None]

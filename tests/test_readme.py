@@ -49,6 +49,8 @@ def test_commands_of_the_readme_run(prepared_folder: Path, command: Command) -> 
                 arguments += ["--data", "questions"]  # for TREC, which is not here
         elif arguments[:2] == ["data", "check"]:
             arguments += ["--model", str(prepared_folder / "model")]
+        elif arguments[0] == "find-batch":
+            arguments += ["--model", str(prepared_folder / "model"), "--limit", "1"]
         outcome = command(*arguments)
         assert outcome.code == 0, (line, outcome.errors)
 
@@ -69,4 +71,4 @@ def test_every_command_is_in_the_table() -> None:
     from finetune.cli.main import COMMANDS
 
     table = README.partition("## Commands")[2].partition("## Train")[0]
-    assert set(re.findall(r"`finetune (\w+)", table)) == set(COMMANDS)
+    assert set(re.findall(r"`finetune ([\w-]+)", table)) == set(COMMANDS)

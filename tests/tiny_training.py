@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import pytest
 import torch
+from batch_finder.simulated_machines import UnifiedMemoryMac
 from numpy.typing import NDArray
 from tiny_models import VOCABULARY_SIZE, tiny_model
 from torch import nn
@@ -28,6 +30,24 @@ CLASSES = 6
 torch.set_num_threads(1)
 
 
+def simulate_memory(
+    mac: UnifiedMemoryMac, monkeypatch: pytest.MonkeyPatch, *, counts_peak: bool = True
+) -> None:
+    """Let PyTorch tell the memory of a simulated Mac, its peak too unless it is too old to."""
+
+    def memory_stats() -> dict[str, int]:
+        if not counts_peak:
+            raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
+        return {}
+
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: mac.live_bytes)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: mac.driver_bytes)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: mac.recommended_bytes)
+    monkeypatch.setattr(torch.mps, "empty_cache", mac.empty_cache)
+    monkeypatch.setattr(torch.accelerator, "memory_stats", memory_stats)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: mac.peak_bytes)
+
+
 class FewShapesDevice(CpuDevice):
     """The processor with the habits of MPS: few widths, and every batch has all its rows."""
 
@@ -37,20 +57,26 @@ class FewShapesDevice(CpuDevice):
         return MpsDevice().widths(longest_tokens)
 
 
-def random_texts(rows: int = 23, *, pads_left: bool = False) -> EncodedTexts:
-    """Return texts of 3 to 12 random tokens, none of them special, the same for the same call."""
+def random_texts(
+    rows: int = 23, *, pads_left: bool = False, longest_tokens: int = 12
+) -> EncodedTexts:
+    """Return texts of 3 or more random tokens, none of them special, the same for the same call."""
     random = np.random.default_rng(rows)
-    lengths = random.integers(3, 13, size=rows)
+    lengths = random.integers(3, longest_tokens + 1, size=rows)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = random.integers(5, VOCABULARY_SIZE - 1, size=offsets[-1], dtype=np.int32)
     return EncodedTexts({"input_ids": tokens}, offsets, {"input_ids": 0}, pads_left, cut_rows=0)
 
 
 def random_examples(
-    rows: int = 23, *, class_weights: NDArray[np.float32] | None = None, takes_4d_mask: bool = True
+    rows: int = 23,
+    *,
+    class_weights: NDArray[np.float32] | None = None,
+    takes_4d_mask: bool = True,
+    longest_tokens: int = 12,
 ) -> Examples:
     """Return random texts with random classes."""
-    texts = random_texts(rows)
+    texts = random_texts(rows, longest_tokens=longest_tokens)
     labels = np.random.default_rng(rows).integers(0, CLASSES, size=rows)
     weights = np.ones(CLASSES, np.float32) if class_weights is None else class_weights
 

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from finetune.events import Event, Stage, Tell, Update, Validation, Warning
+from finetune.events import Advance, Event, Probe, Stage, Tell, Update, Validation, Warning
 
 LINE_WITHOUT_END = 1_000_000
 # Texts and names of classes may look like rich's markup or like its names of emoji.
@@ -44,6 +46,7 @@ class _Display:
     def __init__(self, console: Console, bar: Progress) -> None:
         self._console, self._bar = console, bar
         self._task: Any = None
+        self._advance: Any = None
 
     def tell(self, event: Event) -> None:
         if isinstance(event, Stage):
@@ -52,6 +55,10 @@ class _Display:
             self._print(_validation_line(event))
         elif isinstance(event, Update):
             self._show_update(event)
+        elif isinstance(event, Advance):
+            self._show_advance(event)
+        elif isinstance(event, Probe):
+            self._print(_probe_line(event))
         else:
             self.tell_warning(event)
 
@@ -59,6 +66,17 @@ class _Display:
         if isinstance(event, Warning):
             remedy = f" ({event.remedy})" if event.remedy else ""
             self._console.print(f"warning: {event.message}{remedy}", style="yellow")
+
+    def _show_advance(self, event: Advance) -> None:
+        if self._bar.disable:
+            self._print(f"  {event.done:,}/{event.total:,} rows")
+            return
+        if self._advance is None:
+            self._advance = self._bar.add_task("rows", total=event.total, figures="rows")
+        self._bar.update(self._advance, completed=event.done)
+        if event.done == event.total:
+            self._bar.remove_task(self._advance)
+            self._advance = None
 
     def _show_update(self, event: Update) -> None:
         if self._bar.disable:
@@ -118,6 +136,28 @@ def show_facts(facts: Mapping[str, Any]) -> None:
     Console(**LITERAL).print(table)
 
 
+def show_kept(entries: Sequence[Any], *, folder: Path) -> None:
+    """Print the entries of a feature store as a table on standard output, and their sum."""
+    if entries:
+        table = Table("last used", "size", "rows", "of", "model", "mode", box=None, pad_edge=False)
+        for entry in entries:
+            used_at = datetime.fromtimestamp(entry.used_at).strftime("%Y-%m-%d %H:%M")
+            rows, data, split, model, mode = (
+                _plain(entry.facts.get(name, "?"))
+                for name in ("rows", "data", "split", "model", "mode")
+            )
+            size = size_in_words(entry.size_bytes)
+            table.add_row(used_at, size, rows, f"{data}, {split}", model, mode)
+        Console(**LITERAL).print(table)
+    total_bytes = sum(entry.size_bytes for entry in entries)
+    show_lines(f"{size_in_words(total_bytes)} in {folder}")
+
+
+def size_in_words(size_bytes: int) -> str:
+    """Return a size such as ``167.5 MiB``."""
+    return f"{size_bytes / 2**20:,.1f} MiB"
+
+
 def show_lines(*lines: str) -> None:
     """Print lines on standard output, after an empty one."""
     click.echo("\n" + "\n".join(lines))
@@ -132,6 +172,15 @@ def _plain(value: Any) -> str:
 def _speed_and_memory(event: Update) -> str:
     gibibytes = event.memory_bytes / 2**30
     return f"{event.examples_per_second:.0f} examples/s  {gibibytes:.2f} GiB"
+
+
+def _probe_line(event: Probe) -> str:
+    parts = [f"  batch {event.batch_size:,}: {event.verdict.replace('_', ' ')}"]
+    if event.peak_bytes is not None:
+        parts.append(f"{event.peak_bytes / 2**30:.2f} GiB")
+    if event.examples_per_second is not None:
+        parts.append(f"{event.examples_per_second:,.0f} examples/s")
+    return ", ".join([*parts, f"{event.seconds:.0f} s", *filter(None, [event.reason])])
 
 
 def _validation_line(event: Validation) -> str:

@@ -16,6 +16,9 @@ COMMANDS = {
     "predict": "Classify texts with a run's model.",
     "init": "Write a configuration to start from for a table.",
     "data": "Look at data before a run.",
+    "find-batch": "Find the largest batch size that fits, and the fastest.",
+    "cache": "Look at, or delete, what frozen cores gave for texts.",
+    "doctor": "Say whether this machine is ready.",
     "config": "Show, check and copy configurations.",
     "completion": "Print the script that completes commands in a shell.",
 }
@@ -32,7 +35,7 @@ class LazyGroup(click.Group):
         """Import the module of a command, if there is one of that name."""
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"finetune.cli.{name}")
+        module = importlib.import_module(f"finetune.cli.{name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

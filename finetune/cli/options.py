@@ -90,6 +90,9 @@ def _kind(annotation: Any) -> Any:
     if origin is Annotated:
         return _kind(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
+        if any(get_origin(one) is Literal for one in get_args(annotation)):
+            # A number or a word: the configuration tells them apart.
+            return str
         return _kind(next(one for one in get_args(annotation) if one is not types.NoneType))
     if origin is Literal:
         return click.Choice([str(choice) for choice in get_args(annotation)])

@@ -94,7 +94,9 @@ class TrainingConfig:
     precision: PrecisionName = _option(
         "fp32", "Number format of the arithmetic; the weights stay fp32."
     )
-    batch_size: Count = _option(32, "Rows in one forward and backward on the device.")
+    batch_size: Count | Literal["auto"] = _option(
+        32, "Rows in one forward and backward on the device; auto looks for the fastest that fits."
+    )
     effective_batch_size: Count | None = _option(
         None, "Rows in one update; a multiple of the batch size accumulates. Default: batch size."
     )
@@ -112,8 +114,9 @@ class TrainingConfig:
     warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
         0.1, "Share of the updates in which the learning rate rises to its peak."
     )
-    weight_decay: Annotated[float, Ge(0.0)] = _option(
-        0.01, "Decoupled weight decay; not on biases and norms."
+    weight_decay: Annotated[float, Ge(0.0)] | None = _option(
+        None,
+        "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone.",
     )
     max_grad_norm: Annotated[float, Gt(0.0)] = _option(
         1.0, "Gradients are scaled down to this norm."
@@ -124,8 +127,10 @@ class TrainingConfig:
     metric_for_best_model: Literal["accuracy", "macro_f1", "loss"] = _option(
         "accuracy", "Validation figure that chooses the model to keep."
     )
-    early_stopping_patience: Annotated[int, Ge(0)] = _option(
-        0, "Stop after N validations in a row without a better model; 0 for never."
+    early_stopping_patience: Annotated[int, Ge(0)] | None = _option(
+        None,
+        "Stop after N validations in a row without a better model; 0 for never. Default: 30 for a "
+        "head alone, else 0.",
     )
     seed: Annotated[int, Ge(0), Lt(2**32)] = _option(42, "Seed of the new head, order and dropout.")
 
@@ -147,6 +152,38 @@ class OutputConfig:
 
 
 @dataclass(frozen=True)
+class CacheConfig:
+    """Whether a frozen core runs once, and where what it gives is kept."""
+
+    __pydantic_config__ = STRICT
+
+    feature_cache: bool = _option(
+        True, "Run what is frozen once and keep its output; without, it runs at every update."
+    )
+    cache_dir: str | None = _option(
+        None, "Folder of what is kept from run to run. Default: finetune in the Hub's assets cache."
+    )
+    cache_gib: Annotated[float, Gt(0.0)] = _option(
+        10.0,
+        "GiB that what frozen cores gave may take; what was not used longest goes first.",
+    )
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How a batch size is searched for, by ``find-batch`` and by ``--batch-size auto``."""
+
+    __pydantic_config__ = STRICT
+
+    memory_limit: str | None = _option(
+        None, "The most memory that a batch may take, such as 4GiB. Default: what is free."
+    )
+    time_limit: Annotated[float, Gt(0.0)] = _option(
+        300.0, "Seconds that the search may take, a device and mode."
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that decides a run."""
 
@@ -156,6 +193,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
 
 
 SECTION_OF_OPTION: dict[str, str] = {
@@ -174,14 +213,34 @@ def mode_name(model: ModelConfig) -> str:
     return "head" if model.freeze_core else "full"
 
 
-def default_learning_rate(mode: str, *, hidden_size: int) -> float:
+def effective_batch_size(training: TrainingConfig) -> int:
+    """Return the rows in one update; where the batch size is searched for, its default."""
+    if training.effective_batch_size is not None:
+        return training.effective_batch_size
+    return 32 if training.batch_size == "auto" else training.batch_size
+
+
+# BERT-base's pooler ends in a tanh that is mostly far from 0.
+TYPICAL_CLASSIFIER_INPUT = 0.7
+
+
+def default_learning_rate(mode: str, *, hidden_size: int, classifier_input: float) -> float:
     """Return the peak learning rate for a mode.
 
     A whole encoder takes 5e-5 at BERT-base's width of 768, the article's rate, and more in
-    proportion as it is narrower (1e-4 at 384); a head alone, which starts from nothing, 1e-3.
+    proportion as it is narrower (1e-4 at 384). A head, which starts from nothing, takes 5e-4. What
+    a classifier alone takes goes with the size of its inputs: MiniLM's pooler gives numbers ten
+    times as small as BERT-base's, and a rate that suits the one leaves the other 3 points behind.
+
+    Args:
+        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        hidden_size: Width of the core.
+        classifier_input: Root mean square of what the classifier reads; 0 if not known.
     """
-    if mode in ("head", "classifier"):
-        return 1e-3
+    if mode == "classifier":
+        return float(f"{7e-3 / (classifier_input or TYPICAL_CLASSIFIER_INPUT):.2g}")
+    if mode == "head":
+        return 5e-4
     return 5e-5 * 768 / hidden_size
 
 
@@ -195,5 +254,18 @@ def default_head_rate_factor(mode: str) -> float:
 
 
 def default_num_train_epochs(mode: str) -> float:
-    """Return the passes over the data for a mode: a head alone converges slower."""
-    return 20.0 if mode in ("head", "classifier") else 3.0
+    """Return the passes over the data for a mode.
+
+    A head over a core that ran once trains until it improves no more: these are the most.
+    """
+    return 100.0 if mode in ("head", "classifier") else 3.0
+
+
+def default_early_stopping_patience(mode: str) -> int:
+    """Return after how many validations without a better model a mode stops; 0 for never."""
+    return 30 if mode in ("head", "classifier") else 0
+
+
+def default_weight_decay(mode: str) -> float:
+    """Return the weight decay for a mode: a head alone stops early instead."""
+    return 0.0 if mode in ("head", "classifier") else 0.01

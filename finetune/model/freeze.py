@@ -9,6 +9,10 @@ from finetune.model.structure import Structure
 def freeze_parameters(model: nn.Module, structure: Structure, *, mode: str) -> None:
     """Let only the parameters of a mode require gradients.
 
+    Over a frozen core there is no dropout: what a small head finds then is, as with logistic
+    regression, the best that the core's output allows, and validation says when to stop. With
+    dropout MiniLM's classifier alone stays 4 points of accuracy behind on TREC.
+
     Args:
         model: Changed in place.
         structure: Where its parameters stand.
@@ -20,6 +24,10 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: str) -> N
     trained = trained_names(structure, mode=mode)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
+    if trained <= structure.head:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
 
 
 def trained_names(structure: Structure, *, mode: str) -> frozenset[str]:

@@ -28,6 +28,7 @@ class Structure:
         above: What of the core runs after the last layer, such as a final norm.
         head: Everything on top of the core, the pooler included.
         classifier: The part of the head that gives the logits.
+        classifier_input: Root mean square of the numbers that the classifier reads, for some text.
         takes_4d_mask: Whether attention takes a ready mask of shape [rows, 1, 1, tokens].
     """
 
@@ -36,6 +37,7 @@ class Structure:
     above: frozenset[str]
     head: frozenset[str]
     classifier: frozenset[str]
+    classifier_input: float
     takes_4d_mask: bool
 
 
@@ -64,12 +66,14 @@ def find_structure(model: PreTrainedModel) -> Structure:
         own = {*module.parameters(recurse=False)} & core - in_layers
         if call.order > end_of_layers:
             (above if call.has_tokens else head).update(own)
+    classifier = _find_classifier(model, calls)
     return Structure(
         below=frozenset(names[one] for one in core - in_layers - above - head),
         layers=tuple(frozenset(names[one] for one in layer.parameters()) for layer in layers),
         above=frozenset(names[one] for one in above),
         head=frozenset(names[one] for one in head),
-        classifier=frozenset(names[one] for one in _find_classifier(model, calls).parameters()),
+        classifier=frozenset(names[one] for one in classifier.parameters()),
+        classifier_input=calls[classifier].input_size,
         takes_4d_mask=takes_4d_mask,
     )
 
@@ -79,6 +83,7 @@ class _Call:
     order: int
     has_tokens: bool
     classes: int
+    input_size: float
 
 
 def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -120,13 +125,14 @@ def _record_calls(model: PreTrainedModel) -> dict[nn.Module, _Call]:
     tokens = model.dummy_inputs["input_ids"][:2]
     calls: dict[nn.Module, _Call] = {}
 
-    def note(module: nn.Module, _: Any, output: Any) -> None:
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) else output
         shape = tuple(first.shape) if isinstance(first, torch.Tensor) else ()
         calls[module] = _Call(
             order=len(calls),
             has_tokens=len(shape) == 3,
             classes=shape[-1] if shape else 0,
+            input_size=_root_mean_square(inputs),
         )
 
     hooks = [module.register_forward_hook(note) for module in model.modules()]
@@ -136,6 +142,13 @@ def _record_calls(model: PreTrainedModel) -> dict[nn.Module, _Call]:
         for hook in hooks:
             hook.remove()
     return calls
+
+
+def _root_mean_square(inputs: tuple[Any, ...]) -> float:
+    for first in inputs[:1]:
+        if isinstance(first, torch.Tensor) and first.is_floating_point():
+            return first.square().mean().sqrt().item()
+    return 0.0
 
 
 def _takes_4d_mask(model: PreTrainedModel) -> bool:

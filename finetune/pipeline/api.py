@@ -17,7 +17,16 @@ from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.runs.folder import RunFolder, open_run_folder
 
 MAY_CHANGE_ON_RESUMING = frozenset(
-    {"device", "batch_size", "eval_batch_size", "logging_steps", "save_strategy"}
+    {
+        "device",
+        "batch_size",
+        "eval_batch_size",
+        "logging_steps",
+        "save_strategy",
+        "feature_cache",
+        "cache_dir",
+        "cache_gib",
+    }
 )
 
 

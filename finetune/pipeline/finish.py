@@ -21,6 +21,7 @@ from finetune.runs.checkpoint import read_checkpoint
 from finetune.runs.folder import RunFolder, read_jsonl, write_json, write_jsonl
 from finetune.training.assemble import Assembly
 from finetune.training.micro_batches import Examples
+from finetune.training.recovery import BatchSizes
 from finetune.training.state import Progress, load_trained_tensors
 
 BEST_CHECKPOINT = "best"
@@ -31,6 +32,7 @@ def finish(
     folder: RunFolder,
     prepared: Prepared,
     plan: TrainingPlan,
+    sizes: BatchSizes,
     assembly: Assembly,
     examples: Mapping[str, Examples],
     progress: Progress,
@@ -51,13 +53,18 @@ def finish(
         "schema_version": RESULTS_SCHEMA_VERSION,
         **_facts(prepared, plan),
         **_training_figures(plan, progress),
+        "train_batch_size": sizes.training.rows,
         "train_peak_bytes": peak_bytes,
     }
     tell(Stage("evaluating the best model"))
     for split, prefix in (("validation", "eval"), ("test", "test")):
         if split in examples:
             figures, logits = score_examples(
-                assembly.model, examples[split], prepared, widths=plan.widths
+                assembly.model,
+                examples[split],
+                prepared,
+                widths=plan.widths,
+                batch_size=sizes.evaluation,
             )
             results[f"{prefix}_samples"] = len(logits)
             results |= {f"{prefix}_{name}": value for name, value in figures.items()}

@@ -35,6 +35,7 @@ def _row(event: Event) -> dict[str, Any] | None:
             "learning_rate": event.learning_rate,
             "examples_per_second": event.examples_per_second,
             "memory_bytes": event.memory_bytes,
+            "held_bytes": event.held_bytes,
         }
     if isinstance(event, Validation):
         figures = {f"eval_{name}": value for name, value in event.metrics.items()}

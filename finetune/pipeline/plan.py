@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import (
     Config,
+    default_early_stopping_patience,
     default_head_rate_factor,
     default_learning_rate,
     default_num_train_epochs,
+    default_weight_decay,
+    effective_batch_size,
 )
 from finetune.data.load import SOURCES
 from finetune.model.load import MINILM
@@ -34,6 +37,9 @@ class TrainingPlan:
         num_train_epochs: Passes over the rows.
         schedule: The learning rate of each update.
         head_rate_factor: The head's learning rate over the core's.
+        weight_decay: Decoupled decay of the matrices.
+        early_stopping_patience: Validations in a row without a better model after which training
+            stops; 0: never.
         seed: Of the order of the rows.
     """
 
@@ -43,6 +49,8 @@ class TrainingPlan:
     num_train_epochs: float
     schedule: Schedule
     head_rate_factor: float
+    weight_decay: float
+    early_stopping_patience: int
     seed: int
 
     @property
@@ -75,23 +83,32 @@ def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> Train
     lengths = examples["train"].lengths
     longest_tokens = max(int(split.lengths.max()) for split in examples.values())
     options = prepared.config.training
-    effective_batch_size = options.effective_batch_size or options.batch_size
+    rows_of_update = effective_batch_size(options)
     num_train_epochs = options.num_train_epochs or default_num_train_epochs(prepared.mode)
-    updates_per_epoch = math.ceil(len(lengths) / effective_batch_size)
+    updates_per_epoch = math.ceil(len(lengths) / rows_of_update)
     total_updates = options.max_steps or math.ceil(num_train_epochs * updates_per_epoch)
-    hidden_size = prepared.classifier.model.config.hidden_size
+    default_rate = default_learning_rate(
+        prepared.mode,
+        hidden_size=prepared.classifier.model.config.hidden_size,
+        classifier_input=prepared.classifier.structure.classifier_input,
+    )
     return TrainingPlan(
         lengths=lengths,
         widths=padded_widths(longest_tokens, prepared.classifier, prepared.device),
-        effective_batch_size=effective_batch_size,
+        effective_batch_size=rows_of_update,
         num_train_epochs=num_train_epochs,
         schedule=Schedule(
-            peak=options.learning_rate
-            or default_learning_rate(prepared.mode, hidden_size=hidden_size),
+            peak=options.learning_rate or default_rate,
             warmup_updates=math.ceil(options.warmup_fraction * total_updates),
             total_updates=total_updates,
         ),
         head_rate_factor=options.head_rate_factor or default_head_rate_factor(prepared.mode),
+        weight_decay=default_weight_decay(prepared.mode)
+        if options.weight_decay is None
+        else options.weight_decay,
+        early_stopping_patience=default_early_stopping_patience(prepared.mode)
+        if options.early_stopping_patience is None
+        else options.early_stopping_patience,
         seed=options.seed,
     )
 
@@ -119,8 +136,13 @@ def with_plan(config: Config, plan: TrainingPlan) -> Config:
             num_train_epochs=plan.num_train_epochs,
             learning_rate=plan.schedule.peak,
             head_rate_factor=plan.head_rate_factor,
+            weight_decay=plan.weight_decay,
+            early_stopping_patience=plan.early_stopping_patience,
         ),
         output=replace(config.output, output_dir=None, overwrite=False),
+        cache=replace(
+            config.cache, cache_dir=config.cache.cache_dir and _absolute(config.cache.cache_dir)
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from finetune.devices.select import select_device
 from finetune.evaluation.predict import predict_logits, probabilities
 from finetune.events import Tell
 from finetune.pipeline.inputs import encode_for, inputs_maker, padded_widths
+from finetune.pipeline.score import evaluation_batch_size
 from finetune.pipeline.trained import load_saved_config, load_trained, place
 from finetune.runs.folder import open_run_folder
 
@@ -36,22 +37,26 @@ def load_predictor(
 
     Raises:
         NotARun: If the folder holds no run with a model.
+        BatchDoesNotFit: If memory does not suffice for one text; raised by the function too.
     """
     folder = open_run_folder(run)
     config = load_saved_config(folder)
     classifier = load_trained(folder, tell=tell)
     chosen = select_device(device, tell=tell)
     model = place(classifier, chosen)
+    batch_size = evaluation_batch_size(config, chosen, tell=tell)
 
     def predict_piece(texts: Sequence[str]) -> list[dict[str, Any]]:
         encoded = encode_for(classifier, texts, max_length=config.model.max_length)
-        logits = predict_logits(
-            model,
-            inputs_maker(encoded, classifier),
-            encoded.lengths,
-            widths=padded_widths(int(encoded.lengths.max()), classifier, chosen),
-            batch_size=config.training.eval_batch_size,
-            device=chosen,
+        logits = batch_size.fit(
+            lambda rows: predict_logits(
+                model,
+                inputs_maker(encoded, classifier),
+                encoded.lengths,
+                widths=padded_widths(int(encoded.lengths.max()), classifier, chosen),
+                batch_size=rows,
+                device=chosen,
+            )
         )
         return answers(texts, logits, classifier.class_names)
 

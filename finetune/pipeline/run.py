@@ -9,15 +9,16 @@ from typing import Any
 
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
-from finetune.devices.base import Device
 from finetune.errors import BatchDoesNotFit, Interrupted, UsageError
 from finetune.events import Stage, Tell
 from finetune.pipeline.examples import encode_split
+from finetune.pipeline.features import run_frozen_once
+from finetune.pipeline.find import with_found_sizes
 from finetune.pipeline.finish import BEST_CHECKPOINT, finish
 from finetune.pipeline.journal import continue_journal, journal
 from finetune.pipeline.plan import TrainingPlan, plan_training, with_plan
 from finetune.pipeline.prepare import Prepared, find_run_folder, prepare
-from finetune.pipeline.score import score_examples
+from finetune.pipeline.score import evaluation_batch_size, score_examples
 from finetune.runs.checkpoint import (
     checkpoint_path,
     latest_checkpoint,
@@ -38,6 +39,7 @@ from finetune.training.assemble import Assembly, assemble
 from finetune.training.interruption import stop_on_signal
 from finetune.training.loop import Course, is_over, train
 from finetune.training.micro_batches import Examples
+from finetune.training.recovery import BatchSize, BatchSizes
 from finetune.training.state import Progress, capture_state, restore_state, trained_tensors
 
 
@@ -64,26 +66,43 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
         if split not in examples:
             examples[split] = encode_split(prepared, split, tell=tell)
     plan = plan_training(prepared, examples)
+    if config.training.batch_size == "auto":
+        prepared = with_found_sizes(prepared, plan, tell=tell)
     if resume_from is None:
         create_run_folder(folder.path, overwrite=config.output.overwrite)
-    with lock(folder), _out_of_memory_explained(prepared.device, config), _way_on_shown(folder):
+    sizes = _batch_sizes(prepared, tell=tell)
+    with lock(folder), _out_of_memory_explained(folder, sizes), _way_on_shown(folder):
+        started = time.perf_counter()
+        model, examples = run_frozen_once(
+            prepared, examples, widths=plan.widths, batch_size=sizes.evaluation, tell=tell
+        )
+        frozen_seconds = time.perf_counter() - started
         assembly = assemble(
-            prepared.classifier.model,
+            model,
             head=prepared.classifier.structure.head,
             device=prepared.device,
             precision=config.training.precision,
             schedule=plan.schedule,
             head_rate_factor=plan.head_rate_factor,
-            weight_decay=config.training.weight_decay,
+            weight_decay=plan.weight_decay,
             max_grad_norm=config.training.max_grad_norm,
         )
         if resume_from is None:
             progress = _begin(folder, prepared, plan)
         else:
             progress = _go_on(folder, assembly, tell=tell)
-        progress.seconds += encoding_seconds
-        _train(folder, prepared, plan, assembly, examples, progress, tell=tell)
-        return finish(folder, prepared, plan, assembly, examples, progress, tell=tell)
+        progress.seconds += encoding_seconds + frozen_seconds
+        _train(folder, prepared, plan, sizes, assembly, examples, progress, tell=tell)
+        return finish(folder, prepared, plan, sizes, assembly, examples, progress, tell=tell)
+
+
+def _batch_sizes(prepared: Prepared, *, tell: Tell) -> BatchSizes:
+    rows = prepared.config.training.batch_size
+    assert isinstance(rows, int), "auto has been replaced by what was found"
+    return BatchSizes(
+        training=BatchSize(rows, "batch size", prepared.device, tell),
+        evaluation=evaluation_batch_size(prepared.config, prepared.device, tell=tell),
+    )
 
 
 def _find_unfinished(run: Path) -> RunFolder:
@@ -120,13 +139,13 @@ def _train(
     folder: RunFolder,
     prepared: Prepared,
     plan: TrainingPlan,
+    sizes: BatchSizes,
     assembly: Assembly,
     examples: Mapping[str, Examples],
     progress: Progress,
     *,
     tell: Tell,
 ) -> None:
-    options = prepared.config.training
     schedule = plan.schedule
     tell(
         Stage(
@@ -137,12 +156,12 @@ def _train(
     )
     with stop_on_signal() as should_stop:
         course = Course(
-            batch_size=options.batch_size,
+            batch_size=sizes.training,
             updates_per_epoch=plan.updates_per_epoch,
             report_every=prepared.config.output.logging_steps,
-            patience=options.early_stopping_patience,
+            patience=plan.early_stopping_patience,
             plan_epoch=plan.batches,
-            validate=_validation(prepared, plan, assembly, examples.get("validation")),
+            validate=_validation(prepared, plan, sizes, assembly, examples.get("validation")),
             keep_best=lambda: write_checkpoint(
                 folder.checkpoints_folder / BEST_CHECKPOINT,
                 tensors={"model": trained_tensors(assembly)},
@@ -163,7 +182,11 @@ def _train(
 
 
 def _validation(
-    prepared: Prepared, plan: TrainingPlan, assembly: Assembly, examples: Examples | None
+    prepared: Prepared,
+    plan: TrainingPlan,
+    sizes: BatchSizes,
+    assembly: Assembly,
+    examples: Examples | None,
 ) -> Callable[[], tuple[float, dict[str, float]]] | None:
     """Return the function that scores the model on the validation split, if there is one."""
     if examples is None:
@@ -171,7 +194,13 @@ def _validation(
     chooser = prepared.config.training.metric_for_best_model
 
     def validate() -> tuple[float, dict[str, float]]:
-        figures, _ = score_examples(assembly.model, examples, prepared, widths=plan.widths)
+        figures, _ = score_examples(
+            assembly.model,
+            examples,
+            prepared,
+            widths=plan.widths,
+            batch_size=sizes.evaluation,
+        )
         metrics = {name: figures[name] for name in ("accuracy", "macro_f1", "loss")}
         return (-metrics["loss"] if chooser == "loss" else metrics[chooser]), metrics
 
@@ -191,25 +220,40 @@ def _way_on_shown(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        path = shlex.quote(str(folder.path))
-        has_checkpoint = any(folder.checkpoints_folder.glob("step-*"))
         raise Interrupted(
             str(stop) or "stopped",
-            remedy=f"go on with: finetune run --resume-from-checkpoint {path}"
-            if has_checkpoint
+            remedy=f"go on with: {_command_to_go_on(folder)}"
+            if _has_checkpoint(folder)
             else "start it anew with --overwrite: it had saved nothing yet",
         ) from None
 
 
 @contextmanager
-def _out_of_memory_explained(device: Device, config: Config) -> Iterator[None]:
+def _out_of_memory_explained(folder: RunFolder, sizes: BatchSizes) -> Iterator[None]:
+    """Tell a user what to do where memory ran out in work that can't be done again in pieces.
+
+    Such as the optimizer's step: on a GPU that answers late, what it was given before is lost too.
+    """
+    batch_size = sizes.training
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not device.is_out_of_memory(error):
+        if not batch_size.device.is_out_of_memory(error):
             raise
+        smaller = f"--batch-size {max(1, batch_size.rows // 2)}"
         raise BatchDoesNotFit(
-            f"{device.name} ran out of memory with a batch size of {config.training.batch_size}",
-            remedy="halve --batch-size with --effective-batch-size as it is, lower --max-length, "
-            "or use --freeze-core",
+            f"{batch_size.device.name} ran out of memory in work that can't be done again in "
+            "smaller pieces",
+            remedy=f"go on with: {_command_to_go_on(folder)} {smaller}"
+            if _has_checkpoint(folder)
+            else f"use {smaller} with --effective-batch-size as it is, lower --eval-batch-size or "
+            "--max-length, or use --freeze-core",
         ) from error
+
+
+def _has_checkpoint(folder: RunFolder) -> bool:
+    return any(folder.checkpoints_folder.glob("step-*"))
+
+
+def _command_to_go_on(folder: RunFolder) -> str:
+    return f"finetune run --resume-from-checkpoint {shlex.quote(str(folder.path))}"

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from finetune.config.schema import Config
+from finetune.devices.base import Device
 from finetune.devices.names import DeviceName
 from finetune.devices.select import select_device
 from finetune.errors import LossNotFinite, NotARun
@@ -20,25 +22,42 @@ from finetune.pipeline.prepare import Prepared, load_splits
 from finetune.pipeline.trained import load_saved_config, load_trained, place
 from finetune.runs.folder import open_run_folder
 from finetune.training.micro_batches import Examples
+from finetune.training.recovery import BatchSize
 
 SCORES_SCHEMA_VERSION = 1
 
 
 def score_examples(
-    model: nn.Module, examples: Examples, prepared: Prepared, *, widths: Sequence[int]
+    model: nn.Module,
+    examples: Examples,
+    prepared: Prepared,
+    *,
+    widths: Sequence[int],
+    batch_size: BatchSize,
 ) -> tuple[dict[str, Any], NDArray[np.float32]]:
     """Return a model's figures on the rows of a split, and its logits.
 
+    Args:
+        model: On the device.
+        examples: The split.
+        prepared: The run.
+        widths: Padded lengths that a batch may have, ascending.
+        batch_size: Rows in one forward; fewer after memory ran out.
+
     Raises:
         LossNotFinite: If a logit is NaN or infinite.
+        BatchDoesNotFit: If not even one row fits the device's memory.
     """
-    logits = predict_logits(
-        model,
-        examples.inputs_of,
-        examples.lengths,
-        widths=widths,
-        batch_size=prepared.config.training.eval_batch_size,
-        device=prepared.device,
+    # The longest rows come first, so that little was done for nothing where memory runs out.
+    logits = batch_size.fit(
+        lambda rows: predict_logits(
+            model,
+            examples.inputs_of,
+            examples.lengths,
+            widths=widths,
+            batch_size=rows,
+            device=prepared.device,
+        )
     )
     if not np.isfinite(logits).all():
         raise LossNotFinite(
@@ -47,6 +66,12 @@ def score_examples(
         )
     figures = evaluate_logits(logits, examples.labels, class_names=prepared.classifier.class_names)
     return figures, logits
+
+
+def evaluation_batch_size(config: Config, device: Device, *, tell: Tell) -> BatchSize:
+    """Return the rows in one forward without a graph, as a configuration sets them at first."""
+    rows = config.training.eval_batch_size
+    return BatchSize(rows, "batch size of evaluation", device, tell)
 
 
 def evaluate(run: Path, *, split: str, device: DeviceName, tell: Tell) -> dict[str, Any]:
@@ -74,7 +99,8 @@ def evaluate(run: Path, *, split: str, device: DeviceName, tell: Tell) -> dict[s
     examples = encode_split(prepared, split, tell=tell)
     model = place(classifier, prepared.device)
     widths = padded_widths(int(examples.lengths.max()), classifier, prepared.device)
-    figures, _ = score_examples(model, examples, prepared, widths=widths)
+    batch_size = evaluation_batch_size(config, prepared.device, tell=tell)
+    figures, _ = score_examples(model, examples, prepared, widths=widths, batch_size=batch_size)
     return {
         "schema_version": SCORES_SCHEMA_VERSION,
         "split": split,

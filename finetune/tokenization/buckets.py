@@ -56,6 +56,16 @@ def plan_epoch(
     return [batches[index] for index in random.permutation(len(batches))]
 
 
+def widest_first(batches: Sequence[Batch]) -> list[Batch]:
+    """Move the widest batch to the front; the others keep their order.
+
+    For devices that keep memory by shape: if it fails, it does at once, and what the largest shape
+    has left serves the smaller ones.
+    """
+    widest = max(range(len(batches)), key=lambda index: batches[index].width)
+    return [batches[widest], *batches[:widest], *batches[widest + 1 :]]
+
+
 def plan_evaluation(
     lengths: NDArray[np.int64], *, batch_size: int, widths: Sequence[int]
 ) -> list[Batch]:

@@ -11,7 +11,7 @@ from finetune.training.micro_batches import MicroBatch
 from finetune.training.optimizer import build_optimizer, set_learning_rate
 from finetune.training.processes import Processes
 from finetune.training.schedule import Schedule
-from finetune.training.step import take_update
+from finetune.training.step import gather_gradients
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,29 @@ class Assembly:
 
     def update(self, number: int, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Take update ``number``, counted from 0, and return its loss, a scalar on the device."""
-        set_learning_rate(self.optimizer, self.schedule.rate_at(number))
-        return take_update(
+        loss = self.gather_gradients(micro_batches)
+        self.step(number)
+        return loss
+
+    def gather_gradients(self, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
+        """Do what comes before an update's step, and return its loss, a scalar on the device."""
+        return gather_gradients(
             self.model,
             self.optimizer,
             micro_batches,
             processes=self.processes,
             max_grad_norm=self.max_grad_norm,
         )
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of an update that takes no step, whole or not."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.processes.end_update_without_step()
+
+    def step(self, number: int) -> None:
+        """Change the trained parameters by the gradients, as update ``number``, from 0."""
+        set_learning_rate(self.optimizer, self.schedule.rate_at(number))
+        self.optimizer.step()
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that train, by name."""

@@ -2,19 +2,21 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from finetune import events
+from finetune.devices.base import Device, gibibytes
 from finetune.errors import LossNotFinite
 from finetune.events import Tell
 from finetune.model.freeze import set_training
-from finetune.tokenization.buckets import Batch
+from finetune.tokenization.buckets import Batch, widest_first
 from finetune.training.assemble import Assembly
 from finetune.training.guard import ParameterGuard
-from finetune.training.micro_batches import Examples, cut_batch
+from finetune.training.micro_batches import Examples, MicroBatch, cut_batch
+from finetune.training.recovery import BatchSize, update_as_memory_allows
 from finetune.training.state import Progress
 
 # Adam's first steps are as long as the learning rate. A norm's weights stand at 1, where the next
@@ -27,7 +29,7 @@ class Course:
     """What a run does between its updates.
 
     Args:
-        batch_size: Rows in one forward and backward.
+        batch_size: Rows in one forward and backward; fewer after memory ran out.
         updates_per_epoch: Effective batches in a pass over the training split.
         report_every: Updates between two readings of the loss.
         patience: Validations in a row without a better model after which training stops; 0: never.
@@ -41,7 +43,7 @@ class Course:
         tell: Is told of updates and validations.
     """
 
-    batch_size: int
+    batch_size: BatchSize
     updates_per_epoch: int
     report_every: int
     patience: int
@@ -68,6 +70,7 @@ def train(assembly: Assembly, examples: Examples, progress: Progress, course: Co
     Raises:
         LossNotFinite: If a loss is NaN or infinite.
         WrongParametersChanged: If the first updates changed what is frozen, or not what trains.
+        BatchDoesNotFit: If not even one row fits the device's memory.
     """
     total_updates = assembly.schedule.total_updates
     reports = _Reports(assembly, examples, progress, course)
@@ -75,16 +78,18 @@ def train(assembly: Assembly, examples: Examples, progress: Progress, course: Co
         set_training(assembly.model)
         reports.start_clock()
         epoch, done = divmod(progress.updates, course.updates_per_epoch)
-        left_of_epoch = course.plan_epoch(epoch)[done:]
+        batches = course.plan_epoch(epoch)
+        if assembly.device.pads_rows:
+            batches = widest_first(batches)
+        left_of_epoch = batches[done:]
         for batch in left_of_epoch[: total_updates - progress.updates]:
-            micro_batches = cut_batch(
-                examples,
-                batch,
+            loss = update_as_memory_allows(
+                assembly,
+                progress.updates,
+                cut=_cutter(examples, batch, assembly.device),
                 batch_size=course.batch_size,
-                pads_rows=assembly.device.pads_rows,
-                torch_device=assembly.device.torch_device,
             )
-            reports.add(batch, assembly.update(progress.updates, micro_batches))
+            reports.add(batch, loss)
             progress.updates += 1
             if progress.updates % course.report_every == 0:
                 reports.write()
@@ -100,6 +105,19 @@ def train(assembly: Assembly, examples: Examples, progress: Progress, course: Co
             course.keep_progress(progress)
         if stops:
             return
+
+
+def _cutter(
+    examples: Examples, batch: Batch, device: Device
+) -> Callable[[int], Iterator[MicroBatch]]:
+    """Return the function that cuts an effective batch into pieces of so many rows."""
+    return lambda rows: cut_batch(
+        examples,
+        batch,
+        batch_size=rows,
+        pads_rows=device.pads_rows,
+        torch_device=device.torch_device,
+    )
 
 
 def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
@@ -144,6 +162,7 @@ class _Reports:
         self._first_update = progress.updates
         self._guard: ParameterGuard | None = ParameterGuard(assembly.model)
         self._since = 0.0
+        self._has_told_of_cache = False
 
     def start_clock(self) -> None:
         self._since = time.perf_counter()
@@ -166,6 +185,7 @@ class _Reports:
         self._progress.loss_sum += sum(losses)
         self._check_parameters()
         self._course.tell(self._report(losses, rows=rows, seconds=seconds))
+        self._watch_cache()
 
     def _report(self, losses: Sequence[float], *, rows: int, seconds: float) -> events.Update:
         done, schedule = self._progress.updates, self._assembly.schedule
@@ -177,8 +197,26 @@ class _Reports:
             learning_rate=schedule.rate_at(done - 1),
             examples_per_second=rows / seconds,
             memory_bytes=self._assembly.device.used_bytes(),
+            held_bytes=self._assembly.device.held_bytes(),
             remaining_seconds=seconds / len(losses) * (schedule.total_updates - done),
         )
+
+    def _watch_cache(self) -> None:
+        """Empty the device's cache if it runs away, and say so once."""
+        device = self._assembly.device
+        if not device.is_cache_running_away():
+            return
+        if not self._has_told_of_cache:
+            self._has_told_of_cache = True
+            self._course.tell(
+                events.Warning(
+                    f"{device.name} held {gibibytes(device.held_bytes())} beside "
+                    f"{gibibytes(device.used_bytes())} in use: its cache is emptied whenever it "
+                    "grows like this",
+                    remedy="if the machine is slow, lower --batch-size or --max-length",
+                )
+            )
+        device.release_memory()
 
     def _check_losses(self, losses: Sequence[float]) -> None:
         for index, loss in enumerate(losses):

@@ -43,6 +43,24 @@ def build_optimizer(
     return torch.optim.AdamW([group for group in groups if group["params"]], fused=is_fused)
 
 
+def make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give AdamW the state that it would make in its first step, so that no step needs memory.
+
+    A parameter has all of its state or none, wherever memory runs out.
+
+    Args:
+        optimizer: As ``build_optimizer`` returns it. State that is there stays as it is.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in optimizer.state:
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device if group["fused"] else "cpu"),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Give all parameters a learning rate, in place: the core's, and the head's by its factor."""
     for group in optimizer.param_groups:

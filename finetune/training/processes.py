@@ -1,6 +1,7 @@
 """All that the tool leaves to Accelerate: placement, autocast and gradient scaling."""
 
 import math
+from contextlib import AbstractContextManager
 
 import torch
 from accelerate import Accelerator
@@ -52,6 +53,11 @@ class Processes:
         prepared_model, prepared_optimizer = self._accelerator.prepare(model, optimizer)
         return prepared_model, prepared_optimizer
 
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the context in which a forward without gradients runs in the precision."""
+        context: AbstractContextManager[None] = self._accelerator.autocast()
+        return context
+
     def backward(self, loss: torch.Tensor) -> None:
         """Add a loss's gradients to those of the parameters."""
         self._accelerator.backward(loss)
@@ -59,6 +65,17 @@ class Processes:
     def clip_gradients(self, parameters: list[nn.Parameter], *, max_norm: float) -> None:
         """Scale gradients down, in place, to a norm of at most ``max_norm``."""
         self._accelerator.clip_grad_norm_(parameters, max_norm)
+
+    def end_update_without_step(self) -> None:
+        """Let fp16's gradient scaling expect new gradients; waits for the device.
+
+        Gradients that were clipped are no longer scaled, which PyTorch remembers until a scale is
+        chosen. Without a step it stays as it is.
+        """
+        if self._scaler is not None:
+            # Before anything was scaled there is no scale to choose.
+            self._scaler.scale(torch.zeros((), device=self._accelerator.device))
+            self._scaler.update(self._scaler.get_scale())
 
     def skipped_updates(self) -> int:
         """Return how many of the first updates fp16's gradient scaling left out as too large.

@@ -1,4 +1,4 @@
-"""One update: forward, backward, clip, step."""
+"""An update up to the optimizer's step: forward, backward, clip."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from finetune.training.micro_batches import MicroBatch
 from finetune.training.processes import Processes
 
 
-def take_update(
+def gather_gradients(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     micro_batches: Iterable[MicroBatch],
@@ -17,12 +17,12 @@ def take_update(
     processes: Processes,
     max_grad_norm: float,
 ) -> torch.Tensor:
-    """Change the trained parameters once, by the gradients of all micro-batches together.
+    """Give the trained parameters the gradients of all micro-batches together.
 
-    Nothing here waits for the device.
+    Nothing here waits for the device, and no parameter changes.
 
     Args:
-        model: In training mode, on its device; changed in place.
+        model: In training mode, on its device.
         optimizer: Over its parameters. The gradients stay until the next update.
         micro_batches: The slices of one effective batch.
         processes: Runs the backward pass and the clipping.
@@ -39,7 +39,6 @@ def take_update(
         losses.append(loss.detach())
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     processes.clip_gradients(trained, max_norm=max_grad_norm)
-    optimizer.step()
     return torch.stack(losses).sum()
 
 

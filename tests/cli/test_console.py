@@ -2,13 +2,14 @@ import io
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from finetune.cli.console import show_answers, show_figures, showing
-from finetune.events import Event, Stage, Update, Validation, Warning
+from finetune.events import Advance, Event, Stage, Update, Validation, Warning
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
@@ -23,6 +24,7 @@ EVENTS: list[Event] = [
         learning_rate=3e-5,
         examples_per_second=120.4,
         memory_bytes=3 * 2**29,
+        held_bytes=2 * 2**30,
         remaining_seconds=42.4,
     ),
     Validation(update=20, epoch=1.0, metrics={"accuracy": 0.5, "loss": 1.25}, is_best=True),
@@ -72,6 +74,39 @@ def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
         "update 5/20  loss 1.500  lr 3.0e-05  120 examples/s  1.50 GiB  42 s left",
         "epoch 1.00: validation accuracy 0.5000, loss 1.2500  (best so far)",
     ]
+
+
+def test_rows_are_counted_in_lines_elsewhere_than_on_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with showing(is_quiet=False, has_progress=True) as tell:
+        tell(Advance(done=640, total=1280))
+        tell(Advance(done=1280, total=1280))
+    assert capsys.readouterr().err == "  640/1,280 rows\n  1,280/1,280 rows\n"
+
+
+def test_quiet_counts_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing(is_quiet=True, has_progress=True) as tell:
+        tell(Advance(done=640, total=1280))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_bar_of_one_split_gives_way_to_that_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        terminal(monkeypatch, "stderr") as shown,
+        showing(is_quiet=False, has_progress=True) as tell,
+    ):
+        tell(Advance(done=7, total=10))
+        time.sleep(0.15)  # the bar is drawn ten times a second
+        tell(Advance(done=10, total=10))
+        tell(Advance(done=3, total=4))
+        time.sleep(0.15)
+        tell(Advance(done=4, total=4))
+    first, second = shown.getvalue().index("7/10"), shown.getvalue().index("3/4")
+    assert first < second
+    assert "/10" not in shown.getvalue()[second:]
 
 
 def test_a_long_line_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,8 @@ def test_what_is_not_given_stays_out() -> None:
     ("arguments", "options"),
     [
         (["--learning-rate", "1e-5"], {"learning_rate": 1e-5}),
-        (["--batch-size", "8"], {"batch_size": 8}),
+        (["--eval-batch-size", "8"], {"eval_batch_size": 8}),
+        (["--batch-size", "auto"], {"batch_size": "auto"}),
         (["--max-steps=5"], {"max_steps": 5}),
         (["--freeze-core"], {"freeze_core": True}),
         (["--no-freeze-core"], {"freeze_core": False}),

@@ -7,9 +7,11 @@ from finetune.config.schema import (
     SECTION_OF_OPTION,
     Config,
     ModelConfig,
+    default_early_stopping_patience,
     default_head_rate_factor,
     default_learning_rate,
     default_num_train_epochs,
+    default_weight_decay,
     mode_name,
 )
 
@@ -49,22 +51,46 @@ def test_the_mode_follows_from_what_is_frozen(model: ModelConfig, mode: str) -> 
         ("full", 768, 5e-5),
         ("full", 384, 1e-4),
         ("last-2", 768, 5e-5),
-        ("head", 768, 1e-3),
-        ("head", 384, 1e-3),
-        ("classifier", 768, 1e-3),
+        ("head", 768, 5e-4),
+        ("head", 384, 5e-4),
     ],
 )
 def test_the_default_learning_rate_follows_from_mode_and_width(
     mode: str, hidden_size: int, rate: float
 ) -> None:
-    assert default_learning_rate(mode, hidden_size=hidden_size) == pytest.approx(rate)
+    for classifier_input in (0.05, 1.0):
+        actual = default_learning_rate(
+            mode, hidden_size=hidden_size, classifier_input=classifier_input
+        )
+        assert actual == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
-    ("mode", "epochs"), [("full", 3.0), ("last-2", 3.0), ("head", 20.0), ("classifier", 20.0)]
+    ("classifier_input", "rate"), [(1.0, 7e-3), (0.07, 0.1), (0.123456, 0.057), (0.0, 0.01)]
+)
+def test_the_rate_of_a_classifier_alone_follows_from_the_size_of_what_it_reads(
+    classifier_input: float, rate: float
+) -> None:
+    actual = default_learning_rate("classifier", hidden_size=768, classifier_input=classifier_input)
+    assert actual == rate
+
+
+@pytest.mark.parametrize(
+    ("mode", "epochs"), [("full", 3.0), ("last-2", 3.0), ("head", 100.0), ("classifier", 100.0)]
 )
 def test_a_head_alone_trains_longer_by_default(mode: str, epochs: float) -> None:
     assert default_num_train_epochs(mode) == epochs
+
+
+@pytest.mark.parametrize(
+    ("mode", "patience", "decay"),
+    [("full", 0, 0.01), ("last-2", 0, 0.01), ("head", 30, 0.0), ("classifier", 30, 0.0)],
+)
+def test_a_head_alone_stops_early_in_place_of_weight_decay(
+    mode: str, patience: int, decay: float
+) -> None:
+    assert default_early_stopping_patience(mode) == patience
+    assert default_weight_decay(mode) == decay
 
 
 @pytest.mark.parametrize(

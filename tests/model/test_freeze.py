@@ -124,12 +124,22 @@ def test_dropout_is_off_below_the_trained_layers_and_on_in_them() -> None:
     assert is_same == [True, True, True, False]
 
 
-def test_dropout_is_on_before_the_classifier_of_a_frozen_core() -> None:
-    model = tiny_model()
-    freeze_parameters(model, find_structure(model), mode="head")
-    inputs = random_examples().inputs_of(np.arange(4), 12)
+@pytest.mark.parametrize("mode", ["head", "classifier"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_head_over_a_frozen_core_trains_without_dropout(architecture: str, mode: str) -> None:
+    model = tiny_model(architecture)
+    model.config.classifier_dropout = 0.5
+    structure = find_structure(model)
+    freeze_parameters(model, structure, mode=mode)
+    inputs = random_examples(takes_4d_mask=structure.takes_4d_mask).inputs_of(np.arange(4), 12)
 
     set_training(model)
 
-    assert torch.equal(hidden_states(model)[-1], hidden_states(model)[-1])
-    assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
+    assert torch.equal(model(**inputs).logits, model(**inputs).logits)
+
+
+def test_the_head_above_a_trained_layer_keeps_its_dropout() -> None:
+    model = tiny_model()
+    freeze_parameters(model, find_structure(model), mode="last-1")
+
+    assert model.get_submodule("dropout").p == 0.1

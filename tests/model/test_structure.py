@@ -75,6 +75,22 @@ def test_classifier_is_found_whatever_the_number_of_classes(classes: int) -> Non
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_size_of_what_the_classifier_reads_is_found(architecture: str) -> None:
+    model = tiny_model(architecture)
+
+    structure = find_structure(model)
+
+    assert 0.02 < structure.classifier_input < 2
+    [module] = {name.rpartition(".")[0] for name in structure.classifier}
+    read: list[torch.Tensor] = []
+    model.get_submodule(module).register_forward_hook(lambda *call: read.append(call[1][0]))
+    tokens = model.dummy_inputs["input_ids"][:2]
+    model.eval()(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    mean = sum(number**2 for number in read[0].flatten().tolist()) / read[0].numel()
+    assert structure.classifier_input == pytest.approx(mean**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_ready_mask_is_taken_where_it_means_the_same(architecture: str) -> None:
     model = tiny_model(architecture)
 

@@ -15,6 +15,7 @@ def update(number: int) -> Update:
         learning_rate=1e-3,
         examples_per_second=10.0,
         memory_bytes=1024,
+        held_bytes=2048,
         remaining_seconds=1.0,
     )
 
@@ -32,6 +33,7 @@ def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: 
     assert told == events
     first, second = read_jsonl(folder.metrics_file)
     assert (first["kind"], first["update"], first["loss"]) == ("update", 1, 1.5)
+    assert (first["memory_bytes"], first["held_bytes"]) == (1024, 2048)
     assert (second["kind"], second["eval_accuracy"]) == ("validation", 0.5)
 
 

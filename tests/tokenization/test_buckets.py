@@ -13,7 +13,13 @@ from transformers import AutoTokenizer
 
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.tokenization.buckets import Batch, plan_epoch, plan_evaluation, real_token_share
+from finetune.tokenization.buckets import (
+    Batch,
+    plan_epoch,
+    plan_evaluation,
+    real_token_share,
+    widest_first,
+)
 from finetune.tokenization.encode import encode_texts
 
 TREC_DIR = Path(
@@ -122,6 +128,21 @@ def test_evaluation_begins_with_the_longest_rows() -> None:
     batches = plan_evaluation(LIKE_TREC, batch_size=64, widths=range(1, 100))
 
     assert (np.diff(LIKE_TREC[rows_of(batches)]) <= 0).all()
+
+
+def test_widest_batch_comes_first_and_the_others_stay_in_order() -> None:
+    batches = [Batch(np.array([number]), width) for number, width in enumerate([16, 32, 64, 64, 8])]
+
+    moved = widest_first(batches)
+
+    assert [(batch.width, int(batch.rows[0])) for batch in moved] == [
+        (64, 2),
+        (16, 0),
+        (32, 1),
+        (64, 3),
+        (8, 4),
+    ]
+    assert len(batches) == 5
 
 
 @settings(max_examples=30)

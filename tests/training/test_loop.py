@@ -1,20 +1,32 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from batch_finder.simulated_machines import GIB, UnifiedMemoryMac
 from tiny_models import VOCABULARY_SIZE
-from tiny_training import copied_parameters, random_examples, tiny_assembly
+from tiny_training import (
+    FewShapesDevice,
+    copied_parameters,
+    random_examples,
+    simulate_memory,
+    tiny_assembly,
+)
 
 from finetune import events
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.mps.device import MpsDevice
 from finetune.errors import LossNotFinite, WrongParametersChanged
 from finetune.tokenization.buckets import Batch, plan_epoch
 from finetune.training.assemble import Assembly
 from finetune.training.loop import Course, is_over, train
 from finetune.training.micro_batches import Examples
+from finetune.training.recovery import BatchSize
 from finetune.training.state import Progress
 
 ROWS = 23
@@ -56,7 +68,7 @@ class Diary:
             return score, {"accuracy": score}
 
         settings: dict[str, Any] = {
-            "batch_size": BATCH,
+            "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.told.append),
             "updates_per_epoch": UPDATES_PER_EPOCH,
             "report_every": 2,
             "patience": 0,
@@ -380,3 +392,100 @@ def test_steps_too_small_for_the_numbers_they_change_are_no_fault(report_every: 
     # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 updates to 2e-5
     # begins so, and so ends any long run, whose last updates may be all that is left after a stop.
     run(Diary(), tiny_assembly(peak=2e-8, total_updates=6), report_every=report_every)
+
+
+class SimulatedMac(FewShapesDevice):
+    """The processor with a simulated Mac's memory, as its GPU's allocator tells it."""
+
+    used_bytes = MpsDevice.used_bytes
+    held_bytes = MpsDevice.held_bytes
+    is_cache_running_away = MpsDevice.is_cache_running_away
+    release_memory = MpsDevice.release_memory
+
+
+def run_on_mac(
+    mac: UnifiedMemoryMac, monkeypatch: pytest.MonkeyPatch, *, widths: Sequence[int]
+) -> Diary:
+    """Train on a simulated Mac, which has batches of one of the widths."""
+    simulate_memory(mac, monkeypatch)
+    assembly = tiny_assembly(device=SimulatedMac(), total_updates=36)
+
+    def take_memory(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:
+        mac.update(*inputs["input_ids"].shape)
+
+    assembly.model.register_forward_pre_hook(take_memory, with_kwargs=True)
+    examples = random_examples(ROWS, longest_tokens=48)
+
+    def plan(epoch: int) -> list[Batch]:
+        return plan_epoch(
+            examples.lengths, effective_batch_size=BATCH, widths=widths, seed=0, epoch=epoch
+        )
+
+    diary = Diary()
+    run(diary, assembly, examples, plan_epoch=plan)
+    return diary
+
+
+def test_cache_that_runs_away_is_emptied_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mac = UnifiedMemoryMac(
+        physical_bytes=64 * GIB, recommended_share=0.78, token_bytes=GIB // 16, graph_bytes=0
+    )
+
+    diary = run_on_mac(mac, monkeypatch, widths=range(1, 49))
+
+    [warning] = [event for event in diary.told if isinstance(event, events.Warning)]
+    assert "beside 1.8 GiB in use: its cache is emptied" in warning.message
+    assert mac.swap_bytes == 0
+    curve = [report.held_bytes for report in diary.reports()]
+    assert max(curve) > mac.recommended_bytes / 2
+    assert sum(later < earlier for earlier, later in pairwise(curve)) > 1
+    assert {report.memory_bytes for report in diary.reports()} == {mac.live_bytes}
+
+
+def test_cache_of_few_shapes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    mac = UnifiedMemoryMac(physical_bytes=64 * GIB, recommended_share=0.78, token_bytes=GIB // 16)
+
+    diary = run_on_mac(mac, monkeypatch, widths=SimulatedMac().widths(48))
+
+    assert not [event for event in diary.told if isinstance(event, events.Warning)]
+    curve = [report.held_bytes for report in diary.reports()]
+    assert curve == sorted(curve)
+    assert mac.buffer_bytes
+
+
+@pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few shapes"])
+def test_widest_batch_comes_first_where_memory_is_kept_by_shape(device: Device) -> None:
+    assembly = tiny_assembly(device=device, total_updates=12)
+    widths: list[int] = []
+    assembly.model.register_forward_pre_hook(
+        lambda _, __, inputs: widths.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    examples = random_examples(ROWS, longest_tokens=48)
+
+    def plan(epoch: int) -> list[Batch]:
+        return plan_epoch(
+            examples.lengths,
+            effective_batch_size=BATCH,
+            widths=device.widths(48),
+            seed=3,
+            epoch=epoch,
+        )
+
+    run(Diary(), assembly, examples, plan_epoch=plan)
+
+    planned = [[batch.width for batch in plan(epoch)] for epoch in (0, 1)]
+    assert planned[0][0] < max(planned[0])
+    if device.pads_rows:
+        assert widths[0] == widths[UPDATES_PER_EPOCH] == 48
+        assert sorted(widths) == sorted(planned[0] + planned[1])
+    else:
+        assert widths == planned[0] + planned[1]
+
+
+def test_cpu_holds_what_it_uses_and_has_no_cache() -> None:
+    diary = Diary()
+
+    run(diary, tiny_assembly(total_updates=6))
+
+    assert all(report.held_bytes > 0 for report in diary.reports())
+    assert not [event for event in diary.told if isinstance(event, events.Warning)]

@@ -8,7 +8,7 @@ from torch import nn
 
 from finetune.model.freeze import freeze_parameters
 from finetune.model.structure import find_structure
-from finetune.training.optimizer import build_optimizer, set_learning_rate
+from finetune.training.optimizer import build_optimizer, make_state, set_learning_rate
 
 
 def optimizer_of(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
@@ -77,3 +77,48 @@ def test_kernel_is_the_one_asked_for(is_fused: bool) -> None:
     optimizer = optimizer_of(tiny_model(), is_fused=is_fused)
 
     assert {group["fused"] for group in optimizer.param_groups} == {is_fused}
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_state_made_ahead_is_what_the_first_step_makes(is_fused: bool) -> None:
+    models = tiny_model(), tiny_model()
+    states = []
+    for model, is_ahead in zip(models, (True, False), strict=True):
+        optimizer = optimizer_of(model, is_fused=is_fused)
+        if is_ahead:
+            make_state(optimizer)
+        for seed, parameter in enumerate(model.parameters()):
+            random = torch.Generator().manual_seed(seed)
+            parameter.grad = torch.rand(parameter.shape, generator=random)
+        optimizer.step()
+        states.append(optimizer.state_dict()["state"])
+
+    ahead, lazy = states
+    assert ahead.keys() == lazy.keys()
+    for number, tensors in lazy.items():
+        assert ahead[number].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            made = ahead[number][name]
+            assert torch.equal(made, tensor)
+            assert (made.dtype, made.device, made.stride()) == (
+                tensor.dtype,
+                tensor.device,
+                tensor.stride(),
+            )
+    for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_state_that_is_there_is_kept() -> None:
+    model = tiny_model()
+    optimizer = optimizer_of(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    before = [tensors["exp_avg"] for tensors in optimizer.state.values()]
+
+    make_state(optimizer)
+
+    assert all(
+        after["exp_avg"] is one for after, one in zip(optimizer.state.values(), before, strict=True)
+    )

@@ -1,0 +1,123 @@
+"""Peak memory of real training beside the live bytes predicted for it.
+
+    python comparisons/calibrate_memory.py DEVICE [MODEL/MODE/WIDTH/PRECISION/BATCH ...]
+
+Each measurement trains in a process of its own and is printed as a line of JSON. The last line has,
+for the core and the head, the line through them and how far the worst is off it: the numbers of
+finetune/batch_finder/calibration.json.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+from transformers import BertConfig
+
+from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.estimate import live_peaks
+from finetune.batch_finder.measure import measure
+from finetune.batch_finder.trial import build_trial
+from finetune.devices.select import select_device
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
+    "bert-base": {},
+    "bert-large": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+}
+PARTS = {"core": ("full", "last-2"), "head": ("head", "classifier")}
+PLANS = {
+    "cpu": [
+        *[f"minilm/full/{width}/fp32/{batch}" for width in (64, 128) for batch in (32, 64)],
+        "minilm/full/64/bf16/32",
+        *[f"bert-base/full/64/fp32/{batch}" for batch in (8, 16, 32)],
+        *[f"bert-base/full/128/fp32/{batch}" for batch in (8, 16)],
+        *[f"minilm/head/{width}/fp32/{batch}" for width in (64, 128) for batch in (64, 256)],
+        *[f"bert-base/head/{width}/fp32/{batch}" for width in (64, 128) for batch in (16, 48)],
+    ],
+    "cuda": [
+        f"{model}/{mode}/{width}/{precision}/{batch}"
+        for model, mode, batch in (
+            ("bert-base", "full", 4),
+            ("bert-base", "full", 64),
+            ("bert-base", "head", 256),
+            ("bert-large", "full", 32),
+            ("bert-large", "head", 64),
+        )
+        for width in (128, 512)
+        for precision in ("fp32", "bf16")
+    ],
+}
+
+
+def main() -> None:
+    """Measure each case of a device's plan, or those named, and fit the calibration."""
+    device, *names = sys.argv[1:]
+    lines = [measure_alone(device, name) for name in names or PLANS[device]]
+    by_part = {
+        part: [line for line in lines if line["mode"] in modes] for part, modes in PARTS.items()
+    }
+    print(json.dumps({part: fit(chosen) for part, chosen in by_part.items() if len(chosen) > 1}))
+
+
+def measure_alone(device: str, name: str) -> dict[str, Any]:
+    """Measure in a process of its own, predict, and print both."""
+    command = [sys.executable, __file__, "--measure", device, name]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    case, batch = read_name(device, name)
+    line = {
+        "case": name,
+        "mode": case.mode,
+        "batch": batch,
+        **json.loads(answer),
+        "predicted_live_bytes": live_peaks(case, [batch, batch])[1],
+    }
+    print(json.dumps(line), flush=True)
+    return line
+
+
+def measure_here(device_name: str, name: str) -> None:
+    """Train as the finder's probes do, and print the peaks."""
+    case, batch = read_name(device_name, name)
+    device = select_device(device_name, tell=lambda _: None)
+    trial = build_trial(case, device=device)
+    measured = measure(trial, batch_size=batch, budget_bytes=device.budget_bytes(None))
+    # On CUDA what the allocator holds, and the tensors in it; on the CPU both are resident memory.
+    peaks = {"held_bytes": measured.peak_bytes, "allocated_bytes": device.peak_bytes()}
+    print(json.dumps(peaks))
+
+
+def read_name(device: str, name: str) -> tuple[Case, int]:
+    """Return the case and the batch size of a name such as ``bert-base/full/128/fp32/8``."""
+    model, mode, width, precision, batch = name.split("/")
+    architecture = architecture_of(BertConfig(**SHAPES[model]).to_dict())
+    return Case(device, architecture, 6, mode, int(width), precision), int(batch)
+
+
+def fit(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Fit ``held = offset + slope * live`` with the least squares of the relative errors."""
+    live = np.array([line["predicted_live_bytes"] for line in lines], float)
+    held = np.array([line["held_bytes"] for line in lines], float)
+    columns = np.stack([live / held, 1 / held], axis=1)
+    (slope, offset), *_ = np.linalg.lstsq(columns, np.ones(len(lines)), rcond=None)
+    errors = np.abs(1 - (offset + slope * live) / held)
+    return {
+        "slope": round(float(slope), 3),
+        "offset_bytes": round(float(offset)),
+        "median_error": round(float(np.median(errors)), 3),
+        "worst_error": round(float(errors.max()), 3),
+        "measurements": len(lines),
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--measure":
+        measure_here(*sys.argv[2:])
+    else:
+        main()

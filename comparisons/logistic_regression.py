@@ -1,0 +1,105 @@
+"""Test accuracy of heads over a frozen core, and of logistic regression on the same numbers.
+
+MiniLM on TREC. For each seed another tenth of train_5500 is held out as test split. The regression
+is scikit-learn's, with and without standardised features, its strength chosen on validation.
+
+    python comparisons/logistic_regression.py --data-dir FOLDER --seeds 5
+
+The last line is JSON.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import warnings
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+import finetune
+from finetune.config.load import load_config
+from finetune.config.schema import Config
+from finetune.pipeline.examples import encode_split
+from finetune.pipeline.features import run_frozen_once
+from finetune.pipeline.plan import plan_training
+from finetune.pipeline.prepare import prepare
+from finetune.training.recovery import BatchSize
+
+STRENGTHS = (0.01, 0.1, 1, 10, 100, 1000)
+MODES = {"head": {"freeze_core": True}, "classifier": {"head": "classifier"}}
+
+
+def ignore(event: object) -> None:
+    """Tell nobody."""
+
+
+def read_features(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return what the head reads of each split, float32 of shape [rows, hidden], and classes."""
+    prepared = prepare(config, tell=ignore)
+    examples = {split: encode_split(prepared, split, tell=ignore) for split in prepared.table}
+    widths = plan_training(prepared, examples).widths
+    rows = BatchSize(config.training.eval_batch_size, "batch size", prepared.device, ignore)
+    _, examples = run_frozen_once(prepared, examples, widths=widths, batch_size=rows, tell=ignore)
+    return {
+        split: (
+            one.inputs_of(np.arange(len(one.labels)), 1)["inputs_embeds"][:, 0].numpy(),
+            one.labels,
+        )
+        for split, one in examples.items()
+    }
+
+
+def best_regression(features: dict[str, tuple[np.ndarray, np.ndarray]]) -> float:
+    """Return the test accuracy of the regression that is best on validation."""
+    scores = []
+    for scaler in (None, StandardScaler().fit(features["train"][0])):
+        splits = {
+            split: (rows if scaler is None else scaler.transform(rows), labels)
+            for split, (rows, labels) in features.items()
+        }
+        for strength in STRENGTHS:
+            model = LogisticRegression(C=strength, max_iter=1000).fit(*splits["train"])
+            scores.append((model.score(*splits["validation"]), model.score(*splits["test"])))
+    return float(max(scores, key=lambda score: score[0])[1])
+
+
+def compare(options: dict[str, Any], folder: str) -> tuple[float, float]:
+    """Return the test accuracies of our head and of the regression."""
+    ours = finetune.run(**options, output_dir=f"{folder}/run", overwrite=True)
+    config = load_config(file=None, environment={}, flags=options, assignments=()).config
+    return ours["test_accuracy"], best_regression(read_features(config))
+
+
+def main() -> None:
+    """Compare over the seeds, for both kinds of head."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore", ConvergenceWarning)
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for mode, options in MODES.items():
+            pairs = []
+            for seed in range(arguments.seeds):
+                shared = {"data": "trec", "data_dir": arguments.data_dir, "model": "minilm"}
+                seeds = {"seed": seed, "split_seed": seed}
+                pairs.append(compare({**shared, **options, **seeds}, folder))
+                print(f"{mode}, seed {seed}: ours and regression {pairs[-1]}", flush=True)
+            differences = [ours - theirs for ours, theirs in pairs]
+            margin = stats.t.ppf(0.95, len(pairs) - 1) * stats.sem(differences)
+            figures[mode] = {
+                "ours": statistics.mean(ours for ours, _ in pairs),
+                "regression": statistics.mean(theirs for _, theirs in pairs),
+                "lower_bound_of_difference": statistics.mean(differences) - margin,
+            }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

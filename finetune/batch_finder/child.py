@@ -1,0 +1,93 @@
+"""A child process that talks in lines of JSON and never outlives its parent."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+# What is read of the end of standard error.
+_TAIL_BYTES = 10_000
+
+
+class ChildEnded(Exception):
+    """The child has ended, or has closed its standard output."""
+
+
+class Child:
+    """A module of the package that runs in a process of its own.
+
+    It gets a session of its own as well, so that Ctrl-C reaches the parent alone.
+
+    Args:
+        module: Name of the module to run. It finds what the parent finds.
+    """
+
+    def __init__(self, module: str) -> None:
+        # The child appends to it, so that reading moves no place that it writes to.
+        self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        )
+        self._received = b""
+
+    @property
+    def process_id(self) -> int:
+        """The number by which the system knows it."""
+        return self._process.pid
+
+    def send(self, value: Any) -> None:
+        """Write a line to the child; one that has ended shows it when it is asked for an answer."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(value).encode() + b"\n")
+
+    def receive(self, *, seconds: float) -> Any | None:
+        """Return the child's next line, or None if none comes within some seconds.
+
+        Raises:
+            ChildEnded: If there will be none.
+        """
+        assert self._process.stdout
+        output = self._process.stdout.fileno()
+        if b"\n" not in self._received and select.select([output], [], [], seconds)[0]:
+            piece = os.read(output, 65536)
+            if not piece:
+                raise ChildEnded
+            self._received += piece
+        line, end, rest = self._received.partition(b"\n")
+        if not end:
+            return None
+        self._received = rest
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """End the child at once, and whatever it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process_id, signal.SIGKILL)
+        self._process.communicate()
+        self._errors.close()
+
+    def ending(self) -> str:
+        """Wait for the child's end; return how it came, such as ``was killed by SIGSEGV``."""
+        status = self._process.wait()
+        if status >= 0:
+            return f"ended with exit code {status}"
+        return f"was killed by {signal.Signals(-status).name}"
+
+    def error_lines(self) -> list[str]:
+        """Return the last lines that the child has written on standard error."""
+        size_bytes = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size_bytes - _TAIL_BYTES))
+        text = self._errors.read().decode(errors="replace")
+        return [line.strip() for line in text.splitlines() if line.strip()]

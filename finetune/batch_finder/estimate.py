@@ -1,0 +1,186 @@
+"""How large a batch would be on a machine that is not here.
+
+An update is taken on tensors without contents, with what the machine's kernels are known to keep,
+and its live bytes are scaled by what measurements have shown beyond them: the allocator's rounding,
+the insides of operations, and what the process itself holds.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.initialization import no_init_weights
+
+from finetune.batch_finder.case import Case
+from finetune.batch_finder.kernels import Kernels, imitate_kernels
+from finetune.batch_finder.live_memory import LiveMemory
+from finetune.batch_finder.memory_model import MemoryModel, Point, fit_memory
+from finetune.batch_finder.trial import PrefixTrial, Trial, build_trial
+from finetune.devices.base import gibibytes
+from finetune.devices.cpu import CpuDevice
+
+# The first shows the floor. The others are on the line of large batches, whatever the model.
+_BATCH_SIZES = (1, 256, 1024)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What measurements on a device showed: peak bytes = ``offset + slope * live bytes``.
+
+    Args:
+        slope: Peak bytes for each live byte.
+        offset_bytes: Peak bytes without any tensor.
+        error_share: How far a peak may be from the prediction, as a share of the latter.
+        measurements: How many peaks it was fitted to.
+        source: Where and how they were measured.
+    """
+
+    slope: float
+    offset_bytes: int
+    error_share: float
+    measurements: int
+    source: str
+
+    def apply(self, live: MemoryModel) -> MemoryModel:
+        """Turn a model of live bytes into one of peak bytes."""
+        return MemoryModel(
+            floor_bytes=self.offset_bytes + self.slope * live.floor_bytes,
+            base_bytes=self.offset_bytes + self.slope * live.base_bytes,
+            row_bytes=self.slope * live.row_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a machine would take, foretold.
+
+    Args:
+        batch: Largest batch size that is expected to fit; 0 where not even one row is.
+        lowest_batch: What fits if the memory is underestimated as far as it may be.
+        highest_batch: What fits if it is overestimated as far as it may be.
+        peak_bytes: Expected peak memory at ``batch``, or of one row where none is expected to fit.
+        memory_bytes: What training may take.
+        basis: What the figures rest on, in words.
+    """
+
+    batch: int
+    lowest_batch: int
+    highest_batch: int
+    peak_bytes: int
+    memory_bytes: int
+    basis: str
+
+
+def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
+    """Estimate the largest batch that training takes on a device, without the device.
+
+    Args:
+        case: What is trained, and on which device.
+        memory_bytes: What the process may take there, its own share included.
+        limit: Largest batch size of interest.
+    """
+    calibration = load_calibration(case)
+    expected = calibration.apply(model_live_memory(case))
+    most = 1 + calibration.error_share
+    batch, lowest, highest = (
+        _largest_batch(expected, memory_bytes=budget, limit=limit)
+        for budget in (memory_bytes, memory_bytes / most, memory_bytes * most)
+    )
+    return Estimate(
+        batch=batch,
+        lowest_batch=lowest,
+        highest_batch=highest,
+        peak_bytes=round(expected.peak_bytes(max(1, batch))),
+        memory_bytes=memory_bytes,
+        basis=_basis(case, calibration),
+    )
+
+
+def model_live_memory(case: Case) -> MemoryModel:
+    """Model the bytes of tensors that are alive at the peak of an update, by the batch size."""
+    peaks = live_peaks(case, _BATCH_SIZES)
+    return fit_memory([Point(size, peak) for size, peak in zip(_BATCH_SIZES, peaks, strict=True)])
+
+
+def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
+    """Take updates one after another; return the most bytes of tensors alive in each.
+
+    The first begins without the optimizer's state. An evaluation keeps less than an update of the
+    same size and is left out.
+    """
+    peaks = []
+    with _fake_trial(case) as (trial, memory):
+        for batch_size in batch_sizes:
+            memory.reset_peak()
+            trial.take_update(batch_size=batch_size)
+            peaks.append(memory.peak_bytes)
+    return peaks
+
+
+def load_calibration(case: Case) -> Calibration:
+    """Return what is known of a case's device and of what trains."""
+    return Calibration(**_calibrations()[case.device][_part_at_work(case)])
+
+
+@contextmanager
+def _fake_trial(case: Case) -> Iterator[tuple[Trial | PrefixTrial, LiveMemory]]:
+    """Build a trial of fake tensors, followed by a memory."""
+    kernels = Kernels(**_calibrations()[case.device]["kernels"])
+    with (
+        # What the examples of a trial take from numpy is real.
+        FakeTensorMode(allow_non_fake_inputs=True),
+        LiveMemory() as memory,
+        imitate_kernels(kernels, is_autocast=case.precision != "fp32"),
+        no_init_weights(),
+        # It fails on fake parameters, which are where they should be.
+        patch.object(nn.Module, "to", lambda module, *_, **__: module),
+    ):
+        trial = build_trial(_as_fake(case), device=CpuDevice())
+        trial.begin()
+        yield trial, memory
+
+
+def _as_fake(case: Case) -> Case:
+    """Return the case nearest to a case that fake tensors of the CPU can take."""
+    # Where a model with layers that train is to be cut, only the tensors' contents tell; uncut, its
+    # frozen part runs as well and keeps nothing.
+    part = "whole" if case.part == "suffix" and _part_at_work(case) == "core" else case.part
+    # The CPU has no fp16, and numbers of bf16 are as large.
+    return dataclasses.replace(case, part=part, precision=case.precision.replace("fp16", "bf16"))
+
+
+def _largest_batch(model: MemoryModel, *, memory_bytes: float, limit: int) -> int:
+    largest = model.largest_batch(memory_bytes)
+    return limit if largest is None else min(largest, limit)
+
+
+def _part_at_work(case: Case) -> str:
+    """Return what decides the peak: the core's graph, or no more of the core than its forward."""
+    has_core_graph = case.part != "prefix" and case.mode not in ("head", "classifier")
+    return "core" if has_core_graph else "head"
+
+
+def _basis(case: Case, calibration: Calibration) -> str:
+    measured = calibration.measurements or "no"
+    own = "" if calibration.measurements else " of this project's own"
+    core = "trains" if _part_at_work(case) == "core" else "is frozen"
+    return (
+        f"the live tensors of an update, times {calibration.slope:.2f}, plus "
+        f"{gibibytes(calibration.offset_bytes)}: from {measured} measurements{own} on "
+        f"{case.device} where the core {core}; {calibration.source}"
+    )
+
+
+@cache
+def _calibrations() -> dict[str, dict[str, dict[str, Any]]]:
+    text = files("finetune.batch_finder").joinpath("calibration.json").read_text(encoding="utf-8")
+    calibrations: dict[str, dict[str, dict[str, Any]]] = json.loads(text)
+    return calibrations

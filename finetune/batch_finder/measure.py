@@ -1,0 +1,77 @@
+"""One probe: real updates at a batch size, and what they took."""
+
+import time
+from dataclasses import dataclass
+
+from finetune.batch_finder.trial import PrefixTrial, Trial
+
+# Shorter times say more about the machine's other work, and about a GPU that was idle before, than
+# about the batch size.
+_LEAST_TIMED_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What updates at a batch size took.
+
+    Args:
+        peak_bytes: The most memory that the process held, None where only others can tell.
+        examples_per_second: Rows a second of updates in their steady state.
+        is_strained: Whether memory came only once the allocator had freed its cache.
+    """
+
+    peak_bytes: int | None
+    examples_per_second: float
+    is_strained: bool
+
+
+def measure(trial: Trial | PrefixTrial, *, batch_size: int, budget_bytes: int) -> Measurement:
+    """Take at least two updates, three on a GPU, and evaluate one batch.
+
+    Each call starts from no more than the weights, as a run does, so that it does not matter what
+    was measured before.
+
+    Args:
+        trial: What is measured; for a frozen prefix, a pass over it counts as an update.
+        batch_size: Rows of each update and of the evaluation.
+        budget_bytes: Allocations beyond it fail.
+
+    Raises:
+        Exception: Whatever PyTorch raises, when memory runs out and else.
+    """
+    device = trial.device
+    trial.begin()
+    device.release_memory()
+    device.cap_memory(budget_bytes)
+    device.reset_peak()
+    # The first update also pays for new memory, the optimizer's state and kernels.
+    trial.take_update(batch_size=batch_size)
+    best_rate = _best_rate(trial, batch_size=batch_size)
+    trial.evaluate(batch_size=batch_size)
+    return Measurement(
+        peak_bytes=device.held_peak_bytes(),
+        examples_per_second=best_rate,
+        is_strained=device.retried_allocations() > 0,
+    )
+
+
+def _best_rate(trial: Trial | PrefixTrial, *, batch_size: int) -> float:
+    """Return the rows a second of the best of some series of updates, each twice as long."""
+    updates = 1 if trial.device.torch_device.type == "cpu" else 2
+    best_rate = timed_seconds = 0.0
+    while timed_seconds < _LEAST_TIMED_SECONDS:
+        seconds = _time_updates(trial, updates, batch_size=batch_size)
+        best_rate = max(best_rate, updates * batch_size / seconds)
+        timed_seconds += seconds
+        updates *= 2
+    return best_rate
+
+
+def _time_updates(trial: Trial | PrefixTrial, updates: int, *, batch_size: int) -> float:
+    """Return the seconds that some updates take; between them nothing waits for the device."""
+    trial.device.synchronize()
+    started = time.perf_counter()
+    for _ in range(updates):
+        trial.take_update(batch_size=batch_size)
+    trial.device.synchronize()
+    return time.perf_counter() - started

@@ -1,0 +1,151 @@
+"""What probes have told about a device so far."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from finetune.batch_finder.memory_model import Point, fit_memory
+
+# A probe takes two or three updates and an evaluation: no more than so many updates' time.
+UPDATES_A_PROBE = 4
+# Where memory is swapped instead of refused, a size whose speed is less than this share of a
+# smaller one's is too big.
+CLIFF_SHARE = 0.5
+
+Verdict = Literal["fits", "too_big", "timed_out", "failed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one probe found.
+
+    Args:
+        batch_size: Rows of the batch.
+        verdict: Whether it fits; ``failed`` says that something other than memory went wrong.
+        peak_bytes: The most memory in use, None where unknown.
+        examples_per_second: Rows a second of updates in their steady state, None unless it fits.
+        seconds: Wall time of the probe, the start of a process included.
+        reason: In words, for what does not fit: what happened.
+        is_strained: Whether it fits, but only just: the allocator had to free its cache and try
+            again, or the system began to swap.
+    """
+
+    batch_size: int
+    verdict: Verdict
+    peak_bytes: int | None
+    examples_per_second: float | None
+    seconds: float
+    reason: str = ""
+    is_strained: bool = False
+
+
+Probe = Callable[[int], Outcome]
+
+
+@dataclass
+class History:
+    """The outcomes of a search, and what follows from them.
+
+    Args:
+        budget_bytes: Memory that a batch may use.
+        limit: Largest size worth trying.
+        slows_down: Whether the device swaps rather than refuse memory.
+        outcomes: In the order of the probes.
+        checked_sizes: Sizes that were probed in a fresh process.
+    """
+
+    budget_bytes: int
+    limit: int
+    slows_down: bool
+    outcomes: list[Outcome] = field(default_factory=list)
+    checked_sizes: set[int] = field(default_factory=set)
+
+    def add(self, outcome: Outcome, *, is_fresh: bool) -> None:
+        """Remember an outcome, and see the earlier ones in its light."""
+        self.outcomes.append(outcome)
+        if self.slows_down:
+            self.outcomes = [_judge_speed(each, among=self.outcomes) for each in self.outcomes]
+        if is_fresh:
+            self.checked_sizes.add(outcome.batch_size)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all probes."""
+        return sum(outcome.seconds for outcome in self.outcomes)
+
+    @property
+    def passed(self) -> dict[int, Outcome]:
+        """The last outcome of each size that has never failed, by ascending size."""
+        sizes = self.sizes("fits") - self.sizes("too_big") - self.sizes("timed_out")
+        outcomes = {each.batch_size: each for each in self.outcomes}
+        return {size: outcomes[size] for size in sorted(sizes)}
+
+    @property
+    def speeds(self) -> dict[int, float]:
+        """Rows a second of the sizes that passed."""
+        return {
+            size: outcome.examples_per_second
+            for size, outcome in self.passed.items()
+            if outcome.examples_per_second
+        }
+
+    @property
+    def largest(self) -> int:
+        """The largest size that passed, 0 if none did."""
+        return max(self.passed, default=0)
+
+    @property
+    def bound(self) -> int | None:
+        """The smallest size above the largest that passed which failed for memory."""
+        return min((size for size in self.sizes("too_big") if size > self.largest), default=None)
+
+    @property
+    def first_failed(self) -> int | None:
+        """The smallest size that failed for memory."""
+        return min(self.sizes("too_big"), default=None)
+
+    def sizes(self, verdict: Verdict) -> set[int]:
+        """Return the sizes that got a verdict at least once."""
+        return {each.batch_size for each in self.outcomes if each.verdict == verdict}
+
+    def predict_largest(self, *, budget_share: float = 1.0) -> int | None:
+        """Predict the largest size within a share of the budget; None while no slope is known."""
+        # The allocator of a strained device has freed what it could: such a peak is too low.
+        points = [
+            Point(size, outcome.peak_bytes)
+            for size, outcome in self.passed.items()
+            if outcome.peak_bytes and not outcome.is_strained
+        ]
+        return (
+            fit_memory(points).largest_batch(budget_share * self.budget_bytes) if points else None
+        )
+
+    def affordable_size(self, seconds: float) -> int:
+        """Predict the largest size whose probe ends in time, and half of one that did not at most.
+
+        The time is predicted from above, as if an update had no fixed part.
+        """
+        if not self.speeds:
+            return self.limit
+        size = max(self.speeds)
+        seconds_a_row = UPDATES_A_PROBE / self.speeds[size]
+        in_time = size + (seconds - self.passed[size].seconds) / seconds_a_row
+        too_slow = min(self.sizes("timed_out"), default=2 * self.limit)
+        return math.floor(min(in_time, too_slow / 2))
+
+
+def _judge_speed(outcome: Outcome, *, among: Sequence[Outcome]) -> Outcome:
+    """Call a size too big that passed, but only because the system swapped."""
+    if outcome.verdict != "fits" or outcome.examples_per_second is None:
+        return outcome
+    if outcome.is_strained:
+        return replace(outcome, verdict="too_big", reason="the system began to swap")
+    smaller = [each for each in among if each.batch_size < outcome.batch_size]
+    best = max((each.examples_per_second or 0.0 for each in smaller), default=0.0)
+    if outcome.examples_per_second >= CLIFF_SHARE * best:
+        return outcome
+    share = outcome.examples_per_second / best
+    return replace(
+        outcome, verdict="too_big", reason=f"it has {share:.0%} of the speed of a smaller batch"
+    )

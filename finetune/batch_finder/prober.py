@@ -1,0 +1,256 @@
+"""Has a child process train at a size, watches it, and survives whatever becomes of it."""
+
+import math
+import time
+from types import TracebackType
+from typing import Any
+
+from finetune.batch_finder.case import Case
+from finetune.batch_finder.child import Child, ChildEnded
+from finetune.batch_finder.outcomes import Outcome, Verdict
+from finetune.devices.base import Device, gibibytes
+from finetune.devices.host_memory import HostWatch, process_bytes
+from finetune.errors import ProbeFailed
+
+WORKER = "finetune.batch_finder.worker"
+# Memory sampled this often stays within 1 % of the kernel's own record of its peak.
+_SAMPLE_SECONDS = 0.02
+# The machine as a whole changes slower, and costs more to ask.
+_HOST_SAMPLE_SECONDS = 0.25
+# A child that another kills while it holds this share of its budget has been killed for memory.
+_NEARLY_SHARE = 0.9
+# What oneDNN says when it gets no memory for the code that it makes, but of other reasons as well.
+_VAGUE_TEXT = "could not create a primitive"
+
+
+class Prober:
+    """Tries batch sizes in a child process, and in a new one after each failure.
+
+    A context, at whose end no child is left. It belongs to the thread that made it: Linux ends a
+    child with the thread that started it.
+
+    Args:
+        case: What is trained.
+        device: Where.
+        limit_bytes: The most memory that the user allows, None for as much as there is.
+        timeout_seconds: The most that a probe may take, with the start of its process.
+        worker: Name of the module that the child runs.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        *,
+        device: Device,
+        limit_bytes: int | None,
+        timeout_seconds: float,
+        worker: str = WORKER,
+    ) -> None:
+        self._case, self._device, self._worker = case, device, worker
+        self._limit_bytes, self._timeout_seconds = limit_bytes, timeout_seconds
+        self._budget_bytes: int | None = None
+        self._child: Child | None = None
+        self._spare: Child | None = None
+        self._has_trained = False
+
+    def __enter__(self) -> "Prober":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end_child()
+        if self._spare:
+            self._spare.kill()
+            self._spare = None
+
+    def budget_bytes(self) -> int:
+        """Return the memory that a probe may hold: what the first child finds, for all of them.
+
+        Raises:
+            ProbeFailed: If the child fails before it knows.
+        """
+        if self._budget_bytes is None:
+            watch = self._watch(self._start_child())
+            try:
+                self._budget_bytes = int(watch.await_answer("budget_bytes"))
+            except _Stopped as stop:
+                self._end_child()
+                raise ProbeFailed(
+                    f"the batch finder's process can't begin: {stop.reason}",
+                    remedy="see what finetune doctor says of the machine",
+                ) from None
+        return self._budget_bytes
+
+    def probe(self, batch_size: int) -> Outcome:
+        """Train at a batch size, in the child that trained before unless it failed.
+
+        Raises:
+            ProbeFailed: If the first child fails before it knows its budget.
+        """
+        started = time.perf_counter()
+        self.budget_bytes()
+        child = self._child or self._start_child()
+        self._prepare_spare()
+        self._has_trained = True
+        watch = self._watch(child)
+        child.send(batch_size)
+        try:
+            measurement = watch.await_answer("measurement")
+            peak_bytes: int = measurement["peak_bytes"] or watch.peak_bytes
+            watch.check_budget(peak_bytes)
+            watch.check_error_text()
+        except _Stopped as stop:
+            self._end_child()
+            seconds = time.perf_counter() - started
+            return Outcome(
+                batch_size,
+                stop.verdict,
+                peak_bytes=watch.peak_bytes or None,
+                examples_per_second=None,
+                seconds=seconds,
+                reason=stop.reason,
+            )
+        return Outcome(
+            batch_size,
+            "fits",
+            peak_bytes=peak_bytes,
+            examples_per_second=measurement["examples_per_second"],
+            seconds=time.perf_counter() - started,
+            is_strained=measurement["is_strained"],
+        )
+
+    def probe_afresh(self, batch_size: int) -> Outcome:
+        """Train at a batch size in a child that has not trained before."""
+        if self._has_trained:
+            self._end_child()
+        return self.probe(batch_size)
+
+    def _watch(self, child: Child) -> "_Watch":
+        return _Watch(
+            child,
+            device=self._device,
+            budget_bytes=self._budget_bytes,
+            timeout_seconds=self._timeout_seconds,
+        )
+
+    def _start_child(self) -> Child:
+        child = self._spare or Child(self._worker)
+        self._child, self._spare, self._has_trained = child, None, False
+        limit_bytes = self._limit_bytes if self._budget_bytes is None else self._budget_bytes
+        child.send({"case": self._case.to_json(), "limit_bytes": limit_bytes})
+        return child
+
+    def _prepare_spare(self) -> None:
+        """Start the next child while this one trains: importing PyTorch can take ten seconds.
+
+        Only where it takes neither memory nor speed from the one that trains.
+        """
+        if self._spare is None and not self._device.shares_host_memory:
+            self._spare = Child(self._worker)
+
+    def _end_child(self) -> None:
+        if self._child:
+            self._child.kill()
+            self._child = None
+
+
+class _Stopped(Exception):
+    """A probe's end without a measurement."""
+
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict, self.reason = verdict, reason
+
+
+class _Watch:
+    """Looks at a child and at the machine's memory while a child works.
+
+    Attributes:
+        peak_bytes: The most of the machine's memory that the child was seen to hold.
+    """
+
+    def __init__(
+        self, child: Child, *, device: Device, budget_bytes: int | None, timeout_seconds: float
+    ) -> None:
+        self.peak_bytes = 0
+        self._child, self._device, self._budget_bytes = child, device, budget_bytes
+        self._timeout_seconds = timeout_seconds
+        self._host = HostWatch()
+        self._started = self._host_asked = time.perf_counter()
+
+    def await_answer(self, name: str) -> Any:
+        """Return what the child says under a name.
+
+        Raises:
+            _Stopped: If it will not be said, or if the child had to be given up.
+        """
+        while True:
+            answer = self._receive()
+            if name in answer:
+                return answer[name]
+            if "failure" in answer:
+                raise self._judge_failure(answer)
+            if "ready" in answer:
+                self.peak_bytes = 0
+            self._check_memory()
+            self._check_host()
+            if time.perf_counter() - self._started > self._timeout_seconds:
+                raise _Stopped("timed_out", f"not done after {self._timeout_seconds:g} s")
+
+    def check_budget(self, held_bytes: int) -> None:
+        """Give the child up if it holds, or held, more than it may."""
+        if self._budget_bytes is not None and held_bytes > self._budget_bytes:
+            raise _Stopped("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
+
+    def check_error_text(self) -> None:
+        """Look for an error that goes by unnoticed: Metal only writes that it dropped some work."""
+        if line := self._line_about_memory():
+            raise _Stopped("too_big", line)
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            return self._child.receive(seconds=_SAMPLE_SECONDS) or {}
+        except ChildEnded:
+            raise self._judge_end() from None
+
+    def _judge_failure(self, answer: dict[str, Any]) -> _Stopped:
+        reason: str = answer["failure"]
+        has_no_room = _VAGUE_TEXT in reason and self._was_nearly_full()
+        is_out_of_memory = answer["is_out_of_memory"] or has_no_room
+        return _Stopped("too_big" if is_out_of_memory else "failed", reason)
+
+    def _judge_end(self) -> _Stopped:
+        ending = f"the process {self._child.ending()}"
+        if line := self._line_about_memory():
+            return _Stopped("too_big", f"{ending}: {line}")
+        if ending.endswith("SIGKILL") and (self._was_nearly_full() or self._host.has_killed()):
+            return _Stopped("too_big", f"{ending}, which the system does when memory runs out")
+        lines = self._child.error_lines() or ["it said nothing"]
+        return _Stopped("failed", f"{ending}: {lines[-1]}")
+
+    def _check_memory(self) -> None:
+        if self._device.shares_host_memory:
+            held_bytes = process_bytes(self._child.process_id)
+            self.peak_bytes = max(self.peak_bytes, held_bytes)
+            self.check_budget(held_bytes)
+
+    def _check_host(self) -> None:
+        now = time.perf_counter()
+        if now - self._host_asked < _HOST_SAMPLE_SECONDS:
+            return
+        self._host_asked = now
+        if why_short := self._host.why_short():
+            raise _Stopped("too_big", why_short)
+
+    def _was_nearly_full(self) -> bool:
+        return self.peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
+
+    def _line_about_memory(self) -> str | None:
+        lines = self._child.error_lines()
+        return next(
+            (line for line in lines if self._device.is_out_of_memory(RuntimeError(line))), None
+        )

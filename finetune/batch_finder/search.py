@@ -1,0 +1,260 @@
+"""Which batch size to try next, and when to stop: numbers only, no device.
+
+The search asks probes, which really train at a size. It grows until the memory model has a slope,
+goes near the size that the model predicts, and encloses the largest that fits to 1 %. One probe
+more looks for a smaller size that is as fast.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from finetune.batch_finder.outcomes import History, Outcome, Probe, Verdict
+from finetune.batch_finder.recommend import recommended_size, size_worth_probing
+from finetune.batch_finder.speed_model import fastest_size
+from finetune.errors import BatchDoesNotFit, ProbeFailed
+
+__all__ = ["Found", "Outcome", "Probe", "Verdict", "search"]
+
+# Large enough to stand out from the flat part of most memory curves, and small enough to fit nearly
+# everywhere; where it does not, a single row is next.
+FIRST_SIZE = 4
+# The search tries no new size after this many probes; what remains is to check the one it found.
+MOST_PROBES = 8
+# How closely the largest size is enclosed, as a share of it; one row is always close enough.
+TOLERANCE_SHARE = 0.01
+# The same after two failures, each of which costs a process.
+TIRED_TOLERANCE_SHARE = 0.02
+# The first try goes to this share of the predicted size. Memory is divided into fragments, so that
+# a batch often fails where the model still sees one or two per cent of room.
+AIM_SHARE = 0.985
+# From there the search goes up by a bit more than what is left, so that it mostly fails next.
+ADVANCE_SHARE = 0.016
+# Where a prediction failed, the search goes down by this share, then by twice that, and so on.
+RETREAT_SHARE = 0.02
+# But if a proportional estimate is below this share of it, the prediction rests on too little.
+FAR_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Args:
+        max_verified: Largest size that passed, in a fresh process too.
+        first_failed: Smallest size that failed for memory, None if none did.
+        predicted_maximum: Largest size that the memory model expects to fit, where the search ran
+            out of time before it ran out of memory; None elsewhere, or if too little is known.
+        fastest: Smallest probed size whose speed is within 3 % of the best.
+        recommended: Size to train with: the fastest of those that leave room.
+        probes: All outcomes, in order.
+        seconds: Time of all probes.
+    """
+
+    max_verified: int
+    first_failed: int | None
+    predicted_maximum: int | None
+    fastest: int
+    recommended: int
+    probes: tuple[Outcome, ...]
+    seconds: float
+
+
+def search(
+    probe: Probe,
+    *,
+    verify: Probe,
+    budget_bytes: int,
+    limit: int,
+    first: int | None,
+    time_limit_seconds: float,
+    slows_down: bool,
+) -> Found:
+    """Find the largest batch size that fits, and the fastest.
+
+    Memory need not be monotone and probes need not agree: a size that failed once is not returned,
+    and the number of probes is bounded.
+
+    Args:
+        probe: Trains at a size, in a process that may have trained at other sizes.
+        verify: The same in a fresh process. The largest size that is returned has passed this one.
+        budget_bytes: Memory that a batch may use.
+        limit: Largest size worth trying, from 1.
+        first: Size to begin with, in 1..limit; None for a small one. Where the device slows down,
+            the search begins with one row whatever this is: only the speed of a size that is not
+            swapped tells that another one is.
+        time_limit_seconds: Time for all probes. None is begun that would probably end later, but
+            for those without which there is no answer.
+        slows_down: Whether the device swaps rather than refuse memory, so that a size which strains
+            it, or is less than half as fast as a smaller one, is too big.
+
+    Raises:
+        BatchDoesNotFit: If not even one row fits.
+        ProbeFailed: If a probe failed for another reason than memory, or timed out at one row.
+    """
+    history = History(budget_bytes=budget_bytes, limit=limit, slows_down=slows_down)
+    while attempt := _next_attempt(
+        history, first=first, seconds_left=time_limit_seconds - history.seconds
+    ):
+        outcome = (verify if attempt.is_fresh else probe)(attempt.batch_size)
+        history.add(outcome, is_fresh=attempt.is_fresh)
+        _raise_if_hopeless(history)
+    return Found(
+        max_verified=history.largest,
+        first_failed=history.first_failed,
+        predicted_maximum=_predict_maximum(history),
+        fastest=fastest_size(history.speeds),
+        recommended=recommended_size(history),
+        probes=tuple(history.outcomes),
+        seconds=history.seconds,
+    )
+
+
+class _Attempt(NamedTuple):
+    batch_size: int
+    is_fresh: bool
+
+
+def _next_attempt(history: History, *, first: int | None, seconds_left: float) -> _Attempt | None:
+    """Return what to try next, or None when all is known that there is time for."""
+    return (
+        _attempt_to_enclose(history, first=first, seconds_left=seconds_left)
+        or _attempt_to_check(history)
+        or _attempt_to_hasten(history, seconds_left=seconds_left)
+    )
+
+
+def _attempt_to_enclose(
+    history: History, *, first: int | None, seconds_left: float
+) -> _Attempt | None:
+    """Return the size that says most about the largest, if there is time for it.
+
+    While the search grows, a process is used again and half the time is kept for the check. Near
+    the prediction every size may turn out to be the largest, so that its probe is the check too.
+    """
+    size = _enclosing_size(history, first=first)
+    if size is None or len(history.outcomes) >= MOST_PROBES:
+        return None
+    is_growing = history.predict_largest() is None
+    affordable = history.affordable_size(seconds_left / 2 if is_growing else seconds_left)
+    if affordable < min(size, history.largest + _tolerance(history)):
+        return None
+    size = min(size, affordable)
+    return _Attempt(size, is_fresh=not is_growing or size in (affordable, history.limit))
+
+
+def _attempt_to_check(history: History) -> _Attempt | None:
+    """Return the largest size that passed, unless it has passed in a fresh process."""
+    if history.largest in history.checked_sizes:
+        return None
+    return _Attempt(max(1, history.largest), is_fresh=True)
+
+
+def _attempt_to_hasten(history: History, *, seconds_left: float) -> _Attempt | None:
+    """Return a smaller size that may be as fast or that may be recommended."""
+    size = size_worth_probing(history)
+    if (
+        size is None
+        or len(history.outcomes) >= MOST_PROBES
+        or size > history.affordable_size(seconds_left)
+    ):
+        return None
+    return _Attempt(size, is_fresh=False)
+
+
+def _raise_if_hopeless(history: History) -> None:
+    last = history.outcomes[-1]
+    if last.verdict == "failed":
+        raise ProbeFailed(
+            f"a probe of batch size {last.batch_size} failed: {last.reason}",
+            remedy="that has nothing to do with memory: see what finetune doctor says",
+        )
+    if history.largest or last.batch_size > 1:
+        return
+    if last.verdict == "timed_out":
+        raise ProbeFailed(
+            f"even a batch of one row takes too long: {last.reason}",
+            remedy="raise --time-limit, or lower --max-length",
+        )
+    raise BatchDoesNotFit(
+        f"not even a batch of one row fits in memory: {last.reason}",
+        remedy="lower --max-length, use --freeze-core, or raise --memory-limit",
+    )
+
+
+def _enclosing_size(history: History, *, first: int | None) -> int | None:
+    """Return the size to try for the largest, or None when it is enclosed."""
+    low, high = history.largest, history.bound
+    if not low:
+        return _first_size(history, first=first)
+    if low == history.limit or (high is not None and high - low <= _tolerance(history)):
+        return None
+    predicted = history.predict_largest()
+    size = _grown_size(history) if predicted is None else _size_near(predicted, history)
+    end = high or history.limit + 1
+    return min(max(size, low + 1), end - 1)
+
+
+def _first_size(history: History, *, first: int | None) -> int:
+    """Return the size to try while none has passed."""
+    if history.slows_down:
+        return 1
+    if not history.outcomes:
+        return min(first or FIRST_SIZE, history.limit)
+    smallest = min(outcome.batch_size for outcome in history.outcomes)
+    return FIRST_SIZE if smallest > 2 * FIRST_SIZE else 1
+
+
+def _grown_size(history: History) -> int:
+    """Return a size that fits if the rows took at most half of the peak so far, or the double."""
+    low, high = history.largest, history.bound
+    size = max(2 * low, 2 * _proportional_size(history) - low)
+    return size if high is None else min(size, math.isqrt(low * high))
+
+
+def _size_near(predicted: int, history: History) -> int:
+    """Return the size to try when the memory model predicts the largest."""
+    low, high = history.largest, history.bound
+    aim = math.ceil(AIM_SHARE * predicted)
+    if aim < low + _tolerance(history):
+        size = low + max(1, round(ADVANCE_SHARE * low), low - aim)
+        return size if high is None else min(size, (low + high) // 2)
+    if high is None or aim < high:
+        return aim
+    return _size_below(high, history)
+
+
+def _size_below(high: int, history: History) -> int:
+    """Return the size to try when one failed that the memory model expected to fit."""
+    low = history.largest
+    proportional = _proportional_size(history)
+    if proportional < FAR_SHARE * high:
+        return math.isqrt(proportional * high)
+    share = RETREAT_SHARE * 2 ** (len(history.sizes("too_big")) - 1)
+    return max((low + high) // 2, int((1 - share) * high))
+
+
+def _proportional_size(history: History) -> int:
+    """Return the size that fits even if all of the peak so far was due to the rows."""
+    peak_bytes = history.passed[history.largest].peak_bytes
+    if not peak_bytes:
+        return history.largest
+    return max(history.largest, history.largest * history.budget_bytes // peak_bytes)
+
+
+def _tolerance(history: History) -> int:
+    """Return how many rows may lie between the largest size and one that does not fit."""
+    is_tired = len(history.sizes("too_big")) >= 2
+    share = TIRED_TOLERANCE_SHARE if is_tired else TOLERANCE_SHARE
+    return max(1, int(share * history.largest))
+
+
+def _predict_maximum(history: History) -> int | None:
+    """Predict the largest size, if it was time that kept the search from enclosing it."""
+    is_enclosed = _enclosing_size(history, first=None) is None
+    is_exhausted = len(history.outcomes) >= MOST_PROBES and not history.sizes("timed_out")
+    predicted = history.predict_largest()
+    if is_enclosed or is_exhausted or predicted is None:
+        return None
+    end = history.bound or history.limit + 1
+    return max(history.largest, min(predicted, end - 1))

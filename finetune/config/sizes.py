@@ -1,0 +1,26 @@
+"""Sizes of memory as people write them."""
+
+import pydantic
+
+from finetune.errors import ConfigurationInvalid
+
+
+def parse_size(text: str, *, origin: str) -> int:
+    """Return the bytes of a size such as ``4GiB``, ``500 MB`` or ``1000000``.
+
+    Args:
+        text: A number and a unit; without one, bytes.
+        origin: Where it was written, for the error.
+
+    Raises:
+        ConfigurationInvalid: If it is no size, or none above 0.
+    """
+    try:
+        size_bytes = int(pydantic.TypeAdapter(pydantic.ByteSize).validate_python(text))
+    except pydantic.ValidationError:
+        size_bytes = 0
+    if size_bytes <= 0:
+        raise ConfigurationInvalid(
+            f"{origin} is {text!r}, which is no size of memory", remedy="write for example 4GiB"
+        )
+    return size_bytes

@@ -1,0 +1,364 @@
+"""The batch sizes that suit a model on this machine's devices, or on a Mac that is not here."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune import events
+from finetune.batch_finder.case import Case, Part, architecture_of
+from finetune.batch_finder.estimate import Estimate, estimate
+from finetune.batch_finder.find import Answer, Bounds, find_batch
+from finetune.batch_finder.outcomes import Outcome
+from finetune.config.schema import Config, mode_name
+from finetune.config.sizes import parse_size
+from finetune.data.trec import LONGEST_TOKENS, TRAINING_ROWS
+from finetune.devices.base import Device
+from finetune.devices.mps.chips import Mac, find_mac
+from finetune.devices.mps.device import MpsDevice
+from finetune.devices.select import select_device, usable_devices
+from finetune.errors import BatchDoesNotFit, UsageError
+from finetune.events import Stage, Tell
+from finetune.model.load import load_tokenizer
+from finetune.model.shape import load_shape
+from finetune.pipeline.features import cache_folder
+from finetune.pipeline.plan import TrainingPlan
+from finetune.pipeline.prepare import Prepared, load_splits
+from finetune.report.batches import draw_batches
+from finetune.runs.folder import write_json
+from finetune.tokenization.encode import encode_texts
+
+SCHEMA_VERSION = 1
+DEFAULT_MODES = ("full", "head")
+# The article padded every text to this length.
+ARTICLE_TOKENS = 512
+TREC = "trec"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What batch sizes are looked for.
+
+    Args:
+        config: The run's options; those of data, model, cache and search count.
+        has_max_length: Whether the user has given the length, in place of the data's own.
+        limit: Largest size worth trying; None for as many rows as the data has.
+        is_fresh: Search even if an earlier search found the answer.
+    """
+
+    config: Config
+    has_max_length: bool
+    limit: int | None
+    is_fresh: bool
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """What trains: the mode that the options name, or else all of it and the head alone."""
+        mode = mode_name(self.config.model)
+        return DEFAULT_MODES if mode == "full" else (mode,)
+
+
+def find_batches(task: Task, *, tell: Tell) -> dict[str, Any]:
+    """Search on every device that the options allow, in each mode.
+
+    Returns:
+        ``schema_version`` and ``results``, one a device and mode.
+
+    Raises:
+        BatchDoesNotFit: If nowhere even one row fits.
+        ProbeFailed: If a probe failed for another reason than memory.
+    """
+    config = task.config
+    longest_tokens, rows = _measure_data(task, tell=tell)
+    results = []
+    for device in _devices(config, tell=tell):
+        for mode in task.modes:
+            case = _case(config, device=device, mode=mode, longest_tokens=longest_tokens)
+            parts = _parts(config, mode)
+            results.append(
+                _search_parts(
+                    case, parts, task=task, device=device, limit=task.limit or rows, tell=tell
+                )
+            )
+    if not any(result["max_verified"] for result in results):
+        raise BatchDoesNotFit(
+            "not even a batch of one row fits in memory",
+            remedy="lower --max-length, use --freeze-core, or raise --memory-limit",
+        )
+    return {"schema_version": SCHEMA_VERSION, "results": results}
+
+
+def estimate_batches(
+    task: Task, *, machine: str | None, memory: str | None, tell: Tell
+) -> dict[str, Any]:
+    """Foretell the batch sizes of a Mac, without it.
+
+    Args:
+        task: What batch sizes are looked for.
+        machine: A chip and its memory, such as ``m1-8gb``.
+        memory: Size of a Mac's memory, in place of a machine.
+        tell: Is told what goes on.
+
+    Returns:
+        ``schema_version`` and ``estimates``, one a length and mode.
+    """
+    config = task.config
+    mac = (
+        find_mac(machine)
+        if machine
+        else Mac(memory or "", parse_size(memory or "", origin="--memory"))
+    )
+    longest_tokens, rows = _measure_data(task, tell=tell)
+    lengths = [longest_tokens] if task.has_max_length else [longest_tokens, ARTICLE_TOKENS]
+    device = MpsDevice()
+    estimates = []
+    for tokens in lengths:
+        for mode in task.modes:
+            case = _case(config, device=device, mode=mode, longest_tokens=tokens)
+            for parts in dict.fromkeys([_parts(config, mode), ("whole",)]):
+                tell(Stage(f"estimating {mode} at {case.width} tokens on {mac.name}"))
+                by_part = {
+                    part: estimate(
+                        dataclasses.replace(case, part=part),
+                        memory_bytes=mac.budget_bytes,
+                        limit=task.limit or rows,
+                    )
+                    for part in parts
+                }
+                estimates.append(_describe_estimate(case, by_part, mac))
+    return {"schema_version": SCHEMA_VERSION, "estimates": estimates}
+
+
+def _mac_with(memory: str) -> Mac:
+    return Mac(f"Mac with {memory}", parse_size(memory, origin="--memory"))
+
+
+def keep_results(found: dict[str, Any], folder: str) -> None:
+    """Write the results as JSON and as a picture.
+
+    Raises:
+        UsageError: If the folder can't be written to.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_json(Path(folder, "find-batch.json"), found)
+        draw_batches(found["results"], to=Path(folder, "find-batch.svg"))
+    except OSError as error:
+        raise UsageError(
+            f"{folder} can't be written to: {error.strerror}",
+            remedy="choose another folder with --output-dir",
+        ) from error
+
+
+def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> Prepared:
+    """Return a run with the batch sizes that were found for it, in place of ``auto``.
+
+    No size above the rows of an update is tried, so that mostly one probe is enough.
+
+    Raises:
+        BatchDoesNotFit: If not even one row fits.
+        ProbeFailed: If a probe failed for another reason than memory.
+    """
+    config, classifier = prepared.config, prepared.classifier
+    task = Task(config, has_max_length=True, limit=None, is_fresh=False)
+    case = Case(
+        device=prepared.device.name,
+        architecture=architecture_of(classifier.model.config.to_dict()),
+        classes=len(classifier.class_names),
+        mode=prepared.mode,
+        width=plan.widths[-1],
+        precision=config.training.precision,
+    )
+    tell(Stage("looking for the batch size"))
+    found = {}
+    for part in _parts(config, case.mode):
+        most = config.training.eval_batch_size if part == "prefix" else plan.effective_batch_size
+        answer = _search(
+            dataclasses.replace(case, part=part),
+            task=task,
+            device=prepared.device,
+            limit=most,
+            first=most,
+            probes=[],
+            tell=tell,
+        )
+        found[part] = answer.found.recommended
+    batch_size = found.get("suffix", found.get("whole", 1))
+    # A forward alone keeps no graph, which is most of what an update takes.
+    eval_batch_size = found.get("prefix", max(config.training.eval_batch_size, 2 * batch_size))
+    tell(Stage(f"batch size: {batch_size}, and {eval_batch_size} without gradients"))
+    training = dataclasses.replace(
+        config.training, batch_size=batch_size, eval_batch_size=eval_batch_size
+    )
+    return dataclasses.replace(prepared, config=dataclasses.replace(config, training=training))
+
+
+def _devices(config: Config, *, tell: Tell) -> list[Device]:
+    if config.training.device == "auto":
+        return usable_devices(tell=tell)
+    return [select_device(config.training.device, tell=tell)]
+
+
+def _parts(config: Config, mode: str) -> tuple[Part, ...]:
+    """Return what is searched for: a frozen core that runs once has a batch size of its own."""
+    if mode == "full" or not config.cache.feature_cache:
+        return ("whole",)
+    return ("prefix", "suffix")
+
+
+def _case(config: Config, *, device: Device, mode: str, longest_tokens: int) -> Case:
+    shape = load_shape(config.model.model, revision=config.model.revision)
+    positions = getattr(shape, "max_position_embeddings", None) or longest_tokens
+    return Case(
+        device=device.name,
+        architecture=architecture_of(shape.to_dict()),
+        # Their number changes next to nothing.
+        classes=6,
+        mode=mode,
+        width=min(device.widths(longest_tokens)[-1], positions),
+        precision=config.training.precision,
+    )
+
+
+def _measure_data(task: Task, *, tell: Tell) -> tuple[int, int]:
+    """Return the tokens of the longest text and the rows to train on."""
+    options, model = task.config.data, task.config.model
+    if options.data == TREC and options.data_dir is None:
+        # As published, so that neither the data nor a tokenizer is needed.
+        longest_tokens, rows = LONGEST_TOKENS, TRAINING_ROWS
+    elif task.has_max_length and task.limit:
+        return model.max_length, task.limit
+    else:
+        table = load_splits(task.config, tell=tell)
+        rows = len(table["train"])
+        longest_tokens = model.max_length
+        if not task.has_max_length:
+            tokenizer = load_tokenizer(model.model, revision=model.revision)
+            texts = [text for split in table.values() for text in split["text"]]
+            encoded = encode_texts(tokenizer, texts, max_length=model.max_length)
+            longest_tokens = int(encoded.lengths.max())
+    if task.has_max_length:
+        return model.max_length, rows
+    tell(Stage(f"the longest text of {options.data} has {longest_tokens} tokens"))
+    return longest_tokens, rows
+
+
+def _search_parts(
+    case: Case, parts: Sequence[Part], *, task: Task, device: Device, limit: int, tell: Tell
+) -> dict[str, Any]:
+    """Search for each part's batch size; return the result that the command shows."""
+    probes: list[tuple[Part, Outcome]] = []
+    answers: dict[Part, Answer] = {}
+    for part in parts:
+        what = f"{case.mode}{_part_in_words(part)}, {case.width} tokens"
+        tell(Stage(f"searching on {device.name}: {what}"))
+        try:
+            answers[part] = _search(
+                dataclasses.replace(case, part=part),
+                task=task, device=device, limit=limit, first=None, probes=probes, tell=tell,
+            )  # fmt: skip
+        except BatchDoesNotFit as error:
+            tell(events.Warning(error.message, remedy=error.remedy))
+    return _describe(case, parts, answers, probes)
+
+
+def _search(
+    case: Case,
+    *,
+    task: Task,
+    device: Device,
+    limit: int,
+    first: int | None,
+    probes: list[tuple[Part, Outcome]],
+    tell: Tell,
+) -> Answer:
+    search = task.config.search
+
+    def note(outcome: Outcome) -> None:
+        probes.append((case.part, outcome))
+        tell(
+            events.Probe(
+                batch_size=outcome.batch_size,
+                verdict=outcome.verdict,
+                peak_bytes=outcome.peak_bytes,
+                examples_per_second=outcome.examples_per_second,
+                seconds=outcome.seconds,
+                reason=outcome.reason,
+            )
+        )
+
+    memory = None if task.is_fresh else cache_folder(task.config.cache, "batches")
+    bounds = Bounds(
+        limit=limit,
+        first=first,
+        memory_limit_bytes=None
+        if search.memory_limit is None
+        else parse_size(search.memory_limit, origin="--memory-limit"),
+        time_limit_seconds=search.time_limit,
+    )
+    return find_batch(case, device=device, bounds=bounds, memory=memory, tell_probe=note)
+
+
+def _describe(
+    case: Case,
+    parts: Sequence[Part],
+    answers: dict[Part, Answer],
+    probes: Sequence[tuple[Part, Outcome]],
+) -> dict[str, Any]:
+    fits = len(answers) == len(parts)
+    answer = answers[parts[-1]] if fits else None
+    found = answer.found if answer else None
+    peaks = [one.peak_bytes for one in answers.values() if one.peak_bytes]
+    return {
+        "device": case.device,
+        "mode": case.mode,
+        "max_length": case.width,
+        "precision": case.precision,
+        "stores_features": len(parts) > 1,
+        "budget_bytes": next((one.budget_bytes for one in answers.values()), None),
+        "max_verified": found.max_verified if found else 0,
+        "first_failed": found.first_failed if found else 1,
+        "predicted_maximum": found.predicted_maximum if found else None,
+        "recommended": found.recommended if found else 0,
+        "fastest": found.fastest if found else 0,
+        "prefix_batch": answers["prefix"].found.recommended if "prefix" in answers else None,
+        "peak_bytes": max(peaks) if fits and peaks else None,
+        "probes": [_describe_probe(part, outcome) for part, outcome in probes],
+        "seconds": sum(outcome.seconds for _, outcome in probes),
+    }
+
+
+def _describe_probe(part: Part, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "part": part,
+        "batch": outcome.batch_size,
+        "outcome": outcome.verdict,
+        "peak_bytes": outcome.peak_bytes,
+        "examples_per_second": outcome.examples_per_second,
+        "seconds": outcome.seconds,
+        "reason": outcome.reason,
+    }
+
+
+def _part_in_words(part: Part) -> str:
+    return {"whole": "", "prefix": ", the frozen part", "suffix": ", what is trained"}[part]
+
+
+def _describe_estimate(case: Case, by_part: dict[Part, Estimate], mac: Mac) -> dict[str, Any]:
+    trained = list(by_part.values())[-1]
+    return {
+        "machine": mac.name,
+        "device": case.device,
+        "mode": case.mode,
+        "max_length": case.width,
+        "precision": case.precision,
+        "stores_features": len(by_part) > 1,
+        "budget_bytes": mac.budget_bytes,
+        "batch": trained.batch,
+        "lowest_batch": trained.lowest_batch,
+        "highest_batch": trained.highest_batch,
+        "prefix_batch": by_part["prefix"].batch if "prefix" in by_part else None,
+        "peak_bytes": max(one.peak_bytes for one in by_part.values()),
+        "basis": trained.basis,
+    }

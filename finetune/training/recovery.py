@@ -1,0 +1,125 @@
+"""When memory runs out: the same work again, in smaller pieces."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from finetune import events
+from finetune.devices.base import Device
+from finetune.errors import BatchDoesNotFit
+from finetune.events import Tell
+from finetune.training.assemble import Assembly
+from finetune.training.micro_batches import MicroBatch
+from finetune.training.optimizer import make_state
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class BatchSize:
+    """How many rows go through a device at once: half as many after each time that memory ran out.
+
+    Args:
+        rows: How many they are now.
+        name: What they are called, such as ``batch size``.
+        device: Whose memory it is.
+        tell: Is told when they become fewer.
+    """
+
+    rows: int
+    name: str
+    device: Device
+    tell: Tell
+
+    def fit(
+        self, attempt: Callable[[int], Result], *, undo: Callable[[], None] = lambda: None
+    ) -> Result:
+        """Return what an attempt gives, made again with half the rows while memory runs out.
+
+        Args:
+            attempt: Takes the number of rows.
+            undo: Puts back what a failed attempt has changed.
+
+        Raises:
+            BatchDoesNotFit: If not even one row fits.
+        """
+        while True:
+            try:
+                return attempt(self.rows)
+            except (RuntimeError, MemoryError) as error:
+                if not self.device.is_out_of_memory(error):
+                    raise
+                if self.rows == 1:
+                    raise BatchDoesNotFit(
+                        f"{self.device.name} ran out of memory: not even one row fits",
+                        remedy="shorten the texts with --max-length, use --freeze-core, a smaller "
+                        "--model or another --device",
+                    ) from error
+            # Only here: as long as the error is handled, its traceback keeps the tensors alive.
+            undo()
+            self.device.release_memory()
+            self._halve()
+
+    def _halve(self) -> None:
+        before, self.rows = self.rows, self.rows // 2
+        self.tell(
+            events.Warning(
+                f"{self.device.name} ran out of memory: the {self.name} is {self.rows} instead of "
+                f"{before} from here on"
+            )
+        )
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The two batch sizes of a run.
+
+    Args:
+        training: Rows in one forward and backward.
+        evaluation: Rows in one forward without a graph.
+    """
+
+    training: BatchSize
+    evaluation: BatchSize
+
+
+def update_as_memory_allows(
+    assembly: Assembly,
+    number: int,
+    *,
+    cut: Callable[[int], Iterable[MicroBatch]],
+    batch_size: BatchSize,
+) -> torch.Tensor:
+    """Take an update in pieces that fit, whatever they are: an update of the same rows.
+
+    All that needs memory comes before the optimizer's step and changes nothing but gradients and
+    random numbers, so that it can be done again. A step that has begun can not; it finds its state
+    made, and asks for no more.
+
+    Args:
+        assembly: Changed in place.
+        number: Of the update, counted from 0.
+        cut: Cuts the effective batch into pieces of so many rows.
+        batch_size: How many to begin with; fewer afterwards if they did not fit.
+
+    Returns:
+        The loss, a scalar on the device.
+
+    Raises:
+        BatchDoesNotFit: If not even one row fits.
+    """
+    random_state = assembly.device.random_state()
+
+    def gather_gradients(rows: int) -> torch.Tensor:
+        make_state(assembly.optimizer)
+        return assembly.gather_gradients(cut(rows))
+
+    def undo() -> None:
+        assembly.drop_gradients()
+        assembly.device.set_random_state(random_state)
+
+    loss = batch_size.fit(gather_gradients, undo=undo)
+    assembly.step(number)
+    return loss

@@ -1,0 +1,268 @@
+"""Machines that exist in numbers only: their memory and speed follow rules that were measured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from finetune.batch_finder.search import Outcome
+
+MIB = 2**20
+GIB = 2**30
+
+# Of a batch size: bytes, or seconds.
+Curve = Callable[[int], float]
+
+
+def hinge(*, floor: float, base: float, row: float) -> Curve:
+    """Return peak memory that is flat for small batches; in MiB."""
+    return lambda batch_size: MIB * max(floor, base + row * batch_size)
+
+
+def through(peaks_mib: dict[int, int]) -> Curve:
+    """Return peak memory that runs straight from one measured point to the next."""
+    sizes = sorted(peaks_mib)
+
+    def peak_bytes(batch_size: int) -> float:
+        right = next((size for size in sizes[1:] if size >= batch_size), sizes[-1])
+        left = sizes[sizes.index(right) - 1]
+        slope = (peaks_mib[right] - peaks_mib[left]) / (right - left)
+        return MIB * (peaks_mib[left] + slope * (batch_size - left))
+
+    return peak_bytes
+
+
+def switches_algorithm(curve: Curve, *, at: int, extra_mib: float) -> Curve:
+    """Return peak memory that is higher below a size: there, a kernel needs a workspace."""
+    return lambda batch_size: curve(batch_size) + (extra_mib * MIB if batch_size < at else 0)
+
+
+def saturating(*, start: float, row: float) -> Curve:
+    """Return an update's seconds on a GPU: a fixed cost and one for each row."""
+    return lambda batch_size: start + row * batch_size
+
+
+def overflowing(*, start: float, row: float, best: int) -> Curve:
+    """Return an update's seconds on a CPU: beyond the best size a row slowly costs more."""
+    return lambda batch_size: start + row * batch_size * max(1.0, batch_size / best) ** 0.08
+
+
+# BERT-base, 128 tokens, bf16, on an H200: memory as measured.
+BERT_ON_H200 = hinge(floor=2160, base=1962, row=49.5)
+BERT_SECONDS_ON_H200 = saturating(start=0.016, row=0.0016)
+# BERT-base, 64 tokens, fp32, resident peaks on a CPU: measured.
+BERT_ON_CPU_MIB = {8: 2577, 16: 3043, 32: 4128, 64: 5901, 128: 9934}
+
+
+@dataclass
+class SimulatedMachine:
+    """A device with memory of its own, or a process under a cap.
+
+    Args:
+        peak_bytes: Peak memory of a batch.
+        update_seconds: Time of an update.
+        budget_bytes: What the search is told.
+        capacity_share: Share of the budget beyond which a batch really fails.
+        strain_share: Share of the budget beyond which the allocator has to try again.
+        peak_noise: Relative standard deviation of the peak that a probe reports.
+        speed_noise: The same of the speed.
+        start_seconds: Time that a fresh process takes until it trains.
+        timeout_seconds: Time after which a probe is given up.
+    """
+
+    peak_bytes: Curve = BERT_ON_H200
+    update_seconds: Curve = BERT_SECONDS_ON_H200
+    budget_bytes: int = 8 * GIB
+    capacity_share: float = 1.0
+    strain_share: float = 1.0
+    peak_noise: float = 0.0
+    speed_noise: float = 0.0
+    start_seconds: float = 8.0
+    timeout_seconds: float = float("inf")
+    seed: int = 0
+    noise: Random = field(init=False)
+    fresh_sizes: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.noise = Random(self.seed)
+
+    def fits(self, batch_size: int) -> bool:
+        return self.peak_bytes(batch_size) <= self.capacity_share * self.budget_bytes
+
+    def largest_fitting(self, *, limit: int = 100_000) -> int:
+        """Return the truth, for memory that only grows."""
+        low, high = 0, limit + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.fits(middle) else (low, middle)
+        return low
+
+    def examples_per_second(self, batch_size: int) -> float:
+        return batch_size / self.update_seconds(batch_size)
+
+    def best_examples_per_second(self) -> float:
+        """Return what a full sweep of the sizes that fit would find."""
+        largest = self.largest_fitting()
+        step = max(1, largest // 500)
+        return max(self.examples_per_second(size) for size in range(1, largest + 1, step))
+
+    def probe(self, batch_size: int) -> Outcome:
+        seconds = 3.5 * self.update_seconds(batch_size)
+        if seconds > self.timeout_seconds:
+            return did_not_fit(batch_size, "timed_out", seconds=self.timeout_seconds)
+        if not self.fits(batch_size):
+            return did_not_fit(batch_size, "too_big", seconds=seconds / 4)
+        peak_bytes = self.peak_bytes(batch_size)
+        return fits(
+            batch_size,
+            peak_bytes=round(peak_bytes * self._noise(self.peak_noise)),
+            examples_per_second=self.examples_per_second(batch_size)
+            * self._noise(self.speed_noise),
+            seconds=seconds,
+            is_strained=peak_bytes > self.strain_share * self.budget_bytes,
+        )
+
+    def verify(self, batch_size: int) -> Outcome:
+        self.fresh_sizes.append(batch_size)
+        outcome = self.probe(batch_size)
+        return replace(outcome, seconds=outcome.seconds + self.start_seconds)
+
+    def _noise(self, deviation: float) -> float:
+        return 1 + max(-2 * deviation, min(2 * deviation, self.noise.gauss(0, deviation)))
+
+
+def fits(
+    batch_size: int,
+    *,
+    peak_bytes: int | None = None,
+    examples_per_second: float = 100.0,
+    seconds: float = 1.0,
+    is_strained: bool = False,
+) -> Outcome:
+    return Outcome(
+        batch_size,
+        "fits",
+        peak_bytes=peak_bytes,
+        examples_per_second=examples_per_second,
+        seconds=seconds,
+        is_strained=is_strained,
+    )
+
+
+def did_not_fit(
+    batch_size: int, verdict: str, *, seconds: float = 1.0, reason: str = ""
+) -> Outcome:
+    assert verdict in ("too_big", "timed_out", "failed")
+    return Outcome(
+        batch_size,
+        verdict,  # type: ignore[arg-type]
+        peak_bytes=None,
+        examples_per_second=None,
+        seconds=seconds,
+        reason=reason or verdict,
+    )
+
+
+@dataclass
+class UnifiedMemoryMac:
+    """A Mac whose GPU shares the memory of the system, and swaps before it refuses any.
+
+    Its buffers are kept by shape and given back by ``empty_cache`` alone; compiled graphs are kept
+    for good. Beyond the physical memory an update slows down by an order of magnitude; the error
+    comes at the high watermark, which lies beyond it.
+
+    Args:
+        physical_bytes: Memory of the Mac.
+        system_bytes: What macOS and other programs hold.
+        recommended_share: Part of the memory that Metal recommends: 2/3 of 8 GB, 78 % of 48 GB.
+        fixed_bytes: Weights, gradients and the optimizer's state.
+        token_bytes: Activations of one token.
+        graph_bytes: A compiled graph, one for each shape.
+        high_watermark_ratio: Of the recommended memory, where the allocator raises.
+        low_watermark_ratio: Where it gives back what it does not use.
+        reports_swap: Whether probes notice swapping, besides being slow.
+
+    Attributes:
+        peak_bytes: The most that tensors have held.
+    """
+
+    physical_bytes: int = 8 * GIB
+    system_bytes: int = int(2.5 * GIB)
+    recommended_share: float = 2 / 3
+    fixed_bytes: int = int(1.8 * GIB)
+    token_bytes: int = int(0.45 * MIB)
+    graph_bytes: int = 8 * MIB
+    high_watermark_ratio: float = 1.7
+    low_watermark_ratio: float = 1.4
+    reports_swap: bool = True
+    peak_bytes: int = field(init=False, default=0)
+    shapes_seen: set[tuple[int, int]] = field(init=False, default_factory=set)
+    buffer_bytes: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
+
+    @property
+    def recommended_bytes(self) -> int:
+        return int(self.recommended_share * self.physical_bytes)
+
+    @property
+    def live_bytes(self) -> int:
+        """What tensors hold between updates."""
+        return self.fixed_bytes
+
+    @property
+    def driver_bytes(self) -> int:
+        graphs_bytes = self.graph_bytes * len(self.shapes_seen)
+        return self.live_bytes + sum(self.buffer_bytes.values()) + graphs_bytes
+
+    @property
+    def swap_bytes(self) -> int:
+        return max(0, self.driver_bytes + self.system_bytes - self.physical_bytes)
+
+    def update(self, rows: int, width: int) -> float:
+        """Take one update and return its seconds.
+
+        Raises:
+            RuntimeError: If memory is refused.
+        """
+        shape, needed_bytes = (rows, width), rows * width * self.token_bytes
+        missing_bytes = 0 if shape in self.buffer_bytes else needed_bytes
+        if self.driver_bytes + missing_bytes > self.low_watermark_ratio * self.recommended_bytes:
+            self.empty_cache()
+            missing_bytes = needed_bytes
+        if self.driver_bytes + missing_bytes > self.high_watermark_ratio * self.recommended_bytes:
+            raise RuntimeError(self._refusal(missing_bytes))
+        self.shapes_seen.add(shape)
+        self.buffer_bytes[shape] = needed_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + needed_bytes)
+        slowdown = 1 + 11 * min(1.0, self.swap_bytes / (0.1 * self.physical_bytes))
+        return (0.2 + 0.003 * rows * width) * slowdown
+
+    def empty_cache(self) -> None:
+        self.buffer_bytes.clear()
+
+    def probe(self, batch_size: int, *, width: int = 128) -> Outcome:
+        """Take three updates in a process of its own."""
+        mac = replace(self)
+        try:
+            seconds = [mac.update(batch_size, width) for _ in range(3)]
+        except RuntimeError as error:
+            return did_not_fit(batch_size, "too_big", reason=str(error))
+        return fits(
+            batch_size,
+            peak_bytes=mac.driver_bytes,
+            examples_per_second=batch_size / seconds[-1],
+            seconds=sum(seconds),
+            is_strained=self.reports_swap and mac.swap_bytes > 0,
+        )
+
+    def largest_without_swap(self, *, width: int = 128) -> int:
+        free_bytes = self.physical_bytes - self.system_bytes - self.fixed_bytes - self.graph_bytes
+        return free_bytes // (width * self.token_bytes)
+
+    def _refusal(self, missing_bytes: int) -> str:
+        allowed_gb = self.high_watermark_ratio * self.recommended_bytes / GIB
+        return (
+            f"MPS backend out of memory (MPS allocated: {self.driver_bytes / GIB:.2f} GB, other "
+            f"allocations: 0 bytes, max allowed: {allowed_gb:.2f} GB). Tried to allocate "
+            f"{missing_bytes / MIB:.2f} MiB on shared pool. Use "
+            "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations "
+            "(may cause system failure)."
+        )

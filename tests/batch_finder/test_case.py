@@ -1,0 +1,23 @@
+from dataclasses import replace
+
+import pytest
+from tiny_models import ARCHITECTURES, tiny_config
+from transformers import BertConfig
+
+from finetune.batch_finder.case import Case, architecture_of
+
+CASE = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, "full", 16, "fp32")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_case_comes_back_from_its_line(architecture: str) -> None:
+    case = replace(CASE, architecture=architecture_of(tiny_config(architecture).to_dict()))
+    assert Case.from_json(case.to_json()) == case
+    assert "\n" not in case.to_json()
+
+
+def test_two_models_that_differ_only_in_their_origin_and_classes_are_one_architecture() -> None:
+    one = BertConfig(num_labels=2, name_or_path="here")
+    other = BertConfig(num_labels=50, name_or_path="there", architectures=["BertModel"])
+    assert architecture_of(one.to_dict()) == architecture_of(other.to_dict())
+    assert architecture_of(one.to_dict()) != architecture_of(BertConfig(hidden_size=96).to_dict())

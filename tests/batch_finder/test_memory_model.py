@@ -1,0 +1,106 @@
+import random
+
+import pytest
+from batch_finder.simulated_machines import BERT_ON_CPU_MIB, BERT_ON_H200, GIB, MIB, Curve, hinge
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune.batch_finder.memory_model import Point, fit_memory
+
+
+def points_on(curve: Curve, *sizes: int) -> list[Point]:
+    return [Point(size, round(curve(size))) for size in sizes]
+
+
+@pytest.mark.parametrize("sizes", [(4, 26), (16, 64), (300, 800), (1, 2, 4, 38), (1, 38, 500)])
+def test_two_points_above_the_hinge_predict_the_top_within_1_percent(sizes: tuple[int]) -> None:
+    model = fit_memory(points_on(BERT_ON_H200, *sizes))
+
+    assert model.peak_bytes(1024) == pytest.approx(BERT_ON_H200(1024), rel=0.01)
+    assert model.largest_batch(80 * GIB) == pytest.approx(1615, rel=0.01)
+
+
+@given(
+    floor=st.floats(200, 8000),
+    hinge_size=st.integers(1, 100),
+    row=st.floats(0.5, 1000),
+    growth=st.tuples(st.floats(2, 8), st.floats(2, 8)),
+)
+def test_points_on_the_flat_part_do_not_mislead(
+    floor: float, hinge_size: int, row: float, growth: tuple[float, float]
+) -> None:
+    curve = hinge(floor=floor, base=floor - row * hinge_size, row=row)
+    flat = sorted({1, max(1, hinge_size // 2), hinge_size})
+    rising = [hinge_size * 2, int(hinge_size * 2 * growth[0]), int(hinge_size * 4 * growth[1])]
+    top = 20 * max(rising)
+
+    model = fit_memory(points_on(curve, *flat, *rising))
+
+    assert model.peak_bytes(top) == pytest.approx(curve(top), rel=0.05)
+
+
+def test_small_batches_are_predicted_flat() -> None:
+    model = fit_memory(points_on(BERT_ON_H200, 1, 2, 38, 500))
+
+    assert model.peak_bytes(1) == pytest.approx(2160 * MIB)
+    assert model.peak_bytes(3) == pytest.approx(2160 * MIB)
+
+
+@pytest.mark.parametrize("sizes", [(8, 16), (8, 32), (16, 64), (8, 16, 32), (8, 16, 32, 64)])
+def test_noisy_points_of_a_cpu_predict_the_next_within_7_percent(sizes: tuple[int]) -> None:
+    model = fit_memory([Point(size, BERT_ON_CPU_MIB[size]) for size in sizes])
+    next_size = 2 * max(sizes)
+
+    assert model.peak_bytes(next_size) == pytest.approx(BERT_ON_CPU_MIB[next_size], rel=0.075)
+
+
+def test_top_is_right_however_many_noisy_points_there_are() -> None:
+    noise = random.Random(0)
+    points = [
+        Point(size, round(point.peak_bytes * noise.uniform(0.97, 1.03)))
+        for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+        for point in points_on(BERT_ON_H200, size)
+    ]
+
+    assert fit_memory(points).peak_bytes(600) == pytest.approx(BERT_ON_H200(600), rel=0.03)
+
+
+def test_sizes_close_together_do_not_set_the_slope() -> None:
+    points = points_on(BERT_ON_H200, 26, 124)
+    points += [Point(125, points[1].peak_bytes - 20 * MIB), Point(126, points[1].peak_bytes)]
+
+    assert fit_memory(points).peak_bytes(1024) == pytest.approx(BERT_ON_H200(1024), rel=0.03)
+
+
+@pytest.mark.parametrize("points", [[Point(4, 100)], [Point(4, 100), Point(4, 102)]])
+def test_one_size_has_no_slope(points: list[Point]) -> None:
+    model = fit_memory(points)
+
+    assert model.largest_batch(1000) is None
+    assert model.peak_bytes(8) == pytest.approx(101, abs=1)
+
+
+def test_peaks_that_fall_have_no_slope() -> None:
+    assert fit_memory([Point(4, 200), Point(40, 100)]).largest_batch(1000) is None
+
+
+def test_budget_below_the_flat_part_fits_nothing() -> None:
+    assert fit_memory(points_on(BERT_ON_H200, 1, 2, 38, 500)).largest_batch(2 * GIB) == 0
+
+
+@given(
+    st.lists(
+        st.builds(Point, st.integers(1, 10**5), st.integers(1, 2**40)), min_size=1, max_size=9
+    ),
+    st.integers(1, 2**41),
+)
+def test_any_points_give_a_model_that_keeps_its_word(
+    points: list[Point], budget_bytes: int
+) -> None:
+    model = fit_memory(points)
+    largest = model.largest_batch(budget_bytes)
+
+    assert model.peak_bytes(10**5) >= model.peak_bytes(1)
+    if largest:
+        assert model.peak_bytes(largest) <= budget_bytes * (1 + 1e-6)
+        assert model.peak_bytes(largest + 2) >= budget_bytes * (1 - 1e-6)

@@ -1,0 +1,667 @@
+import statistics
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from batch_finder.simulated_machines import (
+    BERT_ON_CPU_MIB,
+    BERT_ON_H200,
+    GIB,
+    MIB,
+    SimulatedMachine,
+    UnifiedMemoryMac,
+    did_not_fit,
+    fits,
+    hinge,
+    overflowing,
+    saturating,
+    switches_algorithm,
+    through,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finetune.batch_finder.search import Found, Outcome, Probe, search
+from finetune.errors import BatchDoesNotFit, FinetuneError, ProbeFailed
+
+# Peaks (floor, base and row in MiB) and update seconds (fixed and of a row), in the proportions of
+# transformers of several sizes, lengths and modes.
+GPU_MODELS = {
+    "base, 128 tokens, bf16": ((2160, 1962, 49.5), (0.016, 0.0016)),
+    "base, 128 tokens, fp32": ((2000, 1780, 95), (0.018, 0.004)),
+    "base, 512 tokens, bf16": ((2160, 1962, 230), (0.02, 0.0075)),
+    "base, 16 tokens, bf16": ((2160, 1980, 6), (0.016, 0.0003)),
+    "base, 128 tokens, frozen": ((900, 700, 22), (0.008, 0.0007)),
+    "base, 512 tokens, frozen": ((900, 800, 95), (0.01, 0.003)),
+    "large, 128 tokens, fp32": ((6400, 6100, 250), (0.035, 0.012)),
+    "large, 512 tokens, bf16": ((6400, 6000, 640), (0.04, 0.024)),
+    "large, 512 tokens, fp32": ((6400, 5800, 1400), (0.04, 0.05)),
+    "MiniLM": ((420, 380, 14), (0.009, 0.0002)),
+    "MiniLM, frozen": ((150, 130, 3.1), (0.006, 0.00007)),
+    "head alone": ((120, 110, 0.09), (0.0012, 0.000001)),
+}
+CPU_MODELS = {
+    "base, 64 tokens": ((0, 2060, 61.5), (0.6, 0.28, 12)),
+    "base, 128 tokens": ((0, 2060, 120), (0.6, 0.6, 8)),
+    "MiniLM": ((0, 620, 16), (0.1, 0.03, 32)),
+    "MiniLM, frozen": ((0, 600, 5), (0.05, 0.01, 32)),
+}
+GPUS = {
+    f"{model}, {cap} GiB": SimulatedMachine(
+        peak_bytes=hinge(floor=floor, base=base, row=row),
+        update_seconds=saturating(start=start, row=row_seconds),
+        budget_bytes=cap * GIB,
+    )
+    for cap in (8, 24, 80, 139)
+    for model, ((floor, base, row), (start, row_seconds)) in GPU_MODELS.items()
+}
+CPUS = {
+    f"{model}, {cap} GiB": SimulatedMachine(
+        peak_bytes=hinge(floor=floor, base=base, row=row),
+        update_seconds=overflowing(start=start, row=row_seconds, best=best),
+        budget_bytes=cap * GIB,
+    )
+    for cap in (3, 6)
+    for model, ((floor, base, row), (start, row_seconds, best)) in CPU_MODELS.items()
+}
+
+
+def find(
+    probe: Probe,
+    *,
+    verify: Probe | None = None,
+    budget_bytes: int = 8 * GIB,
+    limit: int = 100_000,
+    first: int | None = None,
+    time_limit_seconds: float = float("inf"),
+    slows_down: bool = False,
+) -> Found:
+    return search(
+        probe,
+        verify=verify or probe,
+        budget_bytes=budget_bytes,
+        limit=limit,
+        first=first,
+        time_limit_seconds=time_limit_seconds,
+        slows_down=slows_down,
+    )
+
+
+def find_on(
+    machine: SimulatedMachine,
+    *,
+    limit: int = 100_000,
+    first: int | None = None,
+    time_limit_seconds: float = float("inf"),
+) -> Found:
+    return find(
+        machine.probe,
+        verify=machine.verify,
+        budget_bytes=machine.budget_bytes,
+        limit=limit,
+        first=first,
+        time_limit_seconds=time_limit_seconds,
+    )
+
+
+def sizes(found: Found) -> list[int]:
+    return [outcome.batch_size for outcome in found.probes]
+
+
+def failures(found: Found) -> list[int]:
+    return [outcome.batch_size for outcome in found.probes if outcome.verdict == "too_big"]
+
+
+def fits_up_to(largest: int) -> Probe:
+    def probe(batch_size: int) -> Outcome:
+        if batch_size > largest:
+            return did_not_fit(batch_size, "too_big")
+        return fits(batch_size, peak_bytes=(1000 + 7000 * batch_size // (largest + 1)) * MIB)
+
+    return probe
+
+
+def test_few_probes_find_nearly_the_largest_size_of_many_machines() -> None:
+    found = {name: find_on(machine) for name, machine in GPUS.items()}
+    truth = {name: machine.largest_fitting() for name, machine in GPUS.items()}
+    probes = [len(one.probes) for one in found.values()]
+
+    assert len(found) == 48
+    assert min(found[name].max_verified / truth[name] for name in found) >= 0.98
+    assert max(found[name].max_verified / truth[name] for name in found) <= 1
+    assert statistics.median(probes) <= 6
+    assert max(probes) <= 9
+    assert max(len(failures(one)) for one in found.values()) <= 2
+
+
+@pytest.mark.parametrize("capacity_share", [0.98, 0.985, 0.99, 0.995])
+def test_it_takes_few_probes_as_well_if_fragments_take_some_of_the_budget(
+    capacity_share: float,
+) -> None:
+    machines = [replace(machine, capacity_share=capacity_share) for machine in GPUS.values()]
+    found = [find_on(machine) for machine in machines]
+    shares = [
+        one.max_verified / m.largest_fitting() for one, m in zip(found, machines, strict=True)
+    ]
+
+    assert 0.98 <= min(shares) <= max(shares) <= 1
+    assert statistics.median(len(one.probes) for one in found) <= 6
+    assert max(len(one.probes) for one in found) <= 9
+    assert max(len(failures(one)) for one in found) <= 2
+
+
+@pytest.mark.parametrize("capacity_share", [0.95, 1.02, 1.05])
+def test_budget_that_is_off_costs_probes_and_little_else(capacity_share: float) -> None:
+    for machine in GPUS.values():
+        machine = replace(machine, capacity_share=capacity_share)
+        found = find_on(machine)
+
+        assert 0.9 <= found.max_verified / machine.largest_fitting() <= 1
+        assert len(found.probes) <= 9
+        assert len(failures(found)) <= 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noisy_memory_of_a_cpu_is_met_within_7_percent(seed: int) -> None:
+    for machine in CPUS.values():
+        machine = replace(machine, peak_noise=0.02, speed_noise=0.02, seed=seed)
+        found = find_on(machine)
+
+        assert 0.93 <= found.max_verified / machine.largest_fitting() <= 1
+        assert len(found.probes) <= 8
+        assert len(failures(found)) <= 3
+
+
+@pytest.mark.parametrize("budget_gib", [3, 4, 6, 8])
+def test_measured_memory_of_a_cpu_is_met(budget_gib: int) -> None:
+    machine = SimulatedMachine(
+        peak_bytes=through(BERT_ON_CPU_MIB),
+        update_seconds=overflowing(start=0.6, row=0.28, best=12),
+        budget_bytes=budget_gib * GIB,
+    )
+    found = find_on(machine)
+
+    assert 0.98 <= found.max_verified / machine.largest_fitting() <= 1
+    assert len(found.probes) <= 8
+    assert len(failures(found)) <= 2
+
+
+def test_fastest_size_is_within_3_percent_of_a_full_sweep() -> None:
+    for machine in GPUS.values():
+        speed = machine.examples_per_second(find_on(machine).fastest)
+
+        assert speed >= 0.97 * machine.best_examples_per_second()
+
+
+@pytest.mark.parametrize("best", [8, 16, 32])
+def test_fastest_size_of_a_cpu_may_be_a_small_one(best: int) -> None:
+    for machine in CPUS.values():
+        machine = replace(machine, update_seconds=overflowing(start=0.3, row=0.2, best=best))
+        found = find_on(machine)
+        speed = machine.examples_per_second(found.fastest)
+
+        assert speed >= 0.9 * machine.best_examples_per_second()
+        assert found.fastest <= 64
+
+
+def test_one_probe_more_makes_the_fastest_size_a_small_one() -> None:
+    found = find_on(SimulatedMachine(budget_bytes=139 * GIB))
+
+    assert found.max_verified > 2800
+    assert found.fastest < 600
+
+
+def test_answer_has_passed_in_a_fresh_process() -> None:
+    for machine in [*GPUS.values(), *CPUS.values()]:
+        machine = replace(machine)
+        found = find_on(machine)
+
+        assert found.max_verified in machine.fresh_sizes
+        assert len(machine.fresh_sizes) <= 6
+
+
+def test_it_tells_the_outcomes_in_order_and_their_time() -> None:
+    found = find_on(SimulatedMachine())
+
+    assert sizes(found)[:3] == [4, 26, 124]
+    assert found.seconds == sum(outcome.seconds for outcome in found.probes)
+    assert found.first_failed == 126
+    assert found.max_verified == 125
+    assert found.predicted_maximum is None
+
+
+def test_recommended_size_has_passed_and_leaves_a_tenth_of_the_memory() -> None:
+    for machine in [*GPUS.values(), *CPUS.values()]:
+        found = find_on(machine)
+        share = machine.peak_bytes(found.recommended) / machine.budget_bytes
+
+        assert found.recommended in sizes(found)
+        assert found.recommended not in failures(found)
+        assert share <= 0.9 or found.recommended == min(sizes(found))
+
+
+def test_recommended_size_is_mostly_the_fastest() -> None:
+    found = [find_on(machine) for machine in GPUS.values()]
+
+    assert sum(one.recommended == one.fastest for one in found) > 0.8 * len(found)
+
+
+def test_size_at_which_the_allocator_had_to_try_again_is_not_recommended() -> None:
+    for machine in GPUS.values():
+        machine = replace(machine, strain_share=0.8, capacity_share=1.04)
+        found = find_on(machine)
+        peak_bytes = machine.peak_bytes(found.recommended)
+
+        assert found.max_verified <= machine.largest_fitting()
+        assert peak_bytes <= 0.8 * machine.budget_bytes or found.recommended == min(sizes(found))
+
+
+def test_another_size_is_recommended_where_the_first_and_only_one_strains_the_device() -> None:
+    found = find_on(SimulatedMachine(budget_bytes=4 * GIB, strain_share=0.7), first=37, limit=37)
+
+    assert found.max_verified == 37
+    assert BERT_ON_H200(found.recommended) <= 0.7 * 4 * GIB
+
+
+def test_single_row_is_recommended_where_no_more_fit() -> None:
+    found = find_on(GPUS["large, 512 tokens, fp32, 8 GiB"])
+
+    assert (found.max_verified, found.fastest, found.recommended) == (1, 1, 1)
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(BatchDoesNotFit, match="not even a batch of one row") as caught:
+        find(lambda size: did_not_fit(size, "too_big", reason="tried to allocate 8 GiB"))
+
+    assert "tried to allocate 8 GiB" in caught.value.message
+    assert "--max-length" in caught.value.remedy
+
+
+@pytest.mark.parametrize("first", [None, 1, 5, 32, 1000])
+def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
+    probed: list[int] = []
+
+    def probe(batch_size: int) -> Outcome:
+        probed.append(batch_size)
+        return did_not_fit(batch_size, "too_big")
+
+    with pytest.raises(BatchDoesNotFit):
+        find(probe, first=first, limit=1000)
+
+    assert probed[-1] == 1
+    assert len(probed) <= 3
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 37, 100, 1000])
+def test_everything_fits_up_to_the_limit(limit: int) -> None:
+    found = find_on(SimulatedMachine(budget_bytes=80 * GIB), limit=limit)
+
+    assert found.max_verified == limit
+    assert found.first_failed is None
+    assert found.predicted_maximum is None
+    assert max(sizes(found)) == limit
+    assert len(found.probes) <= 4
+
+
+@pytest.mark.parametrize("limit", [1, 4, 32, 50])
+def test_starting_at_a_limit_that_fits_takes_one_probe(limit: int) -> None:
+    machine = SimulatedMachine()
+    found = find_on(machine, first=limit, limit=limit)
+
+    assert sizes(found) == [limit]
+    assert machine.fresh_sizes == [limit]
+    assert (found.max_verified, found.recommended, found.fastest) == (limit, limit, limit)
+
+
+def test_starting_at_a_limit_that_does_not_fit_takes_few_probes() -> None:
+    found = find_on(SimulatedMachine(budget_bytes=3 * GIB), first=64, limit=64)
+
+    assert found.max_verified == 22
+    assert len(found.probes) <= 6
+    assert len(failures(found)) <= 2
+
+
+@pytest.mark.parametrize("largest", [*range(1, 40), 99, 100, 101, 127, 128, 129, 1000])
+def test_largest_size_need_be_no_power_of_two(largest: int) -> None:
+    found = find(fits_up_to(largest), limit=2000)
+
+    assert 0.98 * largest <= found.max_verified <= largest
+    assert largest < 100 or found.first_failed is not None
+    assert found.max_verified == largest or largest > 50
+    assert len(found.probes) <= 9
+
+
+@pytest.mark.parametrize("limit", [4, 26, 124, 125, 126])
+def test_limit_may_be_a_size_that_is_probed_anyway(limit: int) -> None:
+    found = find_on(SimulatedMachine(), limit=limit)
+
+    assert found.max_verified == min(limit, 125)
+    assert len(set(sizes(found))) == len(found.probes)
+
+
+def test_fewer_rows_than_the_first_size_are_enough() -> None:
+    found = find_on(SimulatedMachine(), limit=3)
+
+    assert sizes(found) == [3]
+
+
+def test_two_probes_suffice_where_a_second_row_does_not_fit() -> None:
+    found = find(fits_up_to(1), first=1)
+
+    assert sizes(found) == [1, 2, 1]
+    assert found.max_verified == 1
+
+
+@pytest.mark.parametrize("at_size", [1, 4, 26, 125])
+def test_probe_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
+    machine = SimulatedMachine()
+
+    def probe(batch_size: int) -> Outcome:
+        if batch_size >= at_size:
+            return did_not_fit(batch_size, "failed", reason="killed by signal 11 (SIGSEGV)")
+        return machine.probe(batch_size)
+
+    with pytest.raises(ProbeFailed, match=r"killed by signal 11 \(SIGSEGV\)") as caught:
+        find(probe)
+
+    assert caught.value.exit_code == 1
+
+
+def test_failure_of_the_check_is_an_error_too() -> None:
+    machine = SimulatedMachine()
+
+    with pytest.raises(ProbeFailed, match="index out of range"):
+        find(
+            machine.probe,
+            verify=lambda size: did_not_fit(size, "failed", reason="index out of range"),
+        )
+
+
+def slow_machine() -> SimulatedMachine:
+    return SimulatedMachine(
+        peak_bytes=through(BERT_ON_CPU_MIB),
+        update_seconds=overflowing(start=0.6, row=0.6, best=12),
+        budget_bytes=14 * GIB,
+    )
+
+
+@pytest.mark.parametrize("time_limit_seconds", [60, 120, 300])
+def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float) -> None:
+    machine = slow_machine()
+    found = find_on(machine, time_limit_seconds=time_limit_seconds)
+
+    assert found.max_verified < 0.9 * machine.largest_fitting()
+    assert found.max_verified in machine.fresh_sizes
+    assert found.predicted_maximum == pytest.approx(machine.largest_fitting(), rel=0.1)
+    assert found.first_failed is None
+    assert found.seconds <= 1.1 * time_limit_seconds
+
+
+def test_longer_time_limit_verifies_larger_sizes() -> None:
+    limits = (30, 60, 120, 300, 3000)
+    largest = [find_on(slow_machine(), time_limit_seconds=s).max_verified for s in limits]
+
+    assert largest == sorted(largest)
+    assert largest[-1] >= 0.98 * slow_machine().largest_fitting()
+
+
+def test_most_of_the_time_goes_into_the_largest_size() -> None:
+    machine = slow_machine()
+    found = find_on(machine, time_limit_seconds=300)
+
+    assert max(outcome.seconds for outcome in found.probes) >= 0.4 * 300
+    assert len(found.probes) <= 6
+
+
+def test_probe_that_times_out_is_not_one_that_failed_for_memory() -> None:
+    machine = replace(slow_machine(), timeout_seconds=60)
+    found = find_on(machine, time_limit_seconds=1000)
+
+    assert "timed_out" in {outcome.verdict for outcome in found.probes}
+    assert found.first_failed is None
+    assert found.predicted_maximum == pytest.approx(machine.largest_fitting(), rel=0.1)
+    assert 3.5 * machine.update_seconds(found.max_verified) <= 60
+    assert len(found.probes) <= 9
+
+
+def test_time_out_at_the_first_size_leads_to_a_single_row() -> None:
+    machine = replace(slow_machine(), timeout_seconds=3.5 * 1.5)
+
+    assert find_on(machine, time_limit_seconds=10).max_verified == 1
+
+
+def test_time_out_at_one_row_is_an_error() -> None:
+    with pytest.raises(ProbeFailed, match="too long") as caught:
+        find(lambda size: did_not_fit(size, "timed_out", reason="killed after 300 s"))
+
+    assert "--time-limit" in caught.value.remedy
+
+
+def test_maximum_is_predicted_within_the_limit() -> None:
+    found = find_on(slow_machine(), limit=150, time_limit_seconds=60)
+
+    assert found.predicted_maximum == 150
+
+
+@pytest.mark.parametrize("reports_swap", [True, False], ids=["swap seen", "only slow"])
+@pytest.mark.parametrize("physical_gib", [8, 16, 48])
+def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
+    physical_gib: int, reports_swap: bool
+) -> None:
+    mac = UnifiedMemoryMac(physical_bytes=physical_gib * GIB, reports_swap=reports_swap)
+    budget_bytes = int(mac.high_watermark_ratio * mac.recommended_bytes)
+    found = find(mac.probe, budget_bytes=budget_bytes, limit=5000, slows_down=True)
+
+    assert 0.85 <= found.max_verified / mac.largest_without_swap() <= 1.05
+    assert found.recommended <= mac.largest_without_swap()
+    assert found.first_failed is not None
+    assert len(found.probes) <= 9
+
+
+def test_mac_with_a_sound_budget_refuses_before_it_swaps() -> None:
+    mac = UnifiedMemoryMac()
+    budget_bytes = mac.physical_bytes - mac.system_bytes
+    capped = replace(mac, high_watermark_ratio=budget_bytes / mac.recommended_bytes)
+    found = find(capped.probe, budget_bytes=budget_bytes, slows_down=True)
+
+    assert 0.98 <= found.max_verified / mac.largest_without_swap() <= 1
+    assert any("MPS backend out of memory" in outcome.reason for outcome in found.probes)
+    assert not any("swap" in outcome.reason for outcome in found.probes)
+
+
+def test_base_m1_takes_one_row_of_512_tokens_at_a_time() -> None:
+    mac = UnifiedMemoryMac(token_bytes=4 * MIB)
+    found = find(partial(mac.probe, width=512), budget_bytes=5 * GIB, limit=1000, slows_down=True)
+
+    assert found.max_verified == 1
+    assert len(found.probes) <= 4
+
+
+def test_slow_size_says_why_it_counts_as_too_big() -> None:
+    mac = UnifiedMemoryMac(reports_swap=False)
+    found = find(mac.probe, budget_bytes=9 * GIB, limit=5000, slows_down=True)
+    [slow, *_] = [outcome for outcome in found.probes if outcome.verdict == "too_big"]
+
+    assert slow.reason.endswith("of the speed of a smaller batch")
+
+
+def test_size_that_is_swapped_is_known_to_be_slow_even_if_it_should_come_first() -> None:
+    mac = UnifiedMemoryMac(reports_swap=False)
+    found = find(mac.probe, budget_bytes=9 * GIB, limit=5000, first=90, slows_down=True)
+
+    assert found.max_verified <= 1.05 * mac.largest_without_swap()
+
+
+def test_device_with_its_own_memory_may_be_slower_with_large_batches() -> None:
+    machine = SimulatedMachine(update_seconds=lambda size: 0.1 + 0.01 * size * (1 + size / 50))
+
+    assert find_on(machine).max_verified == 125
+
+
+def test_check_that_fails_leads_to_a_smaller_size_that_is_checked_too() -> None:
+    machine = SimulatedMachine()
+    stricter = replace(machine, capacity_share=0.9)
+    found = find(machine.probe, verify=stricter.verify)
+
+    assert 0.93 * stricter.largest_fitting() <= found.max_verified <= stricter.largest_fitting()
+    assert found.max_verified in stricter.fresh_sizes
+    assert len(found.probes) <= 9
+
+
+def test_only_a_single_row_passes_the_check() -> None:
+    found = find(fits_up_to(100), verify=fits_up_to(1))
+
+    assert found.max_verified == 1
+    assert found.recommended == 1
+    assert len(found.probes) <= 12
+
+
+def test_nothing_passes_the_check() -> None:
+    with pytest.raises(BatchDoesNotFit):
+        find(fits_up_to(100), verify=fits_up_to(0))
+
+
+@pytest.mark.parametrize("at", [10, 50, 100, 300, 900])
+@pytest.mark.parametrize("extra_mib", [500, 3000])
+def test_memory_that_is_not_monotone_neither_loops_nor_lies(at: int, extra_mib: float) -> None:
+    for budget_gib in (8, 24, 80):
+        curve = switches_algorithm(BERT_ON_H200, at=at, extra_mib=extra_mib)
+        machine = SimulatedMachine(peak_bytes=curve, budget_bytes=budget_gib * GIB)
+        found = find_on(machine)
+
+        assert machine.fits(found.max_verified)
+        assert machine.fits(found.recommended)
+        assert found.first_failed is None or not machine.fits(found.first_failed)
+        assert len(found.probes) <= 9
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_failures_neither_loop_nor_lie(seed: int) -> None:
+    machine = SimulatedMachine(seed=seed)
+
+    def probe(batch_size: int) -> Outcome:
+        fails = machine.noise.random() < 0.3 and batch_size > 1
+        return did_not_fit(batch_size, "too_big") if fails else machine.probe(batch_size)
+
+    found = find(probe)
+
+    assert machine.fits(found.max_verified)
+    assert found.max_verified not in failures(found)
+    assert len(found.probes) <= 12
+
+
+@pytest.mark.parametrize("peak_bytes", [None, 0, 1, 2 * GIB, 100 * GIB])
+def test_peaks_that_say_nothing_cost_probes_only(peak_bytes: int | None) -> None:
+    machine = SimulatedMachine()
+
+    def probe(batch_size: int) -> Outcome:
+        return replace(machine.probe(batch_size), peak_bytes=peak_bytes)
+
+    found = find(probe)
+
+    assert 0.5 <= found.max_verified / 125 <= 1
+    assert len(found.probes) <= 9
+
+
+VERDICTS = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed_out", "failed"])
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    data=st.data(),
+    limit=st.integers(1, 10**6),
+    budget_bytes=st.integers(1, 2**40),
+    time_limit_seconds=st.floats(0, 1e6),
+    slows_down=st.booleans(),
+)
+def test_any_probes_whatever_end_soon_with_a_size_that_passed_or_an_error(
+    data: st.DataObject,
+    limit: int,
+    budget_bytes: int,
+    time_limit_seconds: float,
+    slows_down: bool,
+) -> None:
+    probed: list[Outcome] = []
+    checked: list[int] = []
+
+    def probe(batch_size: int) -> Outcome:
+        assert 1 <= batch_size <= limit
+        verdict = data.draw(VERDICTS)
+        seconds = data.draw(st.floats(0, 1000))
+        outcome = (
+            fits(
+                batch_size,
+                peak_bytes=data.draw(st.none() | st.integers(0, 2**41)),
+                examples_per_second=data.draw(st.floats(1e-3, 1e6)),
+                seconds=seconds,
+                is_strained=data.draw(st.booleans()),
+            )
+            if verdict == "fits"
+            else did_not_fit(batch_size, verdict, seconds=seconds)
+        )
+        probed.append(outcome)
+        assert len(probed) <= 20
+        return outcome
+
+    def verify(batch_size: int) -> Outcome:
+        checked.append(batch_size)
+        return probe(batch_size)
+
+    try:
+        found = find(
+            probe,
+            verify=verify,
+            budget_bytes=budget_bytes,
+            limit=limit,
+            first=data.draw(st.none() | st.integers(1, limit)),
+            time_limit_seconds=time_limit_seconds,
+            slows_down=slows_down,
+        )
+    except FinetuneError:
+        assert probed[-1].verdict != "fits" or slows_down
+        return
+    passed = {outcome.batch_size for outcome in probed if outcome.verdict == "fits"}
+    failed = {outcome.batch_size for outcome in probed if outcome.verdict != "fits"}
+    assert sizes(found) == [outcome.batch_size for outcome in probed]
+    for size in (found.max_verified, found.fastest, found.recommended):
+        assert size in passed - failed
+        assert size <= found.max_verified
+    assert found.max_verified in checked
+    assert found.predicted_maximum is None or found.max_verified <= found.predicted_maximum <= limit
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    floor=st.floats(50, 8000),
+    base_share=st.floats(0.3, 1),
+    row=st.floats(0.5, 2000),
+    budget_gib=st.floats(0.5, 140),
+    limit=st.integers(1, 30_000),
+    start=st.floats(0, 0.1),
+    row_seconds=st.floats(1e-6, 0.1),
+)
+def test_any_hinge_is_enclosed(
+    floor: float,
+    base_share: float,
+    row: float,
+    budget_gib: float,
+    limit: int,
+    start: float,
+    row_seconds: float,
+) -> None:
+    machine = SimulatedMachine(
+        peak_bytes=hinge(floor=floor, base=max(base_share * floor, floor - 8 * row), row=row),
+        update_seconds=saturating(start=start, row=row_seconds),
+        budget_bytes=int(budget_gib * GIB),
+    )
+    truth = machine.largest_fitting(limit=limit)
+    if not truth:
+        with pytest.raises(BatchDoesNotFit):
+            find_on(machine, limit=limit)
+        return
+    found = find_on(machine, limit=limit)
+
+    # A budget just above the flat part hides the slope until memory runs out.
+    assert 0.8 <= found.max_verified / truth <= 1
+    assert len(found.probes) <= 9
+    assert len(failures(found)) <= 4

@@ -1,0 +1,43 @@
+import subprocess
+import sys
+
+from tiny_models import tiny_config
+
+from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.child import Child
+
+TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, "full", 16, "fp32")
+
+
+def test_a_worker_tells_its_budget_trains_and_calls_an_error_by_its_name() -> None:
+    child = Child("finetune.batch_finder.worker")
+    try:
+        child.send({"case": TINY.to_json(), "limit_bytes": None})
+        assert child.receive(seconds=60)["budget_bytes"] > 2**20
+        assert child.receive(seconds=60) == {"ready": True}
+        child.send(2)
+        measurement = child.receive(seconds=60)["measurement"]
+        assert measurement["examples_per_second"] > 0
+        child.send("two")
+        failure = child.receive(seconds=60)
+        assert failure["is_out_of_memory"] is False
+        assert "TypeError" in failure["failure"]
+    finally:
+        child.kill()
+
+
+def test_the_end_of_standard_input_ends_a_process_that_is_busy() -> None:
+    busy = (
+        "from finetune.batch_finder.worker import read_orders\n"
+        "orders = read_orders()\nprint(orders.get(), flush=True)\nwhile True: pass"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write("1\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "1\n"
+        process.stdin.close()
+        assert process.wait(timeout=2) == 0

@@ -1,0 +1,369 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, SIZES, tiny_config, tiny_model
+from tiny_training import CLASSES, copied_parameters, random_texts
+from torch import nn
+from transformers import (
+    AlbertConfig,
+    AutoModelForSequenceClassification,
+    ConvBertConfig,
+    GPT2Config,
+    MPNetConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    XLMRobertaConfig,
+    XLNetConfig,
+)
+
+from finetune.devices.cpu import CpuDevice
+from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.frozen_prefix import FrozenPrefix, cut_off_frozen, vector_inputs
+from finetune.model.inputs import model_inputs
+from finetune.model.structure import Structure, find_structure
+from finetune.tokenization.collate import collate_rows
+from finetune.training.assemble import Assembly, assemble
+from finetune.training.micro_batches import MicroBatch
+from finetune.training.schedule import Schedule
+
+MODES = ("last-1", "last-2", "last-3", "head", "classifier")
+Inputs = dict[str, torch.Tensor]
+
+
+def modernbert_with_mean_pooling() -> PreTrainedConfig:
+    config = tiny_config("modernbert")
+    config.classifier_pooling = "mean"
+    return config
+
+
+OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "modernbert, mean": modernbert_with_mean_pooling,
+    "albert": lambda: AlbertConfig(**SIZES, embedding_size=16),
+    "mpnet": lambda: MPNetConfig(**SIZES),
+    "xlm-roberta": lambda: XLMRobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3),
+}
+CASES = [
+    *((name, mode) for name in ARCHITECTURES for mode in MODES),
+    *((name, mode) for name in OTHERS for mode in ("last-1", "head", "classifier")),
+]
+# GPT-2 looks for a text's end among its tokens, XLNet's states have another shape, and ConvBERT
+# mixes those of padding into its neighbours'.
+CAN_NOT_BE_CUT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "gpt2": lambda: GPT2Config(
+        vocab_size=SIZES["vocab_size"], n_embd=32, n_layer=3, n_head=4, n_positions=64,
+        pad_token_id=0, bos_token_id=2, eos_token_id=3,
+    ),
+    "xlnet": lambda: XLNetConfig(
+        vocab_size=SIZES["vocab_size"], d_model=32, n_layer=3, n_head=4, d_inner=48, pad_token_id=0,
+        bos_token_id=2, eos_token_id=3,
+    ),
+    "convbert": lambda: ConvBertConfig(**SIZES, embedding_size=16),
+}  # fmt: skip
+
+
+def model_of(name: str) -> PreTrainedModel:
+    """Return a random classifier, the same for the same name; all its parameters count."""
+    if name in ARCHITECTURES:
+        model = tiny_model(name, classes=CLASSES)
+    else:
+        torch.manual_seed(0)
+        config = (OTHERS | CAN_NOT_BE_CUT)[name]()
+        config.num_labels = CLASSES
+        model = AutoModelForSequenceClassification.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Biases of zero and norms of one would hide what is left out.
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def freeze(model: PreTrainedModel, mode: str) -> Structure:
+    structure = find_structure(model)
+    freeze_parameters(model, structure, mode=mode)
+    return structure
+
+
+def find_cut(
+    model: PreTrainedModel, structure: Structure, *, pads_left: bool = False
+) -> FrozenPrefix | None:
+    return cut_off_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=pads_left)
+
+
+def cut(model: PreTrainedModel, structure: Structure, *, pads_left: bool = False) -> FrozenPrefix:
+    prefix = find_cut(model, structure, pads_left=pads_left)
+    assert prefix is not None
+    return prefix
+
+
+def batch_of(structure: Structure, *, pads_left: bool = False) -> Inputs:
+    """Return rows of 3 to 12 tokens, 14 wide."""
+    tensors = collate_rows(random_texts(8, pads_left=pads_left), np.arange(8), width=14)
+    return model_inputs(tensors, takes_4d_mask=structure.takes_4d_mask)
+
+
+def above(prefix: FrozenPrefix, inputs: Inputs, structure: Structure) -> Inputs:
+    """Return what the suffix takes in place of a batch; states of padding are zero."""
+    states = prefix.states(inputs)
+    if not prefix.keeps_tokens:
+        return vector_inputs(states, takes_4d_mask=structure.takes_4d_mask)
+    mask = inputs["attention_mask"].reshape(len(states), -1)
+    return {
+        "inputs_embeds": states * mask[..., None],
+        "attention_mask": inputs["attention_mask"],
+    }
+
+
+def updated(
+    model: nn.Module, inputs: Inputs, structure: Structure, *, precision: str = "fp32"
+) -> Assembly:
+    """Take four updates on one batch, with the same dropout for the same batch."""
+    assembly = assemble(
+        model,
+        head=structure.head,
+        head_rate_factor=1.0,
+        device=CpuDevice(),
+        precision=precision,
+        schedule=Schedule(peak=1e-3, warmup_updates=1, total_updates=4),
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+    )
+    set_training(assembly.model)
+    torch.manual_seed(7)
+    labels = torch.arange(len(next(iter(inputs.values())))) % CLASSES
+    batch = MicroBatch(inputs, labels, torch.full((len(labels),), 1 / len(labels)))
+    for number in range(4):
+        assembly.update(number, [batch])
+    return assembly
+
+
+def whole_and_cut(
+    name: str, mode: str, *, pads_left: bool = False, precision: str = "fp32"
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Train the whole model and, from the same start, what is above the cut; return both."""
+    whole, halved = model_of(name), model_of(name)
+    structure = freeze(whole, mode)
+    freeze(halved, mode)
+    inputs = batch_of(structure, pads_left=pads_left)
+    prefix = cut(halved, structure, pads_left=pads_left)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        ready = above(prefix, inputs, structure)
+    updated(whole, inputs, structure, precision=precision)
+    updated(prefix.suffix, ready, structure, precision=precision)
+    return copied_parameters(whole), copied_parameters(halved)
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_updates_above_the_cut_are_those_of_the_whole_model_bit_for_bit(
+    name: str, mode: str
+) -> None:
+    before = copied_parameters(model_of(name))
+    whole, halved = whole_and_cut(name, mode)
+    assert any(not torch.equal(whole[one], before[one]) for one in whole)
+    for parameter, expected in whole.items():
+        assert torch.equal(halved[parameter], expected), parameter
+
+
+@pytest.mark.parametrize("mode", ["head", "classifier"])
+def test_one_vector_a_text_is_kept_where_padding_in_front_moves_nothing(mode: str) -> None:
+    whole, halved = whole_and_cut("modernbert, mean", mode, pads_left=True)
+    for parameter, expected in whole.items():
+        assert torch.equal(halved[parameter], expected), parameter
+
+
+def test_states_of_tokens_are_kept_where_the_padding_in_front_is_not_read() -> None:
+    whole, halved = whole_and_cut("modernbert, mean", "last-2", pads_left=True)
+    for parameter, expected in whole.items():
+        torch.testing.assert_close(halved[parameter], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["last-1", "head"])
+@pytest.mark.parametrize("name", ["bert", "distilbert", "roberta", "electra"])
+def test_a_model_to_which_padding_in_front_of_a_text_matters_is_left_whole(
+    name: str, mode: str
+) -> None:
+    model = model_of(name)
+    assert find_cut(model, freeze(model, mode), pads_left=True) is None
+
+
+@pytest.mark.parametrize("mode", ["last-1", "last-2", "head", "classifier"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_bf16_keeps_states_in_the_numbers_that_the_model_has_at_the_cut(
+    name: str, mode: str
+) -> None:
+    whole, halved = whole_and_cut(name, mode, precision="bf16")
+    for parameter, expected in whole.items():
+        assert torch.equal(halved[parameter], expected), parameter
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("gpt2", "last-1"), ("gpt2", "head"), ("xlnet", "last-1"), ("convbert", "last-1")],
+)
+def test_a_model_whose_upper_part_needs_more_than_states_is_left_whole(
+    name: str, mode: str
+) -> None:
+    model = model_of(name)
+    assert find_cut(model, freeze(model, mode)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "place"),
+    [
+        ("bert", "last-1", "bert.encoder.layer.2"),
+        ("bert", "last-2", "bert.encoder.layer.1"),
+        ("bert", "head", "bert.pooler.dense"),
+        ("bert", "classifier", "classifier"),
+        ("distilbert", "classifier", "classifier"),
+        ("roberta", "head", "classifier.dense"),
+        ("deberta-v2", "head", "pooler.dense"),
+        ("modernbert, mean", "head", "head"),
+        ("albert", "last-1", "albert.encoder.albert_layer_groups.0"),
+    ],
+)
+def test_the_cut_is_right_below_what_trains(name: str, mode: str, place: str) -> None:
+    model = model_of(name)
+    prefix = cut(model, freeze(model, mode))
+    assert prefix.cut == place
+    assert prefix.keeps_tokens == mode.startswith("last")
+
+
+@pytest.mark.parametrize("mode", ["last-1", "last-2"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert"])
+def test_trained_layers_are_above_the_cut_though_a_classifier_of_zeros_hides_their_gradients(
+    name: str, mode: str
+) -> None:
+    model = model_of(name)
+    structure = freeze(model, mode)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    with torch.no_grad():
+        for parameter in structure.classifier:
+            model.get_parameter(parameter).zero_()
+    prefix = cut(model, structure)
+    assert prefix.keeps_tokens
+    inputs = batch_of(structure)
+    before = copied_parameters(model)
+    updated(prefix.suffix, above(prefix, inputs, structure), structure)
+    changed = {
+        one for one, value in copied_parameters(model).items() if (value != before[one]).any()
+    }
+    assert changed & structure.layers[-1]
+
+
+def test_large_numbers_in_the_states_and_what_they_lose_by_rounding_do_no_harm() -> None:
+    model = model_of("modernbert")
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.mlp.Wo.weight")[:2] *= 1e5
+    structure = freeze(model, "last-1")
+    prefix = cut(model, structure)
+    assert prefix.states(batch_of(structure)).abs().max() > 1000
+
+
+def test_the_states_are_those_of_the_model_without_dropout_or_graph() -> None:
+    model = model_of("bert")
+    structure = freeze(model, "last-1")
+    prefix = cut(model, structure)
+    inputs = batch_of(structure)
+    model.train()
+    states = prefix.states(inputs)
+    assert not states.requires_grad
+    model.eval()
+    expected = model(**inputs, output_hidden_states=True).hidden_states[2]
+    assert torch.equal(states, expected)
+
+
+def test_the_head_of_bert_reads_the_first_token_of_the_last_layer() -> None:
+    model = model_of("bert")
+    structure = freeze(model, "head")
+    prefix = cut(model, structure)
+    inputs = batch_of(structure)
+    model.eval()
+    expected = model(**inputs, output_hidden_states=True).hidden_states[-1][:, 0]
+    assert torch.equal(prefix.states(inputs), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["bert", "deberta-v2"])
+def test_nothing_below_the_cut_runs_in_an_update(name: str, mode: str) -> None:
+    model = model_of(name)
+    structure = freeze(model, mode)
+    prefix = cut(model, structure)
+    ready = above(prefix, batch_of(structure), structure)
+    ran: set[str] = set()
+    for layer in prefix.suffix.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(lambda module, *_: ran.update(names[module]))
+    names = {
+        module: {name for name, one in prefix.suffix.named_modules() if one is module}
+        for module in prefix.suffix.modules()
+    }
+    prefix.suffix(**ready)
+    trained = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    }
+    # DeBERTa's layers use their projections of words for positions too.
+    assert ran == trained
+
+
+@pytest.mark.parametrize("mode", ["last-2", "head"])
+def test_parameters_are_shared_and_keep_their_names(mode: str) -> None:
+    model = model_of("bert")
+    prefix = cut(model, freeze(model, mode))
+    suffix = dict(prefix.suffix.named_parameters())
+    assert suffix.keys() == dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        assert suffix[name] is parameter
+
+
+@pytest.mark.parametrize("mode", ["last-1", "head"])
+def test_the_whole_model_answers_as_before_and_as_what_is_above_its_cut(mode: str) -> None:
+    model, untouched = model_of("bert"), model_of("bert")
+    structure = freeze(model, mode)
+    prefix = cut(model, structure)
+    inputs = batch_of(structure)
+    ready = above(prefix, inputs, structure)
+    with torch.no_grad():
+        expected = untouched.eval()(**inputs).logits
+        assert torch.equal(model.eval()(**inputs).logits, expected)
+        torch.testing.assert_close(
+            prefix.suffix.eval()(**ready).logits, expected, rtol=0, atol=1e-6
+        )
+    for module in (*model.modules(), *prefix.suffix.modules()):
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_random_numbers_to_come_are_the_same_on_every_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeded: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    monkeypatch.setattr(torch.mps, "manual_seed", seeded.append)
+    model = model_of("bert")
+    structure = freeze(model, "last-1")
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    seeded.clear()
+    prefix = cut(model, structure)
+    prefix.states(batch_of(structure))
+    assert torch.equal(torch.rand(4), expected)
+    assert seeded == []
+
+
+def test_what_the_states_depend_on_are_the_frozen_parameters_and_the_buffers() -> None:
+    model = model_of("bert")
+    structure = freeze(model, "last-1")
+    names = [name for name, _ in cut(model, structure).frozen_tensors()]
+    assert "bert.embeddings.position_ids" in names
+    assert "bert.encoder.layer.1.output.dense.weight" in names
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    assert not trained & set(names)

@@ -1,0 +1,94 @@
+"""A worker without PyTorch whose batch size says what becomes of it; run with ``python -m``."""
+
+import os
+import signal
+import sys
+import time
+
+from finetune.batch_finder.worker import end_with_parent, open_answers, read_orders
+
+KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
+GROWS, SPEAKS_OF_MEMORY, STRAINED, GROWS_AND_IS_KILLED, KNOWS_NO_PEAK = range(109, 114)
+MAKES_NO_CODE, GROWS_AND_MAKES_NO_CODE = range(114, 116)
+BUDGET_BYTES = 64 * 2**20
+
+METAL_TEXT = (
+    "Error: command buffer exited with error status.\n\tThe Metal Performance Shaders operations "
+    "encoded on it may not have completed.\n\tError: \n\t(null)\n\tInsufficient Memory (00000008:"
+    "kIOGPUCommandBufferCallbackErrorOutOfMemory)\n"
+)
+
+
+def hold(size_bytes: int) -> bytearray:
+    """Return memory that is really there, since each page is written to."""
+    held = bytearray(size_bytes)
+    held[::4096] = b"1" * len(held[::4096])
+    time.sleep(0.2)
+    return held
+
+
+def complain(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def kill_itself(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+
+def train(size: int) -> dict[str, object]:
+    if size == KILLED:
+        kill_itself(signal.SIGKILL)
+    if size == ABORTED:
+        complain("-[MTLDebugDevice newBuffer]: failed assertion\n")
+        kill_itself(signal.SIGABRT)
+    if size == ABORTED_FOR_MEMORY:
+        complain("terminate called after throwing an instance of 'std::bad_alloc'\n")
+        kill_itself(signal.SIGABRT)
+    if size == SEGFAULT:
+        kill_itself(signal.SIGSEGV)
+    if size == HANGS:
+        time.sleep(60)
+    if size == FAILS:
+        return {"failure": "ValueError: no such thing", "is_out_of_memory": False}
+    if size == NO_MEMORY:
+        return {"failure": "RuntimeError: can't allocate", "is_out_of_memory": True}
+    if size == EXITS:
+        sys.exit("the library gave up")
+    if size == GROWS:
+        hold(3 * BUDGET_BYTES)
+    if size == GROWS_AND_IS_KILLED:
+        kept = hold(BUDGET_BYTES - 15 * 2**20)  # Python itself takes the rest.
+        kill_itself(signal.SIGKILL)
+        del kept
+    if size in (MAKES_NO_CODE, GROWS_AND_MAKES_NO_CODE):
+        # Python itself takes the rest.
+        hold(BUDGET_BYTES - 15 * 2**20 if size == GROWS_AND_MAKES_NO_CODE else 1)
+        return {
+            "failure": "RuntimeError: could not create a primitive",
+            "is_out_of_memory": False,
+        }
+    if size == KNOWS_NO_PEAK:
+        hold(30 * 2**20)
+    if size == SPEAKS_OF_MEMORY:
+        complain(METAL_TEXT)
+    sys.stdout.write("a library's chatter on standard output\n")
+    return {
+        "measurement": {
+            "peak_bytes": None if size == KNOWS_NO_PEAK else 1000 * size,
+            "examples_per_second": float(os.getpid()),
+            "is_strained": size == STRAINED,
+        }
+    }
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    orders = read_orders()
+    answer = open_answers()
+    orders.get()
+    answer({"budget_bytes": BUDGET_BYTES})
+    answer({"ready": True})
+    while True:
+        answer(train(orders.get()))

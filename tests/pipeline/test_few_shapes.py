@@ -1,0 +1,65 @@
+"""Whole runs on a device with the habits of MPS, where every new shape costs memory for good."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import run_tiny
+from transformers import BertForSequenceClassification
+
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.mps.device import MpsDevice
+
+BATCH_SIZE, EVAL_BATCH_SIZE = 16, 64
+Shape = tuple[int, int]
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """Rows and tokens of each forward of a batch, in their order."""
+    seen: list[Shape] = []
+    original = BertForSequenceClassification.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **inputs: torch.Tensor) -> Any:
+        rows, tokens = inputs["inputs_embeds" if "inputs_embeds" in inputs else "input_ids"].shape[
+            :2
+        ]
+        # The others are tries with a few rows, before the model comes to the device.
+        if rows in (BATCH_SIZE, EVAL_BATCH_SIZE):
+            seen.append((rows, tokens))
+        return original(*args, **inputs)
+
+    monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
+    monkeypatch.setattr(CpuDevice, "pads_rows", True)
+    monkeypatch.setattr(CpuDevice, "widths", MpsDevice.widths)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"freeze_core": True},
+        {"freeze_core": True, "feature_cache": False},
+        {"train_layers": 1},
+        {"effective_batch_size": 32},
+        {"max_train_samples": 61},
+    ],
+    ids=lambda options: " ".join(options) or "full",
+)
+def test_run_has_at_most_six_shapes_and_the_largest_first(
+    options: dict[str, Any], shapes: list[Shape], tiny_folder: Path, tmp_path: Path
+) -> None:
+    sizes = {"batch_size": BATCH_SIZE, "eval_batch_size": EVAL_BATCH_SIZE}
+    results = run_tiny(
+        tmp_path / "run", model=tiny_folder, cache_dir=str(tmp_path / "cache"), **sizes, **options
+    )
+
+    assert results["test_samples"] > 0
+    assert {rows for rows, _ in shapes} == {BATCH_SIZE, EVAL_BATCH_SIZE}
+    assert len(set(shapes)) <= 6
+    first_rows, first_tokens = shapes[0]
+    assert first_tokens == max(tokens for rows, tokens in shapes if rows == first_rows)

@@ -1,0 +1,230 @@
+"""Memory that runs out in a run, an evaluation or a prediction; a text says so, as PyTorch does."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import save_tiny_model
+from tiny_runs import TEXTS, Command, have_same_bits, run_tiny, weights_of
+from torch import nn
+
+import finetune
+from finetune.errors import BatchDoesNotFit, Interrupted
+from finetune.events import Event, Stage, Update, Validation, Warning
+from finetune.runs.folder import read_json, read_jsonl
+
+OUT_OF_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 12582912 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@contextmanager
+def memory_for(
+    *, training_rows: int = 10_000, evaluation_rows: int = 10_000, frozen_rows: int = 10_000
+) -> Iterator[None]:
+    """Let PyTorch refuse memory to layers that are given more rows."""
+
+    def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.is_inference_mode_enabled():
+            most_rows = evaluation_rows
+        else:
+            most_rows = training_rows if torch.is_grad_enabled() else frozen_rows
+        if isinstance(module, nn.Linear) and len(inputs[0]) > most_rows:
+            raise RuntimeError(OUT_OF_MEMORY)
+
+    hook = nn.modules.module.register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@pytest.fixture(scope="session")
+def without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_tiny_model(tmp_path_factory.mktemp("models") / "without-dropout")
+    file = folder / "config.json"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace('_dropout_prob": 0.1', '_dropout_prob": 0'), encoding="utf-8")
+    return folder
+
+
+def warnings_of(told: list[Event]) -> list[str]:
+    """Return what was told of memory; the questions also have a few long texts."""
+    messages = [event.message for event in told if isinstance(event, Warning)]
+    return [message for message in messages if "memory" in message]
+
+
+def test_a_run_goes_on_with_the_weights_of_one_with_smaller_batches(
+    without_dropout: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"model": without_dropout, "effective_batch_size": 16}
+    # Steps as small as these show no rounding errors.
+    options |= {"learning_rate": 1e-5, "head_rate_factor": 1}
+    expected = run_tiny(tmp_path / "smaller", batch_size=4, **options)
+    told: list[Event] = []
+
+    with memory_for(training_rows=7):
+        results = run_tiny(tmp_path / "run", batch_size=16, tell=told.append, **options)
+
+    assert warnings_of(told) == [
+        "cpu ran out of memory: the batch size is 8 instead of 16 from here on",
+        "cpu ran out of memory: the batch size is 4 instead of 8 from here on",
+    ]
+    assert results["train_batch_size"] == 4
+    assert read_json(tmp_path / "run" / "all_results.json")["train_batch_size"] == 4
+    assert results["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6)
+    others = weights_of(tmp_path / "smaller")
+    for name, tensor in weights_of(tmp_path / "run").items():
+        torch.testing.assert_close(tensor, others[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_a_run_that_goes_on_keeps_the_random_numbers_of_its_first_attempts(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"model": tiny_folder, "effective_batch_size": 16}
+    run_tiny(tmp_path / "smaller", batch_size=8, **options)
+    with memory_for(training_rows=8):
+        run_tiny(tmp_path / "run", batch_size=16, **options)
+    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "smaller"))
+
+
+def test_the_configuration_keeps_the_batch_size_and_a_resumed_run_begins_with_it(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    told: list[Event] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Update) and event.update == 5:
+            raise KeyboardInterrupt
+
+    with memory_for(training_rows=8):
+        with pytest.raises(Interrupted):
+            run_tiny(tmp_path, model=tiny_folder, save_strategy="epoch", tell=stop)
+        assert "batch_size: 16" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+        results = finetune.run(resume_from_checkpoint=tmp_path, tell=told.append)
+
+    assert len(warnings_of(told)) == 1
+    assert results["train_batch_size"] == 8
+
+
+def test_an_evaluation_goes_on_with_smaller_batches(tiny_folder: Path, tmp_path: Path) -> None:
+    expected = run_tiny(tmp_path / "whole", model=tiny_folder)
+    told: list[Event] = []
+
+    with memory_for(evaluation_rows=20):
+        results = run_tiny(tmp_path / "run", model=tiny_folder, tell=told.append)
+
+    # Once, and from then on for every split.
+    assert warnings_of(told) == [
+        "cpu ran out of memory: the batch size of evaluation is 32 instead of 64 from here on",
+        "cpu ran out of memory: the batch size of evaluation is 16 instead of 32 from here on",
+    ]
+    assert len([event for event in told if isinstance(event, Validation)]) == 2
+    assert results["train_batch_size"] == 16
+    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+    assert results["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
+    assert results["test_accuracy"] == expected["test_accuracy"]
+
+
+@pytest.mark.parametrize("mode", [{"freeze_core": True}, {"train_layers": 1}], ids=str)
+def test_the_pass_over_a_frozen_core_goes_on_with_smaller_batches(
+    mode: dict[str, Any], tiny_folder: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"model": tiny_folder, "max_steps": 2, **mode}
+    stores = [str(tmp_path / "store"), str(tmp_path / "another")]
+    expected = run_tiny(tmp_path / "run", cache_dir=stores[0], eval_batch_size=16, **options)
+    told: list[Event] = []
+
+    with memory_for(frozen_rows=16):
+        results = run_tiny(tmp_path / "again", cache_dir=stores[1], tell=told.append, **options)
+
+    assert len(warnings_of(told)) == 2
+    assert have_same_bits(weights_of(tmp_path / "again"), weights_of(tmp_path / "run"))
+    assert results["test_loss"] == expected["test_loss"]
+    kept = [sorted(path.name for path in (Path(one) / "features").iterdir()) for one in stores]
+    assert kept[0] == kept[1]
+
+
+def test_a_finished_run_is_evaluated_and_used_in_smaller_batches(finished_run: Path) -> None:
+    figures = finetune.evaluate(finished_run, split="test", device="cpu")
+    answers = finetune.predict(finished_run, TEXTS, device="cpu")
+    told: list[Event] = []
+
+    with memory_for(evaluation_rows=1):
+        figures_of_rows = finetune.evaluate(finished_run, device="cpu", tell=told.append)
+        answers_of_rows = finetune.predict(finished_run, TEXTS, device="cpu")
+
+    assert len(warnings_of(told)) == 6
+    assert figures_of_rows["loss"] == pytest.approx(figures["loss"], abs=1e-6)
+    assert [one["label"] for one in answers_of_rows] == [one["label"] for one in answers]
+    np.testing.assert_allclose(
+        [one["probability"] for one in answers_of_rows],
+        [one["probability"] for one in answers],
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("rows", ["training_rows", "evaluation_rows"])
+def test_one_row_that_does_not_fit_ends_the_run_with_a_remedy(
+    rows: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    with memory_for(**{rows: 0}), pytest.raises(BatchDoesNotFit, match="one row") as raised:
+        run_tiny(tmp_path / "run", model=tiny_folder)
+    assert raised.value.exit_code == 5
+    assert "--max-length" in raised.value.remedy
+
+
+def test_a_model_for_which_memory_does_not_suffice_is_no_crash(
+    finished_run: Path, command: Command
+) -> None:
+    with memory_for(evaluation_rows=0):
+        command("evaluate", finished_run, "--device", "cpu").assert_refused(5, "one row")
+        command("predict", finished_run, TEXTS[0], "--device", "cpu").assert_refused(5, "one row")
+
+
+def refuse_step(monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
+    """Let memory run out in the middle of the optimizer's step, which can't be done again."""
+    steps = iter(range(1000))
+    original = torch.optim.AdamW.step
+
+    def step(self: torch.optim.AdamW, closure: Any = None) -> Any:
+        if next(steps) == number:
+            raise RuntimeError(OUT_OF_MEMORY)
+        return original(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+
+
+def test_memory_that_runs_out_in_a_step_names_the_command_that_goes_on(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "a run"
+    refuse_step(monkeypatch, number=5)
+    with pytest.raises(BatchDoesNotFit, match="cpu ran out of memory") as raised:
+        run_tiny(run, model=tiny_folder, save_strategy="epoch")
+    assert raised.value.exit_code == 5
+
+    _, _, line = raised.value.remedy.partition(": finetune run ")
+    assert shlex.split(line) == ["--resume-from-checkpoint", str(run), "--batch-size", "8"]
+    told: list[Event] = []
+    results = finetune.run(resume_from_checkpoint=run, batch_size=8, tell=told.append)
+    assert any(isinstance(event, Stage) and "after update 4" in event.message for event in told)
+    assert (results["epoch"], results["train_batch_size"]) == (2.0, 8)
+    updates = [row["update"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
+    assert updates == list(range(1, 9))
+
+
+def test_memory_that_runs_out_before_anything_was_saved_tells_what_to_lower(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_step(monkeypatch, number=1)
+    with pytest.raises(BatchDoesNotFit) as raised:
+        run_tiny(tmp_path / "run", model=tiny_folder)
+    assert "--batch-size 8" in raised.value.remedy
+    assert "--resume" not in raised.value.remedy

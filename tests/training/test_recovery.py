@@ -1,0 +1,386 @@
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import (
+    FewShapesDevice,
+    copied_parameters,
+    cut_all_rows,
+    random_examples,
+    tiny_assembly,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.cuda import CudaDevice
+from finetune.devices.mps import memory
+from finetune.errors import BatchDoesNotFit
+from finetune.events import Event, Warning
+from finetune.training.assemble import Assembly
+from finetune.training.optimizer import make_state
+from finetune.training.recovery import BatchSize, update_as_memory_allows
+
+ROWS = 13
+CPU_TEXT = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 12582912 bytes. Error code 12 (Cannot allocate memory)"
+)
+CUDA_TEXT = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.81 GiB of "
+    "which 1.12 GiB is free."
+)
+MPS_TEXT = (
+    "MPS backend out of memory (MPS allocated: 1.20 GB, other allocations: 0 bytes, max allowed: "
+    "1.30 GB). Tried to allocate 256.00 MiB on shared pool. Use "
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause "
+    "system failure)."
+)
+ERRORS = [
+    RuntimeError(CPU_TEXT),
+    MemoryError(),
+    torch.OutOfMemoryError(CUDA_TEXT),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError(MPS_TEXT),
+    RuntimeError("Invalid buffer size: 12.34 GB"),
+]
+
+
+class AnyMemory(CpuDevice):
+    """The processor, which knows the errors of all devices."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return (
+            super().is_out_of_memory(error)
+            or CudaDevice.is_out_of_memory(self, error)  # type: ignore[arg-type]
+            or memory.is_out_of_memory(error)
+        )
+
+
+class AnyMemoryFewShapes(AnyMemory, FewShapesDevice):
+    """The same with the habits of MPS."""
+
+
+class ScarceMemory(TorchDispatchMode):
+    """Raise at one of the operations that follow a forward of more rows than there is memory for.
+
+    Args:
+        most_rows: For which memory suffices.
+        at: Which of the operations of an update fails, from 0; without one they are counted.
+        only: The part of an operation's name without which it does not count.
+        error: What is raised.
+    """
+
+    def __init__(
+        self, most_rows: int, *, at: int | None = None, only: str = "", error: Exception
+    ) -> None:
+        super().__init__()
+        self.most_rows, self.at, self.only, self.error = most_rows, at, only, error
+        self.operations = 0
+        self.rows = 0
+        self.failures = 0
+
+    def begin(self, rows: int) -> None:
+        self.rows, self.operations = rows, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.only in func.overloadpacket.__name__ and func.namespace != "profiler":
+            if self.rows > self.most_rows and self.operations == self.at:
+                self.failures += 1
+                self.rows = 0
+                # A new one each time: it holds on to whatever its traceback has seen.
+                raise type(self.error)(*self.error.args)
+            self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Training:
+    """Updates of all rows each, in the pieces that memory allows."""
+
+    device: Device = field(default_factory=AnyMemory)
+    batch_size: int = 8
+    options: dict[str, Any] = field(default_factory=dict)
+    told: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Steps as small as these show no rounding errors, out of which Adam makes steps of the
+        # learning rate's size.
+        settings = {"dropout": 0.0, "peak": 1e-5, "device": self.device, **self.options}
+        self.assembly: Assembly = tiny_assembly(**settings)
+        self.examples = random_examples(ROWS)
+        self.size = BatchSize(self.batch_size, "batch size", self.device, self.told.append)
+        torch.manual_seed(0)
+
+    def take(self, number: int, memory: ScarceMemory | None = None) -> float:
+        def cut(rows: int) -> Iterator[Any]:
+            if memory:
+                memory.begin(rows)
+            return cut_all_rows(self.assembly, self.examples, batch_size=rows)
+
+        loss = update_as_memory_allows(self.assembly, number, cut=cut, batch_size=self.size)
+        return loss.item()
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return copied_parameters(self.assembly.model)
+
+
+def assert_same(left: Training, right: Training, *, tolerance: float = 1e-6) -> None:
+    others = right.parameters()
+    for name, parameter in left.parameters().items():
+        torch.testing.assert_close(parameter, others[name], rtol=0, atol=tolerance, msg=name)
+
+
+def operations_before_the_step() -> int:
+    """Return how many operations an update of the largest pieces dispatches up to its step."""
+    training = Training()
+    counting = ScarceMemory(ROWS, error=ERRORS[0])
+    make_state(training.assembly.optimizer)
+    with counting:
+        training.assembly.gather_gradients(
+            cut_all_rows(training.assembly, training.examples, batch_size=8)
+        )
+    return counting.operations
+
+
+@pytest.mark.parametrize("is_first_update", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("place", [0.0, 0.03, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0])
+def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_update: bool) -> None:
+    expected, training = Training(batch_size=4), Training(batch_size=8)
+    before = training.parameters()
+    failing = 0 if is_first_update else 2
+    at = round(place * (operations_before_the_step() - 1))
+    scarce = ScarceMemory(4, at=at, error=ERRORS[0])
+
+    for number in range(4):
+        expected.take(number)
+        if number == failing:
+            with scarce:
+                training.take(number, scarce)
+        else:
+            training.take(number)
+
+    assert scarce.failures == 1
+    assert training.size.rows == 4
+    assert_same(training, expected)
+    after = training.parameters()
+    assert max((after[name] - before[name]).abs().max() for name in before) > 2e-5
+
+
+@pytest.mark.parametrize("at", [0, 1, 40, -1])
+def test_memory_may_run_out_while_the_optimizers_state_is_made(at: int) -> None:
+    expected, training = Training(batch_size=4), Training(batch_size=8)
+    tensors = 2 * len(training.assembly.trained_parameters())
+    scarce = ScarceMemory(4, at=at % tensors, only="zeros_like", error=ERRORS[0])
+    scarce.begin(8)
+
+    with scarce:
+        training.take(0, scarce)
+    expected.take(0)
+
+    assert (scarce.failures, training.size.rows) == (1, 4)
+    assert_same(training, expected)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error)[:20] or "MemoryError")
+@pytest.mark.parametrize("only", ["addmm", "native_layer_norm_backward", "_foreach_norm"])
+def test_each_text_of_each_device_is_recovered_from(only: str, error: Exception) -> None:
+    expected, training = Training(batch_size=4), Training(batch_size=8)
+    scarce = ScarceMemory(4, at=0, only=only, error=error)
+
+    with scarce:
+        losses = [training.take(number, scarce) for number in range(3)]
+
+    assert losses == pytest.approx([expected.take(number) for number in range(3)], abs=1e-6)
+    assert scarce.failures == 1
+    assert_same(training, expected)
+
+
+@pytest.mark.parametrize("device", [AnyMemory(), AnyMemoryFewShapes()], ids=["any", "few shapes"])
+@pytest.mark.parametrize(("batch_size", "sizes"), [(13, [6, 3, 1]), (8, [4, 2, 1]), (2, [1])])
+def test_pieces_are_halved_until_they_fit_and_stay_so(
+    batch_size: int, sizes: list[int], device: Device
+) -> None:
+    expected = Training(batch_size=1, device=device)
+    training = Training(batch_size=batch_size, device=device)
+    scarce = ScarceMemory(1, at=20, error=ERRORS[0])
+
+    with scarce:
+        for number in range(3):
+            training.take(number, scarce)
+            expected.take(number)
+
+    assert training.size.rows == 1
+    assert scarce.failures == len(sizes)
+    assert_same(training, expected)
+    warnings = [event.message for event in training.told if isinstance(event, Warning)]
+    steps = zip([batch_size, *sizes], sizes, strict=False)
+    assert warnings == [
+        f"cpu ran out of memory: the batch size is {after} instead of {before} from here on"
+        for before, after in steps
+    ]
+
+
+def test_redone_update_draws_the_random_numbers_of_a_first_attempt() -> None:
+    options = {"dropout": 0.3}
+    expected, training = (Training(batch_size=size, options=options) for size in (4, 8))
+    scarce = ScarceMemory(4, at=0, only="native_layer_norm_backward", error=ERRORS[0])
+
+    torch.manual_seed(1)
+    expected.take(0)
+    torch.manual_seed(1)
+    with scarce:
+        training.take(0, scarce)
+
+    assert scarce.failures == 1
+    assert_same(training, expected, tolerance=0)
+
+
+def test_one_row_that_does_not_fit_ends_with_a_remedy_and_changes_nothing() -> None:
+    training = Training(batch_size=4)
+    before = training.parameters()
+    scarce = ScarceMemory(0, at=30, error=ERRORS[0])
+
+    with scarce, pytest.raises(BatchDoesNotFit, match="cpu ran out of memory: not even one row"):
+        training.take(0, scarce)
+
+    for name, parameter in training.parameters().items():
+        assert torch.equal(parameter, before[name])
+
+
+def test_other_errors_are_not_met_with_smaller_pieces() -> None:
+    training = Training()
+    scarce = ScarceMemory(4, at=30, error=RuntimeError("shapes can not be multiplied"))
+
+    with scarce, pytest.raises(RuntimeError, match="can not be multiplied"):
+        training.take(0, scarce)
+
+    assert (training.size.rows, training.told) == (8, [])
+
+
+@pytest.mark.parametrize("only", ["_foreach_add_", "_fused_adamw_"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_step_that_has_begun_is_not_taken_twice(only: str, at: int) -> None:
+    training = Training(batch_size=8)
+    scarce = ScarceMemory(4, at=at, only=only, error=RuntimeError(CPU_TEXT))
+
+    with scarce, pytest.raises(RuntimeError, match="can't allocate memory"):
+        training.take(0, scarce)
+
+    assert (scarce.failures, training.size.rows, training.told) == (1, 8, [])
+
+
+def test_step_needs_no_memory() -> None:
+    training = Training(options={"device": AnyMemory()})
+    make_state(training.assembly.optimizer)
+    training.assembly.gather_gradients(
+        cut_all_rows(training.assembly, training.examples, batch_size=8)
+    )
+    operations: list[str] = []
+
+    class Listing(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.namespace != "profiler":
+                operations.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Listing():
+        training.assembly.step(0)
+
+    # Both work in place.
+    assert set(operations) == {"_foreach_add_", "_fused_adamw_"}
+
+
+def test_nothing_of_a_failed_attempt_is_alive_at_the_next() -> None:
+    training = Training(batch_size=8)
+    activations: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def keep(module: torch.nn.Module, _: Any, output: Any) -> None:
+        activations.append(weakref.ref(output))
+
+    def count(*_: Any) -> None:
+        alive.append(sum(reference() is not None for reference in activations))
+
+    for module in training.assembly.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(keep)
+    training.assembly.model.register_forward_pre_hook(count)
+    scarce = ScarceMemory(4, at=0, only="native_layer_norm_backward", error=ERRORS[0])
+
+    gc.disable()  # What is only found as garbage would be there when the next attempt begins.
+    try:
+        with scarce:
+            training.take(0, scarce)
+    finally:
+        gc.enable()
+
+    assert scarce.failures == 1
+    assert len(activations) > 30
+    first_attempt, second_attempt, *_ = alive
+    assert (first_attempt, second_attempt) == (0, 0)
+
+
+def test_memory_is_given_back_before_the_next_attempt() -> None:
+    done: list[str] = []
+
+    class Recording(AnyMemory):
+        def release_memory(self) -> None:
+            held = [one.grad for one in training.assembly.model.parameters()]
+            done.append("released" if not any(one is not None for one in held) else "too early")
+
+    training = Training(device=Recording())
+    scarce = ScarceMemory(4, at=0, only="_foreach_norm", error=ERRORS[0])
+
+    with scarce:
+        training.take(0, scarce)
+        training.take(1, scarce)
+
+    assert done == ["released"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("only", ["addmm", "native_layer_norm_backward", "_foreach_norm"])
+def test_updates_are_redone_on_a_real_gpu(only: str, precision: str) -> None:
+    options = {"precision": precision}
+    device = CudaDevice()
+    expected, training = (
+        Training(batch_size=size, device=device, options=options) for size in (4, 8)
+    )
+    scarce = ScarceMemory(4, at=0, only=only, error=torch.OutOfMemoryError(CUDA_TEXT))
+
+    with scarce:
+        for number in range(4):
+            expected.take(number)
+            training.take(number, scarce)
+
+    assert scarce.failures == 1
+    assert_same(training, expected, tolerance=1e-6 if precision == "fp32" else 2e-5)
+
+
+@pytest.mark.cuda
+def test_real_gpu_whose_memory_runs_out_trains_on() -> None:
+    device = CudaDevice()
+    training, rows = Training(batch_size=2048, device=device), 2048
+    training.examples = random_examples(rows)
+    device.release_memory()
+    device.cap_memory(torch.cuda.memory_reserved() + 128 * 2**20)
+    try:
+        for number in range(3):
+            training.take(number)
+    finally:
+        device.cap_memory(2**60)
+
+    assert 1 < training.size.rows < rows
+    expected = Training(batch_size=training.size.rows, device=device)
+    expected.examples = training.examples
+    for number in range(3):
+        expected.take(number)
+    assert_same(training, expected)
