@@ -4,7 +4,7 @@ READY := .venv/ready
 CACHES := .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-slow check format resolve-mac constraints clean
+.PHONY: help setup demo run find-batch doctor test test-slow test-mps check format resolve-mac constraints clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,17 +24,27 @@ demo: setup ## Fine-tune a small model without a network, into runs/demo
 run: setup ## Fine-tune; ARGS="--config configs/trec_head.yaml" and the like
 	$(BIN)/finetune run $(ARGS)
 
+find-batch: setup ## Find the batch sizes that fit this machine; ARGS="--device cpu" and the like
+	$(BIN)/finetune find-batch $(ARGS)
+
+doctor: setup ## Say whether this machine is ready; ARGS="--device mps" and the like
+	$(BIN)/finetune doctor $(ARGS)
+
 test: setup ## Run the quick tests; fails under 90 % line coverage
 	$(BIN)/pytest --cov --cov-fail-under=90
 
 test-slow: setup ## Run every test
 	$(BIN)/pytest -m ''
 
-check: setup ## Lint, check the format, the types and who imports whom
+test-mps: setup ## Run the tests that need a Mac's GPU; elsewhere they are skipped, with the reason
+	$(BIN)/pytest -m mps
+
+check: setup ## Lint, check the format, the types, who imports whom, and the workflow of CI
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
 format: setup ## Format the code and sort the imports
 	$(BIN)/ruff check --fix

@@ -1,0 +1,143 @@
+"""``finetune doctor``."""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from finetune.cli.diagnosis import show_operators, show_parity, shown
+from finetune.cli.options import debug_option, given, json_option
+from finetune.config.schema import ModelConfig
+from finetune.devices.check import Check
+from finetune.devices.names import DEVICE_NAMES, PRECISION_NAMES
+from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
+
+EXAMPLES = """\b
+Examples:
+  finetune doctor                    what an issue should quote
+  finetune doctor --device mps       exit code 4 if a Mac's GPU can't be used
+  finetune doctor --ops --model minilm --mode head
+  finetune doctor --parity --device mps --precision bf16
+"""
+MODE = re.compile(r"full|head|classifier|last-[1-9]\d*")
+DEFAULTS = {"mode": "full", "precision": "fp32"}
+ROWS_OF_OPS = 32
+ROWS_OF_PARITY = 128
+
+
+def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> str | None:
+    if mode is None or MODE.fullmatch(mode):
+        return mode
+    raise click.BadParameter(f"{mode} is none of full, last-N, head and classifier")
+
+
+@click.command(epilog=EXAMPLES)
+@click.option(
+    "--device", type=click.Choice(DEVICE_NAMES), default="auto", help="Device that must work."
+)
+@click.option("--ops", is_flag=True, help="Look up whether MPS has a model's operators.")
+@click.option("--parity", is_flag=True, help="Compare what the device computes with the CPU.")
+@click.option(
+    "--model",
+    help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
+    "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
+)
+@click.option("--mode", callback=_check_mode, help="What trains: full (default), last-N, head, ...")
+@click.option("--precision", type=click.Choice(PRECISION_NAMES), help="Default: fp32.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help=f"Most rows at once. Default: {ROWS_OF_OPS}; for --parity {ROWS_OF_PARITY}.",
+)
+@json_option
+@debug_option
+def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: Any) -> None:
+    """Say whether this machine is ready, and what to do if not.
+
+    Looks at processor, system, versions, memory, disks, the Hub, and tries each GPU. Whatever it
+    finds, the exit code is 0 as long as the device works.
+
+    With --ops: whether MPS has all operators that a model needs, which any machine can tell. With
+    --parity: whether the device computes what the CPU does, in evaluations and in ten updates. If
+    not, the exit code is 1.
+    """
+    chosen = given(options)
+    if ops and parity:
+        raise UsageError("--ops and --parity are two commands", remedy="leave one of them out")
+    if ops:
+        _audit(chosen, as_json=as_json)
+    elif parity:
+        _compare(device, chosen, as_json=as_json)
+    elif chosen:
+        flag = next(iter(chosen)).replace("_", "-")
+        raise UsageError(f"--{flag} is for --ops and --parity", remedy="add one of them")
+    else:
+        _check(device, as_json=as_json)
+
+
+def _check(device: str, *, as_json: bool) -> None:
+    from finetune.cli.console import show_json
+
+    checks = _checks(device)
+    found = list(checks if as_json else shown(checks))
+    if as_json:
+        show_json({"schema_version": 1, "device": device, "checks": [*map(asdict, found)]})
+    if found[-1].status == "failure":
+        sys.exit(DeviceNotAvailable.exit_code)
+
+
+def _checks(device: str) -> Iterator[Check]:
+    try:
+        from finetune.doctor.checkup import check_machine
+    except ModuleNotFoundError as error:
+        name = str(error.name)
+        yield Check("packages", "failure", f"{name} is not installed", f"pip install {name}")
+        return
+    yield from check_machine(device=device)
+
+
+def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
+    from finetune.cli.console import show_json
+    from finetune.doctor.operators import audit_factory, audit_model
+
+    source = chosen.pop("model", ModelConfig.model)
+    if ":" not in source:
+        report = audit_model(source, **DEFAULTS | {"batch_size": ROWS_OF_OPS} | chosen)
+    elif not chosen:
+        report = audit_factory(source)
+    else:
+        raise UsageError(
+            f"what {source} returns runs as it is", remedy="leave out --mode and the like"
+        )
+    if as_json:
+        show_json(report.to_dict())
+    else:
+        show_operators(report, source=source)
+    if report.missing:
+        raise FinetuneError(
+            f"MPS lacks {', '.join(one.name for one in report.missing)}",
+            remedy="replace what calls it, or use --device cpu",
+        )
+
+
+def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
+    from finetune.cli.console import show_json, showing
+
+    with showing(is_quiet=as_json, has_progress=False) as tell:
+        from finetune.doctor.parity import compare_with_processor
+
+        options = DEFAULTS | {"model": None, "batch_size": ROWS_OF_PARITY} | chosen
+        report = compare_with_processor(device, **options, tell=tell)
+    if as_json:
+        show_json(report.to_dict())
+    else:
+        show_parity(report)
+    if report.failures:
+        parts = ", ".join(dict.fromkeys(one.part for one in report.failures))
+        raise FinetuneError(
+            f"{report.device} in {report.precision} differs from the processor: {parts}",
+            remedy="use --device cpu or another torch, and report what this command prints",
+        )

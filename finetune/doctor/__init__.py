@@ -1,0 +1,1 @@
+"""Whether this machine is ready, and whether a model is for MPS."""

@@ -1,0 +1,63 @@
+"""The models that the doctor tries a device with."""
+
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from finetune.errors import ModelUnsupported
+from finetune.events import Tell
+from finetune.model.load import load_classifier
+from finetune.model.shape import load_shape
+
+CLASSES = 6
+_SEED = 0
+
+
+def random_classifier(source: str) -> PreTrainedModel:
+    """Return a classifier of a model's shape, its weights random and the same at every call.
+
+    Args:
+        source: A folder, a Hub id, or ``minilm``; those that are known by name need no Hub.
+
+    Raises:
+        ModelNotFound: If there is no such folder or repository.
+        ModelUnsupported: If transformers has no text classifier of this kind.
+        HubNotReachable: If it is not in the cache and the Hub does not answer.
+    """
+    shape = load_shape(source, revision=None)
+    shape.num_labels = CLASSES
+    torch.manual_seed(_SEED)
+    try:
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
+            shape, dtype=torch.float32
+        )
+    except ValueError as error:
+        raise ModelUnsupported(
+            f"{source} is no text classifier: {str(error).splitlines()[0]}",
+            remedy="choose an encoder that transformers knows, such as bert-base-uncased",
+        ) from error
+    return model
+
+
+def pretrained_classifier(source: str, *, tell: Tell) -> PreTrainedModel:
+    """Return a pretrained model with a new head, the same at every call.
+
+    Args:
+        source: A folder, a Hub id, or ``minilm``.
+        tell: Is told of weights that were missing.
+
+    Raises:
+        FinetuneError: If the model can't be had, or is no text classifier.
+    """
+    torch.manual_seed(_SEED)
+    class_names = [str(number) for number in range(CLASSES)]
+    return load_classifier(source, revision=None, class_names=class_names, tell=tell).model
+
+
+def most_tokens(model: PreTrainedModel, *, wanted: int) -> int:
+    """Return as many tokens a text as are wanted, or as the model has positions for."""
+    return min(wanted, getattr(model.config, "max_position_embeddings", None) or wanted)
+
+
+def with_stars(name: str) -> str:
+    """Put ``*`` in place of the numbers in a module's name, so that all layers have one."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

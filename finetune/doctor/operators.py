@@ -1,0 +1,535 @@
+"""Records what an update and an evaluation dispatch, and looks up how MPS would run each of it.
+
+Nothing is computed: the parameters are stand-ins that know their shape and hold no numbers. The
+batch is real, so that whatever a model asks of it has an answer.
+"""
+
+import bisect
+import copy
+import importlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch._C._autograd import _get_sequence_nr
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+from transformers import PreTrainedModel
+
+from finetune import events
+from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.trial import Trial, assemble_trial
+from finetune.config.schema import ModelConfig
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.mps.dispatch import (
+    dispatching_as_mps,
+    name_on_mps,
+    run_composite,
+    run_on_processor,
+)
+from finetune.devices.mps.kernels import KnownFault, Status, known_faults, status_of
+from finetune.doctor.models import most_tokens, random_classifier, with_stars
+from finetune.errors import UsageError
+from finetune.model.structure import Structure, find_structure
+from finetune.training.assemble import Assembly
+
+_NOT_HELD = (torch.float64, torch.complex128)
+_SCALING = "gradient scaling"
+# What PyTorch tells its tracer and its profiler goes to no device.
+_NOT_FOR_DEVICES = ("prim", "profiler")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator that a model needs.
+
+    Args:
+        name: As PyTorch's errors write it, such as ``aten::addmm``.
+        status: ``native``, ``composite`` or ``missing``: how MPS runs it.
+        calls: How often one update dispatches it; 0 if only the evaluation does.
+        modules: What calls it, forward or backward: names of modules with ``*`` for numbers, or
+            ``loss``, ``clipping``, ``gradient scaling``, ``optimizer`` and ``evaluation``.
+    """
+
+    name: str
+    status: Status
+    calls: int
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OperatorReport:
+    """What of a model MPS can run.
+
+    Args:
+        operators: All that were dispatched, by name.
+        warnings: What MPS can't run, can't hold or is known to compute wrongly.
+    """
+
+    operators: tuple[Operator, ...]
+    warnings: tuple[events.Warning, ...]
+
+    @property
+    def missing(self) -> tuple[Operator, ...]:
+        """The operators that MPS does not have."""
+        return tuple(one for one in self.operators if one.status == "missing")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON takes it."""
+        return {
+            "schema_version": 1,
+            "operators": [
+                {
+                    "name": one.name,
+                    "status": one.status,
+                    "calls": one.calls,
+                    "modules": list(one.modules),
+                }
+                for one in self.operators
+            ],
+            "warnings": [{"message": one.message, "remedy": one.remedy} for one in self.warnings],
+        }
+
+
+def audit_model(source: str, *, mode: str, precision: str, batch_size: int) -> OperatorReport:
+    """Audit a model by its name, with random weights and texts as long as a run takes them.
+
+    Args:
+        source: A folder, a Hub id, or ``minilm``.
+        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        batch_size: Texts in the batch.
+
+    Raises:
+        FinetuneError: If the model can't be had, or is none that can be trained so.
+    """
+    model = random_classifier(source)
+    return audit_classifier(
+        model,
+        find_structure(model),
+        mode=mode,
+        precision=precision,
+        rows=batch_size,
+        width=most_tokens(model, wanted=ModelConfig.max_length),
+    )
+
+
+def audit_classifier(
+    model: PreTrainedModel,
+    structure: Structure,
+    *,
+    mode: str,
+    precision: str,
+    rows: int,
+    width: int,
+    torch_version: str = torch.__version__,
+    computes: bool = False,
+) -> OperatorReport:
+    """Audit one update of a classifier, as a run takes it, and one evaluation batch.
+
+    What is recorded goes from the first forward to the step of the optimizer, and from there to
+    the logits. fp16 is recorded as bf16, which the processor has too and which dispatches the same,
+    with the scaling of the gradients around it.
+
+    Args:
+        model: On the CPU; left as it was.
+        structure: Of the model.
+        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        rows: Texts in the batch. A large one costs nothing, and shows what goes wrong with it.
+        width: Tokens in a row.
+        torch_version: The release whose faults are looked up.
+        computes: Whether to compute with a copy of the parameters, which shows the same and takes
+            the time and memory of a real update.
+
+    Raises:
+        ConfigurationInvalid: If the core has fewer than N layers.
+    """
+    stand_in = copy.deepcopy(model) if computes else _without_numbers(model)
+    case = Case(
+        device=CpuDevice.name,
+        architecture=architecture_of(model.config.to_dict()),
+        classes=cast(int, model.config.num_labels),
+        mode=mode,
+        width=width,
+        precision="bf16" if precision == "fp16" else precision,
+    )
+    trial = assemble_trial(case, stand_in, structure, device=CpuDevice())
+    recorder = _Recorder(stand_in, torch_version=torch_version)
+    _notice_optimizer(_inner_optimizer(trial.assembly), recorder.places)
+    if precision == "fp16":
+        trial = _with_scaled_gradients(trial, recorder)
+    trial.begin()
+    with dispatching_as_mps(), recorder:
+        trial.take_update(batch_size=rows)
+        recorder.begin_evaluation()
+        with _real_logits(stand_in, recorder):
+            trial.evaluate(batch_size=rows)
+    return recorder.report()
+
+
+def audit_module(
+    module: nn.Module, batch: Mapping[str, Any], *, torch_version: str = torch.__version__
+) -> OperatorReport:
+    """Audit the forward and backward of any module, which run for real.
+
+    Args:
+        module: On the CPU; keeps gradients and hooks. It returns a loss, or something with a
+            ``loss``; of any other output the sum is taken.
+        batch: Its keyword arguments.
+        torch_version: The release whose faults are looked up.
+    """
+    recorder = _Recorder(module, torch_version=torch_version)
+    with dispatching_as_mps(), recorder:
+        loss = _loss_of(module(**batch))
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+    return recorder.report()
+
+
+def audit_factory(name: str) -> OperatorReport:
+    """Audit the module that a function returns, on the batch that it returns.
+
+    Args:
+        name: Of the function, such as ``package.module:function``.
+
+    Raises:
+        UsageError: If there is no such function, or it returns something else.
+    """
+    return audit_module(*load_factory(name))
+
+
+def load_factory(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Call a function that returns a module and a batch.
+
+    Args:
+        name: Such as ``package.module:function``.
+
+    Raises:
+        UsageError: If there is no such function, or it returns something else.
+    """
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"{name} can't be imported: {error}",
+            remedy="name a function of a module that python -c 'import ...' finds, as "
+            "package.module:function",
+        ) from error
+    match function():
+        case (nn.Module() as module, dict() as batch):
+            return module, batch
+    raise UsageError(
+        f"{name} does not return a module and a batch",
+        remedy="return (module, batch), the batch as a dict of keyword arguments",
+    )
+
+
+def _without_numbers(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy a model with stand-ins for its parameters, which take no memory.
+
+    PyTorch clips their gradients one by one, as it does on MPS, and not in a list, as it does with
+    real ones on the processor.
+    """
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fakes):
+        stand_in = copy.deepcopy(model)
+    # It is on the processor already, and stand-ins can't be moved once something refers to them.
+    cast(Any, stand_in).to = lambda *_, **__: stand_in
+    return stand_in
+
+
+def _loss_of(output: Any) -> torch.Tensor:
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    tensors = [
+        one
+        for one in tree_iter(output)
+        if isinstance(one, torch.Tensor) and one.is_floating_point()
+    ]
+    return cast(torch.Tensor, sum(one.sum() for one in tensors))
+
+
+class _Places:
+    """Knows which module is at work, in a forward or in the backward of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.outside = "loss"
+        self._running: list[str] = []
+        # Where in the numbering of the graph's nodes the forward of which module goes on.
+        self._first_nodes: list[int] = []
+        self._places: list[str] = []
+        self._owners: dict[int, str] = {}
+        for name, module in model.named_modules():
+            place = with_stars(name) or type(model).__name__
+            self._owners |= {id(one): place for one in module.parameters(recurse=False)}
+            module.register_forward_pre_hook(self._entering(place))
+            module.register_forward_hook(self._leave, always_call=True)
+
+    def now(self) -> str:
+        """Return the name of the module, or of the part of the update around it."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return self._running[-1] if self._running else self.outside
+        self.outside = "clipping"
+        # The node that adds up the gradients of a parameter.
+        if hasattr(node, "variable"):
+            return self._owners.get(id(node.variable), "loss")
+        index = bisect.bisect_right(self._first_nodes, node._sequence_nr()) - 1
+        return self._places[index]
+
+    def _entering(self, place: str) -> Callable[..., None]:
+        def enter(*_: Any) -> None:
+            self._running.append(place)
+            self._note()
+
+        return enter
+
+    def _leave(self, *_: Any) -> None:
+        self._running.pop()
+        self._note()
+
+    def _note(self) -> None:
+        self._first_nodes.append(_get_sequence_nr())
+        self._places.append(self._running[-1] if self._running else "loss")
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator that is dispatched once a model has begun its forward."""
+
+    def __init__(self, model: nn.Module, *, torch_version: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places = _Places(model)
+        self._torch_version = torch_version.partition("+")[0]
+        self._has_begun = False
+        self._is_update = True
+        self._calls: Counter[str] = Counter()
+        self._modules: defaultdict[str, set[str]] = defaultdict(set)
+        self._parts: dict[str, Counter[str]] = {}
+        self._not_held: defaultdict[str, set[str]] = defaultdict(set)
+        self._faults: defaultdict[tuple[str, KnownFault], set[str]] = defaultdict(set)
+        model.register_forward_pre_hook(self._begin, prepend=True)
+
+    def begin_evaluation(self) -> None:
+        """Count no more, and wait for the forward."""
+        self._has_begun = self._is_update = False
+        self.places.outside = "evaluation"
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note nothing of what happens in the context."""
+        has_begun, self._has_begun = self._has_begun, False
+        yield
+        self._has_begun = has_begun
+
+    def report(self) -> OperatorReport:
+        """Return what was noted."""
+        operators = tuple(
+            Operator(name, status_of(name), self._calls[name], tuple(sorted(modules)))
+            for name, modules in sorted(self._modules.items())
+        )
+        return OperatorReport(operators, tuple(self._warnings(operators)))
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+    ) -> Any:
+        """Note an operator and run it."""
+        kwargs = kwargs or {}
+        if not self._has_begun or func.namespace in _NOT_FOR_DEVICES:
+            return run_on_processor(func, *args, **kwargs)
+        name = name_on_mps(func)
+        if _is_taken_apart(func, name):
+            with self:
+                return func.decompose(*args, **kwargs)
+        result = run_on_processor(func, *args, **kwargs)
+        self._note(name, func, args, kwargs, result)
+        return result
+
+    def _begin(self, *_: Any) -> None:
+        self._has_begun = True
+
+    def _note(
+        self,
+        name: str,
+        operator: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
+        place = self.places.now()
+        if name not in self._parts:
+            self._parts[name] = Counter({name: 1}) + _Parts().of(operator, args, kwargs)
+        for part, calls in self._parts[name].items():
+            self._calls[part] += calls if self._is_update else 0
+            self._modules[part].add(place)
+        tensors = tree_iter((args, kwargs, result))
+        # GradScaler inverts its scale in float64 everywhere but on MPS.
+        if place != _SCALING and any(
+            isinstance(one, torch.Tensor) and one.dtype in _NOT_HELD for one in tensors
+        ):
+            self._not_held[name].add(place)
+        names = (argument.name for argument in operator._schema.arguments)
+        call = dict(zip(names, args, strict=False)) | kwargs
+        for fault in known_faults(name, torch_version=self._torch_version):
+            if fault.is_met(call):
+                self._faults[name, fault].add(place)
+
+    def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.Warning]:
+        for operator in operators:
+            if operator.status == "missing":
+                yield events.Warning(
+                    f"MPS has no {operator.name}, which {_listed(operator.modules)} calls",
+                    remedy="replace what calls it, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
+                    "runs it on the processor and waits for it each time",
+                )
+        for name, places in self._not_held.items():
+            yield events.Warning(
+                f"{_listed(places)} gives float64 to {name}, and MPS can't hold float64",
+                remedy="convert it to float32",
+            )
+        for (name, fault), places in self._faults.items():
+            yield events.Warning(
+                f"in PyTorch {self._torch_version}, {name} on MPS {fault.effect}: "
+                f"{_listed(places)} ({fault.source})",
+                remedy=fault.remedy,
+            )
+
+
+def _listed(places: Iterable[str]) -> str:
+    return ", ".join(sorted(places))
+
+
+def _is_taken_apart(operator: torch._ops.OpOverload, name: str) -> bool:
+    """Tell whether an operator falls into others before it reaches a device.
+
+    In training that has happened before a mode sees it, in inference mode it has not.
+    """
+    return status_of(name) == "composite" and operator._can_decompose()
+
+
+class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what composites dispatch in turn, down to what is no composite: names and calls.
+
+    Args:
+        inside: Composites that are being taken apart: some call themselves.
+    """
+
+    def __init__(self, inside: frozenset[str] = frozenset()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+        self._inside = inside
+
+    def of(
+        self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Counter[str]:
+        """Return the parts of a composite, found by running it on zeros."""
+        name = name_on_mps(operator)
+        if status_of(name) != "composite" or name in self._inside:
+            return Counter()
+        args, kwargs = tree_map_only(torch.Tensor, _zeros_like, (args, kwargs))
+        parts = _Parts(self._inside | {name})
+        with parts:
+            run_composite(operator, *args, **kwargs)
+        return parts.calls
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+    ) -> Any:
+        """Note an operator with its parts, and run it."""
+        kwargs = kwargs or {}
+        self.calls += Counter({name_on_mps(func): 1}) + self.of(func, args, kwargs)
+        return run_on_processor(func, *args, **kwargs)
+
+
+def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    # On a new page of memory that is never written to, zeros take up none.
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+class _ScaledGradients:
+    """Scales the gradients of an update as Accelerate does in fp16, but not on the processor.
+
+    It takes the place of both the processes and the optimizer of an assembly.
+    """
+
+    def __init__(self, assembly: Assembly, recorder: _Recorder) -> None:
+        self._processes = assembly.processes
+        self._optimizer = _inner_optimizer(assembly)
+        self._scaler = torch.amp.GradScaler("cpu")
+        self._places = recorder.places
+        self.param_groups = self._optimizer.param_groups
+        self.state = self._optimizer.state
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        """Forget the gradients."""
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of the scaled loss."""
+        self._processes.backward(self._scaler.scale(loss))
+
+    def clip_gradients(self, parameters: list[nn.Parameter], *, max_norm: float) -> None:
+        """Take the scale off the gradients and clip them."""
+        self._places.outside = _SCALING
+        self._scaler.unscale_(self._optimizer)
+        self._places.outside = "clipping"
+        self._processes.clip_gradients(parameters, max_norm=max_norm)
+
+    def step(self) -> None:
+        """Step unless a gradient is infinite, and choose the next scale."""
+        self._scaler.step(self._optimizer)
+        self._places.outside = _SCALING
+        self._scaler.update()
+
+
+def _with_scaled_gradients(trial: Trial, recorder: _Recorder) -> Trial:
+    scaled = cast(Any, _ScaledGradients(trial.assembly, recorder))
+    assembly = replace(trial.assembly, processes=scaled, optimizer=scaled)
+    return replace(trial, assembly=assembly)
+
+
+def _inner_optimizer(assembly: Assembly) -> torch.optim.Optimizer:
+    """Return the optimizer that Accelerate has wrapped."""
+    inner: torch.optim.Optimizer = cast(Any, assembly.optimizer).optimizer
+    return inner
+
+
+def _notice_optimizer(optimizer: torch.optim.Optimizer, places: _Places) -> None:
+    """Let what the optimizer's step dispatches be its own."""
+
+    def enter(*_: Any) -> None:
+        places.outside = "optimizer"
+
+    def leave(*_: Any) -> None:
+        places.outside = "loss"
+
+    optimizer.register_step_pre_hook(enter)
+    optimizer.register_step_post_hook(leave)
+
+
+@contextmanager
+def _real_logits(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
+    """Let a model of stand-ins return zeros, which can be read."""
+
+    def replace_logits(_: nn.Module, __: Any, output: Any) -> None:
+        with recorder.paused():
+            output.logits = _zeros_like(output.logits)
+
+    hook = model.register_forward_hook(replace_logits)
+    yield
+    hook.remove()

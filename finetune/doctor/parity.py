@@ -1,0 +1,290 @@
+"""Compares a device with the processor: the same weights, the same texts, the same updates."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from finetune.config.schema import ModelConfig
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.select import check_precision, select_device
+from finetune.devices.tf32 import without_tf32
+from finetune.doctor.models import pretrained_classifier, random_classifier, with_stars
+from finetune.doctor.rehearsal import Tensors, plan_rehearsal
+from finetune.events import Stage, Tell
+
+# Of the size that all numbers of a model have in the mean.
+_SMALLEST_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest relative errors that pass, in one precision.
+
+    Args:
+        logits: Of logits, in training and in the evaluation, and of the loss.
+        gradients: Of gradients.
+        updates: Of what one update or ten change. AdamW's steps are not in proportion to the
+            gradients, and weights are rounded to 24 bits, some of which a small step hardly moves.
+    """
+
+    logits: float
+    gradients: float
+    updates: float
+
+    def of(self, part: str) -> float:
+        """Return the tolerance of a part of the rehearsal."""
+        if part in ("evaluation", "logits", "loss"):
+            return self.logits
+        return self.gradients if part == "gradients" else self.updates
+
+
+# In fp32 far above rounding, and below what TF32 does: logits were off by 1e-3 with it on an H200,
+# and by 3e-6 without. A rounding errs by up to 2⁻⁸ of a number in bf16 and 2⁻¹¹ in fp16. BERT-base
+# was off there by 3 to 4 of these in logits, 5 to 6 in gradients and 12 to 14 in changes; what
+# passes is 10, 25 and 50.
+TOLERANCES = {
+    "fp32": Tolerance(logits=1e-4, gradients=1e-3, updates=1e-2),
+    "bf16": Tolerance(logits=4e-2, gradients=1e-1, updates=2e-1),
+    "fp16": Tolerance(logits=5e-3, gradients=1.25e-2, updates=2.5e-2),
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a tensor on the device is from the same on the processor.
+
+    Args:
+        part: What was computed, such as ``gradients``.
+        tensor: Name of the parameter, or what else tells it from the others of its part.
+        error: Relative error; infinite where the device gave what is no number.
+        tolerance: The largest that passes.
+    """
+
+    part: str
+    tensor: str
+    error: float
+    tolerance: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether the error is small enough."""
+        return self.error <= self.tolerance
+
+    @property
+    def module(self) -> str:
+        """The module that the parameter belongs to, with ``*`` for numbers."""
+        return with_stars(_module_of(self.tensor))
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """How far a device is from the processor.
+
+    Args:
+        device: Name of the device.
+        precision: ``fp32``, ``bf16`` or ``fp16``, of the device; the processor's is fp32.
+        differences: Of all that was compared, in the order in which it was computed.
+    """
+
+    device: str
+    precision: str
+    differences: tuple[Difference, ...]
+
+    @property
+    def failures(self) -> tuple[Difference, ...]:
+        """The differences that are too large."""
+        return tuple(one for one in self.differences if not one.passes)
+
+    def worst_by_part(self) -> dict[str, Difference]:
+        """Return the worst difference of each part."""
+        return _worst_by(lambda one: one.part, self.differences)
+
+    def worst_by_module(self) -> dict[str, dict[str, Difference]]:
+        """Return the worst difference of each module with parameters, by part."""
+        by_module: defaultdict[str, list[Difference]] = defaultdict(list)
+        for one in self.differences:
+            if one.module:
+                by_module[one.module].append(one)
+        return {
+            module: _worst_by(lambda one: one.part, differences)
+            for module, differences in by_module.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON takes it; it has no infinity, for which null stands."""
+        return {
+            "schema_version": 1,
+            "device": self.device,
+            "precision": self.precision,
+            "passes": not self.failures,
+            "differences": [
+                asdict(one) | {"error": one.error if math.isfinite(one.error) else None}
+                for one in self.differences
+            ],
+        }
+
+
+def compare_with_processor(
+    device: str, *, model: str | None, mode: str, precision: str, batch_size: int, tell: Tell
+) -> ParityReport:
+    """Let the processor, in fp32, and a device compute the same, and compare.
+
+    Args:
+        device: One of ``DEVICE_NAMES``; may be the processor itself.
+        model: A folder, a Hub id, or ``minilm``; None for BERT-base with random weights.
+        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
+        batch_size: The most rows in one forward of an evaluation.
+        tell: Is told what goes on.
+
+    Raises:
+        FinetuneError: If the device or the model can't be had, or can't be used so.
+    """
+    selected = select_device(device, tell=tell)
+    check_precision(selected, precision)
+    classifier = (
+        random_classifier(ModelConfig.model)
+        if model is None
+        else pretrained_classifier(model, tell=tell)
+    )
+    return check_parity(
+        classifier,
+        mode=mode,
+        device=selected,
+        precision=precision,
+        largest_batch=batch_size,
+        tell=tell,
+    )
+
+
+def check_parity(
+    model: PreTrainedModel,
+    *,
+    mode: str,
+    device: Device,
+    precision: str,
+    largest_batch: int,
+    tell: Tell,
+) -> ParityReport:
+    """Compare a device with the processor by what becomes of a model on them.
+
+    Args:
+        model: A classifier on the CPU; frozen, and its last layer's matrices laid out, in place.
+        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        device: What is compared.
+        precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
+        largest_batch: The most rows in one forward of an evaluation.
+        tell: Is told what goes on.
+
+    Raises:
+        ConfigurationInvalid: If the core has fewer than N layers.
+        ModelUnsupported: If it has no core of layers, or no linear classifier on top.
+    """
+    rehearsal = plan_rehearsal(model, mode=mode, largest_batch=largest_batch)
+    with without_tf32():
+        tell(Stage("computing on the processor in fp32"))
+        expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
+        tell(Stage(f"computing on {device.name} ({device.description}) in {precision}"))
+        actual = rehearsal.on(device, precision=precision)
+        differences = tuple(compare(actual, expected, tolerance=TOLERANCES[precision]))
+    return ParityReport(device.name, precision, differences)
+
+
+def compare(
+    actual: Iterable[tuple[str, Tensors]], expected: dict[str, Tensors], *, tolerance: Tolerance
+) -> Iterator[Difference]:
+    """Compare what a device computes with what it should, part by part.
+
+    Args:
+        actual: The parts and their tensors, as they are computed.
+        expected: The tensors of each part; emptied, as each takes as much memory as the model.
+        tolerance: What passes.
+    """
+    for part, tensors in actual:
+        for name, error in _errors(tensors, expected.pop(part)).items():
+            yield Difference(part, name, error, tolerance.of(part))
+
+
+def _errors(actual: Tensors, expected: Tensors) -> dict[str, float]:
+    """Return the relative error of each tensor of a part: of parameters, or else of logits."""
+    sizes = _least_sizes(expected)
+    return {
+        name: relative_error(actual[name], one, least_size=sizes[_module_of(name)])
+        if _module_of(name)
+        else worst_row_error(actual[name], one)
+        for name, one in expected.items()
+    }
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor, *, least_size: float) -> float:
+    """Return the norm of the difference over the norm of what is expected.
+
+    Some gradients are zero but for rounding, as is that of the bias of attention's keys, and their
+    own relative error would say nothing.
+
+    Args:
+        actual: float32 of any shape.
+        expected: float32 of the same shape.
+        least_size: Root mean square that the expected numbers are taken to have at least.
+    """
+    distance = (actual - expected).norm().item()
+    size = max(expected.norm().item(), least_size * math.sqrt(expected.numel()))
+    return _ratio(distance, size)
+
+
+def worst_row_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the row that differs most over the norm that rows have in the mean.
+
+    One wrong row among many right ones thus has the error that it would have alone.
+
+    Args:
+        actual: float32 of shape [rows, numbers] or [numbers].
+        expected: float32 of the same shape.
+    """
+    distance = (actual - expected).norm(dim=-1).max().item()
+    return _ratio(distance, expected.norm(dim=-1).square().mean().sqrt().item())
+
+
+def _ratio(distance: float, size: float) -> float:
+    if distance == 0:
+        return 0.0
+    # What is no number is never equal to what it should be.
+    return distance / size if size > 0 and not math.isnan(distance) else math.inf
+
+
+def _least_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return the size that each module's tensors are taken to have at least.
+
+    It is the root mean square of the module's numbers, of weight and bias together, and at least a
+    hundredth of that of all numbers.
+    """
+    by_module: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
+    for name, one in tensors.items():
+        by_module[_module_of(name)].append(one)
+    least = _root_mean_square(tensors.values()) * _SMALLEST_SHARE
+    return {module: max(least, _root_mean_square(some)) for module, some in by_module.items()}
+
+
+def _root_mean_square(tensors: Iterable[torch.Tensor]) -> float:
+    pairs = [(one.norm().item() ** 2, one.numel()) for one in tensors]
+    return math.sqrt(sum(square for square, _ in pairs) / sum(numbers for _, numbers in pairs))
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _worst_by(
+    key: Callable[[Difference], str], differences: Iterable[Difference]
+) -> dict[str, Difference]:
+    worst: dict[str, Difference] = {}
+    for one in differences:
+        if key(one) not in worst or one.error > worst[key(one)].error:
+            worst[key(one)] = one
+    return worst

@@ -1,0 +1,230 @@
+"""A few evaluations and updates on a device, and the tensors that come of them."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedModel
+
+from finetune.devices.base import Device
+from finetune.doctor.models import CLASSES, most_tokens
+from finetune.evaluation.predict import InputsOf, predict_logits
+from finetune.model.freeze import freeze_parameters
+from finetune.model.inputs import model_inputs
+from finetune.model.structure import Structure, find_structure
+from finetune.tokenization.buckets import Batch
+from finetune.tokenization.collate import collate_rows
+from finetune.tokenization.encode import EncodedTexts
+from finetune.training.assemble import Assembly, assemble
+from finetune.training.micro_batches import Examples, Inputs, MicroBatch, cut_batch
+from finetune.training.schedule import Schedule
+
+# Around the blocks of 8 and 32 tokens that attention's kernels work on.
+_LENGTHS = (1, 8, 9, 31, 32, 33, 64)
+_BATCH_SIZES = (1, 7, 32)
+_SEED = 0
+_ROWS = 8
+_UPDATES = 10
+# Twenty times that of a run, so that what changes stands out from the rounding of the weights.
+_LEARNING_RATE = 1e-3
+_MAX_GRAD_NORM = 1.0
+# Gradient scaling starts at 2¹⁶ and halves with every update that it leaves out.
+_MOST_TRIES = 17
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What each device is to compute.
+
+    Args:
+        model: On the CPU; each device gets a copy.
+        structure: Of the model.
+        lengths: Tokens of the longest text of a batch, ascending.
+        batch_sizes: Rows in one forward of an evaluation.
+    """
+
+    model: PreTrainedModel
+    structure: Structure
+    lengths: Sequence[int]
+    batch_sizes: Sequence[int]
+
+    def on(self, device: Device, *, precision: str) -> Iterator[tuple[str, Tensors]]:
+        """Yield each part's name and tensors, on the CPU and in fp32, as soon as they are there.
+
+        ``evaluation`` has the logits of batches; ``logits``, ``loss``, ``gradients`` and
+        ``1 update`` are those of the first update, the last being what has changed in the
+        parameters, as it is of ``10 updates``. There is no dropout: devices draw different random
+        numbers.
+
+        Args:
+            device: Where to compute.
+            precision: ``fp32``, ``bf16`` or ``fp16``.
+        """
+        assembly = _assemble(copy.deepcopy(self.model), self.structure, device, precision)
+        yield "evaluation", self._evaluate(assembly)
+        examples = self._examples()
+        first = _cut(examples, device, number=0)
+        logits: torch.Tensor = assembly.model(**first.inputs).logits.detach()
+        yield "logits", {"logits": logits.cpu()}
+        loss = _update(assembly, first, number=0)
+        yield "loss", {"loss": loss.cpu()[None]}
+        yield "gradients", _gradients(assembly.model)
+        yield "1 update", self._changes(assembly.model)
+        for number in range(1, _UPDATES):
+            _update(assembly, _cut(examples, device, number=number), number=number)
+        yield f"{_UPDATES} updates", self._changes(assembly.model)
+
+    def _evaluate(self, assembly: Assembly) -> Tensors:
+        return {
+            f"{rows} rows of up to {tokens} tokens": self._predict(assembly, rows, tokens)
+            for tokens in self.lengths
+            for rows in self.batch_sizes
+        }
+
+    def _predict(self, assembly: Assembly, rows: int, tokens: int) -> torch.Tensor:
+        # One row more, so that there is a last batch that is not full.
+        lengths = _random_lengths(rows + 1, tokens)
+        limits = {min(width, self.lengths[-1]) for width in assembly.device.widths(tokens)}
+        logits = predict_logits(
+            assembly.model,
+            self._inputs_of(lengths),
+            lengths,
+            widths=sorted(limits),
+            batch_size=rows,
+            device=assembly.device,
+        )
+        return torch.from_numpy(logits)
+
+    def _examples(self) -> Examples:
+        rows = _UPDATES * _ROWS
+        lengths = _random_lengths(rows, self.lengths[-1])
+        labels = np.random.default_rng(_SEED).integers(CLASSES, size=rows)
+        return Examples(self._inputs_of(lengths), lengths, labels, np.ones(rows, np.float32))
+
+    def _inputs_of(self, lengths: NDArray[np.int64]) -> InputsOf:
+        texts = _random_texts(lengths, self.model)
+
+        def inputs_of(rows: NDArray[np.int64], width: int) -> Inputs:
+            return model_inputs(
+                collate_rows(texts, rows, width=width), takes_4d_mask=self.structure.takes_4d_mask
+            )
+
+        return inputs_of
+
+    def _changes(self, model: nn.Module) -> Tensors:
+        before = dict(self.model.named_parameters())
+        return {
+            name: one.detach().cpu() - before[name].detach()
+            for name, one in model.named_parameters()
+        }
+
+
+def plan_rehearsal(model: PreTrainedModel, *, mode: str, largest_batch: int) -> Rehearsal:
+    """Plan what a model is to compute.
+
+    Args:
+        model: A classifier on the CPU; frozen, and its last layer's matrices laid out, in place.
+        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        largest_batch: The most rows in one forward of an evaluation.
+
+    Raises:
+        ConfigurationInvalid: If the core has fewer than N layers.
+        ModelUnsupported: If it has no core of layers, or no linear classifier on top.
+    """
+    structure = find_structure(model)
+    freeze_parameters(model, structure, mode=mode)
+    model.train(False)
+    _lay_out_by_columns(model.get_parameter(name) for name in structure.layers[-1])
+    return Rehearsal(
+        model,
+        structure,
+        lengths=sorted({most_tokens(model, wanted=tokens) for tokens in _LENGTHS}),
+        batch_sizes=sorted({*(min(one, largest_batch) for one in _BATCH_SIZES), largest_batch}),
+    )
+
+
+def _lay_out_by_columns(parameters: Iterator[nn.Parameter]) -> None:
+    """Let matrices be transposed ones in memory, as weights may be that were loaded so.
+
+    What is computed in place was once silently left out of such tensors (pytorch#118115).
+    """
+    for parameter in parameters:
+        if parameter.ndim == 2:
+            parameter.data = parameter.detach().T.contiguous().T
+
+
+def _assemble(
+    model: PreTrainedModel, structure: Structure, device: Device, precision: str
+) -> Assembly:
+    assembly = assemble(
+        model,
+        head=structure.head,
+        device=device,
+        precision=precision,
+        schedule=Schedule(peak=_LEARNING_RATE, warmup_updates=0, total_updates=_UPDATES),
+        head_rate_factor=1.0,
+        weight_decay=0.01,
+        max_grad_norm=_MAX_GRAD_NORM,
+    )
+    # AdamW divides gradients by their own size, so that of one which is nothing but rounding it
+    # makes a whole step. A divisor of at least the mean gradient's size leaves such steps small.
+    trained = sum(one.numel() for one in assembly.trained_parameters().values())
+    for group in assembly.optimizer.param_groups:
+        group["eps"] = _MAX_GRAD_NORM / math.sqrt(trained)
+    return assembly
+
+
+def _random_lengths(rows: int, longest: int) -> NDArray[np.int64]:
+    """Return lengths of which the first is the longest."""
+    lengths = np.random.default_rng(_SEED).integers(1, longest + 1, size=rows)
+    lengths[0] = longest
+    return lengths
+
+
+def _random_texts(lengths: NDArray[np.int64], model: PreTrainedModel) -> EncodedTexts:
+    random = np.random.default_rng(_SEED)
+    tokens = random.integers(model.config.vocab_size, size=lengths.sum(), dtype=np.int32)
+    return EncodedTexts(
+        columns={"input_ids": tokens},
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        padding={"input_ids": model.config.pad_token_id or 0},
+        pads_left=False,
+        cut_rows=0,
+    )
+
+
+def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
+    """Return the rows of an update in one piece, padded to the longest text of all."""
+    rows = np.arange(number * _ROWS, (number + 1) * _ROWS)
+    [micro_batch] = cut_batch(
+        examples,
+        Batch(rows, width=int(examples.lengths.max())),
+        batch_size=_ROWS,
+        pads_rows=device.pads_rows,
+        torch_device=device.torch_device,
+    )
+    return micro_batch
+
+
+def _update(assembly: Assembly, micro_batch: MicroBatch, *, number: int) -> torch.Tensor:
+    """Take an update, again while gradient scaling leaves it out, and return its loss."""
+    for _ in range(_MOST_TRIES):
+        skipped = assembly.processes.skipped_updates()
+        loss = assembly.update(number, [micro_batch])
+        if assembly.processes.skipped_updates() == skipped:
+            break
+    return loss
+
+
+def _gradients(model: nn.Module) -> Tensors:
+    return {
+        name: torch.zeros_like(one, device="cpu") if one.grad is None else one.grad.cpu()
+        for name, one in model.named_parameters()
+    }

@@ -1,0 +1,200 @@
+"""What the comparison finds, shown by faults that are planted under the device's half of it."""
+
+import json
+import math
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from planted_faults import IgnoredMask, LeftOutGaps, WrongShortAttention
+from tiny_models import ARCHITECTURES, tiny_model
+from tiny_training import FewShapesDevice
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.doctor.parity import (
+    TOLERANCES,
+    ParityReport,
+    check_parity,
+    compare,
+    relative_error,
+    worst_row_error,
+)
+from finetune.doctor.rehearsal import plan_rehearsal
+from finetune.errors import ConfigurationInvalid
+from finetune.events import Event
+
+
+def ignore(event: Event) -> None:
+    """Let nobody know."""
+
+
+def parity(
+    model: PreTrainedModel,
+    *,
+    mode: str = "full",
+    device: Device | None = None,
+    precision: str = "fp32",
+) -> ParityReport:
+    return check_parity(
+        model,
+        mode=mode,
+        device=device or CpuDevice(),
+        precision=precision,
+        largest_batch=40,
+        tell=ignore,
+    )
+
+
+def lively_model() -> PreTrainedModel:
+    """Return a model whose attention makes a difference, unlike that of BERT's first weights."""
+    model = tiny_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(9)
+    return model
+
+
+def parity_under(
+    fault: AbstractContextManager[Any], *, mode: str = "full", precision: str = "fp32"
+) -> ParityReport:
+    """Compare the processor with itself under a fault."""
+    rehearsal = plan_rehearsal(lively_model(), mode=mode, largest_batch=40)
+    expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
+    with fault:
+        actual = rehearsal.on(CpuDevice(), precision=precision)
+        differences = tuple(compare(actual, expected, tolerance=TOLERANCES[precision]))
+    return ParityReport("cpu", precision, differences)
+
+
+def wrong_parts(report: ParityReport) -> set[str]:
+    return {one.part for one in report.failures}
+
+
+def test_the_processor_computes_what_it_computes() -> None:
+    report = parity(tiny_model())
+    assert report.failures == ()
+    assert {one.error for one in report.differences} == {0.0}
+    assert list(report.worst_by_part()) == [
+        "evaluation", "logits", "loss", "gradients", "1 update", "10 updates",
+    ]  # fmt: skip
+
+
+def test_evaluation_has_all_lengths_at_all_batch_sizes() -> None:
+    report = parity(tiny_model("bert"))
+    evaluated = [one.tensor for one in report.differences if one.part == "evaluation"]
+    assert evaluated == [
+        f"{rows} rows of up to {tokens} tokens"
+        for tokens in (1, 8, 9, 31, 32, 33, 64)
+        for rows in (1, 7, 32, 40)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mode"),
+    [*((one, "full") for one in ARCHITECTURES), ("bert", "head"), ("modernbert", "last-1")],
+)
+def test_bf16_is_within_its_tolerance(architecture: str, mode: str) -> None:
+    report = parity(tiny_model(architecture), mode=mode, precision="bf16")
+    assert report.failures == ()
+    assert all(one.error > 0 for one in report.worst_by_part().values())
+
+
+def test_other_widths_and_repeated_rows_change_nothing_but_rounding() -> None:
+    report = parity(tiny_model(), device=FewShapesDevice())
+    assert report.failures == ()
+    assert report.worst_by_part()["evaluation"].error > 0
+
+
+def test_each_parameter_is_compared_in_its_gradient_and_its_changes() -> None:
+    model = tiny_model()
+    report = parity(model, mode="head")
+    for part in ("gradients", "1 update", "10 updates"):
+        compared = [one.tensor for one in report.differences if one.part == part]
+        assert compared == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_planted_fault_of_tensors_with_gaps_is_found_in_the_first_update(precision: str) -> None:
+    report = parity_under(LeftOutGaps(), precision=precision)
+    assert wrong_parts(report) == {"1 update", "10 updates"}
+    worst = report.worst_by_part()["1 update"]
+    assert worst.error == pytest.approx(1.0)
+    assert worst.tensor.startswith("bert.encoder.layer.2.")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_planted_wrong_mask_is_found_in_the_logits(precision: str) -> None:
+    assert {"evaluation", "logits"} <= wrong_parts(parity_under(IgnoredMask(), precision=precision))
+
+
+def test_planted_fault_of_short_texts_is_found_in_the_evaluation_alone() -> None:
+    report = parity_under(WrongShortAttention())
+    assert wrong_parts(report) == {"evaluation"}
+    assert "7 rows of up to 8 tokens" in [
+        one.tensor for one in report.differences if not one.passes
+    ]
+
+
+class Garbage(TorchFunctionMode):
+    """Activations that are no numbers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **kwargs or {})
+        return result * math.nan if func is torch.nn.functional.gelu else result
+
+
+def test_what_is_no_number_fails_everywhere() -> None:
+    report = parity_under(Garbage())
+    assert wrong_parts(report) == set(report.worst_by_part())
+    told = json.dumps(report.to_dict(), allow_nan=False)
+    assert json.loads(told)["differences"][0]["error"] is None
+
+
+def test_modules_are_told_with_a_star_for_the_layer_and_the_worst_of_them() -> None:
+    report = parity(tiny_model(), precision="bf16")
+    modules = report.worst_by_module()
+    assert "bert.encoder.layer.*.attention.self.key" in modules
+    assert not any("layer.0" in module for module in modules)
+    key = modules["bert.encoder.layer.*.attention.self.key"]["gradients"]
+    assert key.error == max(
+        one.error
+        for one in report.differences
+        if one.part == "gradients" and ".self.key." in one.tensor
+    )
+
+
+def test_more_layers_than_there_are_can_not_train() -> None:
+    with pytest.raises(ConfigurationInvalid):
+        parity(tiny_model(), mode="last-9")
+
+
+def test_relative_error_is_that_of_the_whole_tensor() -> None:
+    expected = torch.tensor([3.0, 4.0, 0.0])
+    actual = expected + torch.tensor([0.0, 0.0, 0.5])
+    assert relative_error(actual, expected, least_size=0.0) == pytest.approx(0.1)
+
+
+def test_a_tiny_gradient_is_measured_by_the_size_of_others() -> None:
+    rounding = torch.full((4,), 1e-9)
+    assert relative_error(-rounding, rounding, least_size=1e-3) == pytest.approx(2e-6)
+
+
+def test_nothing_in_place_of_nothing_is_right_and_something_is_infinitely_wrong() -> None:
+    zeros = torch.zeros(3)
+    assert relative_error(zeros, zeros, least_size=0.0) == 0.0
+    assert relative_error(zeros + 1e-9, zeros, least_size=0.0) == math.inf
+    assert relative_error(zeros * math.nan, zeros + 1, least_size=1.0) == math.inf
+
+
+def test_one_wrong_row_among_many_is_as_wrong_as_alone() -> None:
+    expected = torch.ones(100, 6)
+    actual = expected.clone()
+    actual[42] *= 1.5
+    assert worst_row_error(actual, expected) == pytest.approx(0.5)
