@@ -51,9 +51,14 @@ def show_estimates(estimates: Sequence[Row]) -> None:
         )
     Console(**LITERAL).print(table)
     notes = [note for one in estimates for note in _notes(one)]
-    bases = dict.fromkeys(f"{_mode(one)}: {one['basis']}" for one in estimates)
+    modes_by_basis: dict[str, list[str]] = {}
+    for one in estimates:
+        modes_by_basis.setdefault(one["basis"], []).append(_mode(one))
+    bases = [
+        f"{', '.join(dict.fromkeys(modes))}: {basis}" for basis, modes in modes_by_basis.items()
+    ]
     show_lines(
-        "These are estimates; nothing was run on such a machine. They rest on", *bases, *notes
+        "These are estimates: nothing was run on such a machine. They rest on", *bases, *notes
     )
 
 

@@ -20,6 +20,7 @@ class Device(Protocol):
             every new shape costs.
         shares_host_memory: Whether its tensors lie in the machine's own memory, so that too many of
             them harm everything else that runs.
+        most_tokens: Most tokens, padding included, in a batch that it computes right; None for any.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Device(Protocol):
     has_fused_adamw: bool
     pads_rows: bool
     shares_host_memory: bool
+    most_tokens: int | None
 
     def widths(self, longest_tokens: int) -> Sequence[int]:
         """Return the padded lengths that batches may have, in tokens, ascending.

@@ -37,6 +37,7 @@ class CpuDevice:
     has_fused_adamw = True
     pads_rows = False
     shares_host_memory = True
+    most_tokens: int | None = None
 
     def __init__(self) -> None:
         memory = gibibytes(psutil.virtual_memory().total)

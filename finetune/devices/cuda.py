@@ -48,6 +48,7 @@ class CudaDevice:
     has_fused_adamw = True
     pads_rows = False
     shares_host_memory = False
+    most_tokens: int | None = None
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties()

@@ -289,9 +289,11 @@ def _search(
         )
 
     memory = None if task.is_fresh else cache_folder(task.config.cache, "batches")
+    most_rows = limit if device.most_tokens is None else device.most_tokens // case.width
+    limit = max(1, min(limit, most_rows))
     bounds = Bounds(
         limit=limit,
-        first=first,
+        first=None if first is None else min(first, limit),
         memory_limit_bytes=None
         if search.memory_limit is None
         else parse_size(search.memory_limit, origin="--memory-limit"),

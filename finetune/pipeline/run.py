@@ -70,7 +70,7 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
         prepared = with_found_sizes(prepared, plan, tell=tell)
     if resume_from is None:
         create_run_folder(folder.path, overwrite=config.output.overwrite)
-    sizes = _batch_sizes(prepared, tell=tell)
+    sizes = _batch_sizes(prepared, plan, tell=tell)
     with lock(folder), _out_of_memory_explained(folder, sizes), _way_on_shown(folder):
         started = time.perf_counter()
         model, examples = run_frozen_once(
@@ -96,13 +96,16 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
         return finish(folder, prepared, plan, sizes, assembly, examples, progress, tell=tell)
 
 
-def _batch_sizes(prepared: Prepared, *, tell: Tell) -> BatchSizes:
+def _batch_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> BatchSizes:
     rows = prepared.config.training.batch_size
     assert isinstance(rows, int), "auto has been replaced by what was found"
-    return BatchSizes(
+    sizes = BatchSizes(
         training=BatchSize(rows, "batch size", prepared.device, tell),
         evaluation=evaluation_batch_size(prepared.config, prepared.device, tell=tell),
     )
+    for size in (sizes.training, sizes.evaluation):
+        size.keep_within(prepared.device.most_tokens, width=plan.widths[-1])
+    return sizes
 
 
 def _find_unfinished(run: Path) -> RunFolder:

@@ -62,6 +62,24 @@ class BatchSize:
             self.device.release_memory()
             self._halve()
 
+    def keep_within(self, most_tokens: int | None, *, width: int) -> None:
+        """Take no more rows than the device computes right, whatever the memory.
+
+        Args:
+            most_tokens: Most tokens in a batch; None for any.
+            width: Tokens of the widest row.
+        """
+        if most_tokens is None or self.rows * width <= most_tokens:
+            return
+        before, self.rows = self.rows, max(1, most_tokens // width)
+        self.tell(
+            events.Warning(
+                f"the {self.name} is {self.rows} instead of {before}: with this PyTorch "
+                f"{self.device.name} computes wrongly on more than {most_tokens:,} tokens at once",
+                remedy="a newer PyTorch may take more; the updates stay the same",
+            )
+        )
+
     def _halve(self) -> None:
         before, self.rows = self.rows, self.rows // 2
         self.tell(

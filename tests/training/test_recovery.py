@@ -384,3 +384,16 @@ def test_real_gpu_whose_memory_runs_out_trains_on() -> None:
     for number in range(3):
         expected.take(number)
     assert_same(training, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "most_tokens", "expected"), [(64, 32_766, 63), (32, 32_766, 32), (64, None, 64)]
+)
+def test_no_batch_has_more_tokens_than_the_device_computes_right(
+    rows: int, most_tokens: int | None, expected: int
+) -> None:
+    told: list[object] = []
+    size = BatchSize(rows, "batch size", CpuDevice(), told.append)
+    size.keep_within(most_tokens, width=512)
+    assert size.rows == expected
+    assert len(told) == (rows != expected)

@@ -14,6 +14,10 @@ from finetune.devices.mps import memory
 _FIRST_WITH_FP16 = "2.13"
 # Attention reads out of bounds with 8 or fewer queries (pytorch#169222).
 _SMALLEST_WIDTH = 16
+# Before it, gradients are wrong on M1 and M2 once a batch has 32,767 tokens (pytorch#177116): the
+# article's 64 rows of 512 tokens are one too many.
+_FIRST_WITH_LARGE_BATCHES = "2.14"
+_MOST_TOKENS = 32_766
 
 
 class MpsDevice:
@@ -35,6 +39,8 @@ class MpsDevice:
             if TorchVersion(torch.__version__) >= _FIRST_WITH_FP16
             else ("fp32", "bf16")
         )
+        is_right = TorchVersion(torch.__version__) >= _FIRST_WITH_LARGE_BATCHES
+        self.most_tokens: int | None = None if is_right else _MOST_TOKENS
 
     def widths(self, longest_tokens: int) -> Sequence[int]:
         """Return the longest length, its half and its quarter, as multiples of 8 from 16 on.

@@ -37,6 +37,18 @@ def test_fp16_needs_a_pytorch_whose_optimizer_skips_infinite_gradients(
     assert MpsDevice().precisions == precisions
 
 
+@pytest.mark.parametrize(("version", "most_tokens"), [("2.13.0", 32_766), ("2.14.1", None)])
+def test_the_articles_batch_is_one_row_too_large_before_pytorch_2_14(
+    pretend_mac: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    most_tokens: int | None,
+) -> None:
+    pretend_mac()
+    monkeypatch.setattr(torch, "__version__", version)
+    assert MpsDevice().most_tokens == most_tokens
+
+
 def test_it_wants_every_batch_to_have_all_rows(device: MpsDevice) -> None:
     assert device.pads_rows
 
