@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.outcomes import Outcome, Probe
-from finetune.batch_finder.prober import Prober
+from finetune.batch_finder.prober import WORKER, Prober
 from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
 from finetune.runs.folder import read_json, write_json
@@ -24,7 +25,7 @@ class Bounds:
         limit: Largest size worth trying, in rows.
         first: Size to begin with; None for a small one.
         memory_limit_bytes: The most memory that the user allows; None for as much as there is.
-        time_limit_seconds: Time for all probes.
+        time_limit_seconds: Time for the search, the start of its first process included.
     """
 
     limit: int
@@ -40,11 +41,13 @@ class Answer:
     Args:
         found: The sizes.
         budget_bytes: Memory that a probe might hold.
+        seconds: Wall time of all that it took to find them.
         is_remembered: Whether an earlier search found it, and one probe confirmed it now.
     """
 
     found: Found
     budget_bytes: int
+    seconds: float
     is_remembered: bool
 
     @property
@@ -59,7 +62,13 @@ class Answer:
 
 
 def find_batch(
-    case: Case, *, device: Device, bounds: Bounds, memory: Path | None, tell_probe: "TellProbe"
+    case: Case,
+    *,
+    device: Device,
+    bounds: Bounds,
+    memory: Path | None,
+    tell_probe: "TellProbe",
+    worker: str = WORKER,
 ) -> Answer:
     """Search for a case's batch sizes, or confirm what an earlier search found.
 
@@ -69,17 +78,20 @@ def find_batch(
         bounds: Where the search ends.
         memory: Folder with the answers of earlier searches; None to search in any case.
         tell_probe: Is told of each probe.
+        worker: Name of the module that the children run.
 
     Raises:
         BatchDoesNotFit: If not even one row fits.
         ProbeFailed: If a probe failed for another reason than memory.
     """
+    started = time.perf_counter()
     file = None if memory is None else memory / f"{_key(case, device, bounds)}.json"
     with Prober(
         case,
         device=device,
         limit_bytes=bounds.memory_limit_bytes,
         timeout_seconds=bounds.time_limit_seconds,
+        worker=worker,
     ) as prober:
         verify = _told(prober.probe_afresh, tell_probe)
         budget_bytes = prober.budget_bytes()
@@ -87,23 +99,22 @@ def find_batch(
         if remembered is not None:
             outcome = verify(remembered.recommended)
             if outcome.verdict == "fits" and not outcome.is_strained:
-                seconds = outcome.seconds
-                found = dataclasses.replace(remembered, seconds=seconds)
-                return Answer(found, budget_bytes, is_remembered=True)
+                seconds = time.perf_counter() - started
+                return Answer(remembered, budget_bytes, seconds, is_remembered=True)
         found = search(
             _told(prober.probe, tell_probe),
             verify=verify,
             budget_bytes=budget_bytes,
             limit=bounds.limit,
             first=bounds.first,
-            time_limit_seconds=bounds.time_limit_seconds,
+            time_limit_seconds=bounds.time_limit_seconds - (time.perf_counter() - started),
             # Where no one can tell the peak from inside, nothing refuses memory either.
             slows_down=device.held_peak_bytes() is None,
         )
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, dataclasses.asdict(found))
-    return Answer(found, budget_bytes, is_remembered=False)
+    return Answer(found, budget_bytes, time.perf_counter() - started, is_remembered=False)
 
 
 TellProbe = Callable[[Outcome], None]
@@ -135,5 +146,5 @@ def _read(file: Path) -> Found | None:
         fields = read_json(file)
         probes = tuple(Outcome(**outcome) for outcome in fields.pop("probes"))
         return Found(**fields, probes=probes)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

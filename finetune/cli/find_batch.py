@@ -53,6 +53,9 @@ def command(
     from finetune.cli.batches import show_estimates, show_results
     from finetune.cli.console import show_json, showing
 
+    is_foretold = machine is not None or memory is not None
+    if machine is not None and memory is not None:
+        raise click.UsageError("--for and --memory both name a machine: give one of them")
     with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
         from finetune.config.load import load_config
         from finetune.pipeline.find import Task, estimate_batches, find_batches, keep_results
@@ -66,14 +69,14 @@ def command(
             limit=limit,
             is_fresh=fresh,
         )
-        if machine or memory:
+        if is_foretold:
             found = estimate_batches(task, machine=machine, memory=memory, tell=tell)
         else:
             found = find_batches(task, tell=tell)
             keep_results(found, output_dir)
     if as_json:
         show_json(found)
-    elif machine or memory:
+    elif is_foretold:
         show_estimates(found["estimates"])
     else:
         show_results(found["results"], folder=output_dir)

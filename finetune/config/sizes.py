@@ -1,8 +1,14 @@
 """Sizes of memory as people write them."""
 
+import contextlib
+import re
+
 import pydantic
 
 from finetune.errors import ConfigurationInvalid
+
+# Pydantic does not look at what comes behind a number and a unit, and reads 4,5GiB as 4 bytes.
+_NUMBER_AND_UNIT = re.compile(r"\s*\d*\.?\d+\s*[a-zA-Z]*\s*")
 
 
 def parse_size(text: str, *, origin: str) -> int:
@@ -15,11 +21,11 @@ def parse_size(text: str, *, origin: str) -> int:
     Raises:
         ConfigurationInvalid: If it is no size, or none above 0.
     """
-    try:
-        size_bytes = int(pydantic.TypeAdapter(pydantic.ByteSize).validate_python(text))
-    except pydantic.ValidationError:
-        size_bytes = 0
-    if size_bytes <= 0:
+    size_bytes = 0
+    if _NUMBER_AND_UNIT.fullmatch(text):
+        with contextlib.suppress(pydantic.ValidationError):
+            size_bytes = int(pydantic.TypeAdapter(pydantic.ByteSize).validate_python(text))
+    if size_bytes == 0:
         raise ConfigurationInvalid(
             f"{origin} is {text!r}, which is no size of memory", remedy="write for example 4GiB"
         )

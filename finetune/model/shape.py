@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from transformers import AutoConfig, BertConfig, PreTrainedConfig
+import torch
+from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedConfig, PreTrainedModel
 
 from finetune.hub import fetch_tokenizer
 from finetune.model.load import MINILM, find_model_folder
@@ -43,3 +44,17 @@ def load_shape(source: str, *, revision: str | None) -> PreTrainedConfig:
         folder, trust_remote_code=False, local_files_only=True
     )
     return config
+
+
+def most_positions(shape: PreTrainedConfig) -> int | None:
+    """Return the tokens of the longest text that a model has positions for, None for any."""
+    positions: int | None = getattr(shape, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModel.from_config(  # type: ignore[no-untyped-call]
+            shape, trust_remote_code=False
+        )
+    # RoBERTa and its like count positions from behind the padding token's id.
+    padding_id = getattr(getattr(model, "embeddings", None), "padding_idx", None)
+    return positions if padding_id is None else positions - int(padding_id) - 1

@@ -1,6 +1,7 @@
 """The batch sizes that suit a model on this machine's devices, or on a Mac that is not here."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,10 @@ from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.select import select_device, usable_devices
-from finetune.errors import BatchDoesNotFit, UsageError
+from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, UsageError
 from finetune.events import Stage, Tell
 from finetune.model.load import load_tokenizer
-from finetune.model.shape import load_shape
+from finetune.model.shape import load_shape, most_positions
 from finetune.pipeline.features import cache_folder
 from finetune.pipeline.plan import TrainingPlan
 from finetune.pipeline.prepare import Prepared, load_splits
@@ -33,6 +34,7 @@ SCHEMA_VERSION = 1
 DEFAULT_MODES = ("full", "head")
 # The article padded every text to this length.
 ARTICLE_TOKENS = 512
+SMALLEST_MEMORY_BYTES = 2**30
 TREC = "trec"
 
 
@@ -66,20 +68,21 @@ def find_batches(task: Task, *, tell: Tell) -> dict[str, Any]:
         ``schema_version`` and ``results``, one a device and mode.
 
     Raises:
+        ConfigurationInvalid: If the limit of memory is no size.
         BatchDoesNotFit: If nowhere even one row fits.
         ProbeFailed: If a probe failed for another reason than memory.
     """
     config = task.config
     longest_tokens, rows = _measure_data(task, tell=tell)
+    bounds = _bounds(config, limit=task.limit or rows, first=None)
+    memory = None if task.is_fresh else cache_folder(config.cache, "batches")
     results = []
     for device in _devices(config, tell=tell):
         for mode in task.modes:
             case = _case(config, device=device, mode=mode, longest_tokens=longest_tokens)
             parts = _parts(config, mode)
             results.append(
-                _search_parts(
-                    case, parts, task=task, device=device, limit=task.limit or rows, tell=tell
-                )
+                _search_parts(case, parts, device=device, bounds=bounds, memory=memory, tell=tell)
             )
     if not any(result["max_verified"] for result in results):
         raise BatchDoesNotFit(
@@ -102,13 +105,13 @@ def estimate_batches(
 
     Returns:
         ``schema_version`` and ``estimates``, one a length and mode.
+
+    Raises:
+        ConfigurationInvalid: If the memory is no size, or less than any Mac has.
+        UsageError: If no such machine is known.
     """
     config = task.config
-    mac = (
-        find_mac(machine)
-        if machine
-        else Mac(memory or "", parse_size(memory or "", origin="--memory"))
-    )
+    mac = _mac_with(memory or "") if machine is None else find_mac(machine)
     longest_tokens, rows = _measure_data(task, tell=tell)
     lengths = [longest_tokens] if task.has_max_length else [longest_tokens, ARTICLE_TOKENS]
     device = MpsDevice()
@@ -131,7 +134,13 @@ def estimate_batches(
 
 
 def _mac_with(memory: str) -> Mac:
-    return Mac(f"Mac with {memory}", parse_size(memory, origin="--memory"))
+    memory_bytes = parse_size(memory, origin="--memory")
+    if memory_bytes < SMALLEST_MEMORY_BYTES:
+        raise ConfigurationInvalid(
+            f"--memory is {memory!r}, which is less than any Mac has",
+            remedy="write for example 16GiB",
+        )
+    return Mac(f"Mac with {memory}", memory_bytes)
 
 
 def keep_results(found: dict[str, Any], folder: str) -> None:
@@ -161,7 +170,6 @@ def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> P
         ProbeFailed: If a probe failed for another reason than memory.
     """
     config, classifier = prepared.config, prepared.classifier
-    task = Task(config, has_max_length=True, limit=None, is_fresh=False)
     case = Case(
         device=prepared.device.name,
         architecture=architecture_of(classifier.model.config.to_dict()),
@@ -176,10 +184,9 @@ def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> P
         most = config.training.eval_batch_size if part == "prefix" else plan.effective_batch_size
         answer = _search(
             dataclasses.replace(case, part=part),
-            task=task,
             device=prepared.device,
-            limit=most,
-            first=most,
+            bounds=_bounds(config, limit=most, first=most),
+            memory=cache_folder(config.cache, "batches"),
             probes=[],
             tell=tell,
         )
@@ -209,14 +216,14 @@ def _parts(config: Config, mode: str) -> tuple[Part, ...]:
 
 def _case(config: Config, *, device: Device, mode: str, longest_tokens: int) -> Case:
     shape = load_shape(config.model.model, revision=config.model.revision)
-    positions = getattr(shape, "max_position_embeddings", None) or longest_tokens
+    width = device.widths(longest_tokens)[-1]
     return Case(
         device=device.name,
         architecture=architecture_of(shape.to_dict()),
         # Their number changes next to nothing.
         classes=6,
         mode=mode,
-        width=min(device.widths(longest_tokens)[-1], positions),
+        width=min(width, most_positions(shape) or width),
         precision=config.training.precision,
     )
 
@@ -226,7 +233,8 @@ def _measure_data(task: Task, *, tell: Tell) -> tuple[int, int]:
     options, model = task.config.data, task.config.model
     if options.data == TREC and options.data_dir is None:
         # As published, so that neither the data nor a tokenizer is needed.
-        longest_tokens, rows = LONGEST_TOKENS, TRAINING_ROWS
+        longest_tokens = LONGEST_TOKENS
+        rows = min(TRAINING_ROWS, options.max_train_samples or TRAINING_ROWS)
     elif task.has_max_length and task.limit:
         return model.max_length, task.limit
     else:
@@ -245,9 +253,16 @@ def _measure_data(task: Task, *, tell: Tell) -> tuple[int, int]:
 
 
 def _search_parts(
-    case: Case, parts: Sequence[Part], *, task: Task, device: Device, limit: int, tell: Tell
+    case: Case,
+    parts: Sequence[Part],
+    *,
+    device: Device,
+    bounds: Bounds,
+    memory: Path | None,
+    tell: Tell,
 ) -> dict[str, Any]:
     """Search for each part's batch size; return the result that the command shows."""
+    started = time.perf_counter()
     probes: list[tuple[Part, Outcome]] = []
     answers: dict[Part, Answer] = {}
     for part in parts:
@@ -256,25 +271,22 @@ def _search_parts(
         try:
             answers[part] = _search(
                 dataclasses.replace(case, part=part),
-                task=task, device=device, limit=limit, first=None, probes=probes, tell=tell,
+                device=device, bounds=bounds, memory=memory, probes=probes, tell=tell,
             )  # fmt: skip
         except BatchDoesNotFit as error:
             tell(events.Warning(error.message, remedy=error.remedy))
-    return _describe(case, parts, answers, probes)
+    return _describe(case, parts, answers, probes, seconds=time.perf_counter() - started)
 
 
 def _search(
     case: Case,
     *,
-    task: Task,
     device: Device,
-    limit: int,
-    first: int | None,
+    bounds: Bounds,
+    memory: Path | None,
     probes: list[tuple[Part, Outcome]],
     tell: Tell,
 ) -> Answer:
-    search = task.config.search
-
     def note(outcome: Outcome) -> None:
         probes.append((case.part, outcome))
         tell(
@@ -288,18 +300,29 @@ def _search(
             )
         )
 
-    memory = None if task.is_fresh else cache_folder(task.config.cache, "batches")
-    most_rows = limit if device.most_tokens is None else device.most_tokens // case.width
-    limit = max(1, min(limit, most_rows))
-    bounds = Bounds(
-        limit=limit,
-        first=None if first is None else min(first, limit),
-        memory_limit_bytes=None
-        if search.memory_limit is None
-        else parse_size(search.memory_limit, origin="--memory-limit"),
-        time_limit_seconds=search.time_limit,
-    )
+    bounds = _within(device.most_tokens, bounds, width=case.width)
     return find_batch(case, device=device, bounds=bounds, memory=memory, tell_probe=note)
+
+
+def _bounds(config: Config, *, limit: int, first: int | None) -> Bounds:
+    options = config.search
+    return Bounds(
+        limit=limit,
+        first=first,
+        memory_limit_bytes=None
+        if options.memory_limit is None
+        else parse_size(options.memory_limit, origin="--memory-limit"),
+        time_limit_seconds=options.time_limit,
+    )
+
+
+def _within(most_tokens: int | None, bounds: Bounds, *, width: int) -> Bounds:
+    """Return bounds within which a device computes right."""
+    if most_tokens is None:
+        return bounds
+    limit = max(1, min(bounds.limit, most_tokens // width))
+    first = None if bounds.first is None else min(bounds.first, limit)
+    return dataclasses.replace(bounds, limit=limit, first=first)
 
 
 def _describe(
@@ -307,6 +330,8 @@ def _describe(
     parts: Sequence[Part],
     answers: dict[Part, Answer],
     probes: Sequence[tuple[Part, Outcome]],
+    *,
+    seconds: float,
 ) -> dict[str, Any]:
     fits = len(answers) == len(parts)
     answer = answers[parts[-1]] if fits else None
@@ -327,7 +352,7 @@ def _describe(
         "prefix_batch": answers["prefix"].found.recommended if "prefix" in answers else None,
         "peak_bytes": max(peaks) if fits and peaks else None,
         "probes": [_describe_probe(part, outcome) for part, outcome in probes],
-        "seconds": sum(outcome.seconds for _, outcome in probes),
+        "seconds": seconds,
     }
 
 

@@ -37,7 +37,8 @@ def draw_batches(results: Sequence[Row], *, to: Path) -> None:
     speed.set_xlabel("batch size")
     speed.set_xscale("log", base=2)
     speed.xaxis.set_major_formatter("{x:,.0f}")
-    memory.legend(frameon=False, fontsize=8)
+    if memory.get_legend_handles_labels()[0]:
+        memory.legend(frameon=False, fontsize=8)
     figure.savefig(to, metadata={"Date": None})
 
 

@@ -53,11 +53,17 @@ def _shorten(names: list[str]) -> str:
 def _fingerprints(model: nn.Module) -> dict[str, int]:
     """Sum each parameter's bits as integers: equal tensors give equal sums, in any order."""
     names = [name for name, _ in model.named_parameters()]
-    sums = [
-        parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64)
-        for parameter in model.parameters()
-    ]
+    sums = [_sum_bits(parameter.detach()) for parameter in model.parameters()]
     return dict(zip(names, torch.stack(sums).tolist(), strict=True))
+
+
+def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
+    bits = tensor.contiguous().reshape(-1).view(torch.int32)
+    # Two numbers at a time: a sum of narrower integers would first widen them all, in a copy.
+    pairs = bits[: len(bits) // 2 * 2]
+    if pairs.storage_offset() % 2:
+        pairs = pairs.clone()
+    return pairs.view(torch.int64).sum() + bits[len(pairs) :].sum()
 
 
 def _have_gradient(model: nn.Module) -> dict[str, bool]:

