@@ -58,7 +58,13 @@ def command(
         raise click.UsageError("--for and --memory both name a machine: give one of them")
     with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
         from finetune.config.load import load_config
-        from finetune.pipeline.find import Task, estimate_batches, find_batches, keep_results
+        from finetune.pipeline.find import (
+            Task,
+            estimate_batches,
+            find_batches,
+            keep_results,
+            make_results_folder,
+        )
 
         loaded = load_config(
             file=config, environment=os.environ, flags=given(flags), assignments=()
@@ -72,8 +78,9 @@ def command(
         if is_foretold:
             found = estimate_batches(task, machine=machine, memory=memory, tell=tell)
         else:
+            folder = make_results_folder(output_dir)
             found = find_batches(task, tell=tell)
-            keep_results(found, output_dir)
+            keep_results(found, folder)
     if as_json:
         show_json(found)
     elif is_foretold:

@@ -1,6 +1,7 @@
 """The batch sizes that suit a model on this machine's devices, or on a Mac that is not here."""
 
 import dataclasses
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,21 +144,28 @@ def _mac_with(memory: str) -> Mac:
     return Mac(f"Mac with {memory}", memory_bytes)
 
 
-def keep_results(found: dict[str, Any], folder: str) -> None:
-    """Write the results as JSON and as a picture.
+def make_results_folder(path: str) -> Path:
+    """Make the folder of the results, before a search that would be lost without it.
 
     Raises:
-        UsageError: If the folder can't be written to.
+        UsageError: If it can't be made or written to.
     """
+    folder = Path(path).expanduser()
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_json(Path(folder, "find-batch.json"), found)
-        draw_batches(found["results"], to=Path(folder, "find-batch.svg"))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
     except OSError as error:
         raise UsageError(
             f"{folder} can't be written to: {error.strerror}",
             remedy="choose another folder with --output-dir",
         ) from error
+
+
+def keep_results(found: dict[str, Any], folder: Path) -> None:
+    """Write the results as JSON and as a picture."""
+    write_json(folder / "find-batch.json", found)
+    draw_batches(found["results"], to=folder / "find-batch.svg")
 
 
 def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> Prepared:
