@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -63,8 +64,8 @@ def command(
             estimate_batches,
             find_batches,
             keep_results,
-            make_results_folder,
         )
+        from finetune.runs.folder import check_writable
 
         loaded = load_config(
             file=config, environment=os.environ, flags=given(flags), assignments=()
@@ -78,7 +79,8 @@ def command(
         if is_foretold:
             found = estimate_batches(task, machine=machine, memory=memory, tell=tell)
         else:
-            folder = make_results_folder(output_dir)
+            folder = Path(output_dir).expanduser()
+            check_writable(folder)
             found = find_batches(task, tell=tell)
             keep_results(found, folder)
     if as_json:

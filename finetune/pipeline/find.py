@@ -1,7 +1,6 @@
 """The batch sizes that suit a model on this machine's devices, or on a Mac that is not here."""
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.select import select_device, usable_devices
-from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, UsageError
+from finetune.errors import BatchDoesNotFit, ConfigurationInvalid
 from finetune.events import Stage, Tell
 from finetune.model.load import load_tokenizer
 from finetune.model.shape import load_shape, most_positions
@@ -144,26 +143,9 @@ def _mac_with(memory: str) -> Mac:
     return Mac(f"Mac with {memory}", memory_bytes)
 
 
-def make_results_folder(path: str) -> Path:
-    """Make the folder of the results, before a search that would be lost without it.
-
-    Raises:
-        UsageError: If it can't be made or written to.
-    """
-    folder = Path(path).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise UsageError(
-            f"{folder} can't be written to: {error.strerror}",
-            remedy="choose another folder with --output-dir",
-        ) from error
-
-
 def keep_results(found: dict[str, Any], folder: Path) -> None:
     """Write the results as JSON and as a picture."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "find-batch.json", found)
     draw_batches(found["results"], to=folder / "find-batch.svg")
 

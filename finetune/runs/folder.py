@@ -124,12 +124,7 @@ def check_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
     path = folder.path
     if path.exists() and not path.is_dir():
         raise RunFolderNotEmpty(f"{path} is a file", remedy="choose a folder with --output-dir")
-    existing = next(one for one in (path, *path.absolute().parents) if one.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UsageError(
-            f"{path} can't be made or written to, because of {existing}",
-            remedy="choose another folder with --output-dir",
-        )
+    check_writable(path)
     if not path.exists() or _is_empty(path):
         return
     if not _holds_only_a_run(folder):
@@ -142,6 +137,20 @@ def check_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
             f"{path} already holds a run",
             remedy="continue it with --resume-from-checkpoint, delete it with --overwrite, "
             "or choose another folder with --output-dir",
+        )
+
+
+def check_writable(path: Path) -> None:
+    """Make sure, and change nothing, that a folder can be made, or written to.
+
+    Raises:
+        UsageError: If not.
+    """
+    existing = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UsageError(
+            f"{path} can't be made or written to, because of {existing}",
+            remedy="choose another folder with --output-dir",
         )
 
 
