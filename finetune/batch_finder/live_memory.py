@@ -58,15 +58,3 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, address: int, size_bytes: int) -> None:
         self._alive.remove(address)
         self.live_bytes -= size_bytes
-
-
-def peak_live_bytes(action: Callable[[], object]) -> int:
-    """Return the most bytes of tensors that were alive at once, of those that an action made.
-
-    Args:
-        action: Called once; inside a ``FakeTensorMode`` it costs neither memory nor arithmetic.
-    """
-    memory = LiveMemory()
-    with memory:
-        action()
-    return memory.peak_bytes

@@ -10,7 +10,7 @@ import click
 
 from finetune.cli.diagnosis import show_operators, show_parity, shown
 from finetune.cli.options import debug_option, given, json_option
-from finetune.config.schema import ModelConfig
+from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig, mode_name
 from finetune.devices.check import Check
 from finetune.devices.names import DEVICE_NAMES, PRECISION_NAMES
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
@@ -23,8 +23,8 @@ Examples:
   finetune doctor --parity --device mps --precision bf16
 """
 MODE = re.compile(r"full|head|classifier|last-[1-9]\d*")
-DEFAULTS = {"mode": "full", "precision": "fp32"}
-ROWS_OF_OPS = 32
+DEFAULTS = {"mode": mode_name(ModelConfig()), "precision": TrainingConfig.precision}
+ROWS_OF_OPS = DEFAULT_BATCH_SIZE
 ROWS_OF_PARITY = 128
 
 

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from finetune.devices.names import DeviceName, PrecisionName
 
 STRICT = {"extra": "forbid", "allow_inf_nan": False}
+DEFAULT_BATCH_SIZE = 32
 
 
 def _option(default: Any, help: str) -> Any:
@@ -95,7 +96,8 @@ class TrainingConfig:
         "fp32", "Number format of the arithmetic; the weights stay fp32."
     )
     batch_size: Count | Literal["auto"] = _option(
-        32, "Rows in one forward and backward on the device; auto looks for the fastest that fits."
+        DEFAULT_BATCH_SIZE,
+        "Rows in one forward and backward on the device; auto looks for the fastest that fits.",
     )
     effective_batch_size: Count | None = _option(
         None, "Rows in one update; a multiple of the batch size accumulates. Default: batch size."
@@ -217,7 +219,7 @@ def effective_batch_size(training: TrainingConfig) -> int:
     """Return the rows in one update; where the batch size is searched for, its default."""
     if training.effective_batch_size is not None:
         return training.effective_batch_size
-    return 32 if training.batch_size == "auto" else training.batch_size
+    return DEFAULT_BATCH_SIZE if training.batch_size == "auto" else training.batch_size
 
 
 # BERT-base's pooler ends in a tanh that is mostly far from 0.

@@ -1,6 +1,6 @@
 """From the name of a device to the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from finetune import events
@@ -41,7 +41,7 @@ def select_device(name: str, *, tell: Tell) -> Device:
         DeviceNotAvailable: If the named device can't be used here.
     """
     if name == "auto":
-        return usable_devices(tell=tell)[0]
+        return next(usable_devices(tell=tell))
     if name not in _KINDS:
         raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(_KINDS)}")
     kind = _KINDS[name]
@@ -50,20 +50,18 @@ def select_device(name: str, *, tell: Tell) -> Device:
     return kind.make()
 
 
-def usable_devices(*, tell: Tell) -> list[Device]:
-    """Return every device that works on this machine, the processor last.
+def usable_devices(*, tell: Tell) -> Iterator[Device]:
+    """Yield every device that works on this machine, the processor last; each is tried when asked.
 
     Args:
         tell: Is warned of a GPU that is there and does not work.
     """
-    devices = []
     for kind in _KINDS.values():
         unusable = kind.why_not_usable()
         if unusable is None:
-            devices.append(kind.make())
+            yield kind.make()
         elif not unusable.is_absent:
             tell(events.Warning(unusable.reason, remedy=unusable.remedy))
-    return devices
 
 
 def check_precision(device: Device, precision: str) -> None:

@@ -5,7 +5,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from finetune.errors import ModelUnsupported
 from finetune.events import Tell
-from finetune.model.load import load_classifier
+from finetune.model.load import count_positions, load_classifier
 from finetune.model.shape import load_shape
 
 CLASSES = 6
@@ -55,7 +55,7 @@ def pretrained_classifier(source: str, *, tell: Tell) -> PreTrainedModel:
 
 def most_tokens(model: PreTrainedModel, *, wanted: int) -> int:
     """Return as many tokens a text as are wanted, or as the model has positions for."""
-    return min(wanted, getattr(model.config, "max_position_embeddings", None) or wanted)
+    return min(wanted, count_positions(model) or wanted)
 
 
 def with_stars(name: str) -> str:

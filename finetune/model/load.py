@@ -52,14 +52,19 @@ class Classifier:
     @property
     def most_tokens(self) -> int:
         """Tokens of the longest text that the model has positions for."""
-        limits = [self.tokenizer.model_max_length]
-        positions = getattr(self.model.config, "max_position_embeddings", None)
-        if positions is not None:
-            # RoBERTa and its like count positions from behind the padding token's id.
-            embeddings = getattr(self.model.base_model, "embeddings", None)
-            padding_id = getattr(embeddings, "padding_idx", None)
-            limits.append(positions if padding_id is None else positions - padding_id - 1)
-        return int(min(limits))
+        limits = [self.tokenizer.model_max_length, count_positions(self.model)]
+        return int(min(limit for limit in limits if limit is not None))
+
+
+def count_positions(model: PreTrainedModel) -> int | None:
+    """Return the tokens of the longest text that a model has positions for, None for any."""
+    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    # RoBERTa and its like count positions from behind the padding token's id.
+    embeddings = getattr(model.base_model, "embeddings", None)
+    padding_id = getattr(embeddings, "padding_idx", None)
+    return positions if padding_id is None else positions - int(padding_id) - 1
 
 
 def load_classifier(

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedConfig, PreTrainedModel
 
 from finetune.hub import fetch_tokenizer
-from finetune.model.load import MINILM, find_model_folder
+from finetune.model.load import MINILM, count_positions, find_model_folder
 
 # As published, so that they need no Hub. What is not given is BERT-base's.
 _PUBLISHED: dict[str, dict[str, Any]] = {
@@ -47,14 +47,9 @@ def load_shape(source: str, *, revision: str | None) -> PreTrainedConfig:
 
 
 def most_positions(shape: PreTrainedConfig) -> int | None:
-    """Return the tokens of the longest text that a model has positions for, None for any."""
-    positions: int | None = getattr(shape, "max_position_embeddings", None)
-    if positions is None:
-        return None
+    """Return the tokens of the longest text that a shape has positions for, None for any."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModel.from_config(  # type: ignore[no-untyped-call]
             shape, trust_remote_code=False
         )
-    # RoBERTa and its like count positions from behind the padding token's id.
-    padding_id = getattr(getattr(model, "embeddings", None), "padding_idx", None)
-    return positions if padding_id is None else positions - int(padding_id) - 1
+    return count_positions(model)

@@ -193,7 +193,7 @@ def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> P
 
 def _devices(config: Config, *, tell: Tell) -> list[Device]:
     if config.training.device == "auto":
-        return usable_devices(tell=tell)
+        return list(usable_devices(tell=tell))
     return [select_device(config.training.device, tell=tell)]
 
 

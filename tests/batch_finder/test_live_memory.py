@@ -1,9 +1,19 @@
+from collections.abc import Callable
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from finetune.batch_finder.live_memory import LiveMemory, peak_live_bytes
+from finetune.batch_finder.live_memory import LiveMemory
 
 KIB = 1024
+
+
+def peak_live_bytes(action: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that were alive at once, of those that an action made."""
+    memory = LiveMemory()
+    with memory:
+        action()
+    return memory.peak_bytes
 
 
 def kibibyte() -> torch.Tensor:
