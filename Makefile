@@ -1,6 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# More workers would each hold PyTorch and gain little: the longest test is a sixth of the whole.
+PARALLEL := --numprocesses auto --maxprocesses 4
 CACHES := .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
@@ -31,10 +33,10 @@ doctor: setup ## Say whether this machine is ready; ARGS="--device mps" and the 
 	$(BIN)/finetune doctor $(ARGS)
 
 test: setup ## Run the quick tests; fails under 90 % line coverage
-	$(BIN)/pytest --cov --cov-fail-under=90
+	$(BIN)/pytest $(PARALLEL) --cov --cov-fail-under=90
 
 test-slow: setup ## Run every test
-	$(BIN)/pytest -m ''
+	$(BIN)/pytest $(PARALLEL) -m ''
 
 test-mps: setup ## Run the tests that need a Mac's GPU; elsewhere they are skipped, with the reason
 	$(BIN)/pytest -m mps
