@@ -7,6 +7,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
+    ConvBertConfig,
+    ConvBertModel,
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
@@ -97,5 +99,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def save_tiny_model(folder: Path, architecture: str = "bert") -> Path:
     """Write a small pretrained encoder, as a user would have it, and return its folder."""
     tiny_model(architecture).base_model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_uncuttable_model(folder: Path) -> Path:
+    """Write a small encoder whose frozen layers can't be cut off, and return its folder."""
+    ConvBertModel(ConvBertConfig(**SIZES, embedding_size=16)).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

@@ -17,6 +17,8 @@ WORKER = "finetune.batch_finder.worker"
 _SAMPLE_SECONDS = 0.02
 # The machine as a whole changes slower, and costs more to ask.
 _HOST_SAMPLE_SECONDS = 0.25
+# Most searches need three fresh children within a few seconds, or one more.
+_SPARES = 2
 # A child that another kills while it holds this share of its budget has been killed for memory.
 _NEARLY_SHARE = 0.9
 # What oneDNN says when it gets no memory for the code that it makes, but of other reasons as well.
@@ -50,7 +52,7 @@ class Prober:
         self._limit_bytes, self._timeout_seconds = limit_bytes, timeout_seconds
         self._budget_bytes: int | None = None
         self._child: Child | None = None
-        self._spare: Child | None = None
+        self._spares: list[Child] = []
         self._has_trained = False
 
     def __enter__(self) -> "Prober":
@@ -63,9 +65,8 @@ class Prober:
         trace: TracebackType | None,
     ) -> None:
         self._end_child()
-        if self._spare:
-            self._spare.kill()
-            self._spare = None
+        while self._spares:
+            self._spares.pop().kill()
 
     def budget_bytes(self) -> int:
         """Return the memory that a probe may hold: what the first child finds, for all of them.
@@ -94,7 +95,6 @@ class Prober:
         started = time.perf_counter()
         self.budget_bytes()
         child = self._child or self._start_child()
-        self._prepare_spare()
         self._has_trained = True
         watch = self._watch(child)
         child.send(batch_size)
@@ -138,19 +138,20 @@ class Prober:
         )
 
     def _start_child(self) -> Child:
-        child = self._spare or Child(self._worker)
-        self._child, self._spare, self._has_trained = child, None, False
+        child = self._spares.pop(0) if self._spares else Child(self._worker)
+        self._child, self._has_trained = child, False
+        self._prepare_spares()
         limit_bytes = self._limit_bytes if self._budget_bytes is None else self._budget_bytes
         child.send({"case": self._case.to_json(), "limit_bytes": limit_bytes})
         return child
 
-    def _prepare_spare(self) -> None:
-        """Start the next child while this one trains: importing PyTorch can take ten seconds.
+    def _prepare_spares(self) -> None:
+        """Start the next children while this one begins: importing PyTorch can take ten seconds.
 
-        Only where it takes neither memory nor speed from the one that trains.
+        Only where they take neither memory nor speed from the one that trains.
         """
-        if self._spare is None and not self._device.shares_host_memory:
-            self._spare = Child(self._worker)
+        while len(self._spares) < _SPARES and not self._device.shares_host_memory:
+            self._spares.append(Child(self._worker))
 
     def _end_child(self) -> None:
         if self._child:

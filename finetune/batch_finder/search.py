@@ -27,9 +27,7 @@ TOLERANCE_SHARE = 0.01
 TIRED_TOLERANCE_SHARE = 0.02
 # The first try goes to this share of the predicted size. Memory is divided into fragments, so that
 # a batch often fails where the model still sees one or two per cent of room.
-AIM_SHARE = 0.985
-# From there the search goes up by a bit more than what is left, so that it mostly fails next.
-ADVANCE_SHARE = 0.016
+AIM_SHARE = 0.983
 # Where a prediction failed, the search goes down by this share, then by twice that, and so on.
 RETREAT_SHARE = 0.02
 # But if a proportional estimate is below this share of it, the prediction rests on too little.
@@ -133,7 +131,7 @@ def _attempt_to_enclose(
     the prediction every size may turn out to be the largest, so that its probe is the check too.
     """
     size = _enclosing_size(history, first=first)
-    if size is None or len(history.outcomes) >= MOST_PROBES:
+    if size is None or len(history.outcomes) >= MOST_PROBES - _probes_to_hasten(history):
         return None
     is_growing = history.predict_largest() is None
     affordable = history.affordable_size(seconds_left / 2 if is_growing else seconds_left)
@@ -160,6 +158,11 @@ def _attempt_to_hasten(history: History, *, seconds_left: float) -> _Attempt | N
     ):
         return None
     return _Attempt(size, is_fresh=False)
+
+
+def _probes_to_hasten(history: History) -> int:
+    """Return how many probes to leave, so that there is a size to recommend."""
+    return 1 if history.passed and size_worth_probing(history) else 0
 
 
 def _raise_if_hopeless(history: History) -> None:
@@ -217,7 +220,7 @@ def _size_near(predicted: int, history: History) -> int:
     low, high = history.largest, history.bound
     aim = math.ceil(AIM_SHARE * predicted)
     if aim < low + _tolerance(history):
-        size = low + max(1, round(ADVANCE_SHARE * low), low - aim)
+        size = low + max(_tolerance(history), math.ceil((predicted + 1 - low) / 2), low - aim)
         return size if high is None else min(size, (low + high) // 2)
     if high is None or aim < high:
         return aim
@@ -252,7 +255,7 @@ def _tolerance(history: History) -> int:
 def _predict_maximum(history: History) -> int | None:
     """Predict the largest size, if it was time that kept the search from enclosing it."""
     is_enclosed = _enclosing_size(history, first=None) is None
-    is_exhausted = len(history.outcomes) >= MOST_PROBES and not history.sizes("timed_out")
+    is_exhausted = len(history.outcomes) >= MOST_PROBES - 1 and not history.sizes("timed_out")
     predicted = history.predict_largest()
     if is_enclosed or is_exhausted or predicted is None:
         return None

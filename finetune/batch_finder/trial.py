@@ -128,7 +128,10 @@ def build_trial(case: Case, *, device: Device) -> Trial | PrefixTrial:
     Raises:
         ModelUnsupported: If a part is wanted of a model that can't be cut in two.
     """
-    model = build_model(case)
+    # The processor takes seconds for random weights, and is needed where a model is cut in two.
+    is_made_there = case.part == "whole" and not device.shares_host_memory
+    with device.torch_device if is_made_there else torch.device("cpu"):
+        model = build_model(case)
     structure = find_structure(model)
     if case.part == "whole":
         return assemble_trial(case, model, structure, device=device)
@@ -136,7 +139,7 @@ def build_trial(case: Case, *, device: Device) -> Trial | PrefixTrial:
     prefix = cut_off_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
     if prefix is None:
         raise ModelUnsupported(
-            f"the frozen part of {type(model).__name__} can't be cut off",
+            f"the frozen part of {type(model).__name__} can't be cut off: use --no-feature-cache",
             remedy="look for the batch size of the whole model",
         )
     # The parts share their parameters, but each has buffers of its own.
@@ -152,7 +155,10 @@ def build_trial(case: Case, *, device: Device) -> Trial | PrefixTrial:
 
 
 def build_model(case: Case) -> PreTrainedModel:
-    """Return a classifier of the case's architecture with random weights, on the CPU, in fp32."""
+    """Return a classifier of the case's architecture with random weights in fp32.
+
+    It is on PyTorch's default device.
+    """
     architecture = dict(case.architecture)
     config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
     config.num_labels = case.classes

@@ -13,6 +13,7 @@ import yaml
 
 from finetune.config.recipes import find_recipe
 from finetune.config.schema import SECTION_OF_OPTION, Config
+from finetune.config.sizes import parse_size
 from finetune.errors import ConfigurationInvalid
 
 ENVIRONMENT_PREFIX = "FINETUNE_"
@@ -188,6 +189,8 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
             remedy="`finetune run --help` shows what each option takes",
         ) from error
     _check_mode(config)
+    if config.search.memory_limit is not None:
+        parse_size(config.search.memory_limit, origin=origins["memory_limit"])
     return config
 
 

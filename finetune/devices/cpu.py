@@ -21,6 +21,9 @@ _OUT_OF_MEMORY = (
     "std::bad_alloc",
     "libgomp: Out of memory",
 )
+# What processes that do the same hold differs by a per cent or two; a size that was seen to fit has
+# to fit the next time.
+_STEADY_SHARE = 0.98
 _PROCESS = Path("/proc/self")
 # Linux: what is written here resets the process's record of its peak.
 _CLEAR = _PROCESS / "clear_refs"
@@ -86,7 +89,8 @@ class CpuDevice:
     def budget_bytes(self, limit_bytes: int | None) -> int:
         """Return the resident memory that this process may have, its own of now included."""
         free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes()
-        return free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
+        most_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
+        return int(_STEADY_SHARE * most_bytes)
 
     def cap_memory(self, budget_bytes: int) -> None:
         """Let allocations fail that would take the resident memory beyond a budget, on Linux.

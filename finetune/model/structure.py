@@ -45,7 +45,7 @@ def find_structure(model: PreTrainedModel) -> Structure:
     """Find where core, layers and head of a classifier are.
 
     Args:
-        model: A sequence classifier on the CPU; left as it was.
+        model: A sequence classifier on any device; left as it was.
 
     Raises:
         ModelUnsupported: If it has no core of layers, or no linear classifier on top.
@@ -121,8 +121,8 @@ def _find_classifier(model: PreTrainedModel, calls: dict[nn.Module, _Call]) -> n
 
 
 def _record_calls(model: PreTrainedModel) -> dict[nn.Module, _Call]:
-    """Run two texts of five tokens through the model; modules in the order in which they ended."""
-    tokens = model.dummy_inputs["input_ids"][:2]
+    """Run two texts through the model; modules in the order in which they ended."""
+    tokens = _two_texts(model)
     calls: dict[nn.Module, _Call] = {}
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -144,6 +144,12 @@ def _record_calls(model: PreTrainedModel) -> dict[nn.Module, _Call]:
     return calls
 
 
+def _two_texts(model: PreTrainedModel) -> torch.Tensor:
+    """Return the tokens of two texts of five tokens, [2, 5], where the model is."""
+    tokens: torch.Tensor = model.dummy_inputs["input_ids"][:2]
+    return tokens.to(model.device)
+
+
 def _root_mean_square(inputs: tuple[Any, ...]) -> float:
     for first in inputs[:1]:
         if isinstance(first, torch.Tensor) and first.is_floating_point():
@@ -161,8 +167,8 @@ def _takes_4d_mask(model: PreTrainedModel) -> bool:
         model.config, "sliding_window", None
     ):
         return False
-    tokens = model.dummy_inputs["input_ids"][:2]
-    mask = torch.ones(tokens.shape, dtype=torch.bool)
+    tokens = _two_texts(model)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
     mask[1, 3:] = False
     expected = model(input_ids=tokens, attention_mask=mask.long()).logits
     try:

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from finetune import events, hub
-from finetune.config.schema import CacheConfig
+from finetune.config.schema import CacheConfig, Config
 from finetune.evaluation.predict import InputsOf
 from finetune.events import Advance, Stage, Tell
 from finetune.model.feature_store import FeatureStore, key_of
 from finetune.model.frozen_prefix import FrozenPrefix, cut_off_frozen, vector_inputs
+from finetune.model.load import Classifier
 from finetune.pipeline.prepare import Prepared
 from finetune.pipeline.trained import place
 from finetune.tokenization.buckets import Batch, plan_evaluation
@@ -42,6 +43,20 @@ def open_feature_store(options: CacheConfig) -> FeatureStore:
     return FeatureStore(folder, limit_bytes=int(options.cache_gib * 2**30))
 
 
+def wants_frozen_once(config: Config, mode: str) -> bool:
+    """Tell whether a part is frozen and is to run once, if it can be cut off."""
+    return mode != "full" and config.cache.feature_cache
+
+
+def cut_off_prefix(classifier: Classifier) -> FrozenPrefix | None:
+    """Return what is frozen of a classifier, or None if it can't be cut off."""
+    return cut_off_frozen(
+        classifier.model,
+        takes_4d_mask=classifier.structure.takes_4d_mask,
+        pads_left=classifier.tokenizer.padding_side == "left",
+    )
+
+
 def run_frozen_once(
     prepared: Prepared,
     examples: dict[str, Examples],
@@ -64,13 +79,9 @@ def run_frozen_once(
         nothing is frozen, or the frozen part can't be cut off, the whole model and the same splits.
     """
     classifier = prepared.classifier
-    if prepared.mode == "full" or not prepared.config.cache.feature_cache:
+    if not wants_frozen_once(prepared.config, prepared.mode):
         return classifier.model, examples
-    prefix = cut_off_frozen(
-        classifier.model,
-        takes_4d_mask=classifier.structure.takes_4d_mask,
-        pads_left=classifier.tokenizer.padding_side == "left",
-    )
+    prefix = cut_off_prefix(classifier)
     if prefix is None:
         tell(
             events.Warning(

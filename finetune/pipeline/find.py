@@ -23,7 +23,7 @@ from finetune.errors import BatchDoesNotFit, ConfigurationInvalid
 from finetune.events import Stage, Tell
 from finetune.model.load import load_tokenizer
 from finetune.model.shape import load_shape, most_positions
-from finetune.pipeline.features import cache_folder
+from finetune.pipeline.features import cache_folder, cut_off_prefix, wants_frozen_once
 from finetune.pipeline.plan import TrainingPlan
 from finetune.pipeline.prepare import Prepared, load_splits
 from finetune.report.batches import draw_batches
@@ -36,6 +36,8 @@ DEFAULT_MODES = ("full", "head")
 ARTICLE_TOKENS = 512
 SMALLEST_MEMORY_BYTES = 2**30
 TREC = "trec"
+_WHOLE: tuple[Part, ...] = ("whole",)
+_DIVIDED: tuple[Part, ...] = ("prefix", "suffix")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def estimate_batches(
     for tokens in lengths:
         for mode in task.modes:
             case = _case(config, device=device, mode=mode, longest_tokens=tokens)
-            for parts in dict.fromkeys([_parts(config, mode), ("whole",)]):
+            for parts in dict.fromkeys([_parts(config, mode), _WHOLE]):
                 tell(Stage(f"estimating {mode} at {case.width} tokens on {mac.name}"))
                 by_part = {
                     part: estimate(
@@ -170,7 +172,8 @@ def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> P
     )
     tell(Stage("looking for the batch size"))
     found = {}
-    for part in _parts(config, case.mode):
+    divides = wants_frozen_once(config, case.mode) and cut_off_prefix(classifier) is not None
+    for part in _DIVIDED if divides else _WHOLE:
         most = config.training.eval_batch_size if part == "prefix" else plan.effective_batch_size
         answer = _search(
             dataclasses.replace(case, part=part),
@@ -199,9 +202,7 @@ def _devices(config: Config, *, tell: Tell) -> list[Device]:
 
 def _parts(config: Config, mode: str) -> tuple[Part, ...]:
     """Return what is searched for: a frozen core that runs once has a batch size of its own."""
-    if mode == "full" or not config.cache.feature_cache:
-        return ("whole",)
-    return ("prefix", "suffix")
+    return _DIVIDED if wants_frozen_once(config, mode) else _WHOLE
 
 
 def _case(config: Config, *, device: Device, mode: str, longest_tokens: int) -> Case:

@@ -158,17 +158,17 @@ def test_a_machine_that_begins_to_swap_makes_a_size_too_big(
     assert (outcome.verdict, outcome.reason) == ("too_big", "the machine swapped 1.0 GiB")
 
 
-def test_where_memory_is_the_devices_own_the_next_child_is_ready_before_it_is_needed() -> None:
+def test_where_memory_is_the_devices_own_the_next_children_are_ready_in_time() -> None:
     class OwnMemory(CpuDevice):
         shares_host_memory = False
 
     with odd_prober(device=OwnMemory()) as prober:
         first = prober.probe(1).examples_per_second
-        [spare] = [child for child in children() if child != first]
+        spares = [child for child in children() if child != first]
         assert prober.probe(odd_worker.GROWS).verdict == "fits"
         assert prober.probe(odd_worker.SEGFAULT).verdict == "failed"
-        assert prober.probe(1).examples_per_second == spare
-        assert len(children()) == 2
+        assert prober.probe(1).examples_per_second in spares
+        assert len(children()) == 3
     assert children() == []
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_tokenizer
+from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
 from tiny_runs import (
     QUICK,
     figures_on_the_way,
@@ -27,12 +27,7 @@ from tiny_runs import (
 )
 from tiny_training import FewShapesDevice
 from torch import nn
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    ConvBertConfig,
-    ConvBertModel,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import finetune
 from finetune.config.load import load_config
@@ -183,14 +178,13 @@ def test_bert_with_padding_in_front_trains_the_same(mode: str, tmp_path: Path) -
 
 
 def test_a_model_that_can_not_be_cut_is_told_and_trains_whole(tmp_path: Path) -> None:
-    ConvBertModel(ConvBertConfig(**SIZES, embedding_size=16)).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    model = save_uncuttable_model(tmp_path / "model")
     told: list[Event] = []
     options = {"train_layers": 1, "max_steps": 2, "cache_dir": str(tmp_path / "cache")}
-    run_tiny(tmp_path / "run", model=tmp_path / "model", tell=told.append, **options)
+    run_tiny(tmp_path / "run", model=model, tell=told.append, **options)
     assert is_told(told, Warning, "frozen part of ConvBertForSequenceClassification can't be cut")
     assert not (tmp_path / "cache").exists()
-    run_tiny(tmp_path / "plain", model=tmp_path / "model", feature_cache=False, **options)
+    run_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "plain"))
 
 

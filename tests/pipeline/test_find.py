@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_models import save_tiny_model
+from tiny_models import save_tiny_model, save_uncuttable_model
 from tiny_runs import run_tiny
 
 from finetune import events
@@ -144,18 +144,6 @@ def test_a_memory_that_no_mac_has_is_refused(memory: str, tiny_folder: Path) -> 
     assert repr(memory) in refused.value.message
 
 
-def test_a_limit_that_is_no_size_is_refused_before_a_device_is_looked_for(
-    tiny_folder: Path,
-) -> None:
-    told: list[Event] = []
-    task = task_of(
-        model=str(tiny_folder), device="cpu", max_length=16, limit=1, memory_limit="much"
-    )
-    with pytest.raises(ConfigurationInvalid, match="--memory-limit is 'much'"):
-        find_batches(task, tell=told.append)
-    assert told == []
-
-
 def test_what_was_found_is_told_on_the_way_and_the_time_is_that_on_the_wall(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -203,3 +191,16 @@ def test_over_a_frozen_core_a_run_gets_two_sizes(tiny_folder: Path, tmp_path: Pa
     assert training["eval_batch_size"] in (1, 2, 3, 4)
     sizes = f"{training['batch_size']}, and {training['eval_batch_size']} without gradients"
     assert Stage(f"batch size: {sizes}") in told
+
+
+def test_where_a_frozen_part_can_not_be_cut_off_the_whole_update_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    model = save_uncuttable_model(tmp_path / "model")
+    told: list[Event] = []
+    run_tiny(
+        tmp_path / "run", model=model, batch_size="auto", effective_batch_size=4, max_steps=1,
+        train_layers=1, cache_dir=str(tmp_path / "cache"), tell=told.append,
+    )  # fmt: skip
+    assert next(event for event in told if isinstance(event, events.Probe)).batch_size == 4
+    assert any("can't be cut off" in one.message for one in told if isinstance(one, events.Warning))
