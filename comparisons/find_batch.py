@@ -185,11 +185,13 @@ def compare(name: str, *, device: Device, plan: Plan, chosen: dict[str, bool]) -
         **describe_search(answer),
         "estimate_ratio": estimate_ratio(case, answer),
     }
-    job = functools.partial(Job, case=case.to_json(), budget_bytes=answer.budget_bytes)
+    whole_cap_bytes = cap_bytes or answer.budget_bytes
+    job = functools.partial(Job, case=case.to_json(), budget_bytes=whole_cap_bytes)
     with Prober(
         case,
         device=device,
-        limit_bytes=answer.budget_bytes,
+        # What a device keeps back of a limit comes on top: the truth may use all of the cap.
+        limit_bytes=whole_cap_bytes**2 // device.budget_bytes(whole_cap_bytes),
         timeout_seconds=SEARCH_SECONDS,
     ) as prober:
         if chosen["truth"]:
