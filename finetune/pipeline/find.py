@@ -132,7 +132,26 @@ def estimate_batches(
                     for part in parts
                 }
                 estimates.append(_describe_estimate(case, by_part, mac))
+        _warn_of_wrong_results(device, estimates, width=case.width, tell=tell)
     return {"schema_version": SCHEMA_VERSION, "estimates": estimates}
+
+
+def _warn_of_wrong_results(
+    device: Device, estimates: list[dict[str, Any]], *, width: int, tell: Tell
+) -> None:
+    """Say how many rows of a width a run takes where memory would allow more."""
+    if device.most_tokens is None:
+        return
+    rows = max(1, device.most_tokens // width)
+    sizes = (one["batch"] for one in estimates if one["max_length"] == width)
+    if any(size > rows for size in sizes):
+        tell(
+            events.Warning(
+                f"more than {rows:,} rows of {width} tokens fit",
+                remedy=f"a run takes no more: with this PyTorch {device.name} computes wrongly on "
+                f"more than {device.most_tokens:,} tokens at once",
+            )
+        )
 
 
 def _mac_with(memory: str) -> Mac:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from tiny_models import save_tiny_model, save_uncuttable_model
 from tiny_runs import run_tiny
@@ -125,6 +126,17 @@ def test_the_articles_mac_takes_one_row_of_512_tokens_and_64_where_the_core_is_f
         assert one["lowest_batch"] <= one["batch"] <= one["highest_batch"]
         assert (one["machine"], one["max_length"]) == (SMALL_MAC, 512)
         assert one["basis"]
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("2.13.0", True), ("2.14.0", False)])
+def test_rows_that_fit_and_that_mps_computes_wrongly_are_told(
+    version: str, is_told: bool, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    told: list[Event] = []
+    estimates(model=str(tiny_folder), max_length=16, limit=5_000, told=told)
+    warnings = [event.message for event in told if isinstance(event, events.Warning)]
+    assert warnings == (["more than 2,047 rows of 16 tokens fit"] if is_told else [])
 
 
 def test_a_memory_names_a_mac_and_too_little_of_it_holds_nothing(tiny_folder: Path) -> None:
