@@ -204,8 +204,10 @@ def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> P
         )
         found[part] = answer.found.recommended
     batch_size = found.get("suffix", found.get("whole", 1))
-    # A forward alone keeps no graph, which is most of what an update takes.
-    eval_batch_size = found.get("prefix", max(config.training.eval_batch_size, 2 * batch_size))
+    # A forward alone keeps no graph, which is most of what an update of the whole model takes, and
+    # little of one that runs through a frozen core.
+    larger = 2 * batch_size if case.mode == "full" else batch_size
+    eval_batch_size = found.get("prefix", max(config.training.eval_batch_size, larger))
     tell(Stage(f"batch size: {batch_size}, and {eval_batch_size} without gradients"))
     training = dataclasses.replace(
         config.training, batch_size=batch_size, eval_batch_size=eval_batch_size

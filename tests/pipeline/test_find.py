@@ -212,7 +212,10 @@ def test_where_a_frozen_part_can_not_be_cut_off_the_whole_update_is_looked_at(
     told: list[Event] = []
     run_tiny(
         tmp_path / "run", model=model, batch_size="auto", effective_batch_size=4, max_steps=1,
-        train_layers=1, cache_dir=str(tmp_path / "cache"), tell=told.append,
+        train_layers=1, eval_batch_size=1, cache_dir=str(tmp_path / "cache"), tell=told.append,
     )  # fmt: skip
     assert next(event for event in told if isinstance(event, events.Probe)).batch_size == 4
+    training = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["training"]
+    # A batch twice as large may not fit where no more than its forward was probed.
+    assert training["eval_batch_size"] == training["batch_size"]
     assert any("can't be cut off" in one.message for one in told if isinstance(one, events.Warning))
