@@ -32,7 +32,9 @@ def size_worth_probing(history: History) -> int | None:
     fastest = fastest_size(history.speeds)
     size = promising_size(history.speeds)
     if _leaves_room(fastest, history):
-        is_worth = size <= WORTHWHILE_SHARE * fastest
+        # Once the search has come down from the largest, a smaller size gains little more.
+        has_come_down = history.outcomes[-1].batch_size < history.largest
+        is_worth = not has_come_down and size <= WORTHWHILE_SHARE * fastest
     else:
         size = max(1, min(size, _largest_with_room(history)))
         is_worth = not any(

@@ -27,7 +27,7 @@ TOLERANCE_SHARE = 0.01
 TIRED_TOLERANCE_SHARE = 0.02
 # The first try goes to this share of the predicted size. Memory is divided into fragments, so that
 # a batch often fails where the model still sees one or two per cent of room.
-AIM_SHARE = 0.983
+AIM_SHARE = 0.985
 # Where a prediction failed, the search goes down by this share, then by twice that, and so on.
 RETREAT_SHARE = 0.02
 # But if a proportional estimate is below this share of it, the prediction rests on too little.
@@ -220,7 +220,7 @@ def _size_near(predicted: int, history: History) -> int:
     low, high = history.largest, history.bound
     aim = math.ceil(AIM_SHARE * predicted)
     if aim < low + _tolerance(history):
-        size = low + max(_tolerance(history), math.ceil((predicted + 1 - low) / 2), low - aim)
+        size = low + max(_tolerance(history), low - aim)
         return size if high is None else min(size, (low + high) // 2)
     if high is None or aim < high:
         return aim
