@@ -141,8 +141,13 @@ class Prober:
         child = self._spares.pop(0) if self._spares else Child(self._worker)
         self._child, self._has_trained = child, False
         self._prepare_spares()
-        limit_bytes = self._limit_bytes if self._budget_bytes is None else self._budget_bytes
-        child.send({"case": self._case.to_json(), "limit_bytes": limit_bytes})
+        child.send(
+            {
+                "case": self._case.to_json(),
+                "limit_bytes": self._limit_bytes,
+                "budget_bytes": self._budget_bytes,
+            }
+        )
         return child
 
     def _prepare_spares(self) -> None:

@@ -16,6 +16,8 @@ SAFE_BUDGET_SHARE = 0.9
 SAFE_ROWS_SHARE = 0.75
 # An untried size is worth a probe if all that would do as well are this much larger or smaller.
 WORTHWHILE_SHARE = 0.75
+# After this many probes none is spent on a size that is only smaller, and not safer.
+FEW_PROBES = 6
 
 
 def recommended_size(history: History) -> int:
@@ -34,7 +36,8 @@ def size_worth_probing(history: History) -> int | None:
     if _leaves_room(fastest, history):
         # Once the search has come down from the largest, a smaller size gains little more.
         has_come_down = history.outcomes[-1].batch_size < history.largest
-        is_worth = not has_come_down and size <= WORTHWHILE_SHARE * fastest
+        is_cheap = len(history.outcomes) < FEW_PROBES and not has_come_down
+        is_worth = is_cheap and size <= WORTHWHILE_SHARE * fastest
     else:
         size = max(1, min(size, _largest_with_room(history)))
         is_worth = not any(

@@ -1,9 +1,10 @@
 """The child process that trains at the sizes it is told, so that only it pays for a bad one.
 
-It reads lines of JSON from standard input: first ``{"case": ..., "limit_bytes": ...}``, then batch
-sizes. It answers with its ``budget_bytes`` as soon as it knows them, that it is ``ready``, what
-each size took as a ``measurement``, or a ``failure``, after which it ends. It also ends when
-standard input does.
+It reads lines of JSON from standard input: first ``{"case": ..., "limit_bytes": ...,
+"budget_bytes": ...}``, with the budget of the process before it or null, then batch sizes. It
+answers with its ``budget_bytes`` as soon as it knows them, that it is ``ready``, what each size
+took as a ``measurement``, or a ``failure``, after which it ends. It also ends when standard input
+does.
 
 PyTorch is imported once the process is bound to its parent, since that takes seconds, and before it
 reads anything, so that a process can be kept ready.
@@ -40,7 +41,7 @@ def main() -> None:
     task = orders.get()
     case = Case.from_json(task["case"])
     device = select_device(case.device, tell=lambda _: None)
-    budget_bytes = device.budget_bytes(task["limit_bytes"])
+    budget_bytes = task["budget_bytes"] or device.budget_bytes(task["limit_bytes"])
     answer({"budget_bytes": budget_bytes})
     try:
         device.cap_memory(budget_bytes)

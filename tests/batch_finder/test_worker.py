@@ -12,7 +12,7 @@ TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, "full", 16
 def test_a_worker_tells_its_budget_trains_and_calls_an_error_by_its_name() -> None:
     child = Child("finetune.batch_finder.worker")
     try:
-        child.send({"case": TINY.to_json(), "limit_bytes": None})
+        child.send({"case": TINY.to_json(), "limit_bytes": None, "budget_bytes": None})
         assert child.receive(seconds=60)["budget_bytes"] > 2**20
         assert child.receive(seconds=60) == {"ready": True}
         child.send(2)
@@ -22,6 +22,15 @@ def test_a_worker_tells_its_budget_trains_and_calls_an_error_by_its_name() -> No
         failure = child.receive(seconds=60)
         assert failure["is_out_of_memory"] is False
         assert "TypeError" in failure["failure"]
+    finally:
+        child.kill()
+
+
+def test_a_worker_takes_the_budget_of_the_one_before_it() -> None:
+    child = Child("finetune.batch_finder.worker")
+    try:
+        child.send({"case": TINY.to_json(), "limit_bytes": 2**31, "budget_bytes": 2**30})
+        assert child.receive(seconds=60) == {"budget_bytes": 2**30}
     finally:
         child.kill()
 
