@@ -220,7 +220,9 @@ def _size_near(predicted: int, history: History) -> int:
     low, high = history.largest, history.bound
     aim = math.ceil(AIM_SHARE * predicted)
     if aim < low + _tolerance(history):
-        size = low + max(_tolerance(history), low - aim)
+        # Where a step of the tolerance fails, the largest size is enclosed. Beyond the prediction,
+        # which was too low then, steps grow.
+        size = low + (low - aim if low > predicted else _tolerance(history))
         return size if high is None else min(size, (low + high) // 2)
     if high is None or aim < high:
         return aim
