@@ -16,6 +16,9 @@ from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
 from finetune.runs.folder import read_json, write_json
 
+# What an answer depends on: this package decides what it recommends.
+_PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -134,7 +137,7 @@ def _key(case: Case, device: Device, bounds: Bounds) -> str:
     ingredients = [
         case.to_json(),
         device.description,
-        *(f"{package} {version(package)}" for package in ("torch", "transformers", "accelerate")),
+        *(f"{package} {version(package)}" for package in _PACKAGES),
         json.dumps(dataclasses.asdict(bounds), sort_keys=True),
     ]
     return hashlib.sha256("\n".join(ingredients).encode()).hexdigest()

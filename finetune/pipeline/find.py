@@ -143,8 +143,9 @@ def _warn_of_wrong_results(
     if device.most_tokens is None:
         return
     rows = max(1, device.most_tokens // width)
-    sizes = (one["batch"] for one in estimates if one["max_length"] == width)
-    if any(size > rows for size in sizes):
+    # Where the core runs once, only its pass is sure to see all tokens.
+    sizes = [one["prefix_batch"] or one["batch"] for one in estimates if one["max_length"] == width]
+    if max(sizes) > rows:
         tell(
             events.Warning(
                 f"more than {rows:,} rows of {width} tokens fit",
