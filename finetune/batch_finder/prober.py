@@ -10,7 +10,7 @@ from finetune.batch_finder.child import Child, ChildEnded
 from finetune.batch_finder.outcomes import Outcome, Verdict
 from finetune.devices.base import Device, gibibytes
 from finetune.devices.host_memory import HostWatch, process_bytes
-from finetune.errors import ProbeFailed
+from finetune.errors import ModelUnsupported, ProbeFailed
 
 WORKER = "finetune.batch_finder.worker"
 # Memory sampled this often stays within 1 % of the kernel's own record of its peak.
@@ -91,6 +91,7 @@ class Prober:
 
         Raises:
             ProbeFailed: If the first child fails before it knows its budget.
+            ModelUnsupported: If the case asks for a part of a model that can't be cut in two.
         """
         started = time.perf_counter()
         self.budget_bytes()
@@ -193,11 +194,14 @@ class _Watch:
 
         Raises:
             _Stopped: If it will not be said, or if the child had to be given up.
+            ModelUnsupported: If the case asks for a part of a model that can't be cut in two.
         """
         while True:
             answer = self._receive()
             if name in answer:
                 return answer[name]
+            if "unsupported" in answer:
+                raise ModelUnsupported(answer["unsupported"], remedy=answer["remedy"])
             if "failure" in answer:
                 raise self._judge_failure(answer)
             if "ready" in answer:

@@ -139,8 +139,8 @@ def build_trial(case: Case, *, device: Device) -> Trial | PrefixTrial:
     prefix = cut_off_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
     if prefix is None:
         raise ModelUnsupported(
-            f"the frozen part of {type(model).__name__} can't be cut off: use --no-feature-cache",
-            remedy="look for the batch size of the whole model",
+            f"the frozen part of {type(model).__name__} can't be cut off",
+            remedy="use --no-feature-cache",
         )
     # The parts share their parameters, but each has buffers of its own.
     nn.Module.to(model, device.torch_device)

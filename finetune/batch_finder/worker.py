@@ -3,8 +3,8 @@
 It reads lines of JSON from standard input: first ``{"case": ..., "limit_bytes": ...,
 "budget_bytes": ...}``, with the budget of the process before it or null, then batch sizes. It
 answers with its ``budget_bytes`` as soon as it knows them, that it is ``ready``, what each size
-took as a ``measurement``, or a ``failure``, after which it ends. It also ends when standard input
-does.
+took as a ``measurement``, or what is ``unsupported`` or another ``failure``, after which it ends.
+It also ends when standard input does.
 
 PyTorch is imported once the process is bound to its parent, since that takes seconds, and before it
 reads anything, so that a process can be kept ready.
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.batch_finder.case import Case
+from finetune.errors import ModelUnsupported
 
 # prctl(2): which signal a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +51,8 @@ def main() -> None:
         while True:
             measurement = measure(trial, batch_size=orders.get(), budget_bytes=budget_bytes)
             answer({"measurement": dataclasses.asdict(measurement)})
+    except ModelUnsupported as error:
+        answer({"unsupported": error.message, "remedy": error.remedy})
     # Of every kind that PyTorch, the model or the machine can raise: the parent judges it.
     except Exception as error:
         answer({"failure": _describe(error), "is_out_of_memory": device.is_out_of_memory(error)})

@@ -19,7 +19,7 @@ from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.select import select_device, usable_devices
-from finetune.errors import BatchDoesNotFit, ConfigurationInvalid
+from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, ModelUnsupported
 from finetune.events import Stage, Tell
 from finetune.model.load import load_tokenizer
 from finetune.model.shape import load_shape, most_positions
@@ -288,6 +288,11 @@ def _search_parts(
             )  # fmt: skip
         except BatchDoesNotFit as error:
             tell(events.Warning(error.message, remedy=error.remedy))
+        except ModelUnsupported as error:
+            tell(events.Warning(f"{error.message} and runs at every update"))
+            return _search_parts(
+                case, _WHOLE, device=device, bounds=bounds, memory=memory, tell=tell
+            )
     return _describe(case, parts, answers, probes, seconds=time.perf_counter() - started)
 
 

@@ -173,6 +173,17 @@ def test_what_was_found_is_told_on_the_way_and_the_time_is_that_on_the_wall(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_that_can_not_be_cut_is_searched_whole(tmp_path: Path) -> None:
+    told: list[Event] = []
+    task = task_of(
+        model=str(save_uncuttable_model(tmp_path / "model")), device="cpu", max_length=16,
+        limit=1, freeze_core=True, cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    [result] = find_batches(task, tell=told.append)["results"]
+    assert (result["max_verified"], result["stores_features"]) == (1, False)
+    assert any("can't be cut off" in one.message for one in told if isinstance(one, events.Warning))
+
+
 def test_a_run_takes_the_size_that_was_found_and_keeps_its_updates(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
