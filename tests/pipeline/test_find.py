@@ -177,7 +177,7 @@ def test_a_model_that_can_not_be_cut_is_searched_whole(tmp_path: Path) -> None:
     told: list[Event] = []
     task = task_of(
         model=str(save_uncuttable_model(tmp_path / "model")), device="cpu", max_length=16,
-        limit=1, freeze_core=True, cache_dir=str(tmp_path / "cache"),
+        limit=1, train_layers=1, cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
     [result] = find_batches(task, tell=told.append)["results"]
     assert (result["max_verified"], result["stores_features"]) == (1, False)
