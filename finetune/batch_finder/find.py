@@ -86,6 +86,7 @@ def find_batch(
     Raises:
         BatchDoesNotFit: If not even one row fits.
         ProbeFailed: If a probe failed for another reason than memory.
+        ModelUnsupported: If the case asks for a part of a model that can't be cut in two.
     """
     started = time.perf_counter()
     file = None if memory is None else memory / f"{_key(case, device, bounds)}.json"

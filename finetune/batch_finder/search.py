@@ -131,7 +131,7 @@ def _attempt_to_enclose(
     the prediction every size may turn out to be the largest, so that its probe is the check too.
     """
     size = _enclosing_size(history, first=first)
-    if size is None or len(history.outcomes) >= MOST_PROBES - _probes_to_hasten(history):
+    if size is None or _is_exhausted(history):
         return None
     is_growing = history.predict_largest() is None
     affordable = history.affordable_size(seconds_left / 2 if is_growing else seconds_left)
@@ -160,9 +160,10 @@ def _attempt_to_hasten(history: History, *, seconds_left: float) -> _Attempt | N
     return _Attempt(size, is_fresh=False)
 
 
-def _probes_to_hasten(history: History) -> int:
-    """Return how many probes to leave, so that there is a size to recommend."""
-    return 1 if history.passed and size_worth_probing(history) else 0
+def _is_exhausted(history: History) -> bool:
+    """Tell whether no probe is left but the one that finds a size to recommend."""
+    kept = 1 if history.passed and size_worth_probing(history) else 0
+    return len(history.outcomes) >= MOST_PROBES - kept
 
 
 def _raise_if_hopeless(history: History) -> None:
@@ -257,7 +258,7 @@ def _tolerance(history: History) -> int:
 def _predict_maximum(history: History) -> int | None:
     """Predict the largest size, if it was time that kept the search from enclosing it."""
     is_enclosed = _enclosing_size(history, first=None) is None
-    is_exhausted = len(history.outcomes) >= MOST_PROBES - 1 and not history.sizes("timed_out")
+    is_exhausted = _is_exhausted(history) and not history.sizes("timed_out")
     predicted = history.predict_largest()
     if is_enclosed or is_exhausted or predicted is None:
         return None

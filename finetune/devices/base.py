@@ -120,6 +120,11 @@ class Unusable:
     is_absent: bool = False
 
 
+def most_rows(device: Device, *, width: int) -> int | None:
+    """Return the most rows of so many tokens that a device computes right, None for any."""
+    return None if device.most_tokens is None else max(1, device.most_tokens // width)
+
+
 def why_operation_fails(torch_device: torch.device) -> str | None:
     """Multiply two small matrices on the device; return what went wrong, or None.
 

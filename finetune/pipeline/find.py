@@ -15,7 +15,7 @@ from finetune.batch_finder.outcomes import Outcome
 from finetune.config.schema import Config, mode_name
 from finetune.config.sizes import parse_size
 from finetune.data.trec import LONGEST_TOKENS, TRAINING_ROWS
-from finetune.devices.base import Device
+from finetune.devices.base import Device, most_rows
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.select import select_device, usable_devices
@@ -140,9 +140,9 @@ def _warn_of_wrong_results(
     device: Device, estimates: list[dict[str, Any]], *, width: int, tell: Tell
 ) -> None:
     """Say how many rows of a width a run takes where memory would allow more."""
-    if device.most_tokens is None:
+    rows = most_rows(device, width=width)
+    if rows is None:
         return
-    rows = max(1, device.most_tokens // width)
     # Where the core runs once, only its pass is sure to see all tokens.
     sizes = [one["prefix_batch"] or one["batch"] for one in estimates if one["max_length"] == width]
     if max(sizes) > rows:
@@ -318,7 +318,7 @@ def _search(
             )
         )
 
-    bounds = _within(device.most_tokens, bounds, width=case.width)
+    bounds = _within(most_rows(device, width=case.width), bounds)
     return find_batch(case, device=device, bounds=bounds, memory=memory, tell_probe=note)
 
 
@@ -334,11 +334,11 @@ def _bounds(config: Config, *, limit: int, first: int | None) -> Bounds:
     )
 
 
-def _within(most_tokens: int | None, bounds: Bounds, *, width: int) -> Bounds:
-    """Return bounds within which a device computes right."""
-    if most_tokens is None:
+def _within(rows: int | None, bounds: Bounds) -> Bounds:
+    """Return bounds of no more than some rows, None for any."""
+    if rows is None:
         return bounds
-    limit = max(1, min(bounds.limit, most_tokens // width))
+    limit = min(bounds.limit, rows)
     first = None if bounds.first is None else min(bounds.first, limit)
     return dataclasses.replace(bounds, limit=limit, first=first)
 

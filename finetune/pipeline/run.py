@@ -104,7 +104,7 @@ def _batch_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> Batch
         evaluation=evaluation_batch_size(prepared.config, prepared.device, tell=tell),
     )
     for size in (sizes.training, sizes.evaluation):
-        size.keep_within(prepared.device.most_tokens, width=plan.widths[-1])
+        size.keep_right(width=plan.widths[-1])
     return sizes
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from finetune import events
-from finetune.devices.base import Device
+from finetune.devices.base import Device, most_rows
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Tell
 from finetune.training.assemble import Assembly
@@ -62,20 +62,21 @@ class BatchSize:
             self.device.release_memory()
             self._halve()
 
-    def keep_within(self, most_tokens: int | None, *, width: int) -> None:
+    def keep_right(self, *, width: int) -> None:
         """Take no more rows than the device computes right, whatever the memory.
 
         Args:
-            most_tokens: Most tokens in a batch; None for any.
             width: Tokens of the widest row.
         """
-        if most_tokens is None or self.rows * width <= most_tokens:
+        most = most_rows(self.device, width=width)
+        if most is None or self.rows <= most:
             return
-        before, self.rows = self.rows, max(1, most_tokens // width)
+        before, self.rows = self.rows, most
         self.tell(
             events.Warning(
                 f"the {self.name} is {self.rows} instead of {before}: with this PyTorch "
-                f"{self.device.name} computes wrongly on more than {most_tokens:,} tokens at once",
+                f"{self.device.name} computes wrongly on more than "
+                f"{self.device.most_tokens:,} tokens at once",
                 remedy="a newer PyTorch may take more; the updates stay the same",
             )
         )

@@ -134,8 +134,7 @@ def test_few_probes_find_nearly_the_largest_size_of_many_machines() -> None:
     assert max(len(failures(one)) for one in found.values()) <= 2
 
 
-# On an H200 the largest batch took 0.992 of the budget or more.
-@pytest.mark.parametrize("capacity_share", [0.985, 0.99, 0.995])
+@pytest.mark.parametrize("capacity_share", [0.98, 0.985, 0.99, 0.995])
 def test_it_takes_few_probes_as_well_if_fragments_take_some_of_the_budget(
     capacity_share: float,
 ) -> None:

@@ -393,7 +393,9 @@ def test_no_batch_has_more_tokens_than_the_device_computes_right(
     rows: int, most_tokens: int | None, expected: int
 ) -> None:
     told: list[object] = []
-    size = BatchSize(rows, "batch size", CpuDevice(), told.append)
-    size.keep_within(most_tokens, width=512)
+    device = CpuDevice()
+    device.most_tokens = most_tokens
+    size = BatchSize(rows, "batch size", device, told.append)
+    size.keep_right(width=512)
     assert size.rows == expected
     assert len(told) == (rows != expected)
