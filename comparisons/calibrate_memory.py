@@ -20,6 +20,7 @@ from finetune.batch_finder.estimate import live_peaks
 from finetune.batch_finder.measure import measure
 from finetune.batch_finder.trial import build_trial
 from finetune.devices.select import select_device
+from finetune.model.mode import Mode
 
 SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
@@ -34,15 +35,27 @@ SHAPES: dict[str, dict[str, Any]] = {
 PARTS = {"core": ("full", "last-2"), "head": ("head", "classifier")}
 PLANS = {
     "cpu": [
-        *[f"minilm/full/{width}/fp32/{batch}" for width in (64, 128) for batch in (32, 64)],
+        *[
+            f"minilm/full/{padded_length}/fp32/{batch}"
+            for padded_length in (64, 128)
+            for batch in (32, 64)
+        ],
         "minilm/full/64/bf16/32",
         *[f"bert-base/full/64/fp32/{batch}" for batch in (8, 16, 32)],
         *[f"bert-base/full/128/fp32/{batch}" for batch in (8, 16)],
-        *[f"minilm/head/{width}/fp32/{batch}" for width in (64, 128) for batch in (64, 256)],
-        *[f"bert-base/head/{width}/fp32/{batch}" for width in (64, 128) for batch in (16, 48)],
+        *[
+            f"minilm/head/{padded_length}/fp32/{batch}"
+            for padded_length in (64, 128)
+            for batch in (64, 256)
+        ],
+        *[
+            f"bert-base/head/{padded_length}/fp32/{batch}"
+            for padded_length in (64, 128)
+            for batch in (16, 48)
+        ],
     ],
     "cuda": [
-        f"{model}/{mode}/{width}/{precision}/{batch}"
+        f"{model}/{mode}/{padded_length}/{precision}/{batch}"
         for model, mode, batch in (
             ("bert-base", "full", 4),
             ("bert-base", "full", 64),
@@ -50,7 +63,7 @@ PLANS = {
             ("bert-large", "full", 32),
             ("bert-large", "head", 64),
         )
-        for width in (128, 512)
+        for padded_length in (128, 512)
         for precision in ("fp32", "bf16")
     ],
 }
@@ -85,19 +98,19 @@ def measure_alone(device: str, name: str) -> dict[str, Any]:
 def measure_here(device_name: str, name: str) -> None:
     """Train as the finder's probes do, and print the peaks."""
     case, batch = read_name(device_name, name)
-    device = select_device(device_name, tell=lambda _: None)
+    device = select_device(device_name, emit=lambda _: None)
     trial = build_trial(case, device=device)
-    measured = measure(trial, batch_size=batch, budget_bytes=device.budget_bytes(None))
+    measured = measure(trial, batch_size=batch, budget_bytes=device.memory.budget_bytes(None))
     # On CUDA what the allocator holds, and the tensors in it; on the CPU both are resident memory.
-    peaks = {"held_bytes": measured.peak_bytes, "allocated_bytes": device.peak_bytes()}
+    peaks = {"held_bytes": measured.peak_bytes, "allocated_bytes": device.memory.peak_bytes()}
     print(json.dumps(peaks))
 
 
 def read_name(device: str, name: str) -> tuple[Case, int]:
     """Return the case and the batch size of a name such as ``bert-base/full/128/fp32/8``."""
-    model, mode, width, precision, batch = name.split("/")
+    model, mode, padded_length, precision, batch = name.split("/")
     architecture = architecture_of(BertConfig(**SHAPES[model]).to_dict())
-    return Case(device, architecture, 6, mode, int(width), precision), int(batch)
+    return Case(device, architecture, 6, Mode(mode), int(padded_length), precision), int(batch)
 
 
 def fit(lines: list[dict[str, Any]]) -> dict[str, float]:

@@ -42,6 +42,7 @@ from finetune.batch_finder.worker import end_with_parent
 from finetune.devices.base import Device, gibibytes
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError
+from finetune.model.mode import Mode
 from finetune.model.shape import load_shape
 
 
@@ -133,7 +134,7 @@ def main() -> None:
     """Run the cells that are asked for and print a line each, then all of them as JSON."""
     arguments = read_arguments()
     plan = PLANS[arguments.device]
-    device = select_device(arguments.device, tell=lambda _: None)
+    device = select_device(arguments.device, emit=lambda _: None)
     first, _, last = arguments.cells.partition("-")
     cells = []
     for place, number in enumerate(range(int(first), int(last or first) + 1)):
@@ -172,7 +173,7 @@ def compare(name: str, *, device: Device, plan: Plan, chosen: dict[str, bool]) -
         chosen: Which of truth, sweep, others and train are wanted.
     """
     case, cap_bytes = read_cell(name, device=device)
-    available_bytes = device.budget_bytes(None)
+    available_bytes = device.memory.budget_bytes(None)
     started = time.perf_counter()
     try:
         answer = search(case, device=device, cap_bytes=cap_bytes, limit=plan.limit)
@@ -191,7 +192,7 @@ def compare(name: str, *, device: Device, plan: Plan, chosen: dict[str, bool]) -
         case,
         device=device,
         # What a device keeps back of a limit comes on top: the truth may use all of the cap.
-        limit_bytes=whole_cap_bytes**2 // device.budget_bytes(whole_cap_bytes),
+        limit_bytes=whole_cap_bytes**2 // device.memory.budget_bytes(whole_cap_bytes),
         timeout_seconds=SEARCH_SECONDS,
     ) as prober:
         if chosen["truth"]:
@@ -212,8 +213,8 @@ def compare(name: str, *, device: Device, plan: Plan, chosen: dict[str, bool]) -
     if chosen["train"]:
         cell["trained"] = run_job(job("train", batch_size=found.recommended, most=plan.updates))
     cell["processes_left"] = len(psutil.Process().children(recursive=True))
-    if not device.shares_host_memory:
-        cell["bytes_left"] = available_bytes - device.budget_bytes(None)
+    if not device.memory.is_shared:
+        cell["bytes_left"] = available_bytes - device.memory.budget_bytes(None)
     return cell
 
 
@@ -221,7 +222,7 @@ def read_cell(name: str, *, device: Device) -> tuple[Case, int | None]:
     """Return a cell's case and its cap in bytes, None for as much as there is."""
     model, mode, tokens, precision, cap = name.split("/")
     architecture = architecture_of(load_shape(model, revision=None).to_dict())
-    case = Case(device.name, architecture, 6, mode, int(tokens), precision)
+    case = Case(device.name, architecture, 6, Mode(mode), int(tokens), precision)
     return case, None if cap == "none" else int(float(cap) * 2**30)
 
 
@@ -233,7 +234,7 @@ def search(case: Case, *, device: Device, cap_bytes: int | None, limit: int) -> 
         memory_limit_bytes=cap_bytes,
         time_limit_seconds=SEARCH_SECONDS,
     )
-    return find_batch(case, device=device, bounds=bounds, memory=None, tell_probe=lambda _: None)
+    return find_batch(case, device=device, bounds=bounds, memory=None, on_probe=lambda _: None)
 
 
 def describe_search(answer: Answer) -> dict[str, Any]:
@@ -314,8 +315,8 @@ def work(job: Job) -> None:
     """Do a job in this process; print a line a probe, and its result."""
     end_with_parent()
     case = Case.from_json(job.case)
-    device = select_device(case.device, tell=lambda _: None)
-    device.cap_memory(job.budget_bytes)
+    device = select_device(case.device, emit=lambda _: None)
+    device.memory.cap(job.budget_bytes)
     trial = build_trial(case, device=device)
     assert isinstance(trial, Trial)
     print(json.dumps(JOBS[job.name](trial, job)))
@@ -392,19 +393,25 @@ def train(trial: Trial, job: Job) -> dict[str, Any]:
     device = trial.device
     lengths = random.Random(0)
     trial.begin()
-    device.reset_peak()
+    device.memory.reset_peak()
     for number in range(job.most):
-        width = lengths.choice(device.widths(trial.width)) if number % 2 else trial.width
-        dataclasses.replace(trial, width=width).take_update(batch_size=job.batch_size)
+        padded_length = (
+            lengths.choice(device.shapes.padded_lengths(trial.padded_length))
+            if number % 2
+            else trial.padded_length
+        )
+        dataclasses.replace(trial, padded_length=padded_length).take_update(
+            batch_size=job.batch_size
+        )
     trial.evaluate(batch_size=job.batch_size)
     device.synchronize()
-    peak_bytes = device.held_peak_bytes()
+    peak_bytes = device.memory.held_peak_bytes()
     return {
         "batch_size": job.batch_size,
         "updates": job.most,
         "peak_bytes": peak_bytes,
         "is_within_cap": peak_bytes is None or peak_bytes <= job.budget_bytes,
-        "retries": device.retried_allocations(),
+        "retries": device.memory.retried_allocations(),
     }
 
 

@@ -57,7 +57,7 @@ def save_bert_base(folder: Path) -> Path:
 def run_trainer(options: dict[str, object], folder: Path) -> float:
     """Return the training seconds of the Trainer with a frozen core."""
     loaded = load_config(file=None, environment={}, flags=options, assignments=())
-    rows = load_splits(loaded.config, tell=lambda event: None)["train"]
+    rows = load_splits(loaded.config, emit=lambda event: None)["train"]
     tokenizer = AutoTokenizer.from_pretrained(str(options["model"]))
     model = AutoModelForSequenceClassification.from_pretrained(str(options["model"]), num_labels=6)
     for name, parameter in model.named_parameters():
@@ -139,7 +139,7 @@ def print_added_memory(options: dict[str, object], folder: Path) -> None:
         num_train_epochs=HEAD_EPOCHS,
         output_dir=str(folder / "memory"),
         cache_dir=str(folder / "memory_cache"),
-        tell=note,
+        emit=note,
     )
     thread.join()
     print(max(samples) - loaded[0])

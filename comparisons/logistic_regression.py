@@ -25,10 +25,10 @@ import finetune
 from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.pipeline.examples import encode_split
-from finetune.pipeline.features import run_frozen_once
+from finetune.pipeline.features import extract_features
 from finetune.pipeline.plan import plan_training
 from finetune.pipeline.prepare import prepare
-from finetune.training.recovery import BatchSize
+from finetune.training.out_of_memory import BatchSize
 
 STRENGTHS = (0.01, 0.1, 1, 10, 100, 1000)
 MODES = {"head": {"freeze_core": True}, "classifier": {"head": "classifier"}}
@@ -40,11 +40,11 @@ def ignore(event: object) -> None:
 
 def read_features(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return what the head reads of each split, float32 of shape [rows, hidden], and classes."""
-    prepared = prepare(config, tell=ignore)
-    examples = {split: encode_split(prepared, split, tell=ignore) for split in prepared.table}
+    prepared = prepare(config, emit=ignore)
+    examples = {split: encode_split(prepared, split, emit=ignore) for split in prepared.table}
     widths = plan_training(prepared, examples).widths
     rows = BatchSize(config.training.eval_batch_size, "batch size", prepared.device, ignore)
-    _, examples = run_frozen_once(prepared, examples, widths=widths, batch_size=rows, tell=ignore)
+    _, examples = extract_features(prepared, examples, widths=widths, batch_size=rows, emit=ignore)
     return {
         split: (
             one.inputs_of(np.arange(len(one.labels)), 1)["inputs_embeds"][:, 0].numpy(),
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
-    figures = {}
+    metrics = {}
     with tempfile.TemporaryDirectory() as folder:
         for mode, options in MODES.items():
             pairs = []
@@ -93,12 +93,12 @@ def main() -> None:
                 print(f"{mode}, seed {seed}: ours and regression {pairs[-1]}", flush=True)
             differences = [ours - theirs for ours, theirs in pairs]
             margin = stats.t.ppf(0.95, len(pairs) - 1) * stats.sem(differences)
-            figures[mode] = {
+            metrics[mode] = {
                 "ours": statistics.mean(ours for ours, _ in pairs),
                 "regression": statistics.mean(theirs for _, theirs in pairs),
                 "lower_bound_of_difference": statistics.mean(differences) - margin,
             }
-    print(json.dumps(figures))
+    print(json.dumps(metrics))
 
 
 if __name__ == "__main__":

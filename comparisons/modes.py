@@ -46,21 +46,21 @@ def main() -> None:
         "model": arguments.model,
         "device": arguments.device,
     }
-    figures = {}
+    metrics = {}
     for mode in arguments.modes:
         pairs = [
             run_once({**shared, **MODES[mode], "seed": seed, "split_seed": seed})
             for seed in range(arguments.seeds)
         ]
         accuracies, seconds = zip(*pairs, strict=True)
-        figures[mode] = {
+        metrics[mode] = {
             "accuracy": statistics.mean(accuracies),
             "lowest": min(accuracies),
             "highest": max(accuracies),
             "seconds": statistics.median(seconds),
         }
-        print(mode, figures[mode], flush=True)
-    print(json.dumps(figures))
+        print(mode, metrics[mode], flush=True)
+    print(json.dumps(metrics))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def run_ours(options: dict[str, object], folder: Path) -> tuple[float, float]:
 def run_trainer(options: dict[str, object], folder: Path) -> tuple[float, float]:
     """Return test accuracy and seconds of the Trainer, tokenization included."""
     loaded = load_config(file=None, environment={}, flags=options, assignments=())
-    table = load_splits(loaded.config, tell=ignore)
+    table = load_splits(loaded.config, emit=ignore)
     source = find_model_folder(loaded.config.model.model, revision=None)
     seed = loaded.config.training.seed
     set_seed(seed)

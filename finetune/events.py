@@ -1,6 +1,6 @@
 """What a run tells while it goes on.
 
-The rooms below the command line print nothing: they call a ``Tell`` with one of these events, and
+The rooms below the command line print nothing: they call a ``Emit`` with one of these events, and
 whoever called them decides what becomes of it.
 """
 
@@ -16,7 +16,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Warning:
+class WarningMessage:
     """Something is odd; the work goes on.
 
     Args:
@@ -96,7 +96,7 @@ class Validation:
     Args:
         update: Updates done before it.
         epoch: Passes over the training data before it.
-        metrics: Figures by name, such as ``accuracy``, in 0..1, and ``loss``.
+        metrics: Metrics by name, such as ``accuracy``, in 0..1, and ``loss``.
         is_best: Whether no earlier validation of this run was better.
     """
 
@@ -106,5 +106,5 @@ class Validation:
     is_best: bool
 
 
-Event = Stage | Advance | Probe | Warning | Update | Validation
-Tell = Callable[[Event], None]
+Event = Stage | Advance | Probe | WarningMessage | Update | Validation
+Emit = Callable[[Event], None]

@@ -15,7 +15,7 @@ from tiny_models import save_tiny_model
 
 import finetune
 from finetune.cli.main import main
-from finetune.runs.folder import read_jsonl
+from finetune.files import read_jsonl
 
 QUICK: dict[str, Any] = {
     "data": "questions",
@@ -88,7 +88,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) ->
 
 
 def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:
-    """Fine-tune a small model within this process, with the quick options unless told otherwise."""
+    """Fine-tune a tiny model within this process, with the quick options unless told."""
     results: dict[str, Any] = finetune.run(
         **(QUICK | options), model=str(model), output_dir=str(folder)
     )
@@ -133,14 +133,14 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 def have_same_bits(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
-    """Tell whether two sets of tensors have the same names and the same bits."""
+    """Return whether two sets of tensors have the same names and the same bits."""
     return some.keys() == others.keys() and all(
         torch.equal(tensor.view(torch.uint8), others[name].view(torch.uint8))
         for name, tensor in some.items()
     )
 
 
-def figures_on_the_way(run: Path) -> list[dict[str, Any]]:
+def logged_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the rows of ``metrics.jsonl`` without what the machine's mood decides."""
     return [
         {name: value for name, value in row.items() if name not in SPEED_AND_MEMORY}

@@ -1,6 +1,6 @@
-"""What the tests of training share: a device with habits of MPS, random rows, small assemblies."""
+"""What the tests of training share: a device with habits of MPS, random rows, tiny models."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -12,16 +12,17 @@ from torch import nn
 
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.device import MpsDevice
+from finetune.devices.mps.device import FewShapes
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.inputs import model_inputs
+from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import collate_rows
 from finetune.tokenization.encode import EncodedTexts
-from finetune.training.assemble import Assembly, assemble
 from finetune.training.micro_batches import Examples, MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
+from finetune.training.training_state import TrainingState, prepare_training
 
 CLASSES = 6
 
@@ -49,12 +50,11 @@ def simulate_memory(
 
 
 class FewShapesDevice(CpuDevice):
-    """The processor with the habits of MPS: few widths, and every batch has all its rows."""
+    """The processor with the batch shapes of MPS."""
 
-    pads_rows = True
-
-    def widths(self, longest_tokens: int) -> Sequence[int]:
-        return MpsDevice().widths(longest_tokens)
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes = FewShapes(pads_batches=True)
 
 
 def random_texts(
@@ -80,14 +80,14 @@ def random_examples(
     labels = np.random.default_rng(rows).integers(0, CLASSES, size=rows)
     weights = np.ones(CLASSES, np.float32) if class_weights is None else class_weights
 
-    def inputs_of(numbers: NDArray[np.int64], width: int) -> dict[str, torch.Tensor]:
-        tensors = collate_rows(texts, numbers, width=width)
+    def inputs_of(numbers: NDArray[np.int64], padded_length: int) -> dict[str, torch.Tensor]:
+        tensors = collate_rows(texts, numbers, padded_length=padded_length)
         return model_inputs(tensors, takes_4d_mask=takes_4d_mask)
 
     return Examples(inputs_of, texts.lengths, labels, weights[labels])
 
 
-def tiny_assembly(
+def tiny_training_state(
     *,
     architecture: str = "bert",
     mode: str = "full",
@@ -95,22 +95,22 @@ def tiny_assembly(
     precision: str = "fp32",
     peak: float = 1e-3,
     total_updates: int = 12,
-    head_rate_factor: float = 1.0,
+    head_lr_multiplier: float = 1.0,
     max_grad_norm: float = 1.0,
     dropout: float = 0.1,
-) -> Assembly:
+) -> TrainingState:
     """Return a small model in training mode, ready for updates; the same for the same arguments."""
     model = tiny_model(architecture, classes=CLASSES)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = dropout
     structure = find_structure(model)
-    freeze_parameters(model, structure, mode=mode)
+    freeze_parameters(model, structure, mode=Mode(mode))
     set_training(model)
-    return assemble(
+    return prepare_training(
         model,
         head=structure.head,
-        head_rate_factor=head_rate_factor,
+        head_lr_multiplier=head_lr_multiplier,
         device=device or CpuDevice(),
         precision=precision,
         schedule=Schedule(peak=peak, warmup_updates=2, total_updates=total_updates),
@@ -120,24 +120,30 @@ def tiny_assembly(
 
 
 def cut_all_rows(
-    assembly: Assembly, examples: Examples, *, batch_size: int
+    training_state: TrainingState, examples: Examples, *, batch_size: int
 ) -> Iterator[MicroBatch]:
-    """Cut an effective batch of all rows, 16 tokens wide, for an assembly's device."""
+    """Cut an effective batch of all rows, 16 tokens wide, for an training_state's device."""
     return cut_batch(
         examples,
-        Batch(np.arange(len(examples.labels)), width=16),
+        Batch(np.arange(len(examples.labels)), padded_length=16),
         batch_size=batch_size,
-        pads_rows=assembly.device.pads_rows,
-        torch_device=assembly.device.torch_device,
+        pads_batches=training_state.device.shapes.pads_batches,
+        torch_device=training_state.device.torch_device,
     )
 
 
 def take_updates(
-    assembly: Assembly, examples: Examples, numbers: Iterable[int], *, batch_size: int = 4
+    training_state: TrainingState,
+    examples: Examples,
+    numbers: Iterable[int],
+    *,
+    batch_size: int = 4,
 ) -> list[float]:
     """Take the updates of these numbers, each on all rows; return their losses."""
     return [
-        assembly.update(number, cut_all_rows(assembly, examples, batch_size=batch_size)).item()
+        training_state.update(
+            number, cut_all_rows(training_state, examples, batch_size=batch_size)
+        ).item()
         for number in numbers
     ]
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from finetune.model.mode import Mode
+
 Part = Literal["whole", "prefix", "suffix"]
 
 # What a model's config says beside its architecture: where it comes from, and its old classes.
@@ -27,8 +29,8 @@ class Case:
         device: Name of the device.
         architecture: The model's config without what is not architecture.
         classes: How many the model tells apart.
-        mode: What trains: ``full``, ``last-N``, ``head`` or ``classifier``.
-        width: Tokens that the widest batch is padded to.
+        mode: What trains.
+        padded_length: Tokens that the widest batch is padded to.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic.
         part: ``whole`` for an update on texts. Where the frozen part of a model runs only once,
             ``prefix`` for its forward, and ``suffix`` for an update on what it gave.
@@ -37,8 +39,8 @@ class Case:
     device: str
     architecture: dict[str, Any]
     classes: int
-    mode: str
-    width: int
+    mode: Mode
+    padded_length: int
     precision: str
     part: Part = "whole"
 
@@ -49,7 +51,8 @@ class Case:
     @classmethod
     def from_json(cls, line: str) -> "Case":
         """Return the case that ``to_json`` wrote."""
-        return cls(**json.loads(line))
+        fields = json.loads(line)
+        return cls(**fields | {"mode": Mode(fields["mode"])})
 
 
 def architecture_of(model_config: Mapping[str, Any]) -> dict[str, Any]:

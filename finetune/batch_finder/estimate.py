@@ -23,7 +23,7 @@ from finetune.batch_finder.case import Case
 from finetune.batch_finder.kernels import Kernels, imitate_kernels
 from finetune.batch_finder.live_memory import LiveMemory
 from finetune.batch_finder.memory_model import MemoryModel, Point, fit_memory
-from finetune.batch_finder.trial import PrefixTrial, Trial, build_trial
+from finetune.batch_finder.trial import ExtractionTrial, Trial, build_trial
 from finetune.devices.base import gibibytes
 from finetune.devices.cpu import CpuDevice
 
@@ -131,7 +131,7 @@ def load_calibration(case: Case) -> Calibration:
 
 
 @contextmanager
-def _fake_trial(case: Case) -> Iterator[tuple[Trial | PrefixTrial, LiveMemory]]:
+def _fake_trial(case: Case) -> Iterator[tuple[Trial | ExtractionTrial, LiveMemory]]:
     """Build a trial of fake tensors, followed by a memory."""
     kernels = Kernels(**_calibrations()[case.device]["kernels"])
     with (
@@ -164,7 +164,7 @@ def _largest_batch(model: MemoryModel, *, memory_bytes: float, limit: int) -> in
 
 def _part_at_work(case: Case) -> str:
     """Return what decides the peak: the core's graph, or no more of the core than its forward."""
-    has_core_graph = case.part != "prefix" and case.mode not in ("head", "classifier")
+    has_core_graph = case.part != "prefix" and case.mode.trains_encoder
     return "core" if has_core_graph else "head"
 
 

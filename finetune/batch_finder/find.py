@@ -14,7 +14,7 @@ from finetune.batch_finder.outcomes import Outcome, Probe
 from finetune.batch_finder.prober import WORKER, Prober
 from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
-from finetune.runs.folder import read_json, write_json
+from finetune.files import read_json, write_json
 
 # What an answer depends on: this package decides what it recommends.
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
@@ -70,7 +70,7 @@ def find_batch(
     device: Device,
     bounds: Bounds,
     memory: Path | None,
-    tell_probe: "TellProbe",
+    on_probe: "OnProbe",
     worker: str = WORKER,
 ) -> Answer:
     """Search for a case's batch sizes, or confirm what an earlier search found.
@@ -80,7 +80,7 @@ def find_batch(
         device: That device. The parent does not touch it: children train.
         bounds: Where the search ends.
         memory: Folder with the answers of earlier searches; None to search in any case.
-        tell_probe: Is told of each probe.
+        on_probe: Is told of each probe.
         worker: Name of the module that the children run.
 
     Raises:
@@ -97,7 +97,7 @@ def find_batch(
         timeout_seconds=bounds.time_limit_seconds,
         worker=worker,
     ) as prober:
-        verify = _told(prober.probe_afresh, tell_probe)
+        verify = _reporting(prober.probe_afresh, on_probe)
         budget_bytes = prober.budget_bytes()
         remembered = None if file is None else _read(file)
         if remembered is not None:
@@ -106,14 +106,14 @@ def find_batch(
                 seconds = time.perf_counter() - started
                 return Answer(remembered, budget_bytes, seconds, is_remembered=True)
         found = search(
-            _told(prober.probe, tell_probe),
+            _reporting(prober.probe, on_probe),
             verify=verify,
             budget_bytes=budget_bytes,
             limit=bounds.limit,
             first=bounds.first,
             time_limit_seconds=bounds.time_limit_seconds - (time.perf_counter() - started),
             # Where no one can tell the peak from inside, nothing refuses memory either.
-            slows_down=device.held_peak_bytes() is None,
+            slows_down=device.memory.swaps,
         )
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,16 +121,16 @@ def find_batch(
     return Answer(found, budget_bytes, time.perf_counter() - started, is_remembered=False)
 
 
-TellProbe = Callable[[Outcome], None]
+OnProbe = Callable[[Outcome], None]
 
 
-def _told(probe: Probe, tell_probe: TellProbe) -> Probe:
-    def probe_and_tell(batch_size: int) -> Outcome:
+def _reporting(probe: Probe, on_probe: OnProbe) -> Probe:
+    def probe_and_report(batch_size: int) -> Outcome:
         outcome = probe(batch_size)
-        tell_probe(outcome)
+        on_probe(outcome)
         return outcome
 
-    return probe_and_tell
+    return probe_and_report
 
 
 def _key(case: Case, device: Device, bounds: Bounds) -> str:

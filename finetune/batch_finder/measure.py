@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from finetune.batch_finder.trial import PrefixTrial, Trial
+from finetune.batch_finder.trial import ExtractionTrial, Trial
 
 # Shorter times say more about the machine's other work, and about a GPU that was idle before, than
 # about the batch size.
@@ -25,7 +25,7 @@ class Measurement:
     is_strained: bool
 
 
-def measure(trial: Trial | PrefixTrial, *, batch_size: int, budget_bytes: int) -> Measurement:
+def measure(trial: Trial | ExtractionTrial, *, batch_size: int, budget_bytes: int) -> Measurement:
     """Take at least two updates, three on a GPU, and evaluate one batch.
 
     Each call starts from no more than the weights, as a run does, so that it does not matter what
@@ -41,21 +41,21 @@ def measure(trial: Trial | PrefixTrial, *, batch_size: int, budget_bytes: int) -
     """
     device = trial.device
     trial.begin()
-    device.release_memory()
-    device.cap_memory(budget_bytes)
-    device.reset_peak()
+    device.memory.release()
+    device.memory.cap(budget_bytes)
+    device.memory.reset_peak()
     # The first update also pays for new memory, the optimizer's state and kernels.
     trial.take_update(batch_size=batch_size)
     best_rate = _best_rate(trial, batch_size=batch_size)
     trial.evaluate(batch_size=batch_size)
     return Measurement(
-        peak_bytes=device.held_peak_bytes(),
+        peak_bytes=device.memory.held_peak_bytes(),
         examples_per_second=best_rate,
-        is_strained=device.retried_allocations() > 0,
+        is_strained=device.memory.retried_allocations() > 0,
     )
 
 
-def _best_rate(trial: Trial | PrefixTrial, *, batch_size: int) -> float:
+def _best_rate(trial: Trial | ExtractionTrial, *, batch_size: int) -> float:
     """Return the rows a second of the best of some series of updates, each twice as long."""
     updates = 1 if trial.device.torch_device.type == "cpu" else 2
     best_rate = timed_seconds = 0.0
@@ -67,7 +67,7 @@ def _best_rate(trial: Trial | PrefixTrial, *, batch_size: int) -> float:
     return best_rate
 
 
-def _time_updates(trial: Trial | PrefixTrial, updates: int, *, batch_size: int) -> float:
+def _time_updates(trial: Trial | ExtractionTrial, updates: int, *, batch_size: int) -> float:
     """Return the seconds that some updates take; between them nothing waits for the device."""
     trial.device.synchronize()
     started = time.perf_counter()

@@ -156,7 +156,7 @@ class Prober:
 
         Only where they take neither memory nor speed from the one that trains.
         """
-        while len(self._spares) < _SPARES and not self._device.shares_host_memory:
+        while len(self._spares) < _SPARES and not self._device.memory.is_shared:
             self._spares.append(Child(self._worker))
 
     def _end_child(self) -> None:
@@ -243,7 +243,7 @@ class _Watch:
         return _Stopped("failed", f"{ending}: {lines[-1]}")
 
     def _check_memory(self) -> None:
-        if self._device.shares_host_memory:
+        if self._device.memory.is_shared:
             held_bytes = process_bytes(self._child.process_id)
             self.peak_bytes = max(self.peak_bytes, held_bytes)
             self.check_budget(held_bytes)
@@ -262,5 +262,6 @@ class _Watch:
     def _line_about_memory(self) -> str | None:
         lines = self._child.error_lines()
         return next(
-            (line for line in lines if self._device.is_out_of_memory(RuntimeError(line))), None
+            (line for line in lines if self._device.memory.is_out_of_memory(RuntimeError(line))),
+            None,
         )

@@ -116,13 +116,13 @@ class _Attempt(NamedTuple):
 def _next_attempt(history: History, *, first: int | None, seconds_left: float) -> _Attempt | None:
     """Return what to try next, or None when all is known that there is time for."""
     return (
-        _attempt_to_enclose(history, first=first, seconds_left=seconds_left)
+        _attempt_to_bracket(history, first=first, seconds_left=seconds_left)
         or _attempt_to_check(history)
-        or _attempt_to_hasten(history, seconds_left=seconds_left)
+        or _attempt_to_refine(history, seconds_left=seconds_left)
     )
 
 
-def _attempt_to_enclose(
+def _attempt_to_bracket(
     history: History, *, first: int | None, seconds_left: float
 ) -> _Attempt | None:
     """Return the size that says most about the largest, if there is time for it.
@@ -130,7 +130,7 @@ def _attempt_to_enclose(
     While the search grows, a process is used again and half the time is kept for the check. Near
     the prediction every size may turn out to be the largest, so that its probe is the check too.
     """
-    size = _enclosing_size(history, first=first)
+    size = _bracketing_size(history, first=first)
     if size is None or _is_exhausted(history):
         return None
     is_growing = history.predict_largest() is None
@@ -148,7 +148,7 @@ def _attempt_to_check(history: History) -> _Attempt | None:
     return _Attempt(max(1, history.largest), is_fresh=True)
 
 
-def _attempt_to_hasten(history: History, *, seconds_left: float) -> _Attempt | None:
+def _attempt_to_refine(history: History, *, seconds_left: float) -> _Attempt | None:
     """Return a smaller size that may be as fast or that may be recommended."""
     size = size_worth_probing(history)
     if (
@@ -161,7 +161,7 @@ def _attempt_to_hasten(history: History, *, seconds_left: float) -> _Attempt | N
 
 
 def _is_exhausted(history: History) -> bool:
-    """Tell whether no probe is left but the one that finds a size to recommend."""
+    """Return whether no probe is left but the one that finds a size to recommend."""
     kept = 1 if history.passed and size_worth_probing(history) else 0
     return len(history.outcomes) >= MOST_PROBES - kept
 
@@ -186,7 +186,7 @@ def _raise_if_hopeless(history: History) -> None:
     )
 
 
-def _enclosing_size(history: History, *, first: int | None) -> int | None:
+def _bracketing_size(history: History, *, first: int | None) -> int | None:
     """Return the size to try for the largest, or None when it is enclosed."""
     low, high = history.largest, history.bound
     if not low:
@@ -257,10 +257,10 @@ def _tolerance(history: History) -> int:
 
 def _predict_maximum(history: History) -> int | None:
     """Predict the largest size, if it was time that kept the search from enclosing it."""
-    is_enclosed = _enclosing_size(history, first=None) is None
+    is_bracketed = _bracketing_size(history, first=None) is None
     is_exhausted = _is_exhausted(history) and not history.sizes("timed_out")
     predicted = history.predict_largest()
-    if is_enclosed or is_exhausted or predicted is None:
+    if is_bracketed or is_exhausted or predicted is None:
         return None
     end = history.bound or history.limit + 1
     return max(history.largest, min(predicted, end - 1))

@@ -13,14 +13,14 @@ from finetune.batch_finder.case import Case
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import InputsOf, predict_logits
+from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.frozen_prefix import FrozenPrefix, cut_off_frozen, vector_inputs
 from finetune.model.inputs import model_inputs
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.buckets import Batch
-from finetune.training.assemble import Assembly, assemble
 from finetune.training.micro_batches import Examples, Inputs, MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
+from finetune.training.training_state import TrainingState, prepare_training
 
 
 @dataclass(frozen=True)
@@ -28,40 +28,40 @@ class Trial:
     """Training as ``run`` does it, on random rows of the greatest width.
 
     Args:
-        assembly: The model on its device, and its optimizer.
+        training_state: The model on its device, and its optimizer.
         inputs_of: Makes the model's inputs.
         classes: How many it tells apart.
-        width: Tokens in a row.
+        padded_length: Tokens in a row.
     """
 
-    assembly: Assembly
+    training_state: TrainingState
     inputs_of: InputsOf
     classes: int
-    width: int
+    padded_length: int
 
     @property
     def device(self) -> Device:
         """Where it trains."""
-        return self.assembly.device
+        return self.training_state.device
 
     def begin(self) -> None:
         """Forget the updates taken so far, but for the weights: the state of a run's start."""
-        self.assembly.optimizer.zero_grad(set_to_none=True)
-        self.assembly.optimizer.state.clear()
-        set_training(self.assembly.model)
+        self.training_state.optimizer.zero_grad(set_to_none=True)
+        self.training_state.optimizer.state.clear()
+        set_training(self.training_state.model)
 
     def take_update(self, *, batch_size: int) -> None:
         """Take one update of a single micro-batch."""
-        self.assembly.update(0, self._cut_one(batch_size))
+        self.training_state.update(0, self._cut_one(batch_size))
 
     def evaluate(self, *, batch_size: int) -> None:
         """Predict one batch, as the validation between updates does."""
-        self.assembly.optimizer.zero_grad(set_to_none=True)
+        self.training_state.optimizer.zero_grad(set_to_none=True)
         predict_logits(
-            self.assembly.model,
+            self.training_state.model,
             self.inputs_of,
-            np.full(batch_size, self.width),
-            widths=[self.width],
+            np.full(batch_size, self.padded_length),
+            padded_lengths=[self.padded_length],
             batch_size=batch_size,
             device=self.device,
         )
@@ -69,39 +69,39 @@ class Trial:
     def _cut_one(self, batch_size: int) -> Iterator[MicroBatch]:
         examples = Examples(
             inputs_of=self.inputs_of,
-            lengths=np.full(batch_size, self.width),
+            lengths=np.full(batch_size, self.padded_length),
             labels=np.arange(batch_size) % self.classes,
             weights=np.ones(batch_size, np.float32),
         )
         return cut_batch(
             examples,
-            Batch(np.arange(batch_size), self.width),
+            Batch(np.arange(batch_size), self.padded_length),
             batch_size=batch_size,
-            pads_rows=self.device.pads_rows,
+            pads_batches=self.device.shapes.pads_batches,
             torch_device=self.device.torch_device,
         )
 
 
 @dataclass(frozen=True)
-class PrefixTrial:
+class ExtractionTrial:
     """The one pass over the frozen part of a model, as ``run`` does it.
 
     Args:
-        assembly: The model on its device.
+        training_state: The model on its device.
         prefix: What is frozen of it.
         inputs_of: Makes the model's inputs.
-        width: Tokens in a row.
+        padded_length: Tokens in a row.
     """
 
-    assembly: Assembly
-    prefix: FrozenPrefix
+    training_state: TrainingState
+    prefix: FeatureExtractor
     inputs_of: InputsOf
-    width: int
+    padded_length: int
 
     @property
     def device(self) -> Device:
         """Where it runs."""
-        return self.assembly.device
+        return self.training_state.device
 
     def begin(self) -> None:
         """Do nothing: a pass leaves nothing behind."""
@@ -115,28 +115,28 @@ class PrefixTrial:
 
     def run(self, *, batch_size: int) -> torch.Tensor:
         """Return what the frozen part gives for one batch, on the device."""
-        inputs = self.inputs_of(np.arange(batch_size), self.width)
-        with self.assembly.processes.autocast():
+        inputs = self.inputs_of(np.arange(batch_size), self.padded_length)
+        with self.training_state.processes.autocast():
             return self.prefix.states(
                 {name: one.to(self.device.torch_device) for name, one in inputs.items()}
             )
 
 
-def build_trial(case: Case, *, device: Device) -> Trial | PrefixTrial:
+def build_trial(case: Case, *, device: Device) -> Trial | ExtractionTrial:
     """Build a case's model and make it ready.
 
     Raises:
         ModelUnsupported: If a part is wanted of a model that can't be cut in two.
     """
     # The processor takes seconds for random weights, and is needed where a model is cut in two.
-    is_made_there = case.part == "whole" and not device.shares_host_memory
+    is_made_there = case.part == "whole" and not device.memory.is_shared
     with device.torch_device if is_made_there else torch.device("cpu"):
         model = build_model(case)
     structure = find_structure(model)
     if case.part == "whole":
-        return assemble_trial(case, model, structure, device=device)
+        return prepare_trial(case, model, structure, device=device)
     freeze_parameters(model, structure, mode=case.mode)
-    prefix = cut_off_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
+    prefix = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
     if prefix is None:
         raise ModelUnsupported(
             f"the frozen part of {type(model).__name__} can't be cut off",
@@ -144,14 +144,14 @@ def build_trial(case: Case, *, device: Device) -> Trial | PrefixTrial:
         )
     # The parts share their parameters, but each has buffers of its own.
     nn.Module.to(model, device.torch_device)
-    assembly = _assemble(case, prefix.suffix, structure, device=device)
+    training_state = _prepare(case, prefix.suffix, structure, device=device)
     inputs_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
-    pass_over_prefix = PrefixTrial(assembly, prefix, inputs_of, case.width)
+    pass_over_prefix = ExtractionTrial(training_state, prefix, inputs_of, case.padded_length)
     if case.part == "prefix":
         return pass_over_prefix
     states = pass_over_prefix.run(batch_size=1).cpu()
     inputs_of = _repeated_states(states, takes_4d_mask=structure.takes_4d_mask)
-    return Trial(assembly, inputs_of, case.classes, case.width)
+    return Trial(training_state, inputs_of, case.classes, case.padded_length)
 
 
 def build_model(case: Case) -> PreTrainedModel:
@@ -168,7 +168,7 @@ def build_model(case: Case) -> PreTrainedModel:
     return model
 
 
-def assemble_trial(
+def prepare_trial(
     case: Case, model: PreTrainedModel, structure: Structure, *, device: Device
 ) -> Trial:
     """Make a whole model ready for the case's updates.
@@ -181,32 +181,34 @@ def assemble_trial(
     """
     freeze_parameters(model, structure, mode=case.mode)
     return Trial(
-        _assemble(case, model, structure, device=device),
+        _prepare(case, model, structure, device=device),
         _random_tokens(model, takes_4d_mask=structure.takes_4d_mask),
         case.classes,
-        case.width,
+        case.padded_length,
     )
 
 
-def _assemble(case: Case, model: nn.Module, structure: Structure, *, device: Device) -> Assembly:
+def _prepare(
+    case: Case, model: nn.Module, structure: Structure, *, device: Device
+) -> TrainingState:
     # The figures change the weights alone, and neither memory nor time.
-    return assemble(
+    return prepare_training(
         model,
         head=structure.head,
         device=device,
         precision=case.precision,
         schedule=Schedule(peak=1e-5, warmup_updates=0, total_updates=1),
-        head_rate_factor=1.0,
+        head_lr_multiplier=1.0,
         weight_decay=0.01,
         max_grad_norm=1.0,
     )
 
 
 def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
-    def inputs_of(rows: NDArray[np.int64], width: int) -> Inputs:
-        tokens = torch.randint(model.config.vocab_size, (len(rows), width))
+    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
+        tokens = torch.randint(model.config.vocab_size, (len(rows), padded_length))
         return model_inputs(
-            {"input_ids": tokens, "attention_mask": _mask_one(len(rows), width)},
+            {"input_ids": tokens, "attention_mask": _mask_one(len(rows), padded_length)},
             takes_4d_mask=takes_4d_mask,
         )
 
@@ -216,20 +218,20 @@ def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
 def _repeated_states(states: torch.Tensor, *, takes_4d_mask: bool) -> InputsOf:
     """Make the inputs of a suffix from one row's states: [1, width, hidden] or [1, hidden]."""
 
-    def inputs_of(rows: NDArray[np.int64], width: int) -> Inputs:
+    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
         repeated = states.repeat(len(rows), *[1] * (states.ndim - 1))
         if states.ndim == 2:
-            return vector_inputs(repeated, takes_4d_mask=takes_4d_mask)
+            return pooled_inputs(repeated, takes_4d_mask=takes_4d_mask)
         return model_inputs(
-            {"inputs_embeds": repeated, "attention_mask": _mask_one(len(rows), width)},
+            {"inputs_embeds": repeated, "attention_mask": _mask_one(len(rows), padded_length)},
             takes_4d_mask=takes_4d_mask,
         )
 
     return inputs_of
 
 
-def _mask_one(rows: int, width: int) -> torch.Tensor:
+def _mask_one(rows: int, padded_length: int) -> torch.Tensor:
     """Return a mask with one token masked: where none is, attention takes a cheaper path."""
-    mask = torch.ones(rows, width, dtype=torch.bool)
+    mask = torch.ones(rows, padded_length, dtype=torch.bool)
     mask[0, -1] = False
     return mask

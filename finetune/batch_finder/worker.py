@@ -41,11 +41,11 @@ def main() -> None:
 
     task = orders.get()
     case = Case.from_json(task["case"])
-    device = select_device(case.device, tell=lambda _: None)
-    budget_bytes = task["budget_bytes"] or device.budget_bytes(task["limit_bytes"])
+    device = select_device(case.device, emit=lambda _: None)
+    budget_bytes = task["budget_bytes"] or device.memory.budget_bytes(task["limit_bytes"])
     answer({"budget_bytes": budget_bytes})
     try:
-        device.cap_memory(budget_bytes)
+        device.memory.cap(budget_bytes)
         trial = build_trial(case, device=device)
         answer({"ready": True})
         while True:
@@ -55,7 +55,9 @@ def main() -> None:
         answer({"unsupported": error.message, "remedy": error.remedy})
     # Of every kind that PyTorch, the model or the machine can raise: the parent judges it.
     except Exception as error:
-        answer({"failure": _describe(error), "is_out_of_memory": device.is_out_of_memory(error)})
+        answer(
+            {"failure": _describe(error), "is_out_of_memory": device.memory.is_out_of_memory(error)}
+        )
 
 
 def end_with_parent() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from finetune.events import Advance, Event, Probe, Stage, Tell, Update, Validation, Warning
+from finetune.events import Advance, Emit, Event, Probe, Stage, Update, Validation, WarningMessage
 
 LINE_WITHOUT_END = 1_000_000
 # Texts and names of classes may look like rich's markup or like its names of emoji.
@@ -20,8 +20,8 @@ LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 
 @contextmanager
-def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Tell]:
-    """Yield a ``Tell`` that shows events until the work is done.
+def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Emit]:
+    """Yield a ``Emit`` that shows events until the work is done.
 
     Args:
         is_quiet: Show warnings only.
@@ -39,7 +39,7 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Tell]:
     )
     with bar:
         shown = _Display(console, bar)
-        yield shown.tell_warning if is_quiet else shown.tell
+        yield shown.show_warning if is_quiet else shown.emit
 
 
 class _Display:
@@ -48,7 +48,7 @@ class _Display:
         self._task: Any = None
         self._advance: Any = None
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         if isinstance(event, Stage):
             self._print(event.message)
         elif isinstance(event, Validation):
@@ -60,10 +60,10 @@ class _Display:
         elif isinstance(event, Probe):
             self._print(_probe_line(event))
         else:
-            self.tell_warning(event)
+            self.show_warning(event)
 
-    def tell_warning(self, event: Event) -> None:
-        if isinstance(event, Warning):
+    def show_warning(self, event: Event) -> None:
+        if isinstance(event, WarningMessage):
             remedy = f" ({event.remedy})" if event.remedy else ""
             self._console.print(f"warning: {event.message}{remedy}", style="yellow")
 
@@ -72,7 +72,7 @@ class _Display:
             self._print(f"  {event.done:,}/{event.total:,} rows")
             return
         if self._advance is None:
-            self._advance = self._bar.add_task("rows", total=event.total, figures="rows")
+            self._advance = self._bar.add_task("rows", total=event.total, metrics="rows")
         self._bar.update(self._advance, completed=event.done)
         if event.done == event.total:
             self._bar.remove_task(self._advance)
@@ -87,10 +87,10 @@ class _Display:
             )
             return
         if self._task is None:
-            self._task = self._bar.add_task("training", total=event.total_updates, figures="")
+            self._task = self._bar.add_task("training", total=event.total_updates, metrics="")
         # Short, so that all of it fits into 80 columns.
-        figures = f"loss {event.loss:.3f}  {_speed_and_memory(event)}"
-        self._bar.update(self._task, completed=event.update, figures=figures)
+        metrics = f"loss {event.loss:.3f}  {_speed_and_memory(event)}"
+        self._bar.update(self._task, completed=event.update, metrics=metrics)
 
     def _print(self, line: str) -> None:
         self._console.print(line)
@@ -101,16 +101,16 @@ def show_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
-def show_figures(title: str, figures: Mapping[str, Any]) -> None:
+def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
     """Print the overall and the per-class figures of a split as tables on standard output."""
     console = Console(**LITERAL)
     console.print(
-        f"\n{title}: accuracy {figures['accuracy']:.1%}, macro F1 {figures['macro_f1']:.1%}\n"
+        f"\n{title}: accuracy {metrics['accuracy']:.1%}, macro F1 {metrics['macro_f1']:.1%}\n"
     )
     table = Table("class", box=None, pad_edge=False)
     for column in ("precision", "recall", "F1", "rows"):
         table.add_column(column, justify="right")
-    for name, row in figures["per_class"].items():
+    for name, row in metrics["per_class"].items():
         shares = (f"{row[column]:.1%}" for column in ("precision", "recall", "f1"))
         table.add_row(name, *shares, f"{row['support']:.0f}")
     console.print(table)
@@ -184,6 +184,6 @@ def _probe_line(event: Probe) -> str:
 
 
 def _validation_line(event: Validation) -> str:
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
     best = "  (best so far)" if event.is_best else ""
-    return f"epoch {event.epoch:.2f}: validation {figures}{best}"
+    return f"epoch {event.epoch:.2f}: validation {metrics}{best}"

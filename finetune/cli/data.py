@@ -38,13 +38,13 @@ def check(
     from finetune.cli.findings import show_findings
     from finetune.config.load import load_config
 
-    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.pipeline.check import check_data
 
         loaded = load_config(
             file=config, environment=os.environ, flags=given(flags), assignments=()
         )
-        findings = check_data(loaded.config, tell=tell)
+        findings = check_data(loaded.config, emit=emit)
     if as_json:
         show_json(findings)
     else:

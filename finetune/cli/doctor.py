@@ -1,6 +1,5 @@
 """``finetune doctor``."""
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,10 +9,11 @@ import click
 
 from finetune.cli.diagnosis import show_operators, show_parity, shown
 from finetune.cli.options import debug_option, given, json_option
-from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig, mode_name
+from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig, mode_of
 from finetune.devices.check import Check
 from finetune.devices.names import DEVICE_NAMES, PRECISION_NAMES
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
+from finetune.model.mode import Mode
 
 EXAMPLES = """\b
 Examples:
@@ -22,16 +22,16 @@ Examples:
   finetune doctor --ops --model minilm --mode head
   finetune doctor --parity --device mps --precision bf16
 """
-MODE = re.compile(r"full|head|classifier|last-[1-9]\d*")
-DEFAULTS = {"mode": mode_name(ModelConfig()), "precision": TrainingConfig.precision}
+DEFAULTS = {"mode": mode_of(ModelConfig()), "precision": TrainingConfig.precision}
 ROWS_OF_OPS = DEFAULT_BATCH_SIZE
 ROWS_OF_PARITY = 128
 
 
-def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> str | None:
-    if mode is None or MODE.fullmatch(mode):
-        return mode
-    raise click.BadParameter(f"{mode} is none of full, last-N, head and classifier")
+def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode | None:
+    try:
+        return None if mode is None else Mode(mode)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @click.command(epilog=EXAMPLES)
@@ -126,11 +126,11 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
 def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
     from finetune.cli.console import show_json, showing
 
-    with showing(is_quiet=as_json, has_progress=False) as tell:
+    with showing(is_quiet=as_json, has_progress=False) as emit:
         from finetune.doctor.parity import compare_with_processor
 
         options = DEFAULTS | {"model": None, "batch_size": ROWS_OF_PARITY} | chosen
-        report = compare_with_processor(device, **options, tell=tell)
+        report = compare_with_processor(device, **options, emit=emit)
     if as_json:
         show_json(report.to_dict())
     else:

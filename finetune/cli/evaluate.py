@@ -22,13 +22,13 @@ def command(
     run: Path, *, split: str, device: DeviceName, as_json: bool, quiet: bool, no_progress: bool
 ) -> None:
     """Try the model in the run folder RUN on the data it was made from."""
-    from finetune.cli.console import show_figures, show_json, showing
+    from finetune.cli.console import show_json, show_metrics, showing
 
-    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.pipeline.api import evaluate
 
-        figures = evaluate(run, split=split, device=device, tell=tell)
+        metrics = evaluate(run, split=split, device=device, emit=emit)
     if as_json:
-        show_json(figures)
+        show_json(metrics)
         return
-    show_figures(f"{split} split, {figures['samples']:,} rows", figures)
+    show_metrics(f"{split} split, {metrics['samples']:,} rows", metrics)

@@ -54,10 +54,10 @@ def command(
     from finetune.cli.batches import show_estimates, show_results
     from finetune.cli.console import show_json, showing
 
-    is_foretold = machine is not None or memory is not None
+    is_estimated = machine is not None or memory is not None
     if machine is not None and memory is not None:
         raise click.UsageError("--for and --memory both name a machine: give one of them")
-    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.config.load import load_config
         from finetune.pipeline.find import (
             Task,
@@ -76,16 +76,16 @@ def command(
             limit=limit,
             is_fresh=fresh,
         )
-        if is_foretold:
-            found = estimate_batches(task, machine=machine, memory=memory, tell=tell)
+        if is_estimated:
+            found = estimate_batches(task, machine=machine, memory=memory, emit=emit)
         else:
             folder = Path(output_dir).expanduser()
             check_writable(folder)
-            found = find_batches(task, tell=tell)
+            found = find_batches(task, emit=emit)
             keep_results(found, folder)
     if as_json:
         show_json(found)
-    elif is_foretold:
+    elif is_estimated:
         show_estimates(found["estimates"])
     else:
         show_results(found["results"], folder=output_dir)

@@ -66,13 +66,13 @@ def _texts_table(findings: Findings) -> Table:
 def _lengths_table(lengths: Findings) -> Table:
     longer = f"over {lengths['max_length']}"
     table = _table("tokens of a text", "mean", "p50", "p95", "p99", "max", longer, "share")
-    for split, figures in lengths["splits"].items():
+    for split, metrics in lengths["splits"].items():
         table.add_row(
             split,
-            *(f"{figures[name]:,.1f}" for name in ("mean", "p50", "p95", "p99")),
-            f"{figures['max']:,}",
-            f"{figures['cut_rows']:,}",
-            f"{figures['cut_share']:.1%}",
+            *(f"{metrics[name]:,.1f}" for name in ("mean", "p50", "p95", "p99")),
+            f"{metrics['max']:,}",
+            f"{metrics['cut_rows']:,}",
+            f"{metrics['cut_share']:.1%}",
         )
     return table
 

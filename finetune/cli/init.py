@@ -51,10 +51,10 @@ def command(
     from finetune.cli.console import show_json, show_lines, showing
     from finetune.config.write import write_new_file
 
-    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.pipeline.init import look_at_table, make_config
 
-        facts = look_at_table(table, text_column=text_column, label_column=label_column, tell=tell)
+        facts = look_at_table(table, text_column=text_column, label_column=label_column, emit=emit)
     file = output or Path(f"{table.stem}.yaml")
     write_new_file(file, make_config(facts, model=model))
     if as_json:

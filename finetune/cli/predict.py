@@ -40,10 +40,10 @@ def command(
         raise UsageError("texts were given and a --file", remedy="give one of the two")
     open_run_folder(run)
     lines = [_check_encoding(text) for text in texts] or _read_lines(file)
-    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.pipeline.api import predict
 
-        answers = predict(run, lines, device=device, tell=tell)
+        answers = predict(run, lines, device=device, emit=emit)
     if as_json:
         for answer in answers:
             show_json(answer)

@@ -29,12 +29,12 @@ Examples:
 @output_options
 def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Fine-tune a classifier and write a run folder."""
-    from finetune.cli.console import show_facts, show_figures, show_json, show_lines, showing
+    from finetune.cli.console import show_facts, show_json, show_lines, show_metrics, showing
 
-    with showing(is_quiet=quiet, has_progress=not no_progress) as tell:
+    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.pipeline.api import run
 
-        results = run(tell=tell, dry_run=dry_run, **given(flags))
+        results = run(emit=emit, dry_run=dry_run, **given(flags))
     if as_json:
         show_json(results)
         return
@@ -42,7 +42,7 @@ def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **f
         show_facts({name: fact for name, fact in results.items() if name != "schema_version"})
         return
     test = {name.removeprefix("test_"): value for name, value in results.items()}
-    show_figures(f"test split of {results['data']}, {results['test_samples']:,} rows", test)
+    show_metrics(f"test split of {results['data']}, {results['test_samples']:,} rows", test)
     show_lines(
         f"trained in {results['train_runtime']:.1f} s on {results['device']}, "
         f"{results['train_samples_per_second']:.0f} examples/s",

@@ -20,10 +20,10 @@ STRONG_IMBALANCE = 10.0
 # A tail is long if the longest text has more than so many times the tokens of all but 0.5 %.
 LONG_TAIL = 2.0
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
-def check_splits(splits: DatasetDict) -> Figures:
+def check_splits(splits: DatasetDict) -> Metrics:
     """Look for what is odd in splits, ``train`` among them, without a model.
 
     Returns:
@@ -56,7 +56,7 @@ def check_splits(splits: DatasetDict) -> Figures:
     }
 
 
-def find_repeats(texts: Sequence[str]) -> Figures:
+def find_repeats(texts: Sequence[str]) -> Metrics:
     """Count the rows that repeat an earlier row's text.
 
     Returns:
@@ -75,7 +75,7 @@ def find_repeats(texts: Sequence[str]) -> Figures:
     }
 
 
-def find_conflicts(texts: Sequence[str], labels: Sequence[str]) -> Figures:
+def find_conflicts(texts: Sequence[str], labels: Sequence[str]) -> Metrics:
     """Find the texts that have several labels.
 
     Returns:
@@ -89,7 +89,7 @@ def find_conflicts(texts: Sequence[str], labels: Sequence[str]) -> Figures:
     return {"texts": len(conflicts), "examples": conflicts[:EXAMPLES]}
 
 
-def find_short_texts(texts: Sequence[str]) -> Figures:
+def find_short_texts(texts: Sequence[str]) -> Metrics:
     """Find the texts of fewer than ``SHORT_CHARACTERS`` characters besides the spaces around them.
 
     Returns:
@@ -109,7 +109,7 @@ def find_overlap(
     *,
     train_texts: Sequence[str],
     train_labels: Sequence[str],
-) -> Figures:
+) -> Metrics:
     """Find the rows of a split whose texts stand in the training split too.
 
     Returns:
@@ -130,7 +130,7 @@ def find_overlap(
     }
 
 
-def weigh_classes(counts: Mapping[str, int]) -> Figures:
+def weigh_classes(counts: Mapping[str, int]) -> Metrics:
     """Compare the largest and the smallest class.
 
     Args:
@@ -151,7 +151,7 @@ def weigh_classes(counts: Mapping[str, int]) -> Figures:
     }
 
 
-def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> Figures:
+def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> Metrics:
     """Describe how long the texts of a split are.
 
     Args:
@@ -167,7 +167,7 @@ def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> Figures:
     return {**describe_lengths(lengths), **cut}
 
 
-def describe_lengths(lengths: NDArray[np.int64]) -> Figures:
+def describe_lengths(lengths: NDArray[np.int64]) -> Metrics:
     """Return ``mean``, ``p50``, ``p95``, ``p99`` and ``max`` of lengths, int64 of shape [rows]."""
     return {
         "mean": float(lengths.mean()),
@@ -176,23 +176,23 @@ def describe_lengths(lengths: NDArray[np.int64]) -> Figures:
     }
 
 
-def suggest_max_length(lengths: NDArray[np.int64], *, most_tokens: int) -> int:
+def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
     """Return the smallest multiple of 8 that cuts no text, or 0.5 % of them where a few are long.
 
     Args:
         lengths: Tokens of each training text: int64 of shape [rows].
-        most_tokens: Tokens of the longest text that the model takes.
+        max_tokens: Tokens of the longest text that the model takes.
 
-    >>> suggest_max_length(np.array([13, 22, 41]), most_tokens=512)
+    >>> suggest_max_length(np.array([13, 22, 41]), max_tokens=512)
     48
     """
     nearly_all = float(np.percentile(lengths, 99.5))
     longest = int(lengths.max())
     needed = nearly_all if longest > LONG_TAIL * nearly_all else longest
-    return min(8 * int(np.ceil(needed / 8)), most_tokens)
+    return min(8 * int(np.ceil(needed / 8)), max_tokens)
 
 
-def suggest_changes(findings: Figures, *, lengths: Figures | None) -> list[dict[str, str]]:
+def suggest_changes(findings: Metrics, *, lengths: Metrics | None) -> list[dict[str, str]]:
     """Return what a user may want to change, each as ``finding`` and ``remedy``.
 
     Args:
@@ -209,7 +209,7 @@ def suggest_changes(findings: Figures, *, lengths: Figures | None) -> list[dict[
     return [{"finding": finding, "remedy": remedy} for finding, remedy in pairs]
 
 
-def _about_balance(balance: Figures) -> Iterator[tuple[str, str]]:
+def _about_balance(balance: Metrics) -> Iterator[tuple[str, str]]:
     if balance["ratio"] >= STRONG_IMBALANCE:
         yield (
             f"{balance['largest']} has {balance['ratio']:.1f} times the training rows of"
@@ -224,7 +224,7 @@ def _about_balance(balance: Figures) -> Iterator[tuple[str, str]]:
         )
 
 
-def _about_texts(findings: Figures) -> Iterator[tuple[str, str]]:
+def _about_texts(findings: Metrics) -> Iterator[tuple[str, str]]:
     for split, conflicts in findings["conflicts"].items():
         if conflicts["texts"]:
             yield (
@@ -240,7 +240,7 @@ def _about_texts(findings: Figures) -> Iterator[tuple[str, str]]:
             )
 
 
-def _about_overlap(overlap: Mapping[str, Figures]) -> Iterator[tuple[str, str]]:
+def _about_overlap(overlap: Mapping[str, Metrics]) -> Iterator[tuple[str, str]]:
     for split, shared in overlap.items():
         if shared["rows"]:
             yield (
@@ -250,7 +250,7 @@ def _about_overlap(overlap: Mapping[str, Figures]) -> Iterator[tuple[str, str]]:
             )
 
 
-def _about_lengths(lengths: Figures) -> Iterator[tuple[str, str]]:
+def _about_lengths(lengths: Metrics) -> Iterator[tuple[str, str]]:
     if lengths["suggested_max_length"] > lengths["max_length"]:
         train = lengths["splits"]["train"]
         yield (

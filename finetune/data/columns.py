@@ -63,7 +63,7 @@ def choose_columns(values: Values, *, text: str | None, label: str | None, table
 
 
 def is_number(value: str) -> bool:
-    """Tell whether a text is a decimal number.
+    """Return whether a text is a decimal number.
 
     >>> is_number("-3.0"), is_number("1e3"), is_number("nan")
     (True, True, False)

@@ -9,14 +9,14 @@ from pathlib import Path
 from finetune.data.encoding import decode
 from finetune.data.raw import RawTable
 from finetune.errors import DataUnreadable
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 # The module's own limit is 131,072 characters, fewer than a long document has.
 LONGEST_VALUE = 2**31 - 1
 
 
-def read_delimited(path: Path, *, tell: Tell) -> RawTable:
+def read_delimited(path: Path, *, emit: Emit) -> RawTable:
     """Read a file of delimited values whose first line names the columns.
 
     A value may stand in double quotes and then hold delimiters, line ends and doubled quotes.
@@ -28,7 +28,7 @@ def read_delimited(path: Path, *, tell: Tell) -> RawTable:
     text, encoding = decode(path.read_bytes(), path=path)
     lines = list(io.StringIO(text, newline=""))
     delimiter = _find_delimiter(lines)
-    tell(Stage(f"reading {path}: {encoding}, values between {DELIMITERS[delimiter]}"))
+    emit(Stage(f"reading {path}: {encoding}, values between {DELIMITERS[delimiter]}"))
     try:
         return _read(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL, path=path)
     except DataUnreadable:
@@ -36,7 +36,7 @@ def read_delimited(path: Path, *, tell: Tell) -> RawTable:
             raise
     # Many files with tabs know no quotes, and a text may then begin with one and never end it.
     table = _read(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, path=path)
-    tell(Stage(f"quotes in {path} are part of the texts"))
+    emit(Stage(f"quotes in {path} are part of the texts"))
     return table
 
 

@@ -62,7 +62,7 @@ def _decode(content: bytes) -> DecodedText:
 
 
 def _is_mostly_utf8(content: bytes) -> bool:
-    """Tell whether more letters beyond ASCII read well as UTF-8 than do not."""
+    """Return whether more letters beyond ASCII read well as UTF-8 than do not."""
     text = content.decode("utf-8", errors="replace")
     damaged = text.count("\N{REPLACEMENT CHARACTER}")
     beyond_ascii = len(text) - len(text.encode("ascii", errors="ignore"))

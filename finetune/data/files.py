@@ -12,15 +12,15 @@ from finetune.data.delimited import read_delimited
 from finetune.data.encoding import decode
 from finetune.data.raw import RawTable, as_text
 from finetune.errors import DataNotFound, DataUnreadable
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
 
 
-def read_file(path: Path, *, tell: Tell) -> RawTable:
+def read_file(path: Path, *, emit: Emit) -> RawTable:
     """Read a file of rows; its suffix tells the format.
 
     Args:
         path: A file with one of the suffixes ``SUFFIXES``.
-        tell: Is told what is read, and how.
+        emit: Is told what is read, and how.
 
     Raises:
         DataNotFound: If there is no such file.
@@ -34,7 +34,7 @@ def read_file(path: Path, *, tell: Tell) -> RawTable:
             f"{path} is in no format that is read", remedy=f"save it as {', '.join(SUFFIXES)}"
         )
     try:
-        return read(path, tell=tell)
+        return read(path, emit=emit)
     except OSError as error:
         raise DataUnreadable(
             f"{path} can't be read: {str(error).splitlines()[0]}",
@@ -42,14 +42,14 @@ def read_file(path: Path, *, tell: Tell) -> RawTable:
         ) from error
 
 
-def read_json_lines(path: Path, *, tell: Tell) -> RawTable:
+def read_json_lines(path: Path, *, emit: Emit) -> RawTable:
     """Read a file with one JSON object a line; columns of lists or objects are left out.
 
     Raises:
         DataUnreadable: If a line is no JSON object, or the file holds none.
     """
     text, encoding = decode(path.read_bytes(), path=path)
-    tell(Stage(f"reading {path}: {encoding}"))
+    emit(Stage(f"reading {path}: {encoding}"))
     numbers, rows = [], []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -67,7 +67,7 @@ def read_json_lines(path: Path, *, tell: Tell) -> RawTable:
     return RawTable(path, values, unit="line", numbers=numbers)
 
 
-def read_parquet(path: Path, *, tell: Tell) -> RawTable:
+def read_parquet(path: Path, *, emit: Emit) -> RawTable:
     """Read the columns of a Parquet file that hold texts or numbers.
 
     A column of numbers that the library datasets wrote with the names of its classes is read as
@@ -76,7 +76,7 @@ def read_parquet(path: Path, *, tell: Tell) -> RawTable:
     Raises:
         DataUnreadable: If the file is not Parquet, or holds no rows.
     """
-    tell(Stage(f"reading {path}"))
+    emit(Stage(f"reading {path}"))
     try:
         file = parquet.ParquetFile(path)
         names = [column.name for column in file.schema_arrow if _is_plain(column.type)]
@@ -129,7 +129,7 @@ def _mended(text: str) -> str:
 
 
 def _is_plain(kind: pyarrow.DataType) -> bool:
-    """Tell whether a column holds a text, a number or a truth value a row."""
+    """Return whether a column holds a text, a number or a truth value a row."""
     if types.is_dictionary(kind):
         return _is_plain(kind.value_type)
     tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating)

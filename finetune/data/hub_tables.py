@@ -7,7 +7,7 @@ from pathlib import Path
 
 from finetune import hub
 from finetune.errors import DataError, DataNotFound, HubNotReachable
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
 
 # There the Hub keeps its own copy of most data sets, as Parquet, even of those made by a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
@@ -23,7 +23,7 @@ SPLIT_OF_WORD = {
 MAIN_FOLDERS = ("", "data", "default")
 
 
-def fetch_splits(repository: str, *, revision: str | None, tell: Tell) -> dict[str, list[Path]]:
+def fetch_splits(repository: str, *, revision: str | None, emit: Emit) -> dict[str, list[Path]]:
     """Return the files of each split of a data set, ``train`` among them.
 
     Parquet files come first: the repository's own, then those into which the Hub has converted it.
@@ -33,7 +33,7 @@ def fetch_splits(repository: str, *, revision: str | None, tell: Tell) -> dict[s
         repository: Id on the Hub, ``owner/name``.
         revision: Branch, tag or commit; ``None`` for the main branch or what the Hub has made of
             it.
-        tell: Is told what is loaded.
+        emit: Is told what is loaded.
 
     Raises:
         DataNotFound: If there is no such repository or revision, or it has no training files.
@@ -41,7 +41,7 @@ def fetch_splits(repository: str, *, revision: str | None, tell: Tell) -> dict[s
         ChecksumDiffers: If a file arrived damaged.
         HubNotReachable: If the Hub does not answer and the cache does not hold the files.
     """
-    tell(Stage(f"loading {repository} from the Hub"))
+    emit(Stage(f"loading {repository} from the Hub"))
     branch, splits = _find_files(repository, revision=revision)
     paths: dict[str, list[Path]] = {}
     # From the last to the first, so that a cache that holds the first holds everything.
@@ -119,7 +119,7 @@ def _find_files(
 
 
 def _is_complete(files: Sequence[str]) -> bool:
-    """Tell whether no part is missing of a split whose parts are numbered, from 0."""
+    """Return whether no part is missing of a split whose parts are numbered, from 0."""
     numbers = [re.search(r"(\d+)-of-(\d+)|/(\d+)\.\w+$", name) for name in files]
     parts = [found for found in numbers if found]
     if not parts:

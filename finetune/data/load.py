@@ -13,7 +13,7 @@ from finetune.data.questions import load_questions
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_trec
 from finetune.errors import UsageError
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
 
 SOURCES = ("trec", "questions")
 HUB_PREFIX = "hub:"
@@ -34,7 +34,7 @@ def load_table(
     test_file: Path | None,
     text_column: str | None,
     label_column: str | None,
-    tell: Tell,
+    emit: Emit,
 ) -> DatasetDict:
     """Return the splits of a source, at least ``train``, with the columns ``text`` and ``label``.
 
@@ -47,7 +47,7 @@ def load_table(
         test_file: The test split of a file.
         text_column: Column of the texts in files and sets of the Hub; ``None`` to guess it.
         label_column: Column of their classes; ``None`` to guess it.
-        tell: Is told what is read.
+        emit: Is told what is read.
 
     Raises:
         UsageError: If the source is unknown or does not know one of the options.
@@ -69,13 +69,13 @@ def load_table(
     )
     match kind:
         case "trec":
-            return load_trec(folder=folder, label=label, tell=tell)
+            return load_trec(folder=folder, label=label, emit=emit)
         case "questions":
-            tell(Stage("reading the questions that come with the package"))
+            emit(Stage("reading the questions that come with the package"))
             return load_questions()
         case "a set of the Hub":
             repository, _, revision = source.removeprefix(HUB_PREFIX).partition("@")
-            files = fetch_splits(repository, revision=revision or None, tell=tell)
+            files = fetch_splits(repository, revision=revision or None, emit=emit)
         case _:
             files = _files_of(source, validation_file=validation_file, test_file=test_file)
     return read_tables(
@@ -83,7 +83,7 @@ def load_table(
         text_column=text_column,
         label_column=label_column,
         needs_all_labels=kind == "a file",
-        tell=tell,
+        emit=emit,
     )
 
 

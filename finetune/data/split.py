@@ -7,7 +7,7 @@ from datasets import Dataset, DatasetDict
 
 from finetune.data.repeats import rows_by_text
 from finetune.errors import DataError
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
 
 
 def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -39,7 +39,7 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
 
 
 def split_table(
-    table: DatasetDict, *, validation_fraction: float, test_fraction: float, seed: int, tell: Tell
+    table: DatasetDict, *, validation_fraction: float, test_fraction: float, seed: int, emit: Emit
 ) -> DatasetDict:
     """Return the splits ``train``, ``validation`` and ``test``, disjoint where they are made here.
 
@@ -51,7 +51,7 @@ def split_table(
             is made.
         test_fraction: Share of the given training rows, in 0..1.
         seed: The same seed gives the same splits.
-        tell: Is told if a test split is made.
+        emit: Is told if a test split is made.
 
     Raises:
         DataError: If there are too few rows for one of the splits.
@@ -62,7 +62,7 @@ def split_table(
         splits["train"], splits["test"] = _hold_out_some(
             splits["train"], rows=test_fraction * given_rows, seed=seed, purpose="test"
         )
-        tell(
+        emit(
             Stage(
                 f"the data has no test split: {len(splits['test'])} of {given_rows} rows are held"
                 " out as one"

@@ -11,7 +11,7 @@ from finetune.data.columns import Columns, choose_columns, is_number
 from finetune.data.files import read_file
 from finetune.data.raw import RawTable
 from finetune.errors import DataError
-from finetune.events import Stage, Tell, Warning
+from finetune.events import Emit, Stage, WarningMessage
 
 
 class LabelledRows(NamedTuple):
@@ -48,7 +48,7 @@ def read_tables(
     text_column: str | None,
     label_column: str | None,
     needs_all_labels: bool,
-    tell: Tell,
+    emit: Emit,
 ) -> DatasetDict:
     """Read each split from its files, with the columns ``text`` and ``label``.
 
@@ -61,7 +61,7 @@ def read_tables(
         label_column: Name of the classes' column; ``None`` to guess it.
         needs_all_labels: Refuse a split other than ``train`` that has no labels at all, as
             published test splits may, instead of leaving it out.
-        tell: Is told what is read, how, and what is left out.
+        emit: Is told what is read, how, and what is left out.
 
     Raises:
         UsageError: If the text and the label are to come from one column.
@@ -69,13 +69,13 @@ def read_tables(
             occur among the training rows, or these have fewer than two texts or two classes.
     """
     tables = {
-        split: [read_file(path, tell=tell) for path in paths] for split, paths in files.items()
+        split: [read_file(path, emit=emit) for path in paths] for split, paths in files.items()
     }
-    columns = _choose(tables["train"][0], text=text_column, label=label_column, tell=tell)
+    columns = _choose(tables["train"][0], text=text_column, label=label_column, emit=emit)
     if not needs_all_labels:
-        tables = _leave_out_unlabelled(tables, label=columns.label, tell=tell)
+        tables = _leave_out_unlabelled(tables, label=columns.label, emit=emit)
     splits = {
-        split: [_labelled_rows(table, columns, tell=tell) for table in parts]
+        split: [_labelled_rows(table, columns, emit=emit) for table in parts]
         for split, parts in tables.items()
     }
     classes = _classes(splits["train"], label=columns.label)
@@ -108,7 +108,7 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
     )
 
 
-def _choose(table: RawTable, *, text: str | None, label: str | None, tell: Tell) -> Columns:
+def _choose(table: RawTable, *, text: str | None, label: str | None, emit: Emit) -> Columns:
     columns = choose_columns(table.values, text=text, label=label, table=str(table.path))
     guessed = [
         option
@@ -116,20 +116,20 @@ def _choose(table: RawTable, *, text: str | None, label: str | None, tell: Tell)
         if name is None
     ]
     hint = f" (guessed; {' and '.join(guessed)} can name others)" if guessed else ""
-    tell(Stage(f"texts from column {columns.text!r}, labels from {columns.label!r}{hint}"))
+    emit(Stage(f"texts from column {columns.text!r}, labels from {columns.label!r}{hint}"))
     return columns
 
 
 def _leave_out_unlabelled(
-    tables: Mapping[str, list[RawTable]], *, label: str, tell: Tell
+    tables: Mapping[str, list[RawTable]], *, label: str, emit: Emit
 ) -> dict[str, list[RawTable]]:
     kept = {}
     for split, parts in tables.items():
         if split == "train" or any(any(part.values.get(label, ())) for part in parts):
             kept[split] = parts
         else:
-            tell(
-                Warning(
+            emit(
+                WarningMessage(
                     f"the {split} split has no labels and is left out",
                     remedy="rows of the training split are held out in its place",
                 )
@@ -137,7 +137,7 @@ def _leave_out_unlabelled(
     return kept
 
 
-def _labelled_rows(table: RawTable, columns: Columns, *, tell: Tell) -> LabelledRows:
+def _labelled_rows(table: RawTable, columns: Columns, *, emit: Emit) -> LabelledRows:
     choose_columns(table.values, text=columns.text, label=columns.label, table=str(table.path))
     texts = table.values[columns.text]
     labels = [_tidy(label) for label in table.values[columns.label]]
@@ -151,8 +151,8 @@ def _labelled_rows(table: RawTable, columns: Columns, *, tell: Tell) -> Labelled
     left_out = len(texts) - len(rows)
     if left_out:
         first = next(row for row, text in enumerate(texts) if not (text.strip() and labels[row]))
-        tell(
-            Warning(
+        emit(
+            WarningMessage(
                 f"{left_out:,} of {len(texts):,} rows are left out for want of a text or a label,"
                 f" the first in {table.place(first)}"
             )

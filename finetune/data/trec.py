@@ -18,7 +18,7 @@ from pyarrow import parquet
 from finetune import hub
 from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
-from finetune.events import Stage, Tell, Warning
+from finetune.events import Emit, Stage, WarningMessage
 
 HUB_REPOSITORY = "CogComp/trec"
 # The main branch holds a script, which datasets 4 and later refuse; this commit of the branch
@@ -94,7 +94,7 @@ class Question(NamedTuple):
         return self.fine.partition(":")[0]
 
 
-def load_trec(*, folder: Path | None, label: str, tell: Tell) -> DatasetDict:
+def load_trec(*, folder: Path | None, label: str, emit: Emit) -> DatasetDict:
     """Return TREC's splits with the columns ``text`` and ``label``.
 
     Args:
@@ -103,7 +103,7 @@ def load_trec(*, folder: Path | None, label: str, tell: Tell) -> DatasetDict:
             address, and keeps them in the cache. A file that differs from the published one is
             used, with a warning that says how it differs.
         label: ``label-coarse`` for the 6 classes or ``label-fine`` for the 50.
-        tell: Is told what is read.
+        emit: Is told what is read.
 
     Raises:
         UsageError: If there is no such label.
@@ -116,7 +116,7 @@ def load_trec(*, folder: Path | None, label: str, tell: Tell) -> DatasetDict:
         raise UsageError(
             f"TREC has no label {label!r}", remedy=f"choose one of {', '.join(CLASSES_OF_LABEL)}"
         )
-    splits = _fetch(tell) if folder is None else _read_folder(folder, tell)
+    splits = _fetch(emit) if folder is None else _read_folder(folder, emit)
     return DatasetDict(
         {
             split: make_table(
@@ -129,8 +129,8 @@ def load_trec(*, folder: Path | None, label: str, tell: Tell) -> DatasetDict:
     )
 
 
-def _fetch(tell: Tell) -> dict[str, list[Question]]:
-    tell(Stage(f"loading TREC from {HUB_REPOSITORY}"))
+def _fetch(emit: Emit) -> dict[str, list[Question]]:
+    emit(Stage(f"loading TREC from {HUB_REPOSITORY}"))
     try:
         paths = {
             split: hub.fetch_dataset_file(
@@ -139,8 +139,8 @@ def _fetch(tell: Tell) -> dict[str, list[Question]]:
             for split in PUBLISHED
         }
     except (HubNotReachable, DataNotFound) as error:
-        tell(Stage(f"{error}; trying {ORIGINAL_ADDRESS}"))
-        return _read_folder(_fetch_raw_files(), tell)
+        emit(Stage(f"{error}; trying {ORIGINAL_ADDRESS}"))
+        return _read_folder(_fetch_raw_files(), emit)
     return {split: _read_parquet(path) for split, path in paths.items()}
 
 
@@ -159,21 +159,21 @@ def _fetch_raw_files() -> Path:
     return folder
 
 
-def _read_folder(folder: Path, tell: Tell) -> dict[str, list[Question]]:
-    tell(Stage(f"reading TREC from {folder}"))
+def _read_folder(folder: Path, emit: Emit) -> dict[str, list[Question]]:
+    emit(Stage(f"reading TREC from {folder}"))
     if not (folder / PUBLISHED["train"].name).is_file():
         raise DataNotFound(
             f"there is no file {folder / PUBLISHED['train'].name}",
             remedy=f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it",
         )
     return {
-        split: _read_raw(folder / file.name, published=file, tell=tell)
+        split: _read_raw(folder / file.name, published=file, emit=emit)
         for split, file in PUBLISHED.items()
         if (folder / file.name).is_file()
     }
 
 
-def _read_raw(path: Path, *, published: PublishedFile, tell: Tell) -> list[Question]:
+def _read_raw(path: Path, *, published: PublishedFile, emit: Emit) -> list[Question]:
     content = path.read_bytes()
     text, encoding = _decode(content)
     questions = list(_parse(text, path=path))
@@ -184,8 +184,8 @@ def _read_raw(path: Path, *, published: PublishedFile, tell: Tell) -> list[Quest
     if hashlib.sha256(content).hexdigest() != published.sha256:
         marks = _differences_in_writing(content, text=text, encoding=encoding)
         differences = marks + _differences_in_rows(text, questions, published=published)
-        tell(
-            Warning(
+        emit(
+            WarningMessage(
                 f"{path} is not the file that was published: {'; '.join(differences)}",
                 remedy="results on it can't be compared with published ones; the original is at "
                 f"{ORIGINAL_ADDRESS}/{path.name}",

@@ -8,7 +8,7 @@ import torch
 
 
 class Device(Protocol):
-    """Where a model trains.
+    """Where a model trains: its arithmetic and random numbers.
 
     Attributes:
         name: The choice that selects it, such as ``cpu``.
@@ -16,11 +16,8 @@ class Device(Protocol):
         torch_device: Where tensors go.
         precisions: Number formats it can compute in, fp32 first.
         has_fused_adamw: Whether PyTorch has a fused AdamW kernel for it.
-        pads_rows: Whether a ragged last batch should be padded to the full number of rows, because
-            every new shape costs.
-        shares_host_memory: Whether its tensors lie in the machine's own memory, so that too many of
-            them harm everything else that runs.
-        most_tokens: Most tokens, padding included, in a batch that it computes right; None for any.
+        memory: What its memory holds and may hold.
+        shapes: Which shapes a batch should have there.
     """
 
     name: str
@@ -28,20 +25,45 @@ class Device(Protocol):
     torch_device: torch.device
     precisions: tuple[str, ...]
     has_fused_adamw: bool
-    pads_rows: bool
-    shares_host_memory: bool
-    most_tokens: int | None
 
-    def widths(self, longest_tokens: int) -> Sequence[int]:
-        """Return the padded lengths that batches may have, in tokens, ascending.
+    @property
+    def memory(self) -> "DeviceMemory":
+        """What its memory holds and may hold."""
+        ...
 
-        Args:
-            longest_tokens: Length of the longest text, from 1; the last width holds it.
-        """
+    @property
+    def shapes(self) -> "BatchShapes":
+        """Which shapes a batch should have there."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has finished all queued work."""
+        ...
+
+    def random_state(self) -> dict[str, torch.Tensor]:
+        """Return the states of the random generators: uint8 tensors on the CPU."""
+        ...
+
+    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the random generators."""
+        ...
+
+
+class DeviceMemory(Protocol):
+    """The memory of a device, as far as this process sees it.
+
+    Attributes:
+        is_shared: Whether tensors lie in the machine's own memory, so that too many of them harm
+            every other process.
+        swaps: Whether memory beyond what is free is swapped to disk instead of refused, so that a
+            batch that is too large shows by its speed alone.
+    """
+
+    is_shared: bool
+
+    @property
+    def swaps(self) -> bool:
+        """Whether memory beyond what is free is swapped to disk instead of refused."""
         ...
 
     def used_bytes(self) -> int:
@@ -61,7 +83,7 @@ class Device(Protocol):
         ...
 
     def is_cache_running_away(self) -> bool:
-        """Tell whether the cache has outgrown what a run needs; does not wait for the device."""
+        """Return whether the cache has outgrown what a run needs; does not wait for the device."""
         ...
 
     def held_peak_bytes(self) -> int | None:
@@ -84,25 +106,46 @@ class Device(Protocol):
         """
         ...
 
-    def cap_memory(self, budget_bytes: int) -> None:
+    def cap(self, budget_bytes: int) -> None:
         """Let this process's allocations beyond a budget fail, where the system can."""
         ...
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Tell whether an error says that the device's memory did not suffice."""
+        """Return whether an error says that the device's memory did not suffice."""
         ...
 
-    def release_memory(self) -> None:
+    def release(self) -> None:
         """Give cached memory that no tensor uses back to the system."""
         ...
 
-    def random_state(self) -> dict[str, torch.Tensor]:
-        """Return what the random numbers to come depend on: uint8 tensors on the CPU."""
-        ...
 
-    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on with the random numbers where the state was taken."""
-        ...
+@dataclass(frozen=True)
+class BatchShapes:
+    """Which shapes a batch should have on a device.
+
+    Args:
+        pads_batches: Whether a ragged last batch should be filled up with repeated examples,
+            because every new shape costs.
+        max_tokens: Most tokens, padding included, in a batch that the device computes right; None
+            for any.
+    """
+
+    pads_batches: bool = False
+    max_tokens: int | None = None
+
+    def padded_lengths(self, longest_tokens: int) -> Sequence[int]:
+        """Return the lengths that batches may be padded to, in tokens, ascending.
+
+        Every length is allowed, unless a device says otherwise.
+
+        Args:
+            longest_tokens: Length of the longest text, from 1; the last padded length holds it.
+        """
+        return range(1, longest_tokens + 1)
+
+    def max_examples(self, *, padded_length: int) -> int | None:
+        """Return the most examples of a padded length that are computed right, None for any."""
+        return None if self.max_tokens is None else max(1, self.max_tokens // padded_length)
 
 
 @dataclass(frozen=True)
@@ -120,11 +163,6 @@ class Unusable:
     is_absent: bool = False
 
 
-def most_rows(device: Device, *, width: int) -> int | None:
-    """Return the most rows of so many tokens that a device computes right, None for any."""
-    return None if device.most_tokens is None else max(1, device.most_tokens // width)
-
-
 def why_operation_fails(torch_device: torch.device) -> str | None:
     """Multiply two small matrices on the device; return what went wrong, or None.
 
@@ -140,7 +178,7 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
 
 
 def mentions(error: BaseException, texts: Sequence[str]) -> bool:
-    """Tell whether PyTorch raised an error with one of the texts in it.
+    """Return whether PyTorch raised an error with one of the texts in it.
 
     Allocators raise bare RuntimeErrors, so that the text is the only signal.
     """

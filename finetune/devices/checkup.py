@@ -42,7 +42,7 @@ def check_device(asked: str) -> Check:
         asked: One of ``DEVICE_NAMES``.
     """
     try:
-        device = select_device(asked, tell=lambda event: None)
+        device = select_device(asked, emit=lambda event: None)
     except DeviceNotAvailable as error:
         return Check("device", "failure", error.message, error.remedy)
     precisions = ", ".join(device.precisions)

@@ -4,14 +4,14 @@ import ctypes
 import os
 import platform
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import torch
 
 from finetune.devices import host_memory
-from finetune.devices.base import gibibytes, mentions
+from finetune.devices.base import BatchShapes, gibibytes, mentions
 
 # PyTorch's texts where the system has posix_memalign, and elsewhere; then those of C++ and of the
 # threads' library, which end the process.
@@ -38,20 +38,35 @@ class CpuDevice:
     # gradients scaled.
     precisions: tuple[str, ...] = ("fp32", "bf16")
     has_fused_adamw = True
-    pads_rows = False
-    shares_host_memory = True
-    most_tokens: int | None = None
 
     def __init__(self) -> None:
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{torch.get_num_threads()} CPU threads, {memory}"
-
-    def widths(self, longest_tokens: int) -> Sequence[int]:
-        """Return every length: a new shape costs nothing, each padded token does."""
-        return range(1, longest_tokens + 1)
+        self.memory = CpuMemory()
+        # Every length: a new shape costs nothing, each padding token does.
+        self.shapes = BatchShapes()
 
     def synchronize(self) -> None:
         """Return at once: operations end before the next begins."""
+
+    def random_state(self) -> dict[str, torch.Tensor]:
+        """Return the state of the random generator."""
+        return {"cpu": torch.get_rng_state()}
+
+    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the random generator."""
+        torch.set_rng_state(state["cpu"])
+
+
+class CpuMemory:
+    """The machine's memory, as the system counts it for this process."""
+
+    is_shared = True
+
+    @property
+    def swaps(self) -> bool:
+        """Whether allocations beyond the budget are swapped: where no limit can be set."""
+        return not _CLEAR.exists()
 
     def used_bytes(self) -> int:
         """Return the process's resident memory."""
@@ -92,7 +107,7 @@ class CpuDevice:
         most_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
         return int(_STEADY_SHARE * most_bytes)
 
-    def cap_memory(self, budget_bytes: int) -> None:
+    def cap(self, budget_bytes: int) -> None:
         """Let allocations fail that would take the resident memory beyond a budget, on Linux.
 
         What is mapped and not resident yet was there before, such as code that libraries reserve
@@ -108,21 +123,13 @@ class CpuDevice:
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Tell whether Python or PyTorch got no memory from the system."""
+        """Return whether Python or PyTorch got no memory from the system."""
         return isinstance(error, MemoryError) or mentions(error, _OUT_OF_MEMORY)
 
-    def release_memory(self) -> None:
+    def release(self) -> None:
         """Give what the C library keeps of freed memory back, on Linux; PyTorch keeps none."""
         if _is_linux():
             ctypes.CDLL(None).malloc_trim(0)
-
-    def random_state(self) -> dict[str, torch.Tensor]:
-        """Return what the random numbers to come depend on."""
-        return {"cpu": torch.get_rng_state()}
-
-    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on with the random numbers where the state was taken."""
-        torch.set_rng_state(state["cpu"])
 
 
 def _is_linux() -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from finetune.devices.base import (
+    BatchShapes,
     Unusable,
     gibibytes,
     mentions,
@@ -46,9 +47,6 @@ class CudaDevice:
     name = "cuda"
     torch_device = torch.device("cuda")
     has_fused_adamw = True
-    pads_rows = False
-    shares_host_memory = False
-    most_tokens: int | None = None
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties()
@@ -56,14 +54,38 @@ class CudaDevice:
         self.precisions: tuple[str, ...] = (
             ("fp32", "bf16", "fp16") if torch.cuda.is_bf16_supported() else ("fp32", "fp16")
         )
-
-    def widths(self, longest_tokens: int) -> Sequence[int]:
-        """Return the multiples of 8: tensor cores work on blocks of 8 numbers of 16 bits."""
-        return range(8, round_up_to_8(longest_tokens) + 1, 8)
+        self.memory = CudaMemory()
+        self.shapes = MultiplesOf8()
 
     def synchronize(self) -> None:
-        """Wait until the GPU has done what it was given."""
+        """Wait until the GPU has finished all queued work."""
         torch.cuda.synchronize()
+
+    def random_state(self) -> dict[str, torch.Tensor]:
+        """Return the states of the CPU's and the GPU's random generators."""
+        return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state()}
+
+    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the random generators."""
+        torch.set_rng_state(state["cpu"])
+        # A checkpoint that the CPU wrote has no state of a GPU.
+        if "device" in state:
+            torch.cuda.set_rng_state(state["device"])
+
+
+class MultiplesOf8(BatchShapes):
+    """Lengths in multiples of 8: tensor cores work on blocks of 8 numbers of 16 bits."""
+
+    def padded_lengths(self, longest_tokens: int) -> Sequence[int]:
+        """Return the multiples of 8 up to the one that holds the longest text."""
+        return range(8, round_up_to_8(longest_tokens) + 1, 8)
+
+
+class CudaMemory:
+    """The memory of the current GPU, as PyTorch's allocator counts it."""
+
+    is_shared = False
+    swaps = False
 
     def used_bytes(self) -> int:
         """Return the memory of live tensors; the allocator's cache is free for any of them."""
@@ -104,29 +126,18 @@ class CudaDevice:
         available_bytes = max(0, free_bytes - _RESERVE_BYTES) + torch.cuda.memory_reserved()
         return available_bytes if limit_bytes is None else min(available_bytes, limit_bytes)
 
-    def cap_memory(self, budget_bytes: int) -> None:
+    def cap(self, budget_bytes: int) -> None:
         """Let the allocator refuse memory beyond a budget."""
         total_bytes = torch.cuda.get_device_properties().total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Tell whether PyTorch's allocator, the driver or cuBLAS got no memory."""
+        """Return whether PyTorch's allocator, the driver or cuBLAS got no memory."""
         return isinstance(error, torch.OutOfMemoryError) or mentions(error, _OUT_OF_MEMORY)
 
-    def release_memory(self) -> None:
+    def release(self) -> None:
         """Give the allocator's free blocks back to the driver."""
         torch.cuda.empty_cache()
-
-    def random_state(self) -> dict[str, torch.Tensor]:
-        """Return what the random numbers to come depend on."""
-        return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state()}
-
-    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on with the random numbers where the state was taken."""
-        torch.set_rng_state(state["cpu"])
-        # A checkpoint that the CPU wrote has no state of a GPU.
-        if "device" in state:
-            torch.cuda.set_rng_state(state["device"])
 
 
 def why_not_usable() -> Unusable | None:

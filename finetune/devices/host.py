@@ -20,12 +20,12 @@ def read_sysctl(name: str) -> str | None:
 
 
 def is_mac() -> bool:
-    """Tell whether the system is macOS."""
+    """Return whether the system is macOS."""
     return platform.system() == "Darwin"
 
 
 def is_under_rosetta() -> bool:
-    """Tell whether this Python runs as a program for Intel on a Mac with Apple silicon."""
+    """Return whether this Python runs as a program for Intel on a Mac with Apple silicon."""
     if not is_mac() or platform.machine() == "arm64":
         return False
     # Rosetta's own flag for a process that it translates, and the hardware's, which such a process
@@ -57,7 +57,7 @@ def macos_version() -> str:
 
 
 def is_macos_too_old() -> bool:
-    """Tell whether this macOS is older than PyTorch's GPU support for Macs."""
+    """Return whether this macOS is older than PyTorch's GPU support for Macs."""
     return int(macos_version().partition(".")[0]) < OLDEST_MACOS
 
 

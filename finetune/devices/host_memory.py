@@ -65,7 +65,7 @@ class HostWatch:
         return None
 
     def has_killed(self) -> bool:
-        """Tell whether the system, where it counts them, has killed a process for its memory."""
+        """Return whether the system, where it counts them, has killed a process for its memory."""
         return _count_kills() > self._kills
 
 

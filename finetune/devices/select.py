@@ -11,7 +11,7 @@ from finetune.devices.cuda import CudaDevice
 from finetune.devices.mps import support
 from finetune.devices.mps.device import MpsDevice
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
-from finetune.events import Tell
+from finetune.events import Emit
 
 
 class _Kind(NamedTuple):
@@ -27,21 +27,21 @@ _KINDS = {
 }
 
 
-def select_device(name: str, *, tell: Tell) -> Device:
+def select_device(name: str, *, emit: Emit) -> Device:
     """Return the device of that name; for ``auto`` the first usable of cuda, mps and cpu.
 
     A device counts as usable once a small operation on it has worked.
 
     Args:
         name: One of ``DEVICE_NAMES``.
-        tell: Is warned of a GPU that is there and that ``auto`` has to pass over.
+        emit: Is warned of a GPU that is there and that ``auto`` has to pass over.
 
     Raises:
         UsageError: If there is no device of that name.
         DeviceNotAvailable: If the named device can't be used here.
     """
     if name == "auto":
-        return next(usable_devices(tell=tell))
+        return next(usable_devices(emit=emit))
     if name not in _KINDS:
         raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(_KINDS)}")
     kind = _KINDS[name]
@@ -50,18 +50,18 @@ def select_device(name: str, *, tell: Tell) -> Device:
     return kind.make()
 
 
-def usable_devices(*, tell: Tell) -> Iterator[Device]:
+def usable_devices(*, emit: Emit) -> Iterator[Device]:
     """Yield every device that works on this machine, the processor last; each is tried when asked.
 
     Args:
-        tell: Is warned of a GPU that is there and does not work.
+        emit: Is warned of a GPU that is there and does not work.
     """
     for kind in _KINDS.values():
         unusable = kind.why_not_usable()
         if unusable is None:
             yield kind.make()
         elif not unusable.is_absent:
-            tell(events.Warning(unusable.reason, remedy=unusable.remedy))
+            emit(events.WarningMessage(unusable.reason, remedy=unusable.remedy))
 
 
 def check_precision(device: Device, precision: str) -> None:

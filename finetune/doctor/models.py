@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from finetune.errors import ModelUnsupported
-from finetune.events import Tell
+from finetune.events import Emit
 from finetune.model.load import count_positions, load_classifier
 from finetune.model.shape import load_shape
 
@@ -38,22 +38,22 @@ def random_classifier(source: str) -> PreTrainedModel:
     return model
 
 
-def pretrained_classifier(source: str, *, tell: Tell) -> PreTrainedModel:
+def pretrained_classifier(source: str, *, emit: Emit) -> PreTrainedModel:
     """Return a pretrained model with a new head, the same at every call.
 
     Args:
         source: A folder, a Hub id, or ``minilm``.
-        tell: Is told of weights that were missing.
+        emit: Is told of weights that were missing.
 
     Raises:
         FinetuneError: If the model can't be had, or is no text classifier.
     """
     torch.manual_seed(_SEED)
     class_names = [str(number) for number in range(CLASSES)]
-    return load_classifier(source, revision=None, class_names=class_names, tell=tell).model
+    return load_classifier(source, revision=None, class_names=class_names, emit=emit).model
 
 
-def most_tokens(model: PreTrainedModel, *, wanted: int) -> int:
+def max_tokens(model: PreTrainedModel, *, wanted: int) -> int:
     """Return as many tokens a text as are wanted, or as the model has positions for."""
     return min(wanted, count_positions(model) or wanted)
 

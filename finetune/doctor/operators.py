@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from finetune import events
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.trial import Trial, assemble_trial
+from finetune.batch_finder.trial import Trial, prepare_trial
 from finetune.config.schema import ModelConfig
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.dispatch import (
@@ -33,10 +33,11 @@ from finetune.devices.mps.dispatch import (
     run_on_processor,
 )
 from finetune.devices.mps.kernels import KnownFault, Status, known_faults, status_of
-from finetune.doctor.models import most_tokens, random_classifier, with_stars
+from finetune.doctor.models import max_tokens, random_classifier, with_stars
 from finetune.errors import UsageError
+from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
-from finetune.training.assemble import Assembly
+from finetune.training.training_state import TrainingState
 
 _NOT_HELD = (torch.float64, torch.complex128)
 _SCALING = "gradient scaling"
@@ -72,7 +73,7 @@ class OperatorReport:
     """
 
     operators: tuple[Operator, ...]
-    warnings: tuple[events.Warning, ...]
+    warnings: tuple[events.WarningMessage, ...]
 
     @property
     def missing(self) -> tuple[Operator, ...]:
@@ -96,12 +97,12 @@ class OperatorReport:
         }
 
 
-def audit_model(source: str, *, mode: str, precision: str, batch_size: int) -> OperatorReport:
+def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
     """Audit a model by its name, with random weights and texts as long as a run takes them.
 
     Args:
         source: A folder, a Hub id, or ``minilm``.
-        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        mode: What trains.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         batch_size: Texts in the batch.
 
@@ -115,7 +116,7 @@ def audit_model(source: str, *, mode: str, precision: str, batch_size: int) -> O
         mode=mode,
         precision=precision,
         rows=batch_size,
-        width=most_tokens(model, wanted=ModelConfig.max_length),
+        padded_length=max_tokens(model, wanted=ModelConfig.max_length),
     )
 
 
@@ -123,10 +124,10 @@ def audit_classifier(
     model: PreTrainedModel,
     structure: Structure,
     *,
-    mode: str,
+    mode: Mode,
     precision: str,
     rows: int,
-    width: int,
+    padded_length: int,
     torch_version: str = torch.__version__,
     computes: bool = False,
 ) -> OperatorReport:
@@ -139,10 +140,10 @@ def audit_classifier(
     Args:
         model: On the CPU; left as it was.
         structure: Of the model.
-        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        mode: What trains.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         rows: Texts in the batch. A large one costs nothing, and shows what goes wrong with it.
-        width: Tokens in a row.
+        padded_length: Tokens in a row.
         torch_version: The release whose faults are looked up.
         computes: Whether to compute with a copy of the parameters, which shows the same and takes
             the time and memory of a real update.
@@ -156,12 +157,12 @@ def audit_classifier(
         architecture=architecture_of(model.config.to_dict()),
         classes=cast(int, model.config.num_labels),
         mode=mode,
-        width=width,
+        padded_length=padded_length,
         precision="bf16" if precision == "fp16" else precision,
     )
-    trial = assemble_trial(case, stand_in, structure, device=CpuDevice())
+    trial = prepare_trial(case, stand_in, structure, device=CpuDevice())
     recorder = _Recorder(stand_in, torch_version=torch_version)
-    _notice_optimizer(_inner_optimizer(trial.assembly), recorder.places)
+    _notice_optimizer(_inner_optimizer(trial.training_state), recorder.places)
     if precision == "fp16":
         trial = _with_scaled_gradients(trial, recorder)
     trial.begin()
@@ -385,21 +386,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if fault.is_met(call):
                 self._faults[name, fault].add(place)
 
-    def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.Warning]:
+    def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.WarningMessage]:
         for operator in operators:
             if operator.status == "missing":
-                yield events.Warning(
+                yield events.WarningMessage(
                     f"MPS has no {operator.name}, which {_listed(operator.modules)} calls",
                     remedy="replace what calls it, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
                     "runs it on the processor and waits for it each time",
                 )
         for name, places in self._not_held.items():
-            yield events.Warning(
+            yield events.WarningMessage(
                 f"{_listed(places)} gives float64 to {name}, and MPS can't hold float64",
                 remedy="convert it to float32",
             )
         for (name, fault), places in self._faults.items():
-            yield events.Warning(
+            yield events.WarningMessage(
                 f"in PyTorch {self._torch_version}, {name} on MPS {fault.effect}: "
                 f"{_listed(places)} ({fault.source})",
                 remedy=fault.remedy,
@@ -411,7 +412,7 @@ def _listed(places: Iterable[str]) -> str:
 
 
 def _is_taken_apart(operator: torch._ops.OpOverload, name: str) -> bool:
-    """Tell whether an operator falls into others before it reaches a device.
+    """Return whether an operator falls into others before it reaches a device.
 
     In training that has happened before a mode sees it, in inference mode it has not.
     """
@@ -464,12 +465,12 @@ def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
 class _ScaledGradients:
     """Scales the gradients of an update as Accelerate does in fp16, but not on the processor.
 
-    It takes the place of both the processes and the optimizer of an assembly.
+    It takes the place of both the processes and the optimizer of an training_state.
     """
 
-    def __init__(self, assembly: Assembly, recorder: _Recorder) -> None:
-        self._processes = assembly.processes
-        self._optimizer = _inner_optimizer(assembly)
+    def __init__(self, training_state: TrainingState, recorder: _Recorder) -> None:
+        self._processes = training_state.processes
+        self._optimizer = _inner_optimizer(training_state)
         self._scaler = torch.amp.GradScaler("cpu")
         self._places = recorder.places
         self.param_groups = self._optimizer.param_groups
@@ -498,14 +499,14 @@ class _ScaledGradients:
 
 
 def _with_scaled_gradients(trial: Trial, recorder: _Recorder) -> Trial:
-    scaled = cast(Any, _ScaledGradients(trial.assembly, recorder))
-    assembly = replace(trial.assembly, processes=scaled, optimizer=scaled)
-    return replace(trial, assembly=assembly)
+    scaled = cast(Any, _ScaledGradients(trial.training_state, recorder))
+    training_state = replace(trial.training_state, processes=scaled, optimizer=scaled)
+    return replace(trial, training_state=training_state)
 
 
-def _inner_optimizer(assembly: Assembly) -> torch.optim.Optimizer:
+def _inner_optimizer(training_state: TrainingState) -> torch.optim.Optimizer:
     """Return the optimizer that Accelerate has wrapped."""
-    inner: torch.optim.Optimizer = cast(Any, assembly.optimizer).optimizer
+    inner: torch.optim.Optimizer = cast(Any, training_state.optimizer).optimizer
     return inner
 
 

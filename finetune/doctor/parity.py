@@ -16,7 +16,8 @@ from finetune.devices.select import check_precision, select_device
 from finetune.devices.tf32 import without_tf32
 from finetune.doctor.models import pretrained_classifier, random_classifier, with_stars
 from finetune.doctor.rehearsal import Tensors, plan_rehearsal
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
+from finetune.model.mode import Mode
 
 # Of the size that all numbers of a model have in the mean.
 _SMALLEST_SHARE = 0.01
@@ -131,27 +132,27 @@ class ParityReport:
 
 
 def compare_with_processor(
-    device: str, *, model: str | None, mode: str, precision: str, batch_size: int, tell: Tell
+    device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int, emit: Emit
 ) -> ParityReport:
     """Let the processor, in fp32, and a device compute the same, and compare.
 
     Args:
         device: One of ``DEVICE_NAMES``; may be the processor itself.
         model: A folder, a Hub id, or ``minilm``; None for BERT-base with random weights.
-        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        mode: What trains.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
         batch_size: The most rows in one forward of an evaluation.
-        tell: Is told what goes on.
+        emit: Receives progress events.
 
     Raises:
         FinetuneError: If the device or the model can't be had, or can't be used so.
     """
-    selected = select_device(device, tell=tell)
+    selected = select_device(device, emit=emit)
     check_precision(selected, precision)
     classifier = (
         random_classifier(ModelConfig.model)
         if model is None
-        else pretrained_classifier(model, tell=tell)
+        else pretrained_classifier(model, emit=emit)
     )
     return check_parity(
         classifier,
@@ -159,28 +160,28 @@ def compare_with_processor(
         device=selected,
         precision=precision,
         largest_batch=batch_size,
-        tell=tell,
+        emit=emit,
     )
 
 
 def check_parity(
     model: PreTrainedModel,
     *,
-    mode: str,
+    mode: Mode,
     device: Device,
     precision: str,
     largest_batch: int,
-    tell: Tell,
+    emit: Emit,
 ) -> ParityReport:
     """Compare a device with the processor by what becomes of a model on them.
 
     Args:
         model: A classifier on the CPU; frozen, and its last layer's matrices laid out, in place.
-        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        mode: What trains.
         device: What is compared.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
         largest_batch: The most rows in one forward of an evaluation.
-        tell: Is told what goes on.
+        emit: Receives progress events.
 
     Raises:
         ConfigurationInvalid: If the core has fewer than N layers.
@@ -188,9 +189,9 @@ def check_parity(
     """
     rehearsal = plan_rehearsal(model, mode=mode, largest_batch=largest_batch)
     with without_tf32():
-        tell(Stage("computing on the processor in fp32"))
+        emit(Stage("computing on the processor in fp32"))
         expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
-        tell(Stage(f"computing on {device.name} ({device.description}) in {precision}"))
+        emit(Stage(f"computing on {device.name} ({device.description}) in {precision}"))
         actual = rehearsal.on(device, precision=precision)
         differences = tuple(compare(actual, expected, tolerance=TOLERANCES[precision]))
     return ParityReport(device.name, precision, differences)

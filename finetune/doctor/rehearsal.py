@@ -12,17 +12,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.devices.base import Device
-from finetune.doctor.models import CLASSES, most_tokens
+from finetune.doctor.models import CLASSES, max_tokens
 from finetune.evaluation.predict import InputsOf, predict_logits
 from finetune.model.freeze import freeze_parameters
 from finetune.model.inputs import model_inputs
+from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import collate_rows
 from finetune.tokenization.encode import EncodedTexts
-from finetune.training.assemble import Assembly, assemble
 from finetune.training.micro_batches import Examples, Inputs, MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
+from finetune.training.training_state import TrainingState, prepare_training
 
 # Around the blocks of 8 and 32 tokens that attention's kernels work on.
 _LENGTHS = (1, 8, 9, 31, 32, 33, 64)
@@ -67,38 +68,41 @@ class Rehearsal:
             device: Where to compute.
             precision: ``fp32``, ``bf16`` or ``fp16``.
         """
-        assembly = _assemble(copy.deepcopy(self.model), self.structure, device, precision)
-        yield "evaluation", self._evaluate(assembly)
+        training_state = _prepare(copy.deepcopy(self.model), self.structure, device, precision)
+        yield "evaluation", self._evaluate(training_state)
         examples = self._examples()
         first = _cut(examples, device, number=0)
-        logits: torch.Tensor = assembly.model(**first.inputs).logits.detach()
+        logits: torch.Tensor = training_state.model(**first.inputs).logits.detach()
         yield "logits", {"logits": logits.cpu()}
-        loss = _update(assembly, first, number=0)
+        loss = _update(training_state, first, number=0)
         yield "loss", {"loss": loss.cpu()[None]}
-        yield "gradients", _gradients(assembly.model)
-        yield "1 update", self._changes(assembly.model)
+        yield "gradients", _gradients(training_state.model)
+        yield "1 update", self._changes(training_state.model)
         for number in range(1, _UPDATES):
-            _update(assembly, _cut(examples, device, number=number), number=number)
-        yield f"{_UPDATES} updates", self._changes(assembly.model)
+            _update(training_state, _cut(examples, device, number=number), number=number)
+        yield f"{_UPDATES} updates", self._changes(training_state.model)
 
-    def _evaluate(self, assembly: Assembly) -> Tensors:
+    def _evaluate(self, training_state: TrainingState) -> Tensors:
         return {
-            f"{rows} rows of up to {tokens} tokens": self._predict(assembly, rows, tokens)
+            f"{rows} rows of up to {tokens} tokens": self._predict(training_state, rows, tokens)
             for tokens in self.lengths
             for rows in self.batch_sizes
         }
 
-    def _predict(self, assembly: Assembly, rows: int, tokens: int) -> torch.Tensor:
+    def _predict(self, training_state: TrainingState, rows: int, tokens: int) -> torch.Tensor:
         # One row more, so that there is a last batch that is not full.
         lengths = _random_lengths(rows + 1, tokens)
-        limits = {min(width, self.lengths[-1]) for width in assembly.device.widths(tokens)}
+        limits = {
+            min(padded_length, self.lengths[-1])
+            for padded_length in training_state.device.shapes.padded_lengths(tokens)
+        }
         logits = predict_logits(
-            assembly.model,
+            training_state.model,
             self._inputs_of(lengths),
             lengths,
-            widths=sorted(limits),
+            padded_lengths=sorted(limits),
             batch_size=rows,
-            device=assembly.device,
+            device=training_state.device,
         )
         return torch.from_numpy(logits)
 
@@ -111,9 +115,10 @@ class Rehearsal:
     def _inputs_of(self, lengths: NDArray[np.int64]) -> InputsOf:
         texts = _random_texts(lengths, self.model)
 
-        def inputs_of(rows: NDArray[np.int64], width: int) -> Inputs:
+        def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
             return model_inputs(
-                collate_rows(texts, rows, width=width), takes_4d_mask=self.structure.takes_4d_mask
+                collate_rows(texts, rows, padded_length=padded_length),
+                takes_4d_mask=self.structure.takes_4d_mask,
             )
 
         return inputs_of
@@ -126,12 +131,12 @@ class Rehearsal:
         }
 
 
-def plan_rehearsal(model: PreTrainedModel, *, mode: str, largest_batch: int) -> Rehearsal:
+def plan_rehearsal(model: PreTrainedModel, *, mode: Mode, largest_batch: int) -> Rehearsal:
     """Plan what a model is to compute.
 
     Args:
         model: A classifier on the CPU; frozen, and its last layer's matrices laid out, in place.
-        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        mode: What trains.
         largest_batch: The most rows in one forward of an evaluation.
 
     Raises:
@@ -145,7 +150,7 @@ def plan_rehearsal(model: PreTrainedModel, *, mode: str, largest_batch: int) -> 
     return Rehearsal(
         model,
         structure,
-        lengths=sorted({most_tokens(model, wanted=tokens) for tokens in _LENGTHS}),
+        lengths=sorted({max_tokens(model, wanted=tokens) for tokens in _LENGTHS}),
         batch_sizes=sorted({*(min(one, largest_batch) for one in _BATCH_SIZES), largest_batch}),
     )
 
@@ -160,25 +165,25 @@ def _lay_out_by_columns(parameters: Iterator[nn.Parameter]) -> None:
             parameter.data = parameter.detach().T.contiguous().T
 
 
-def _assemble(
+def _prepare(
     model: PreTrainedModel, structure: Structure, device: Device, precision: str
-) -> Assembly:
-    assembly = assemble(
+) -> TrainingState:
+    training_state = prepare_training(
         model,
         head=structure.head,
         device=device,
         precision=precision,
         schedule=Schedule(peak=_LEARNING_RATE, warmup_updates=0, total_updates=_UPDATES),
-        head_rate_factor=1.0,
+        head_lr_multiplier=1.0,
         weight_decay=0.01,
         max_grad_norm=_MAX_GRAD_NORM,
     )
     # AdamW divides gradients by their own size, so that of one which is nothing but rounding it
     # makes a whole step. A divisor of at least the mean gradient's size leaves such steps small.
-    trained = sum(one.numel() for one in assembly.trained_parameters().values())
-    for group in assembly.optimizer.param_groups:
+    trained = sum(one.numel() for one in training_state.trained_parameters().values())
+    for group in training_state.optimizer.param_groups:
         group["eps"] = _MAX_GRAD_NORM / math.sqrt(trained)
-    return assembly
+    return training_state
 
 
 def _random_lengths(rows: int, longest: int) -> NDArray[np.int64]:
@@ -205,20 +210,20 @@ def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
     rows = np.arange(number * _ROWS, (number + 1) * _ROWS)
     [micro_batch] = cut_batch(
         examples,
-        Batch(rows, width=int(examples.lengths.max())),
+        Batch(rows, padded_length=int(examples.lengths.max())),
         batch_size=_ROWS,
-        pads_rows=device.pads_rows,
+        pads_batches=device.shapes.pads_batches,
         torch_device=device.torch_device,
     )
     return micro_batch
 
 
-def _update(assembly: Assembly, micro_batch: MicroBatch, *, number: int) -> torch.Tensor:
+def _update(training_state: TrainingState, micro_batch: MicroBatch, *, number: int) -> torch.Tensor:
     """Take an update, again while gradient scaling leaves it out, and return its loss."""
     for _ in range(_MOST_TRIES):
-        skipped = assembly.processes.skipped_updates()
-        loss = assembly.update(number, [micro_batch])
-        if assembly.processes.skipped_updates() == skipped:
+        skipped = training_state.processes.skipped_updates()
+        loss = training_state.update(number, [micro_batch])
+        if training_state.processes.skipped_updates() == skipped:
             break
     return loss
 

@@ -1,4 +1,4 @@
-"""Figures from logits and the true classes."""
+"""Metrics from logits and the true classes."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -39,11 +39,11 @@ def compute_metrics(
     """
     if len(predictions) == 0:
         raise ValueError("there are no rows to compute metrics of")
-    metrics = evaluate.combine(
+    combined = evaluate.combine(
         [metric(class_names) for metric in (Accuracy, MacroF1, PerClass, ConfusionMatrix)]
     )
-    figures: dict[str, Any] = metrics.compute(predictions=predictions, references=references)
-    return figures
+    computed: dict[str, Any] = combined.compute(predictions=predictions, references=references)
+    return computed
 
 
 class _ClassMetric(evaluate.Metric):  # type: ignore[misc]
@@ -96,8 +96,8 @@ class PerClass(_ClassMetric):
         )
         rows = zip(*(column.tolist() for column in columns), strict=True)
         names = ("precision", "recall", "f1", "support")
-        figures = [dict(zip(names, row, strict=True)) for row in rows]
-        return {"per_class": dict(zip(self.class_names, figures, strict=True))}
+        metrics = [dict(zip(names, row, strict=True)) for row in rows]
+        return {"per_class": dict(zip(self.class_names, metrics, strict=True))}
 
 
 class ConfusionMatrix(_ClassMetric):

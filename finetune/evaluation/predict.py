@@ -19,7 +19,7 @@ def predict_logits(
     inputs_of: InputsOf,
     lengths: NDArray[np.int64],
     *,
-    widths: Sequence[int],
+    padded_lengths: Sequence[int],
     batch_size: int,
     device: Device,
 ) -> NDArray[np.float32]:
@@ -29,7 +29,7 @@ def predict_logits(
         model: On the device; left in evaluation mode.
         inputs_of: Makes the model's inputs from numbers of rows and a width, on the CPU.
         lengths: Tokens of each row: int64 of shape [rows], not empty.
-        widths: Padded lengths that a batch may have, ascending; the last holds the longest row.
+        padded_lengths: Those that a batch may have, ascending; the last holds the longest row.
         batch_size: Rows in one forward.
         device: Where the model is.
 
@@ -37,14 +37,14 @@ def predict_logits(
         float32 of shape [rows, classes], in the order of the rows.
     """
     model.eval()
-    batches = plan_evaluation(lengths, batch_size=batch_size, widths=widths)
+    batches = plan_evaluation(lengths, batch_size=batch_size, padded_lengths=padded_lengths)
     results = []
     with torch.inference_mode():
         for batch in batches:
             rows = batch.rows
-            if device.pads_rows:
+            if device.shapes.pads_batches:
                 rows = fill_rows(rows, batch_size=batch_size)
-            inputs = inputs_of(rows, batch.width)
+            inputs = inputs_of(rows, batch.padded_length)
             logits = model(
                 **{name: one.to(device.torch_device) for name, one in inputs.items()}
             ).logits

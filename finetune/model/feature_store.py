@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from finetune import events
-from finetune.events import Tell
-from finetune.runs.folder import PARTIAL_SUFFIX, flush_to_disk
+from finetune.events import Emit
+from finetune.files import PARTIAL_SUFFIX, flush_to_disk
 
 SUFFIX = ".lines"
 PARTIAL = SUFFIX + PARTIAL_SUFFIX
@@ -64,7 +64,7 @@ class FeatureStore:
     folder: Path
     limit_bytes: int
 
-    def read(self, key: str, *, tell: Tell) -> torch.Tensor | None:
+    def read(self, key: str, *, emit: Emit) -> torch.Tensor | None:
         """Return the lines kept under a key, mapped: floats of shape [lines, hidden], or None.
 
         None as well, with a warning, if the bytes are not those that were written.
@@ -75,7 +75,7 @@ class FeatureStore:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         except (OSError, ValueError):
-            tell(events.Warning(f"{file} is damaged and is made anew"))
+            emit(events.WarningMessage(f"{file} is damaged and is made anew"))
             return None
         # Where a store may only be read, nobody evicts what was not used for long.
         with suppress(OSError):

@@ -3,10 +3,11 @@
 from torch import nn
 
 from finetune.errors import ConfigurationInvalid
+from finetune.model.mode import Mode
 from finetune.model.structure import Structure
 
 
-def freeze_parameters(model: nn.Module, structure: Structure, *, mode: str) -> None:
+def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> None:
     """Let only the parameters of a mode require gradients.
 
     Over a frozen core there is no dropout: what a small head finds then is, as with logistic
@@ -16,7 +17,7 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: str) -> N
     Args:
         model: Changed in place.
         structure: Where its parameters stand.
-        mode: ``full``, ``last-N``, ``head`` or ``classifier``.
+        mode: What trains.
 
     Raises:
         ConfigurationInvalid: If the core has fewer than N layers.
@@ -30,7 +31,7 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: str) -> N
                 module.p = 0.0
 
 
-def trained_names(structure: Structure, *, mode: str) -> frozenset[str]:
+def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     """Return the names of the parameters that train in a mode.
 
     Raises:
@@ -40,9 +41,9 @@ def trained_names(structure: Structure, *, mode: str) -> frozenset[str]:
         return structure.classifier
     if mode == "head":
         return structure.head
-    if mode == "full":
+    layers = mode.trained_layers
+    if layers is None:
         return structure.below.union(*structure.layers, structure.above, structure.head)
-    layers = int(mode.removeprefix("last-"))
     if layers > len(structure.layers):
         raise ConfigurationInvalid(
             f"the model has {len(structure.layers)} layers, not {layers}",

@@ -22,7 +22,7 @@ from transformers import (
 
 from finetune import events
 from finetune.errors import ModelNotFound, ModelUnsupported
-from finetune.events import Tell
+from finetune.events import Emit
 from finetune.hub import fetch_model, fetch_tokenizer
 from finetune.model.structure import Structure, find_structure
 
@@ -50,7 +50,7 @@ class Classifier:
     class_names: Sequence[str]
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Tokens of the longest text that the model has positions for."""
         limits = [self.tokenizer.model_max_length, count_positions(self.model)]
         return int(min(limit for limit in limits if limit is not None))
@@ -68,7 +68,7 @@ def count_positions(model: PreTrainedModel) -> int | None:
 
 
 def load_classifier(
-    source: str, *, revision: str | None, class_names: Sequence[str], tell: Tell
+    source: str, *, revision: str | None, class_names: Sequence[str], emit: Emit
 ) -> Classifier:
     """Load a pretrained encoder with a new head for these classes.
 
@@ -79,7 +79,7 @@ def load_classifier(
         source: A folder, a Hub id, or ``minilm``.
         revision: Branch, tag or commit on the Hub.
         class_names: Names of the classes, in the order of their numbers.
-        tell: Is told of weights that were missing.
+        emit: Is told of weights that were missing.
 
     Raises:
         ModelNotFound: If there is no such folder or repository.
@@ -115,8 +115,8 @@ def load_classifier(
         _draw_classifier(model, structure)
     random_in_core = sorted(not_loaded - structure.head)
     if random_in_core:
-        tell(
-            events.Warning(
+        emit(
+            events.WarningMessage(
                 f"{len(random_in_core)} parameters of the core are not in the weights of {source}, "
                 f"or of another size, and start at random: {', '.join(random_in_core[:3])}",
                 remedy="check that the folder or repository holds the pretrained encoder itself",

@@ -36,7 +36,7 @@ def run(
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     dry_run: bool = False,
-    tell: events.Tell = lambda event: None,
+    emit: events.Emit = lambda event: None,
     **options: Any,
 ) -> dict[str, Any]:
     """Fine-tune a classifier, as ``finetune run`` does.
@@ -46,7 +46,7 @@ def run(
         resume_from_checkpoint: A run folder to go on with, or a checkpoint in it.
         assignments: More options, as ``section.option=value``.
         dry_run: Only work out what the run would do, and return that.
-        tell: Is called with the events of ``finetune.events``; by default nobody is told.
+        emit: Is called with the events of ``finetune.events``; by default nobody is told.
         options: The command's flags, with underscores: ``freeze_core=True``.
 
     Returns:
@@ -74,10 +74,10 @@ def run(
     if dry_run:
         from finetune.pipeline.dry_run import dry_run as describe_run
 
-        return describe_run(loaded.config, tell=tell)
+        return describe_run(loaded.config, emit=emit)
     from finetune.pipeline.run import run as run_config
 
-    return run_config(loaded.config, tell=tell, resume_from=resume_from)
+    return run_config(loaded.config, emit=emit, resume_from=resume_from)
 
 
 def _run_of(path: Path) -> Path:
@@ -104,7 +104,7 @@ def evaluate(
     *,
     split: str = "test",
     device: DeviceName = "auto",
-    tell: events.Tell = lambda event: None,
+    emit: events.Emit = lambda event: None,
 ) -> dict[str, Any]:
     """Try a run's model on a split of its data, as ``finetune evaluate`` does.
 
@@ -112,7 +112,7 @@ def evaluate(
         run: The run folder.
         split: ``test``, ``validation`` or ``train``.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
-        tell: Is called with the events of ``finetune.events``.
+        emit: Is called with the events of ``finetune.events``.
 
     Returns:
         ``accuracy``, ``macro_f1``, ``loss``, ``per_class``, ``confusion_matrix``, ``samples``.
@@ -120,7 +120,7 @@ def evaluate(
     open_run_folder(Path(run))
     from finetune.pipeline.score import evaluate as evaluate_run
 
-    return evaluate_run(Path(run), split=split, device=device, tell=tell)
+    return evaluate_run(Path(run), split=split, device=device, emit=emit)
 
 
 def predict(
@@ -128,7 +128,7 @@ def predict(
     texts: Sequence[str],
     *,
     device: DeviceName = "auto",
-    tell: events.Tell = lambda event: None,
+    emit: events.Emit = lambda event: None,
 ) -> list[dict[str, Any]]:
     """Classify texts, as ``finetune predict`` does.
 
@@ -136,7 +136,7 @@ def predict(
         run: The run folder.
         texts: In any number; the answers have their order.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
-        tell: Is called with the events of ``finetune.events``.
+        emit: Is called with the events of ``finetune.events``.
 
     Returns:
         ``text``, ``label`` and ``probability`` of each.
@@ -146,4 +146,4 @@ def predict(
 
     if isinstance(texts, str):
         raise UsageError("a text was given in place of a list of texts", remedy="write [text]")
-    return load_predictor(Path(run), device=device, tell=tell)(texts)
+    return load_predictor(Path(run), device=device, emit=emit)(texts)

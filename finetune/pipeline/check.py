@@ -8,7 +8,7 @@ from finetune import events
 from finetune.config.schema import Config, ModelConfig
 from finetune.data.check import check_splits, measure_lengths, suggest_changes, suggest_max_length
 from finetune.errors import FinetuneError
-from finetune.events import Event, Stage, Tell
+from finetune.events import Emit, Event, Stage
 from finetune.model.load import load_tokenizer
 from finetune.pipeline.prepare import load_given_splits, split_given
 from finetune.tokenization.encode import encode_texts
@@ -17,12 +17,12 @@ CHECK_SCHEMA_VERSION = 1
 NOT_CUT = 2**31 - 1
 
 
-def check_data(config: Config, *, tell: Tell) -> dict[str, Any]:
+def check_data(config: Config, *, emit: Emit) -> dict[str, Any]:
     """Load the data that a run would, look at it, and change nothing.
 
     Args:
         config: The run's options, of which those of the data and the model's tokenizer count.
-        tell: Is told what goes on, and if the texts' lengths can't be found out.
+        emit: Is told what goes on, and if the texts' lengths can't be found out.
 
     Returns:
         What :func:`finetune.data.check.check_splits` finds in the splits that the data brings;
@@ -34,15 +34,15 @@ def check_data(config: Config, *, tell: Tell) -> dict[str, Any]:
     """
     warnings: list[str] = []
 
-    def tell_and_keep(event: Event) -> None:
-        if isinstance(event, events.Warning):
+    def emit_and_keep(event: Event) -> None:
+        if isinstance(event, events.WarningMessage):
             warnings.append(event.message)
-        tell(event)
+        emit(event)
 
-    given = load_given_splits(config.data, tell=tell_and_keep)
-    splits = split_given(given, config.data, tell=tell_and_keep)
+    given = load_given_splits(config.data, emit=emit_and_keep)
+    splits = split_given(given, config.data, emit=emit_and_keep)
     findings = check_splits(given)
-    lengths = _measure(given, config.model, tell=tell_and_keep)
+    lengths = _measure(given, config.model, emit=emit_and_keep)
     return {
         "schema_version": CHECK_SCHEMA_VERSION,
         "data": config.data.data,
@@ -54,14 +54,14 @@ def check_data(config: Config, *, tell: Tell) -> dict[str, Any]:
     }
 
 
-def _measure(splits: DatasetDict, options: ModelConfig, *, tell: Tell) -> dict[str, Any] | None:
+def _measure(splits: DatasetDict, options: ModelConfig, *, emit: Emit) -> dict[str, Any] | None:
     """Return the lengths of the texts under the model's tokenizer, if there is one to be had."""
-    tell(Stage(f"counting tokens as {options.model} does"))
+    emit(Stage(f"counting tokens as {options.model} does"))
     try:
         tokenizer = load_tokenizer(options.model, revision=options.revision)
     except FinetuneError as error:
-        tell(
-            events.Warning(
+        emit(
+            events.WarningMessage(
                 f"the lengths of the texts are missing: {error.message}", remedy=error.remedy
             )
         )
@@ -74,7 +74,7 @@ def _measure(splits: DatasetDict, options: ModelConfig, *, tell: Tell) -> dict[s
         "model": options.model,
         "max_length": options.max_length,
         "suggested_max_length": suggest_max_length(
-            lengths["train"], most_tokens=tokenizer.model_max_length
+            lengths["train"], max_tokens=tokenizer.model_max_length
         ),
         "splits": {
             split: measure_lengths(tokens, max_length=options.max_length)

@@ -5,7 +5,7 @@ from typing import Any
 
 from finetune.config.schema import Config
 from finetune.data.check import describe_lengths
-from finetune.events import Tell
+from finetune.events import Emit
 from finetune.model.freeze import count_parameters
 from finetune.pipeline.examples import encode_split
 from finetune.pipeline.plan import plan_training
@@ -14,7 +14,7 @@ from finetune.pipeline.prepare import find_run_folder, prepare
 DRY_RUN_SCHEMA_VERSION = 1
 
 
-def dry_run(config: Config, *, tell: Tell) -> dict[str, Any]:
+def dry_run(config: Config, *, emit: Emit) -> dict[str, Any]:
     """Prepare a run up to its first update, write nothing, and return what it would do.
 
     Whatever would keep the run from starting is raised here too.
@@ -23,14 +23,14 @@ def dry_run(config: Config, *, tell: Tell) -> dict[str, Any]:
         Device, data, lengths in tokens, parameters, updates and folder, by name.
     """
     folder = find_run_folder(config)
-    prepared = prepare(config, tell=tell)
+    prepared = prepare(config, emit=emit)
     options = config.training
-    examples = {split: encode_split(prepared, split, tell=tell) for split in prepared.table}
+    examples = {split: encode_split(prepared, split, emit=emit) for split in prepared.table}
     plan = plan_training(prepared, examples)
     names = prepared.classifier.class_names
     rows_by_class = Counter(examples["train"].labels.tolist())
     trained, total = count_parameters(prepared.classifier.model)
-    batches_by_width = Counter(batch.width for batch in plan.batches(0))
+    batches_by_width = Counter(batch.padded_length for batch in plan.batches(0))
     return {
         "schema_version": DRY_RUN_SCHEMA_VERSION,
         "device": prepared.device.name,

@@ -3,28 +3,28 @@
 import numpy as np
 
 from finetune import events
-from finetune.events import Tell
+from finetune.events import Emit
 from finetune.pipeline.inputs import encode_for, inputs_maker
 from finetune.pipeline.prepare import Prepared
 from finetune.training.micro_batches import Examples, balanced_class_weights, row_weights
 
 
-def encode_split(prepared: Prepared, split: str, *, tell: Tell) -> Examples:
+def encode_split(prepared: Prepared, split: str, *, emit: Emit) -> Examples:
     """Encode a split's texts once, and weigh its rows.
 
     Args:
         prepared: The run.
         split: Name of the split.
-        tell: Is told of texts that were cut.
+        emit: Is told of texts that were cut.
     """
     rows = prepared.table[split]
     classifier = prepared.classifier
     max_length = prepared.config.model.max_length
     encoded = encode_for(classifier, rows["text"], max_length=max_length)
     if encoded.cut_rows:
-        has_more = classifier.most_tokens > max_length
-        tell(
-            events.Warning(
+        has_more = classifier.max_tokens > max_length
+        emit(
+            events.WarningMessage(
                 f"{encoded.cut_rows:,} of the {len(rows):,} {split} texts are longer than "
                 f"{encoded.lengths.max()} tokens and lose their end",
                 remedy="raise --max-length if the end matters"

@@ -15,17 +15,18 @@ from torch import nn
 from finetune import events, hub
 from finetune.config.schema import CacheConfig, Config
 from finetune.evaluation.predict import InputsOf
-from finetune.events import Advance, Stage, Tell
+from finetune.events import Advance, Emit, Stage
+from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.feature_store import FeatureStore, key_of
-from finetune.model.frozen_prefix import FrozenPrefix, cut_off_frozen, vector_inputs
 from finetune.model.load import Classifier
+from finetune.model.mode import Mode
 from finetune.pipeline.prepare import Prepared
 from finetune.pipeline.trained import place
 from finetune.tokenization.buckets import Batch, plan_evaluation
 from finetune.tokenization.collate import fill_rows
+from finetune.training.accelerator import Accelerator
 from finetune.training.micro_batches import Examples, Inputs
-from finetune.training.processes import Processes
-from finetune.training.recovery import BatchSize
+from finetune.training.out_of_memory import BatchSize
 
 ADVANCES = 10
 
@@ -43,48 +44,48 @@ def open_feature_store(options: CacheConfig) -> FeatureStore:
     return FeatureStore(folder, limit_bytes=int(options.cache_gib * 2**30))
 
 
-def wants_frozen_once(config: Config, mode: str) -> bool:
-    """Tell whether a part is frozen and is to run once, if it can be cut off."""
-    return mode != "full" and config.cache.feature_cache
+def caches_features(config: Config, mode: Mode) -> bool:
+    """Return whether a part is frozen and is to run once, if it can be cut off."""
+    return mode.freezes_layers and config.cache.feature_cache
 
 
-def cut_off_prefix(classifier: Classifier) -> FrozenPrefix | None:
+def make_feature_extractor(classifier: Classifier) -> FeatureExtractor | None:
     """Return what is frozen of a classifier, or None if it can't be cut off."""
-    return cut_off_frozen(
+    return split_frozen(
         classifier.model,
         takes_4d_mask=classifier.structure.takes_4d_mask,
         pads_left=classifier.tokenizer.padding_side == "left",
     )
 
 
-def run_frozen_once(
+def extract_features(
     prepared: Prepared,
     examples: dict[str, Examples],
     *,
-    widths: Sequence[int],
+    padded_lengths: Sequence[int],
     batch_size: BatchSize,
-    tell: Tell,
+    emit: Emit,
 ) -> tuple[nn.Module, dict[str, Examples]]:
     """Run what is frozen over all splits, or find what it gave before.
 
     Args:
         prepared: The run; its model goes to the device.
         examples: The splits as texts.
-        widths: Padded lengths that a batch may have, ascending.
+        padded_lengths: Padded lengths that a batch may have, ascending.
         batch_size: Rows in one forward; fewer after memory ran out.
-        tell: Is told how far it has come.
+        emit: Is told how far it has come.
 
     Returns:
         What is left of the model to run at every update, and the splits as it takes them. Where
         nothing is frozen, or the frozen part can't be cut off, the whole model and the same splits.
     """
     classifier = prepared.classifier
-    if not wants_frozen_once(prepared.config, prepared.mode):
+    if not caches_features(prepared.config, prepared.mode):
         return classifier.model, examples
-    prefix = cut_off_prefix(classifier)
+    prefix = make_feature_extractor(classifier)
     if prefix is None:
-        tell(
-            events.Warning(
+        emit(
+            events.WarningMessage(
                 f"the frozen part of {type(classifier.model).__name__} can't be cut off and runs "
                 "at every update"
             )
@@ -94,7 +95,7 @@ def run_frozen_once(
     key = _frozen_key(prepared, prefix)
     place(classifier, prepared.device)
     store = open_feature_store(prepared.config.cache)
-    frozen = _FrozenPass(prepared, prefix, key, store, widths, tell)
+    frozen = _FrozenPass(prepared, prefix, key, store, padded_lengths, emit)
     with_states = {
         name: batch_size.fit(partial(frozen.with_states, name, split))
         for name, split in examples.items()
@@ -102,7 +103,7 @@ def run_frozen_once(
     return prefix.suffix, with_states
 
 
-def _frozen_key(prepared: Prepared, prefix: FrozenPrefix) -> str:
+def _frozen_key(prepared: Prepared, prefix: FeatureExtractor) -> str:
     """Return a key of all that the states depend on but the inputs."""
     # The names of the classes and of the folder change nothing.
     config = {**prefix.model.config.to_dict(), "id2label": 0, "label2id": 0, "_name_or_path": 0}
@@ -126,31 +127,35 @@ class _FrozenPass:
         prefix: What is frozen of it.
         key: Of all that the states depend on but the inputs.
         store: Where they are kept.
-        widths: Padded lengths that a batch may have, ascending.
-        tell: Is told how far it has come.
+        padded_lengths: Padded lengths that a batch may have, ascending.
+        emit: Is told how far it has come.
     """
 
     prepared: Prepared
-    prefix: FrozenPrefix
+    prefix: FeatureExtractor
     key: str
     store: FeatureStore
-    widths: Sequence[int]
-    tell: Tell
+    padded_lengths: Sequence[int]
+    emit: Emit
 
     def with_states(self, name: str, split: Examples, batch_size: int) -> Examples:
         """Return a split whose rows are states instead of texts, made of so many at once."""
         # The last bits of a row's states depend on the batch that it is in, so that the same texts
         # always come in the same batches.
-        batches = plan_evaluation(split.lengths, batch_size=batch_size, widths=self.widths)
-        inputs = (split.inputs_of(self._rows(batch, batch_size), batch.width) for batch in batches)
+        batches = plan_evaluation(
+            split.lengths, batch_size=batch_size, padded_lengths=self.padded_lengths
+        )
+        inputs = (
+            split.inputs_of(self._rows(batch, batch_size), batch.padded_length) for batch in batches
+        )
         parts = (part for one in inputs for name in sorted(one) for part in (name, one[name]))
         key = key_of((self.key, *parts))
-        lines = self.store.read(key, tell=self.tell)
+        lines = self.store.read(key, emit=self.emit)
         if lines is None:
-            self.tell(Stage(f"running the frozen core once over {len(split.labels):,} {name} rows"))
+            self.emit(Stage(f"running the frozen core once over {len(split.labels):,} {name} rows"))
             lines = self._keep(key, name, split, batches, batch_size)
         else:
-            self.tell(
+            self.emit(
                 Stage(f"reusing what the frozen core gave for {len(split.labels):,} {name} rows")
             )
         order = np.concatenate([batch.rows for batch in batches])
@@ -170,8 +175,8 @@ class _FrozenPass:
         try:
             return self.store.write(key, self._pieces(split, batches, batch_size), notes=notes)
         except OSError as error:
-            self.tell(
-                events.Warning(
+            self.emit(
+                events.WarningMessage(
                     f"what the frozen core gave can't be kept in {self.store.folder} "
                     f"({error.strerror}) and stays in memory",
                     remedy="make room with finetune cache clear, or name a folder with --cache-dir",
@@ -184,27 +189,27 @@ class _FrozenPass:
     ) -> Iterator[torch.Tensor]:
         """Yield each batch's states without padding, on the CPU."""
         device = self.prepared.device.torch_device
-        autocast = Processes(
+        autocast = Accelerator(
             self.prepared.device, precision=self.prepared.config.training.precision
         ).autocast
         step = math.ceil(len(batches) / ADVANCES)
         done = 0
         for number, batch in enumerate(batches, start=1):
-            inputs = split.inputs_of(self._rows(batch, batch_size), batch.width)
+            inputs = split.inputs_of(self._rows(batch, batch_size), batch.padded_length)
             with autocast():
                 states = self.prefix.states({name: one.to(device) for name, one in inputs.items()})
             rows = len(batch.rows)
             if self.prefix.keeps_tokens:
-                mask = inputs["attention_mask"].reshape(-1, batch.width)[:rows]
+                mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:rows]
                 yield states.cpu()[:rows][mask.bool()]
             else:
                 yield states[:rows].cpu()
             done += rows
             if number % step == 0 or number == len(batches):
-                self.tell(Advance(done, len(split.labels)))
+                self.emit(Advance(done, len(split.labels)))
 
     def _rows(self, batch: Batch, batch_size: int) -> NDArray[np.int64]:
-        if not self.prepared.device.pads_rows:
+        if not self.prepared.device.shapes.pads_batches:
             return batch.rows
         return fill_rows(batch.rows, batch_size=batch_size)
 
@@ -214,9 +219,9 @@ class _FrozenPass:
         line_of_row = np.argsort(order)
         takes_4d_mask = self.prepared.classifier.structure.takes_4d_mask
 
-        def inputs_of(rows: NDArray[np.int64], width: int) -> Inputs:
+        def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
             states = lines[torch.from_numpy(line_of_row[rows])]
-            return vector_inputs(states, takes_4d_mask=takes_4d_mask)
+            return pooled_inputs(states, takes_4d_mask=takes_4d_mask)
 
         return inputs_of
 
@@ -226,13 +231,13 @@ class _FrozenPass:
         starts = np.empty_like(order)
         starts[order] = np.cumsum(split.lengths[order]) - split.lengths[order]
 
-        def inputs_of(rows: NDArray[np.int64], width: int) -> Inputs:
-            mask = split.inputs_of(rows, width)["attention_mask"]
+        def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
+            mask = split.inputs_of(rows, padded_length)["attention_mask"]
             lengths = split.lengths[rows]
             firsts = starts[rows] - (np.cumsum(lengths) - lengths)
             numbers = np.repeat(firsts, lengths) + np.arange(lengths.sum())
-            states = lines.new_zeros(len(rows), width, lines.shape[1])
-            states[mask.reshape(len(rows), width).bool()] = lines[torch.from_numpy(numbers)]
+            states = lines.new_zeros(len(rows), padded_length, lines.shape[1])
+            states[mask.reshape(len(rows), padded_length).bool()] = lines[torch.from_numpy(numbers)]
             return {"inputs_embeds": states, "attention_mask": mask}
 
         return inputs_of

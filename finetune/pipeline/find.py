@@ -12,26 +12,27 @@ from finetune.batch_finder.case import Case, Part, architecture_of
 from finetune.batch_finder.estimate import Estimate, estimate
 from finetune.batch_finder.find import Answer, Bounds, find_batch
 from finetune.batch_finder.outcomes import Outcome
-from finetune.config.schema import Config, mode_name
+from finetune.config.schema import Config, mode_of
 from finetune.config.sizes import parse_size
 from finetune.data.trec import LONGEST_TOKENS, TRAINING_ROWS
-from finetune.devices.base import Device, most_rows
+from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.select import select_device, usable_devices
 from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, ModelUnsupported
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
+from finetune.files import write_json
 from finetune.model.load import load_tokenizer
+from finetune.model.mode import Mode
 from finetune.model.shape import load_shape, most_positions
-from finetune.pipeline.features import cache_folder, cut_off_prefix, wants_frozen_once
+from finetune.pipeline.features import cache_folder, caches_features, make_feature_extractor
 from finetune.pipeline.plan import TrainingPlan
 from finetune.pipeline.prepare import Prepared, load_splits
 from finetune.report.batches import draw_batches
-from finetune.runs.folder import write_json
 from finetune.tokenization.encode import encode_texts
 
 SCHEMA_VERSION = 1
-DEFAULT_MODES = ("full", "head")
+DEFAULT_MODES = (Mode("full"), Mode("head"))
 # The article padded every text to this length.
 ARTICLE_TOKENS = 512
 SMALLEST_MEMORY_BYTES = 2**30
@@ -57,13 +58,13 @@ class Task:
     is_fresh: bool
 
     @property
-    def modes(self) -> tuple[str, ...]:
+    def modes(self) -> tuple[Mode, ...]:
         """What trains: the mode that the options name, or else all of it and the head alone."""
-        mode = mode_name(self.config.model)
+        mode = mode_of(self.config.model)
         return DEFAULT_MODES if mode == "full" else (mode,)
 
 
-def find_batches(task: Task, *, tell: Tell) -> dict[str, Any]:
+def find_batches(task: Task, *, emit: Emit) -> dict[str, Any]:
     """Search on every device that the options allow, in each mode.
 
     Returns:
@@ -75,16 +76,16 @@ def find_batches(task: Task, *, tell: Tell) -> dict[str, Any]:
         ProbeFailed: If a probe failed for another reason than memory.
     """
     config = task.config
-    longest_tokens, rows = _measure_data(task, tell=tell)
+    longest_tokens, rows = _measure_data(task, emit=emit)
     bounds = _bounds(config, limit=task.limit or rows, first=None)
     memory = None if task.is_fresh else cache_folder(config.cache, "batches")
     results = []
-    for device in _devices(config, tell=tell):
+    for device in _devices(config, emit=emit):
         for mode in task.modes:
             case = _case(config, device=device, mode=mode, longest_tokens=longest_tokens)
             parts = _parts(config, mode)
             results.append(
-                _search_parts(case, parts, device=device, bounds=bounds, memory=memory, tell=tell)
+                _search_parts(case, parts, device=device, bounds=bounds, memory=memory, emit=emit)
             )
     if not any(result["max_verified"] for result in results):
         raise BatchDoesNotFit(
@@ -95,7 +96,7 @@ def find_batches(task: Task, *, tell: Tell) -> dict[str, Any]:
 
 
 def estimate_batches(
-    task: Task, *, machine: str | None, memory: str | None, tell: Tell
+    task: Task, *, machine: str | None, memory: str | None, emit: Emit
 ) -> dict[str, Any]:
     """Foretell the batch sizes of a Mac, without it.
 
@@ -103,7 +104,7 @@ def estimate_batches(
         task: What batch sizes are looked for.
         machine: A chip and its memory, such as ``m1-8gb``.
         memory: Size of a Mac's memory, in place of a machine.
-        tell: Is told what goes on.
+        emit: Receives progress events.
 
     Returns:
         ``schema_version`` and ``estimates``, one a length and mode.
@@ -114,7 +115,7 @@ def estimate_batches(
     """
     config = task.config
     mac = _mac_with(memory or "") if machine is None else find_mac(machine)
-    longest_tokens, rows = _measure_data(task, tell=tell)
+    longest_tokens, rows = _measure_data(task, emit=emit)
     lengths = [longest_tokens] if task.has_max_length else [longest_tokens, ARTICLE_TOKENS]
     device = MpsDevice()
     estimates = []
@@ -122,7 +123,7 @@ def estimate_batches(
         for mode in task.modes:
             case = _case(config, device=device, mode=mode, longest_tokens=tokens)
             for parts in dict.fromkeys([_parts(config, mode), _WHOLE]):
-                tell(Stage(f"estimating {mode} at {case.width} tokens on {mac.name}"))
+                emit(Stage(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
                 by_part = {
                     part: estimate(
                         dataclasses.replace(case, part=part),
@@ -132,25 +133,29 @@ def estimate_batches(
                     for part in parts
                 }
                 estimates.append(_describe_estimate(case, by_part, mac))
-        _warn_of_wrong_results(device, estimates, width=case.width, tell=tell)
+        _warn_of_wrong_results(device, estimates, padded_length=case.padded_length, emit=emit)
     return {"schema_version": SCHEMA_VERSION, "estimates": estimates}
 
 
 def _warn_of_wrong_results(
-    device: Device, estimates: list[dict[str, Any]], *, width: int, tell: Tell
+    device: Device, estimates: list[dict[str, Any]], *, padded_length: int, emit: Emit
 ) -> None:
     """Say how many rows of a width a run takes where memory would allow more."""
-    rows = most_rows(device, width=width)
+    rows = device.shapes.max_examples(padded_length=padded_length)
     if rows is None:
         return
     # Where the core runs once, only its pass is sure to see all tokens.
-    sizes = [one["prefix_batch"] or one["batch"] for one in estimates if one["max_length"] == width]
+    sizes = [
+        one["prefix_batch"] or one["batch"]
+        for one in estimates
+        if one["max_length"] == padded_length
+    ]
     if max(sizes) > rows:
-        tell(
-            events.Warning(
-                f"more than {rows:,} rows of {width} tokens fit",
+        emit(
+            events.WarningMessage(
+                f"more than {rows:,} rows of {padded_length} tokens fit",
                 remedy=f"a run takes no more: with this PyTorch {device.name} computes wrongly on "
-                f"more than {device.most_tokens:,} tokens at once",
+                f"more than {device.shapes.max_tokens:,} tokens at once",
             )
         )
 
@@ -172,7 +177,7 @@ def keep_results(found: dict[str, Any], folder: Path) -> None:
     draw_batches(found["results"], to=folder / "find-batch.svg")
 
 
-def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> Prepared:
+def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, emit: Emit) -> Prepared:
     """Return a run with the batch sizes that were found for it, in place of ``auto``.
 
     No size above the rows of an update is tried, so that mostly one probe is enough.
@@ -187,12 +192,12 @@ def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> P
         architecture=architecture_of(classifier.model.config.to_dict()),
         classes=len(classifier.class_names),
         mode=prepared.mode,
-        width=plan.widths[-1],
+        padded_length=plan.padded_lengths[-1],
         precision=config.training.precision,
     )
-    tell(Stage("looking for the batch size"))
+    emit(Stage("looking for the batch size"))
     found = {}
-    divides = wants_frozen_once(config, case.mode) and cut_off_prefix(classifier) is not None
+    divides = caches_features(config, case.mode) and make_feature_extractor(classifier) is not None
     for part in _DIVIDED if divides else _WHOLE:
         most = config.training.eval_batch_size if part == "prefix" else plan.effective_batch_size
         answer = _search(
@@ -201,7 +206,7 @@ def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> P
             bounds=_bounds(config, limit=most, first=most),
             memory=cache_folder(config.cache, "batches"),
             probes=[],
-            tell=tell,
+            emit=emit,
         )
         found[part] = answer.found.recommended
     batch_size = found.get("suffix", found.get("whole", 1))
@@ -209,39 +214,39 @@ def with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> P
     # little of one that runs through a frozen core.
     larger = 2 * batch_size if case.mode == "full" else batch_size
     eval_batch_size = found.get("prefix", max(config.training.eval_batch_size, larger))
-    tell(Stage(f"batch size: {batch_size}, and {eval_batch_size} without gradients"))
+    emit(Stage(f"batch size: {batch_size}, and {eval_batch_size} without gradients"))
     training = dataclasses.replace(
         config.training, batch_size=batch_size, eval_batch_size=eval_batch_size
     )
     return dataclasses.replace(prepared, config=dataclasses.replace(config, training=training))
 
 
-def _devices(config: Config, *, tell: Tell) -> list[Device]:
+def _devices(config: Config, *, emit: Emit) -> list[Device]:
     if config.training.device == "auto":
-        return list(usable_devices(tell=tell))
-    return [select_device(config.training.device, tell=tell)]
+        return list(usable_devices(emit=emit))
+    return [select_device(config.training.device, emit=emit)]
 
 
-def _parts(config: Config, mode: str) -> tuple[Part, ...]:
+def _parts(config: Config, mode: Mode) -> tuple[Part, ...]:
     """Return what is searched for: a frozen core that runs once has a batch size of its own."""
-    return _DIVIDED if wants_frozen_once(config, mode) else _WHOLE
+    return _DIVIDED if caches_features(config, mode) else _WHOLE
 
 
-def _case(config: Config, *, device: Device, mode: str, longest_tokens: int) -> Case:
+def _case(config: Config, *, device: Device, mode: Mode, longest_tokens: int) -> Case:
     shape = load_shape(config.model.model, revision=config.model.revision)
-    width = device.widths(longest_tokens)[-1]
+    padded_length = device.shapes.padded_lengths(longest_tokens)[-1]
     return Case(
         device=device.name,
         architecture=architecture_of(shape.to_dict()),
         # Their number changes next to nothing.
         classes=6,
         mode=mode,
-        width=min(width, most_positions(shape) or width),
+        padded_length=min(padded_length, most_positions(shape) or padded_length),
         precision=config.training.precision,
     )
 
 
-def _measure_data(task: Task, *, tell: Tell) -> tuple[int, int]:
+def _measure_data(task: Task, *, emit: Emit) -> tuple[int, int]:
     """Return the tokens of the longest text and the rows to train on."""
     options, model = task.config.data, task.config.model
     if options.data == TREC and options.data_dir is None:
@@ -251,7 +256,7 @@ def _measure_data(task: Task, *, tell: Tell) -> tuple[int, int]:
     elif task.has_max_length and task.limit:
         return model.max_length, task.limit
     else:
-        table = load_splits(task.config, tell=tell)
+        table = load_splits(task.config, emit=emit)
         rows = len(table["train"])
         longest_tokens = model.max_length
         if not task.has_max_length:
@@ -261,7 +266,7 @@ def _measure_data(task: Task, *, tell: Tell) -> tuple[int, int]:
             longest_tokens = int(encoded.lengths.max())
     if task.has_max_length:
         return model.max_length, rows
-    tell(Stage(f"the longest text of {options.data} has {longest_tokens} tokens"))
+    emit(Stage(f"the longest text of {options.data} has {longest_tokens} tokens"))
     return longest_tokens, rows
 
 
@@ -272,26 +277,26 @@ def _search_parts(
     device: Device,
     bounds: Bounds,
     memory: Path | None,
-    tell: Tell,
+    emit: Emit,
 ) -> dict[str, Any]:
     """Search for each part's batch size; return the result that the command shows."""
     started = time.perf_counter()
     probes: list[tuple[Part, Outcome]] = []
     answers: dict[Part, Answer] = {}
     for part in parts:
-        what = f"{case.mode}{_part_in_words(part)}, {case.width} tokens"
-        tell(Stage(f"searching on {device.name}: {what}"))
+        what = f"{case.mode}{_part_in_words(part)}, {case.padded_length} tokens"
+        emit(Stage(f"searching on {device.name}: {what}"))
         try:
             answers[part] = _search(
                 dataclasses.replace(case, part=part),
-                device=device, bounds=bounds, memory=memory, probes=probes, tell=tell,
+                device=device, bounds=bounds, memory=memory, probes=probes, emit=emit,
             )  # fmt: skip
         except BatchDoesNotFit as error:
-            tell(events.Warning(error.message, remedy=error.remedy))
+            emit(events.WarningMessage(error.message, remedy=error.remedy))
         except ModelUnsupported as error:
-            tell(events.Warning(f"{error.message} and runs at every update"))
+            emit(events.WarningMessage(f"{error.message} and runs at every update"))
             return _search_parts(
-                case, _WHOLE, device=device, bounds=bounds, memory=memory, tell=tell
+                case, _WHOLE, device=device, bounds=bounds, memory=memory, emit=emit
             )
     return _describe(case, parts, answers, probes, seconds=time.perf_counter() - started)
 
@@ -303,11 +308,11 @@ def _search(
     bounds: Bounds,
     memory: Path | None,
     probes: list[tuple[Part, Outcome]],
-    tell: Tell,
+    emit: Emit,
 ) -> Answer:
     def note(outcome: Outcome) -> None:
         probes.append((case.part, outcome))
-        tell(
+        emit(
             events.Probe(
                 batch_size=outcome.batch_size,
                 verdict=outcome.verdict,
@@ -318,8 +323,8 @@ def _search(
             )
         )
 
-    bounds = _within(most_rows(device, width=case.width), bounds)
-    return find_batch(case, device=device, bounds=bounds, memory=memory, tell_probe=note)
+    bounds = _within(device.shapes.max_examples(padded_length=case.padded_length), bounds)
+    return find_batch(case, device=device, bounds=bounds, memory=memory, on_probe=note)
 
 
 def _bounds(config: Config, *, limit: int, first: int | None) -> Bounds:
@@ -358,7 +363,7 @@ def _describe(
     return {
         "device": case.device,
         "mode": case.mode,
-        "max_length": case.width,
+        "max_length": case.padded_length,
         "precision": case.precision,
         "stores_features": len(parts) > 1,
         "budget_bytes": next((one.budget_bytes for one in answers.values()), None),
@@ -396,7 +401,7 @@ def _describe_estimate(case: Case, by_part: dict[Part, Estimate], mac: Mac) -> d
         "machine": mac.name,
         "device": case.device,
         "mode": case.mode,
-        "max_length": case.width,
+        "max_length": case.padded_length,
         "precision": case.precision,
         "stores_features": len(by_part) > 1,
         "budget_bytes": mac.budget_bytes,

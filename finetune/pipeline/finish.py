@@ -9,20 +9,21 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from finetune.events import Stage, Tell
-from finetune.export.card import write_model_card
+from finetune.events import Emit, Stage
+from finetune.files import read_jsonl, write_json, write_jsonl
 from finetune.model.freeze import count_parameters
 from finetune.pipeline.plan import TrainingPlan
 from finetune.pipeline.predict import answers
 from finetune.pipeline.prepare import Prepared
 from finetune.pipeline.score import score_examples
+from finetune.report.card import write_model_card
 from finetune.report.write import write_report
 from finetune.runs.checkpoint import read_checkpoint
-from finetune.runs.folder import RunFolder, read_jsonl, write_json, write_jsonl
-from finetune.training.assemble import Assembly
+from finetune.runs.folder import RunFolder
 from finetune.training.micro_batches import Examples
-from finetune.training.recovery import BatchSizes
-from finetune.training.state import Progress, load_trained_tensors
+from finetune.training.out_of_memory import BatchSizes
+from finetune.training.snapshot import Progress, load_trained_tensors
+from finetune.training.training_state import TrainingState
 
 BEST_CHECKPOINT = "best"
 RESULTS_SCHEMA_VERSION = 1
@@ -33,41 +34,41 @@ def finish(
     prepared: Prepared,
     plan: TrainingPlan,
     sizes: BatchSizes,
-    assembly: Assembly,
+    training_state: TrainingState,
     examples: Mapping[str, Examples],
     progress: Progress,
     *,
-    tell: Tell,
+    emit: Emit,
 ) -> dict[str, Any]:
     """Save the best model, try it on the held-out splits, and write figures, report and card.
 
     Returns:
         The figures of ``all_results.json``, and ``output_dir``.
     """
-    peak_bytes = prepared.device.peak_bytes()
+    peak_bytes = prepared.device.memory.peak_bytes()
     best_folder = folder.checkpoints_folder / BEST_CHECKPOINT
     tensors, _ = read_checkpoint(best_folder)
-    load_trained_tensors(assembly, tensors["model"])
+    load_trained_tensors(training_state, tensors["model"])
     _save_model(folder, prepared)
     results = {
         "schema_version": RESULTS_SCHEMA_VERSION,
         **_facts(prepared, plan),
-        **_training_figures(plan, progress),
+        **_training_metrics(plan, progress),
         "train_batch_size": sizes.training.rows,
         "train_peak_bytes": peak_bytes,
     }
-    tell(Stage("evaluating the best model"))
+    emit(Stage("evaluating the best model"))
     for split, prefix in (("validation", "eval"), ("test", "test")):
         if split in examples:
-            figures, logits = score_examples(
-                assembly.model,
+            metrics, logits = score_examples(
+                training_state.model,
                 examples[split],
                 prepared,
-                widths=plan.widths,
+                padded_lengths=plan.padded_lengths,
                 batch_size=sizes.evaluation,
             )
             results[f"{prefix}_samples"] = len(logits)
-            results |= {f"{prefix}_{name}": value for name, value in figures.items()}
+            results |= {f"{prefix}_{name}": value for name, value in metrics.items()}
     write_jsonl(folder.predictions_file, _prediction_rows(prepared.table["test"], logits))
     write_json(folder.state_file, _trainer_state(folder, plan, progress))
     write_json(folder.results_file, results)
@@ -105,7 +106,7 @@ def _facts(prepared: Prepared, plan: TrainingPlan) -> dict[str, Any]:
     }
 
 
-def _training_figures(plan: TrainingPlan, progress: Progress) -> dict[str, Any]:
+def _training_metrics(plan: TrainingPlan, progress: Progress) -> dict[str, Any]:
     """Return the Trainer's figures under the Trainer's names."""
     epochs = progress.updates / plan.updates_per_epoch
     return {

@@ -14,7 +14,8 @@ from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, choose_columns
 from finetune.data.files import read_file
 from finetune.data.split import split_table
 from finetune.data.tables import read_tables
-from finetune.events import Tell
+from finetune.events import Emit
+from finetune.model.mode import Mode
 
 # An estimate that is high rather than low, and free of a tokenizer: BERT's takes 3.8 bytes of
 # TREC's questions a token, and of Chinese a character, which is 3. A limit that is too high costs
@@ -59,7 +60,7 @@ class TableFacts:
 
 
 def look_at_table(
-    file: Path, *, text_column: str | None, label_column: str | None, tell: Tell
+    file: Path, *, text_column: str | None, label_column: str | None, emit: Emit
 ) -> TableFacts:
     """Read a file as a run would, and say what it holds.
 
@@ -67,20 +68,20 @@ def look_at_table(
         file: A file of rows.
         text_column: Name of the texts' column; ``None`` to guess it.
         label_column: Name of the classes' column; ``None`` to guess it.
-        tell: Is told what is read, and how.
+        emit: Is told what is read, and how.
 
     Raises:
         DataError: If a run could not use the file.
         UsageError: If both names are the same.
     """
-    values = read_file(file, tell=lambda event: None).values
+    values = read_file(file, emit=lambda event: None).values
     columns = choose_columns(values, text=text_column, label=label_column, table=str(file))
     table = read_tables(
         {"train": [file]},
         text_column=columns.text,
         label_column=columns.label,
         needs_all_labels=True,
-        tell=tell,
+        emit=emit,
     )
     rows = table["train"]
     texts, labels = list(rows["text"]), rows.features["label"].int2str(rows["label"])
@@ -103,7 +104,7 @@ def look_at_table(
             telling_names=LABEL_NAMES,
             evidence=f"{len(rows):,} rows have {len(class_rows):,} different values",
         ),
-        rows_of_a_run=_count_rows_of_a_run(table, tell=tell),
+        rows_of_a_run=_count_rows_of_a_run(table, emit=emit),
         class_rows=class_rows,
         examples={name: texts[labels.index(name)] for name in class_rows if class_rows[name]},
         mean_characters=mean_characters,
@@ -149,8 +150,8 @@ def _notes(facts: TableFacts) -> dict[str, str]:
             f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese."
         ),
         "num_train_epochs": (
-            f"It is {default_num_train_epochs('full'):g}, or "
-            f"{default_num_train_epochs('head'):g} where only the head trains."
+            f"It is {default_num_train_epochs(Mode('full')):g}, or "
+            f"{default_num_train_epochs(Mode('head')):g} where only the head trains."
         ),
         "class_weights": (
             f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}."
@@ -164,18 +165,18 @@ def _reason(column: str, *, option: str | None, telling_names: Sequence[str], ev
     return "its name says so" if column.strip().casefold() in telling_names else evidence
 
 
-def _count_rows_of_a_run(table: DatasetDict, *, tell: Tell) -> dict[str, int]:
+def _count_rows_of_a_run(table: DatasetDict, *, emit: Emit) -> dict[str, int]:
     options = DataConfig()
     splits = split_table(
         table,
         validation_fraction=options.validation_fraction,
         test_fraction=options.test_fraction,
         seed=options.split_seed,
-        tell=tell,
+        emit=emit,
     )
     return {split: len(rows) for split, rows in splits.items()}
 
 
 def _suggest_max_length(texts: Sequence[str]) -> int:
     tokens = [len(text.encode()) // BYTES_A_TOKEN + SPECIAL_TOKENS for text in texts]
-    return suggest_max_length(np.array(tokens, np.int64), most_tokens=MOST_TOKENS)
+    return suggest_max_length(np.array(tokens, np.int64), max_tokens=MOST_TOKENS)

@@ -16,21 +16,23 @@ from finetune.tokenization.encode import EncodedTexts, encode_texts
 
 def encode_for(classifier: Classifier, texts: Sequence[str], *, max_length: int) -> EncodedTexts:
     """Encode texts for a model, within its positions."""
-    most_tokens = min(max_length, classifier.most_tokens)
-    return encode_texts(classifier.tokenizer, list(texts), max_length=most_tokens)
+    max_tokens = min(max_length, classifier.max_tokens)
+    return encode_texts(classifier.tokenizer, list(texts), max_length=max_tokens)
 
 
-def padded_widths(longest_tokens: int, classifier: Classifier, device: Device) -> list[int]:
+def padded_lengths_of(longest_tokens: int, classifier: Classifier, device: Device) -> list[int]:
     """Return the widths that batches may have on a device, within the model's positions."""
-    widths = device.widths(longest_tokens)
-    return sorted({min(width, classifier.most_tokens) for width in widths})
+    padded_lengths = device.shapes.padded_lengths(longest_tokens)
+    return sorted({min(padded_length, classifier.max_tokens) for padded_length in padded_lengths})
 
 
 def inputs_maker(encoded: EncodedTexts, classifier: Classifier) -> InputsOf:
     """Return the function that makes a model's inputs from numbers of rows and a width."""
     takes_4d_mask = classifier.structure.takes_4d_mask
 
-    def inputs_of(rows: NDArray[np.int64], width: int) -> dict[str, torch.Tensor]:
-        return model_inputs(collate_rows(encoded, rows, width=width), takes_4d_mask=takes_4d_mask)
+    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> dict[str, torch.Tensor]:
+        return model_inputs(
+            collate_rows(encoded, rows, padded_length=padded_length), takes_4d_mask=takes_4d_mask
+        )
 
     return inputs_of

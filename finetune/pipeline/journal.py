@@ -2,20 +2,21 @@
 
 from typing import Any
 
-from finetune.events import Event, Tell, Update, Validation
-from finetune.runs.folder import RunFolder, append_jsonl, read_jsonl, write_jsonl
+from finetune.events import Emit, Event, Update, Validation
+from finetune.files import append_jsonl, read_jsonl, write_jsonl
+from finetune.runs.folder import RunFolder
 
 
-def journal(folder: RunFolder, tell: Tell) -> Tell:
-    """Return a ``Tell`` that keeps what it is told in ``metrics.jsonl`` and passes it on."""
+def journal(folder: RunFolder, emit: Emit) -> Emit:
+    """Return a ``Emit`` that keeps what it is told in ``metrics.jsonl`` and passes it on."""
 
-    def tell_and_keep(event: Event) -> None:
+    def emit_and_keep(event: Event) -> None:
         row = _row(event)
         if row is not None:
             append_jsonl(folder.metrics_file, row)
-        tell(event)
+        emit(event)
 
-    return tell_and_keep
+    return emit_and_keep
 
 
 def continue_journal(folder: RunFolder, *, updates: int) -> None:
@@ -38,6 +39,6 @@ def _row(event: Event) -> dict[str, Any] | None:
             "held_bytes": event.held_bytes,
         }
     if isinstance(event, Validation):
-        figures = {f"eval_{name}": value for name, value in event.metrics.items()}
-        return {"kind": "validation", "update": event.update, "epoch": event.epoch, **figures}
+        metrics = {f"eval_{name}": value for name, value in event.metrics.items()}
+        return {"kind": "validation", "update": event.update, "epoch": event.epoch, **metrics}
     return None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from finetune.config.schema import (
     Config,
     default_early_stopping_patience,
-    default_head_rate_factor,
+    default_head_lr_multiplier,
     default_learning_rate,
     default_num_train_epochs,
     default_weight_decay,
@@ -19,7 +19,7 @@ from finetune.config.schema import (
 )
 from finetune.data.load import SOURCES
 from finetune.model.load import MINILM
-from finetune.pipeline.inputs import padded_widths
+from finetune.pipeline.inputs import padded_lengths_of
 from finetune.pipeline.prepare import Prepared
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
 from finetune.training.micro_batches import Examples
@@ -32,11 +32,11 @@ class TrainingPlan:
 
     Args:
         lengths: Tokens of each training row: int64 of shape [rows].
-        widths: Padded lengths that a batch may have, ascending.
+        padded_lengths: Padded lengths that a batch may have, ascending.
         effective_batch_size: Rows in one update.
         num_train_epochs: Passes over the rows.
         schedule: The learning rate of each update.
-        head_rate_factor: The head's learning rate over the core's.
+        head_lr_multiplier: The head's learning rate over the core's.
         weight_decay: Decoupled decay of the matrices.
         early_stopping_patience: Validations in a row without a better model after which training
             stops; 0: never.
@@ -44,11 +44,11 @@ class TrainingPlan:
     """
 
     lengths: NDArray[np.int64]
-    widths: Sequence[int]
+    padded_lengths: Sequence[int]
     effective_batch_size: int
     num_train_epochs: float
     schedule: Schedule
-    head_rate_factor: float
+    head_lr_multiplier: float
     weight_decay: float
     early_stopping_patience: int
     seed: int
@@ -63,7 +63,7 @@ class TrainingPlan:
         return plan_epoch(
             self.lengths,
             effective_batch_size=self.effective_batch_size,
-            widths=self.widths,
+            padded_lengths=self.padded_lengths,
             seed=self.seed,
             epoch=epoch,
         )
@@ -94,7 +94,7 @@ def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> Train
     )
     return TrainingPlan(
         lengths=lengths,
-        widths=padded_widths(longest_tokens, prepared.classifier, prepared.device),
+        padded_lengths=padded_lengths_of(longest_tokens, prepared.classifier, prepared.device),
         effective_batch_size=rows_of_update,
         num_train_epochs=num_train_epochs,
         schedule=Schedule(
@@ -102,7 +102,7 @@ def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> Train
             warmup_updates=math.ceil(options.warmup_fraction * total_updates),
             total_updates=total_updates,
         ),
-        head_rate_factor=options.head_rate_factor or default_head_rate_factor(prepared.mode),
+        head_lr_multiplier=options.head_lr_multiplier or default_head_lr_multiplier(prepared.mode),
         weight_decay=default_weight_decay(prepared.mode)
         if options.weight_decay is None
         else options.weight_decay,
@@ -135,7 +135,7 @@ def with_plan(config: Config, plan: TrainingPlan) -> Config:
             effective_batch_size=plan.effective_batch_size,
             num_train_epochs=plan.num_train_epochs,
             learning_rate=plan.schedule.peak,
-            head_rate_factor=plan.head_rate_factor,
+            head_lr_multiplier=plan.head_lr_multiplier,
             weight_decay=plan.weight_decay,
             early_stopping_patience=plan.early_stopping_patience,
         ),

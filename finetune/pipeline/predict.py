@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from finetune.devices.names import DeviceName
 from finetune.devices.select import select_device
 from finetune.evaluation.predict import predict_logits, probabilities
-from finetune.events import Tell
-from finetune.pipeline.inputs import encode_for, inputs_maker, padded_widths
+from finetune.events import Emit
+from finetune.pipeline.inputs import encode_for, inputs_maker, padded_lengths_of
 from finetune.pipeline.score import evaluation_batch_size
 from finetune.pipeline.trained import load_saved_config, load_trained, place
 from finetune.runs.folder import open_run_folder
@@ -22,14 +22,14 @@ TEXTS_A_PIECE = 10_000
 
 
 def load_predictor(
-    run: Path, *, device: DeviceName, tell: Tell
+    run: Path, *, device: DeviceName, emit: Emit
 ) -> Callable[[Sequence[str]], list[dict[str, Any]]]:
     """Load a run's model once, to classify texts with it.
 
     Args:
         run: The run folder.
         device: Name of the device, or ``auto``.
-        tell: Is told what goes on.
+        emit: Receives progress events.
 
     Returns:
         A function that takes texts and returns, in their order, ``text``, ``label`` and
@@ -41,10 +41,10 @@ def load_predictor(
     """
     folder = open_run_folder(run)
     config = load_saved_config(folder)
-    classifier = load_trained(folder, tell=tell)
-    chosen = select_device(device, tell=tell)
+    classifier = load_trained(folder, emit=emit)
+    chosen = select_device(device, emit=emit)
     model = place(classifier, chosen)
-    batch_size = evaluation_batch_size(config, chosen, tell=tell)
+    batch_size = evaluation_batch_size(config, chosen, emit=emit)
 
     def predict_piece(texts: Sequence[str]) -> list[dict[str, Any]]:
         encoded = encode_for(classifier, texts, max_length=config.model.max_length)
@@ -53,7 +53,7 @@ def load_predictor(
                 model,
                 inputs_maker(encoded, classifier),
                 encoded.lengths,
-                widths=padded_widths(int(encoded.lengths.max()), classifier, chosen),
+                padded_lengths=padded_lengths_of(int(encoded.lengths.max()), classifier, chosen),
                 batch_size=rows,
                 device=chosen,
             )

@@ -6,14 +6,15 @@ from pathlib import Path
 import torch
 from datasets import DatasetDict
 
-from finetune.config.schema import Config, DataConfig, mode_name
+from finetune.config.schema import Config, DataConfig, mode_of
 from finetune.data.load import load_table, source_name
 from finetune.data.split import split_table
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
 from finetune.model.freeze import count_parameters, freeze_parameters
 from finetune.model.load import Classifier, load_classifier
+from finetune.model.mode import Mode
 from finetune.runs.folder import RunFolder, check_run_folder, next_free_folder
 
 RUNS_FOLDER = Path("runs")
@@ -36,32 +37,32 @@ class Prepared:
     classifier: Classifier
 
     @property
-    def mode(self) -> str:
-        """What trains: ``full``, ``last-N``, ``head`` or ``classifier``."""
-        return mode_name(self.config.model)
+    def mode(self) -> Mode:
+        """What trains."""
+        return mode_of(self.config.model)
 
 
-def prepare(config: Config, *, tell: Tell) -> Prepared:
+def prepare(config: Config, *, emit: Emit) -> Prepared:
     """Select the device, load the data and the model, and freeze what does not train.
 
     Raises:
         FinetuneError: Of every kind that a device, data or a model can cause.
     """
-    device = select_device(config.training.device, tell=tell)
+    device = select_device(config.training.device, emit=emit)
     check_precision(device, config.training.precision)
-    tell(Stage(f"device: {device.name} ({device.description}), {config.training.precision}"))
-    table = load_splits(config, tell=tell)
+    emit(Stage(f"device: {device.name} ({device.description}), {config.training.precision}"))
+    table = load_splits(config, emit=emit)
     torch.manual_seed(config.training.seed)
     classifier = load_classifier(
         config.model.model,
         revision=config.model.revision,
         class_names=table["train"].features["label"].names,
-        tell=tell,
+        emit=emit,
     )
-    mode = mode_name(config.model)
+    mode = mode_of(config.model)
     freeze_parameters(classifier.model, classifier.structure, mode=mode)
     trained, total = count_parameters(classifier.model)
-    tell(
+    emit(
         Stage(
             f"model: {config.model.model}, mode {mode}, {trained:,} of {total:,} parameters train "
             f"({trained / total:.1%})"
@@ -70,7 +71,7 @@ def prepare(config: Config, *, tell: Tell) -> Prepared:
     return Prepared(config, device, table, classifier)
 
 
-def load_given_splits(options: DataConfig, *, tell: Tell) -> DatasetDict:
+def load_given_splits(options: DataConfig, *, emit: Emit) -> DatasetDict:
     """Load the data with the splits that it brings, ``train`` among them."""
     folder, validation_file, test_file = (
         Path(path).expanduser() if path else None
@@ -84,30 +85,30 @@ def load_given_splits(options: DataConfig, *, tell: Tell) -> DatasetDict:
         test_file=test_file,
         text_column=options.text_column,
         label_column=options.label_column,
-        tell=tell,
+        emit=emit,
     )
 
 
-def load_splits(config: Config, *, tell: Tell) -> DatasetDict:
+def load_splits(config: Config, *, emit: Emit) -> DatasetDict:
     """Load the data and split it: the same rows for the same configuration, every time."""
-    return split_given(load_given_splits(config.data, tell=tell), config.data, tell=tell)
+    return split_given(load_given_splits(config.data, emit=emit), config.data, emit=emit)
 
 
-def split_given(given: DatasetDict, options: DataConfig, *, tell: Tell) -> DatasetDict:
+def split_given(given: DatasetDict, options: DataConfig, *, emit: Emit) -> DatasetDict:
     """Hold out the splits that the data does not bring, and take as many rows as are wanted."""
     table = split_table(
         given,
         validation_fraction=options.validation_fraction,
         test_fraction=options.test_fraction,
         seed=options.split_seed,
-        tell=tell,
+        emit=emit,
     )
     if options.max_train_samples is not None:
         rows = min(options.max_train_samples, len(table["train"]))
         table["train"] = table["train"].select(range(rows))
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in table.items())
     classes = len(table["train"].features["label"].names)
-    tell(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
+    emit(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
     return table
 
 
@@ -121,5 +122,5 @@ def find_run_folder(config: Config) -> RunFolder:
         folder = RunFolder(Path(config.output.output_dir).expanduser())
         check_run_folder(folder, overwrite=config.output.overwrite)
         return folder
-    parts = [source_name(config.data.data), Path(config.model.model).name, mode_name(config.model)]
+    parts = [source_name(config.data.data), Path(config.model.model).name, mode_of(config.model)]
     return RunFolder(next_free_folder(RUNS_FOLDER, "-".join(parts)))

@@ -10,9 +10,10 @@ from typing import Any
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
 from finetune.errors import BatchDoesNotFit, Interrupted, UsageError
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
+from finetune.files import write_json, write_text_atomically
 from finetune.pipeline.examples import encode_split
-from finetune.pipeline.features import run_frozen_once
+from finetune.pipeline.features import extract_features
 from finetune.pipeline.find import with_found_sizes
 from finetune.pipeline.finish import BEST_CHECKPOINT, finish
 from finetune.pipeline.journal import continue_journal, journal
@@ -27,28 +28,21 @@ from finetune.runs.checkpoint import (
     write_checkpoint,
 )
 from finetune.runs.environment import describe_environment
-from finetune.runs.folder import (
-    RunFolder,
-    create_run_folder,
-    lock,
-    open_run_folder,
-    write_json,
-    write_text_atomically,
-)
-from finetune.training.assemble import Assembly, assemble
+from finetune.runs.folder import RunFolder, create_run_folder, lock, open_run_folder
 from finetune.training.interruption import stop_on_signal
-from finetune.training.loop import Course, is_over, train
+from finetune.training.loop import LoopSettings, is_over, train
 from finetune.training.micro_batches import Examples
-from finetune.training.recovery import BatchSize, BatchSizes
-from finetune.training.state import Progress, capture_state, restore_state, trained_tensors
+from finetune.training.out_of_memory import BatchSize, BatchSizes
+from finetune.training.snapshot import Progress, capture_state, restore_state, trained_tensors
+from finetune.training.training_state import TrainingState, prepare_training
 
 
-def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[str, Any]:
+def run(config: Config, *, emit: Emit, resume_from: Path | None = None) -> dict[str, Any]:
     """Fine-tune a classifier and write its run folder.
 
     Args:
         config: Every option of the run.
-        tell: Is told what goes on.
+        emit: Receives progress events.
         resume_from: A run folder to go on with, made with the same configuration.
 
     Returns:
@@ -58,53 +52,57 @@ def run(config: Config, *, tell: Tell, resume_from: Path | None = None) -> dict[
         FinetuneError: With an exit code and a remedy.
     """
     folder = find_run_folder(config) if resume_from is None else _find_unfinished(resume_from)
-    prepared = prepare(config, tell=tell)
+    prepared = prepare(config, emit=emit)
     started = time.perf_counter()
-    examples = {"train": encode_split(prepared, "train", tell=tell)}
+    examples = {"train": encode_split(prepared, "train", emit=emit)}
     encoding_seconds = time.perf_counter() - started
     for split in prepared.table:
         if split not in examples:
-            examples[split] = encode_split(prepared, split, tell=tell)
+            examples[split] = encode_split(prepared, split, emit=emit)
     plan = plan_training(prepared, examples)
     if config.training.batch_size == "auto":
-        prepared = with_found_sizes(prepared, plan, tell=tell)
+        prepared = with_found_sizes(prepared, plan, emit=emit)
     if resume_from is None:
         create_run_folder(folder.path, overwrite=config.output.overwrite)
-    sizes = _batch_sizes(prepared, plan, tell=tell)
+    sizes = _batch_sizes(prepared, plan, emit=emit)
     with lock(folder), _out_of_memory_explained(folder, sizes), _way_on_shown(folder):
         started = time.perf_counter()
-        model, examples = run_frozen_once(
-            prepared, examples, widths=plan.widths, batch_size=sizes.evaluation, tell=tell
+        model, examples = extract_features(
+            prepared,
+            examples,
+            padded_lengths=plan.padded_lengths,
+            batch_size=sizes.evaluation,
+            emit=emit,
         )
         frozen_seconds = time.perf_counter() - started
-        assembly = assemble(
+        training_state = prepare_training(
             model,
             head=prepared.classifier.structure.head,
             device=prepared.device,
             precision=config.training.precision,
             schedule=plan.schedule,
-            head_rate_factor=plan.head_rate_factor,
+            head_lr_multiplier=plan.head_lr_multiplier,
             weight_decay=plan.weight_decay,
             max_grad_norm=config.training.max_grad_norm,
         )
         if resume_from is None:
             progress = _begin(folder, prepared, plan)
         else:
-            progress = _go_on(folder, assembly, tell=tell)
+            progress = _go_on(folder, training_state, emit=emit)
         progress.seconds += encoding_seconds + frozen_seconds
-        _train(folder, prepared, plan, sizes, assembly, examples, progress, tell=tell)
-        return finish(folder, prepared, plan, sizes, assembly, examples, progress, tell=tell)
+        _train(folder, prepared, plan, sizes, training_state, examples, progress, emit=emit)
+        return finish(folder, prepared, plan, sizes, training_state, examples, progress, emit=emit)
 
 
-def _batch_sizes(prepared: Prepared, plan: TrainingPlan, *, tell: Tell) -> BatchSizes:
+def _batch_sizes(prepared: Prepared, plan: TrainingPlan, *, emit: Emit) -> BatchSizes:
     rows = prepared.config.training.batch_size
     assert isinstance(rows, int), "auto has been replaced by what was found"
     sizes = BatchSizes(
-        training=BatchSize(rows, "batch size", prepared.device, tell),
-        evaluation=evaluation_batch_size(prepared.config, prepared.device, tell=tell),
+        training=BatchSize(rows, "batch size", prepared.device, emit),
+        evaluation=evaluation_batch_size(prepared.config, prepared.device, emit=emit),
     )
     for size in (sizes.training, sizes.evaluation):
-        size.keep_right(width=plan.widths[-1])
+        size.clamp(padded_length=plan.padded_lengths[-1])
     return sizes
 
 
@@ -125,16 +123,16 @@ def _begin(folder: RunFolder, prepared: Prepared, plan: TrainingPlan) -> Progres
     return Progress()
 
 
-def _go_on(folder: RunFolder, assembly: Assembly, *, tell: Tell) -> Progress:
-    checkpoint = latest_checkpoint(folder.checkpoints_folder, tell=tell)
+def _go_on(folder: RunFolder, training_state: TrainingState, *, emit: Emit) -> Progress:
+    checkpoint = latest_checkpoint(folder.checkpoints_folder, emit=emit)
     if checkpoint is None:
         raise UsageError(
             f"the run in {folder.path} has no checkpoint to resume from",
             remedy="start it anew with --overwrite",
         )
-    progress = restore_state(assembly, *read_checkpoint(checkpoint))
+    progress = restore_state(training_state, *read_checkpoint(checkpoint))
     continue_journal(folder, updates=progress.updates)
-    tell(Stage(f"resuming after update {progress.updates:,}"))
+    emit(Stage(f"resuming after update {progress.updates:,}"))
     return progress
 
 
@@ -143,14 +141,14 @@ def _train(
     prepared: Prepared,
     plan: TrainingPlan,
     sizes: BatchSizes,
-    assembly: Assembly,
+    training_state: TrainingState,
     examples: Mapping[str, Examples],
     progress: Progress,
     *,
-    tell: Tell,
+    emit: Emit,
 ) -> None:
     schedule = plan.schedule
-    tell(
+    emit(
         Stage(
             f"training: {schedule.total_updates:,} updates of {plan.effective_batch_size} rows, "
             f"learning rate {schedule.peak:g}, {plan.real_token_share():.1%} of the tokens are not "
@@ -158,26 +156,26 @@ def _train(
         )
     )
     with stop_on_signal() as should_stop:
-        course = Course(
+        settings = LoopSettings(
             batch_size=sizes.training,
             updates_per_epoch=plan.updates_per_epoch,
             report_every=prepared.config.output.logging_steps,
             patience=plan.early_stopping_patience,
             plan_epoch=plan.batches,
-            validate=_validation(prepared, plan, sizes, assembly, examples.get("validation")),
+            validate=_validation(prepared, plan, sizes, training_state, examples.get("validation")),
             keep_best=lambda: write_checkpoint(
                 folder.checkpoints_folder / BEST_CHECKPOINT,
-                tensors={"model": trained_tensors(assembly)},
+                tensors={"model": trained_tensors(training_state)},
                 state={},
             ),
-            keep_progress=lambda progress: _keep_progress(folder, assembly, progress),
+            keep_progress=lambda progress: _keep_progress(folder, training_state, progress),
             keeps_each_epoch=prepared.config.output.save_strategy == "epoch",
             should_stop=should_stop,
-            tell=journal(folder, tell),
+            emit=journal(folder, emit),
         )
-        train(assembly, examples["train"], progress, course)
+        train(training_state, examples["train"], progress, settings)
         if should_stop() and not is_over(
-            progress, total_updates=schedule.total_updates, patience=course.patience
+            progress, total_updates=schedule.total_updates, patience=settings.patience
         ):
             raise KeyboardInterrupt(
                 f"stopped after update {progress.updates:,} of {schedule.total_updates:,}"
@@ -188,7 +186,7 @@ def _validation(
     prepared: Prepared,
     plan: TrainingPlan,
     sizes: BatchSizes,
-    assembly: Assembly,
+    training_state: TrainingState,
     examples: Examples | None,
 ) -> Callable[[], tuple[float, dict[str, float]]] | None:
     """Return the function that scores the model on the validation split, if there is one."""
@@ -197,21 +195,21 @@ def _validation(
     chooser = prepared.config.training.metric_for_best_model
 
     def validate() -> tuple[float, dict[str, float]]:
-        figures, _ = score_examples(
-            assembly.model,
+        metrics, _ = score_examples(
+            training_state.model,
             examples,
             prepared,
-            widths=plan.widths,
+            padded_lengths=plan.padded_lengths,
             batch_size=sizes.evaluation,
         )
-        metrics = {name: figures[name] for name in ("accuracy", "macro_f1", "loss")}
+        metrics = {name: metrics[name] for name in ("accuracy", "macro_f1", "loss")}
         return (-metrics["loss"] if chooser == "loss" else metrics[chooser]), metrics
 
     return validate
 
 
-def _keep_progress(folder: RunFolder, assembly: Assembly, progress: Progress) -> None:
-    tensors, state = capture_state(assembly, progress)
+def _keep_progress(folder: RunFolder, training_state: TrainingState, progress: Progress) -> None:
+    tensors, state = capture_state(training_state, progress)
     path = checkpoint_path(folder.checkpoints_folder, update=progress.updates)
     write_checkpoint(path, tensors=tensors, state=state)
     remove_old_checkpoints(folder.checkpoints_folder, keep=1)
@@ -241,7 +239,7 @@ def _out_of_memory_explained(folder: RunFolder, sizes: BatchSizes) -> Iterator[N
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not batch_size.device.is_out_of_memory(error):
+        if not batch_size.device.memory.is_out_of_memory(error):
             raise
         smaller = f"--batch-size {max(1, batch_size.rows // 2)}"
         raise BatchDoesNotFit(

@@ -15,14 +15,14 @@ from finetune.devices.select import select_device
 from finetune.errors import LossNotFinite, NotARun
 from finetune.evaluation.evaluate import evaluate_logits
 from finetune.evaluation.predict import predict_logits
-from finetune.events import Stage, Tell
+from finetune.events import Emit, Stage
 from finetune.pipeline.examples import encode_split
-from finetune.pipeline.inputs import padded_widths
+from finetune.pipeline.inputs import padded_lengths_of
 from finetune.pipeline.prepare import Prepared, load_splits
 from finetune.pipeline.trained import load_saved_config, load_trained, place
 from finetune.runs.folder import open_run_folder
 from finetune.training.micro_batches import Examples
-from finetune.training.recovery import BatchSize
+from finetune.training.out_of_memory import BatchSize
 
 SCORES_SCHEMA_VERSION = 1
 
@@ -32,7 +32,7 @@ def score_examples(
     examples: Examples,
     prepared: Prepared,
     *,
-    widths: Sequence[int],
+    padded_lengths: Sequence[int],
     batch_size: BatchSize,
 ) -> tuple[dict[str, Any], NDArray[np.float32]]:
     """Return a model's figures on the rows of a split, and its logits.
@@ -41,7 +41,7 @@ def score_examples(
         model: On the device.
         examples: The split.
         prepared: The run.
-        widths: Padded lengths that a batch may have, ascending.
+        padded_lengths: Padded lengths that a batch may have, ascending.
         batch_size: Rows in one forward; fewer after memory ran out.
 
     Raises:
@@ -54,7 +54,7 @@ def score_examples(
             model,
             examples.inputs_of,
             examples.lengths,
-            widths=widths,
+            padded_lengths=padded_lengths,
             batch_size=rows,
             device=prepared.device,
         )
@@ -64,46 +64,48 @@ def score_examples(
             "the model answers with numbers that are NaN or infinite",
             remedy="train it with a lower --learning-rate, or with --precision fp32",
         )
-    figures = evaluate_logits(logits, examples.labels, class_names=prepared.classifier.class_names)
-    return figures, logits
+    metrics = evaluate_logits(logits, examples.labels, class_names=prepared.classifier.class_names)
+    return metrics, logits
 
 
-def evaluation_batch_size(config: Config, device: Device, *, tell: Tell) -> BatchSize:
+def evaluation_batch_size(config: Config, device: Device, *, emit: Emit) -> BatchSize:
     """Return the rows in one forward without a graph, as a configuration sets them at first."""
     rows = config.training.eval_batch_size
-    return BatchSize(rows, "batch size of evaluation", device, tell)
+    return BatchSize(rows, "batch size of evaluation", device, emit)
 
 
-def evaluate(run: Path, *, split: str, device: DeviceName, tell: Tell) -> dict[str, Any]:
+def evaluate(run: Path, *, split: str, device: DeviceName, emit: Emit) -> dict[str, Any]:
     """Try a run's model on a split of the run's data.
 
     Args:
         run: The run folder.
         split: ``test``, ``validation`` or ``train``.
         device: Name of the device, or ``auto``.
-        tell: Is told what goes on.
+        emit: Receives progress events.
 
     Raises:
         NotARun: If the folder holds no run with a model, or the run has no such split.
     """
     folder = open_run_folder(run)
     config = load_saved_config(folder)
-    table = load_splits(config, tell=tell)
+    table = load_splits(config, emit=emit)
     if split not in table:
         raise NotARun(
             f"the run in {run} has no {split} split", remedy=f"it has: {', '.join(table)}"
         )
-    classifier = load_trained(folder, tell=tell)
-    prepared = Prepared(config, select_device(device, tell=tell), table, classifier)
-    tell(Stage(f"evaluating on the {split} split, {prepared.device.description}"))
-    examples = encode_split(prepared, split, tell=tell)
+    classifier = load_trained(folder, emit=emit)
+    prepared = Prepared(config, select_device(device, emit=emit), table, classifier)
+    emit(Stage(f"evaluating on the {split} split, {prepared.device.description}"))
+    examples = encode_split(prepared, split, emit=emit)
     model = place(classifier, prepared.device)
-    widths = padded_widths(int(examples.lengths.max()), classifier, prepared.device)
-    batch_size = evaluation_batch_size(config, prepared.device, tell=tell)
-    figures, _ = score_examples(model, examples, prepared, widths=widths, batch_size=batch_size)
+    padded_lengths = padded_lengths_of(int(examples.lengths.max()), classifier, prepared.device)
+    batch_size = evaluation_batch_size(config, prepared.device, emit=emit)
+    metrics, _ = score_examples(
+        model, examples, prepared, padded_lengths=padded_lengths, batch_size=batch_size
+    )
     return {
         "schema_version": SCORES_SCHEMA_VERSION,
         "split": split,
         "samples": len(examples.labels),
-        **figures,
+        **metrics,
     }

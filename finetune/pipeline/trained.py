@@ -6,9 +6,10 @@ from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
-from finetune.events import Tell
+from finetune.events import Emit
+from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
-from finetune.runs.folder import RunFolder, read_json
+from finetune.runs.folder import RunFolder
 
 
 def load_saved_config(folder: RunFolder) -> Config:
@@ -17,7 +18,7 @@ def load_saved_config(folder: RunFolder) -> Config:
     return load_config(file=file, environment={}, flags={}, assignments=()).config
 
 
-def load_trained(folder: RunFolder, *, tell: Tell) -> Classifier:
+def load_trained(folder: RunFolder, *, emit: Emit) -> Classifier:
     """Load the model that a run has saved."""
     try:
         names_by_number = read_json(folder.model_folder / "config.json")["id2label"]
@@ -28,7 +29,7 @@ def load_trained(folder: RunFolder, *, tell: Tell) -> Classifier:
             remedy="make the run again",
         ) from error
     return load_classifier(
-        str(folder.model_folder), revision=None, class_names=class_names, tell=tell
+        str(folder.model_folder), revision=None, class_names=class_names, emit=emit
     )
 
 

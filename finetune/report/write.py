@@ -9,8 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from finetune.files import read_json, read_jsonl, write_text_atomically
 from finetune.report.curves import draw_curves
-from finetune.runs.folder import RunFolder, read_json, read_jsonl, write_text_atomically
+from finetune.runs.folder import RunFolder
 
 MOST_MISTAKES = 20
 

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 
 from finetune import events
 from finetune.errors import CheckpointDamaged
-from finetune.events import Tell
-from finetune.runs.folder import PARTIAL_SUFFIX, flush_to_disk, read_json, write_json
+from finetune.events import Emit
+from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json, write_json
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
@@ -108,7 +108,7 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def latest_checkpoint(checkpoints_folder: Path, *, tell: Tell) -> Path | None:
+def latest_checkpoint(checkpoints_folder: Path, *, emit: Emit) -> Path | None:
     """Return the checkpoint of the highest update that verifies, or None if none does.
 
     A damaged one is told and passed over; a newest one that is half there would otherwise keep a
@@ -119,7 +119,7 @@ def latest_checkpoint(checkpoints_folder: Path, *, tell: Tell) -> Path | None:
             verify_checkpoint(folder)
         except CheckpointDamaged as damage:
             warning = f"{damage.message}; it is passed over"
-            tell(events.Warning(warning, remedy="if this comes again, look at the disk"))
+            emit(events.WarningMessage(warning, remedy="if this comes again, look at the disk"))
         else:
             return folder
     return None

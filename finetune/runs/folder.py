@@ -1,24 +1,21 @@
 """The run folder: where each file lies, who may write to it, and how a file is written whole."""
 
-import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
+from finetune.files import PARTIAL_SUFFIX
 
 LOCK_NAME = ".lock"
-PARTIAL_SUFFIX = ".partial"
 # macOS puts .DS_Store into every folder that the Finder has shown.
 NAMES_THAT_DO_NOT_COUNT = frozenset({LOCK_NAME, ".DS_Store"})
-STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 
 @dataclass(frozen=True)
@@ -209,69 +206,6 @@ def lock(folder: RunFolder) -> Iterator[None]:
         # Only the holder may remove the file: once released, it may be another process's lock.
         lock_file.unlink(missing_ok=True)
         file_lock.release()
-
-
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file so that at any moment its name holds the old text or the new one, whole.
-
-    There may be one writer at a time, the holder of the folder's lock.
-    """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    partial.write_text(text, encoding="utf-8")
-    flush_to_disk(partial)
-    os.replace(partial, path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, whole or not at all; floats read back bit for bit.
-
-    Raises:
-        ValueError: If a number is NaN or infinite, for which JSON has no word.
-    """
-    write_text_atomically(path, json.dumps(value, **STRICT_JSON, indent=2) + "\n")
-
-
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON, one a line, all of them or none.
-
-    Raises:
-        ValueError: If a number is NaN or infinite.
-    """
-    write_text_atomically(path, "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows))
-
-
-def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one row to a file of JSON lines, which need not exist.
-
-    Raises:
-        ValueError: If a number is NaN or infinite.
-    """
-    line = json.dumps(row, **STRICT_JSON) + "\n"
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line)
-
-
-def read_json(path: Path) -> Any:
-    """Return the value that a JSON file holds."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def read_jsonl(path: Path) -> list[Any]:
-    """Return the rows of a file of JSON lines.
-
-    A last line without its end is what a killed ``append_jsonl`` leaves, and is passed over.
-    """
-    *lines, _torn = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines]
-
-
-def flush_to_disk(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, would survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_empty(path: Path) -> bool:

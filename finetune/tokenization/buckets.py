@@ -18,18 +18,18 @@ class Batch:
 
     Args:
         rows: Numbers of the rows: int64 of shape [rows].
-        width: Tokens that every row is padded to.
+        padded_length: Tokens that every row is padded to.
     """
 
     rows: NDArray[np.int64]
-    width: int
+    padded_length: int
 
 
 def plan_epoch(
     lengths: NDArray[np.int64],
     *,
     effective_batch_size: int,
-    widths: Sequence[int],
+    padded_lengths: Sequence[int],
     seed: int,
     epoch: int,
 ) -> list[Batch]:
@@ -41,7 +41,7 @@ def plan_epoch(
     Args:
         lengths: Tokens of each row: int64 of shape [rows].
         effective_batch_size: Rows in one update.
-        widths: Padded lengths that a batch may have, ascending.
+        padded_lengths: Padded lengths that a batch may have, ascending.
         seed: Seed of the run.
         epoch: Number of the epoch, from 0.
     """
@@ -52,7 +52,9 @@ def plan_epoch(
     for start in range(0, len(order), pool_size):
         pool = order[start : start + pool_size]
         by_length = pool[np.argsort(lengths[pool], kind="stable")]
-        batches += _cut(by_length, lengths, batch_size=effective_batch_size, widths=widths)
+        batches += _cut(
+            by_length, lengths, batch_size=effective_batch_size, padded_lengths=padded_lengths
+        )
     return [batches[index] for index in random.permutation(len(batches))]
 
 
@@ -62,24 +64,24 @@ def widest_first(batches: Sequence[Batch]) -> list[Batch]:
     For devices that keep memory by shape: if it fails, it does at once, and what the largest shape
     has left serves the smaller ones.
     """
-    widest = max(range(len(batches)), key=lambda index: batches[index].width)
+    widest = max(range(len(batches)), key=lambda index: batches[index].padded_length)
     return [batches[widest], *batches[:widest], *batches[widest + 1 :]]
 
 
 def plan_evaluation(
-    lengths: NDArray[np.int64], *, batch_size: int, widths: Sequence[int]
+    lengths: NDArray[np.int64], *, batch_size: int, padded_lengths: Sequence[int]
 ) -> list[Batch]:
     """Group rows by length, longest first, for passes in which order does not matter.
 
     The first batch takes the most memory: if any fails, it does, and at once.
     """
     longest_first = np.argsort(-lengths, kind="stable")
-    return _cut(longest_first, lengths, batch_size=batch_size, widths=widths)
+    return _cut(longest_first, lengths, batch_size=batch_size, padded_lengths=padded_lengths)
 
 
 def real_token_share(batches: Sequence[Batch], lengths: NDArray[np.int64]) -> float:
     """Return the share of the batches' tokens that are not padding, in 0..1."""
-    padded_tokens = sum(len(batch.rows) * batch.width for batch in batches)
+    padded_tokens = sum(len(batch.rows) * batch.padded_length for batch in batches)
     return float(sum(lengths[batch.rows].sum() for batch in batches) / padded_tokens)
 
 
@@ -88,11 +90,13 @@ def _cut(
     lengths: NDArray[np.int64],
     *,
     batch_size: int,
-    widths: Sequence[int],
+    padded_lengths: Sequence[int],
 ) -> list[Batch]:
     slices = (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
-    return [Batch(part, _padded_width(int(lengths[part].max()), widths)) for part in slices]
+    return [
+        Batch(part, _padded_length(int(lengths[part].max()), padded_lengths)) for part in slices
+    ]
 
 
-def _padded_width(tokens: int, widths: Sequence[int]) -> int:
-    return next(width for width in widths if width >= tokens)
+def _padded_length(tokens: int, padded_lengths: Sequence[int]) -> int:
+    return next(padded_length for padded_length in padded_lengths if padded_length >= tokens)

@@ -8,22 +8,22 @@ from finetune.tokenization.encode import EncodedTexts
 
 
 def collate_rows(
-    texts: EncodedTexts, rows: NDArray[np.int64], *, width: int
+    texts: EncodedTexts, rows: NDArray[np.int64], *, padded_length: int
 ) -> dict[str, torch.Tensor]:
     """Lay rows out as a rectangle.
 
     Args:
         texts: Where the tokens are.
         rows: Numbers of the rows: int64 of shape [rows].
-        width: Tokens in a line of the result; at least the longest row.
+        padded_length: Tokens in a line of the result; at least the longest row.
 
     Returns:
         One tensor a column of the texts, int64 of shape [rows, width], and ``attention_mask``,
         bool of the same shape, true where a token is.
     """
     lengths = texts.lengths[rows]
-    positions = np.arange(width)
-    first = (width - lengths if texts.pads_left else np.zeros_like(lengths))[:, None]
+    positions = np.arange(padded_length)
+    first = (padded_length - lengths if texts.pads_left else np.zeros_like(lengths))[:, None]
     mask = (positions >= first) & (positions < first + lengths[:, None])
     sources = (texts.offsets[rows][:, None] + positions - first)[mask]
     tensors = {"attention_mask": torch.from_numpy(mask)}

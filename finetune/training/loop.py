@@ -10,14 +10,14 @@ import torch
 from finetune import events
 from finetune.devices.base import Device, gibibytes
 from finetune.errors import LossNotFinite
-from finetune.events import Tell
+from finetune.events import Emit
 from finetune.model.freeze import set_training
 from finetune.tokenization.buckets import Batch, widest_first
-from finetune.training.assemble import Assembly
 from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import Examples, MicroBatch, cut_batch
-from finetune.training.recovery import BatchSize, update_as_memory_allows
-from finetune.training.state import Progress
+from finetune.training.out_of_memory import BatchSize, update_as_memory_allows
+from finetune.training.snapshot import Progress
+from finetune.training.training_state import TrainingState
 
 # Adam's first steps are as long as the learning rate. A norm's weights stand at 1, where the next
 # number in fp32 is 6e-8 away, so shorter steps may change nothing, and rightly so.
@@ -25,7 +25,7 @@ SMALLEST_VISIBLE_RATE = 1e-6
 
 
 @dataclass(frozen=True)
-class Course:
+class LoopSettings:
     """What a run does between its updates.
 
     Args:
@@ -40,7 +40,7 @@ class Course:
         keep_progress: Saves what is needed to resume.
         keeps_each_epoch: Whether to do so after every epoch, not only when stopped.
         should_stop: Whether the user asked to stop.
-        tell: Is told of updates and validations.
+        emit: Is told of updates and validations.
     """
 
     batch_size: BatchSize
@@ -53,56 +53,58 @@ class Course:
     keep_progress: Callable[[Progress], None]
     keeps_each_epoch: bool
     should_stop: Callable[[], bool]
-    tell: Tell
+    emit: Emit
 
 
-def train(assembly: Assembly, examples: Examples, progress: Progress, course: Course) -> None:
+def train(
+    training_state: TrainingState, examples: Examples, progress: Progress, settings: LoopSettings
+) -> None:
     """Take a run's updates from where it stands to its end, or until the user stops it.
 
     Validates, and saves, after each epoch and at the end.
 
     Args:
-        assembly: The model and its optimizer; changed in place.
+        training_state: The model and its optimizer; changed in place.
         examples: The training split.
         progress: Where the run stands; changed in place.
-        course: What happens between the updates.
+        settings: What happens between the updates.
 
     Raises:
         LossNotFinite: If a loss is NaN or infinite.
         WrongParametersChanged: If the first updates changed what is frozen, or not what trains.
         BatchDoesNotFit: If not even one row fits the device's memory.
     """
-    total_updates = assembly.schedule.total_updates
-    reports = _Reports(assembly, examples, progress, course)
-    while not is_over(progress, total_updates=total_updates, patience=course.patience):
-        set_training(assembly.model)
+    total_updates = training_state.schedule.total_updates
+    reports = _Reports(training_state, examples, progress, settings)
+    while not is_over(progress, total_updates=total_updates, patience=settings.patience):
+        set_training(training_state.model)
         reports.start_clock()
-        epoch, done = divmod(progress.updates, course.updates_per_epoch)
-        batches = course.plan_epoch(epoch)
-        if assembly.device.pads_rows:
+        epoch, done = divmod(progress.updates, settings.updates_per_epoch)
+        batches = settings.plan_epoch(epoch)
+        if training_state.device.shapes.pads_batches:
             batches = widest_first(batches)
         left_of_epoch = batches[done:]
         for batch in left_of_epoch[: total_updates - progress.updates]:
             loss = update_as_memory_allows(
-                assembly,
+                training_state,
                 progress.updates,
-                cut=_cutter(examples, batch, assembly.device),
-                batch_size=course.batch_size,
+                cut=_cutter(examples, batch, training_state.device),
+                batch_size=settings.batch_size,
             )
             reports.add(batch, loss)
             progress.updates += 1
-            if progress.updates % course.report_every == 0:
+            if progress.updates % settings.report_every == 0:
                 reports.write()
-            if course.should_stop():
+            if settings.should_stop():
                 break
         reports.write()
-        if progress.updates in (total_updates, (epoch + 1) * course.updates_per_epoch):
-            assembly.optimizer.zero_grad(set_to_none=True)
-            _check_parameters_finite(assembly, progress)
-            _validate(progress, course)
-        stops = course.should_stop()
-        if course.keeps_each_epoch or stops:
-            course.keep_progress(progress)
+        if progress.updates in (total_updates, (epoch + 1) * settings.updates_per_epoch):
+            training_state.optimizer.zero_grad(set_to_none=True)
+            _check_parameters_finite(training_state, progress)
+            _validate(progress, settings)
+        stops = settings.should_stop()
+        if settings.keeps_each_epoch or stops:
+            settings.keep_progress(progress)
         if stops:
             return
 
@@ -115,20 +117,20 @@ def _cutter(
         examples,
         batch,
         batch_size=rows,
-        pads_rows=device.pads_rows,
+        pads_batches=device.shapes.pads_batches,
         torch_device=device.torch_device,
     )
 
 
 def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
-    """Tell whether a run has taken all its updates, or has stopped improving."""
+    """Return whether a run has taken all its updates, or has stopped improving."""
     has_stopped_improving = 0 < patience <= progress.validations_since_best
     return progress.updates >= total_updates or has_stopped_improving
 
 
-def _check_parameters_finite(assembly: Assembly, progress: Progress) -> None:
+def _check_parameters_finite(training_state: TrainingState, progress: Progress) -> None:
     """Refuse a model that an update has broken; the loss would show it only one update later."""
-    are_finite = [one.isfinite().all() for one in assembly.trained_parameters().values()]
+    are_finite = [one.isfinite().all() for one in training_state.trained_parameters().values()]
     if not torch.stack(are_finite).all():
         raise LossNotFinite(
             f"parameters are NaN or infinite after update {progress.updates}",
@@ -136,33 +138,37 @@ def _check_parameters_finite(assembly: Assembly, progress: Progress) -> None:
         )
 
 
-def _validate(progress: Progress, course: Course) -> None:
+def _validate(progress: Progress, settings: LoopSettings) -> None:
     """Try the model on the validation split and keep it if it is the best, or if there is none."""
-    if course.validate is None:
-        course.keep_best()
+    if settings.validate is None:
+        settings.keep_best()
         return
-    score, metrics = course.validate()
+    score, metrics = settings.validate()
     is_best = progress.note_score(score)
     if is_best:
-        course.keep_best()
-    epoch = progress.updates / course.updates_per_epoch
-    course.tell(events.Validation(progress.updates, epoch, metrics, is_best))
+        settings.keep_best()
+    epoch = progress.updates / settings.updates_per_epoch
+    settings.emit(events.Validation(progress.updates, epoch, metrics, is_best))
 
 
 class _Reports:
     """Gathers losses on the device and reads them all at once, which alone waits for the device."""
 
     def __init__(
-        self, assembly: Assembly, examples: Examples, progress: Progress, course: Course
+        self,
+        training_state: TrainingState,
+        examples: Examples,
+        progress: Progress,
+        settings: LoopSettings,
     ) -> None:
-        self._assembly, self._examples = assembly, examples
-        self._progress, self._course = progress, course
+        self._training_state, self._examples = training_state, examples
+        self._progress, self._course = progress, settings
         self._batches: list[Batch] = []
         self._losses: list[torch.Tensor] = []
         self._first_update = progress.updates
-        self._guard: ParameterGuard | None = ParameterGuard(assembly.model)
+        self._guard: ParameterGuard | None = ParameterGuard(training_state.model)
         self._since = 0.0
-        self._has_told_of_cache = False
+        self._has_warned_of_cache = False
 
     def start_clock(self) -> None:
         self._since = time.perf_counter()
@@ -184,39 +190,39 @@ class _Reports:
         self._progress.seconds += seconds
         self._progress.loss_sum += sum(losses)
         self._check_parameters()
-        self._course.tell(self._report(losses, rows=rows, seconds=seconds))
+        self._course.emit(self._report(losses, rows=rows, seconds=seconds))
         self._watch_cache()
 
     def _report(self, losses: Sequence[float], *, rows: int, seconds: float) -> events.Update:
-        done, schedule = self._progress.updates, self._assembly.schedule
+        done, schedule = self._progress.updates, self._training_state.schedule
         return events.Update(
             update=done,
             total_updates=schedule.total_updates,
             epoch=done / self._course.updates_per_epoch,
             loss=sum(losses) / len(losses),
-            learning_rate=schedule.rate_at(done - 1),
+            learning_rate=schedule.learning_rate_at(done - 1),
             examples_per_second=rows / seconds,
-            memory_bytes=self._assembly.device.used_bytes(),
-            held_bytes=self._assembly.device.held_bytes(),
+            memory_bytes=self._training_state.device.memory.used_bytes(),
+            held_bytes=self._training_state.device.memory.held_bytes(),
             remaining_seconds=seconds / len(losses) * (schedule.total_updates - done),
         )
 
     def _watch_cache(self) -> None:
         """Empty the device's cache if it runs away, and say so once."""
-        device = self._assembly.device
-        if not device.is_cache_running_away():
+        device = self._training_state.device
+        if not device.memory.is_cache_running_away():
             return
-        if not self._has_told_of_cache:
-            self._has_told_of_cache = True
-            self._course.tell(
-                events.Warning(
-                    f"{device.name} held {gibibytes(device.held_bytes())} beside "
-                    f"{gibibytes(device.used_bytes())} in use: its cache is emptied whenever it "
-                    "grows like this",
+        if not self._has_warned_of_cache:
+            self._has_warned_of_cache = True
+            self._course.emit(
+                events.WarningMessage(
+                    f"{device.name} held {gibibytes(device.memory.held_bytes())} beside "
+                    f"{gibibytes(device.memory.used_bytes())} in use: its cache is emptied "
+                    "whenever it grows like this",
                     remedy="if the machine is slow, lower --batch-size or --max-length",
                 )
             )
-        device.release_memory()
+        device.memory.release()
 
     def _check_losses(self, losses: Sequence[float]) -> None:
         for index, loss in enumerate(losses):
@@ -232,8 +238,8 @@ class _Reports:
     def _check_parameters(self) -> None:
         """Compare the parameters with those before training, once updates can be seen in them."""
         taken = self._progress.updates - self._first_update
-        rate = self._assembly.schedule.rate_at(self._progress.updates - 1)
+        rate = self._training_state.schedule.learning_rate_at(self._progress.updates - 1)
         is_visible = rate >= SMALLEST_VISIBLE_RATE
-        if self._guard and is_visible and taken > self._assembly.processes.skipped_updates():
-            self._guard.check(self._assembly.model)
+        if self._guard and is_visible and taken > self._training_state.processes.skipped_updates():
+            self._guard.check(self._training_state.model)
             self._guard = None

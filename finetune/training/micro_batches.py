@@ -53,7 +53,7 @@ def cut_batch(
     batch: Batch,
     *,
     batch_size: int,
-    pads_rows: bool,
+    pads_batches: bool,
     torch_device: torch.device,
 ) -> Iterator[MicroBatch]:
     """Yield an effective batch as contiguous slices of at most ``batch_size`` rows.
@@ -65,19 +65,19 @@ def cut_batch(
         examples: The split that the rows belong to.
         batch: The effective batch.
         batch_size: Rows in a slice.
-        pads_rows: Fill a smaller last slice up with rows that have no share.
+        pads_batches: Fill a smaller last slice up with rows that have no share.
         torch_device: Where the tensors go.
     """
     rows = batch.rows
     shares = examples.weights[rows] / examples.weights[rows].sum(dtype=np.float64)
-    if pads_rows:
+    if pads_batches:
         full = math.ceil(len(rows) / batch_size) * batch_size
         shares = np.pad(shares, (0, full - len(rows)))
         rows = fill_rows(rows, batch_size=full)
     # The batch moves at once and is cut on the device: each copy from pageable memory waits.
     inputs = {
         name: tensor.to(torch_device)
-        for name, tensor in examples.inputs_of(rows, batch.width).items()
+        for name, tensor in examples.inputs_of(rows, batch.padded_length).items()
     }
     labels = torch.from_numpy(examples.labels[rows]).to(torch_device)
     shares_there = torch.from_numpy(shares.astype(np.float32)).to(torch_device)

@@ -10,7 +10,7 @@ def build_optimizer(
     model: nn.Module,
     *,
     head: Set[str],
-    head_rate_factor: float,
+    head_lr_multiplier: float,
     weight_decay: float,
     is_fused: bool,
 ) -> torch.optim.Optimizer:
@@ -21,7 +21,7 @@ def build_optimizer(
     Args:
         model: Where the parameters are.
         head: Names of the head's parameters. It starts from nothing, the core does not.
-        head_rate_factor: The head's learning rate over the core's.
+        head_lr_multiplier: The head's learning rate over the core's.
         weight_decay: Decoupled decay of the matrices.
         is_fused: Whether the device has a kernel for the whole update: on MPS 8 to 10 times as fast
             as one operation after another (pytorch#127242).
@@ -35,7 +35,7 @@ def build_optimizer(
                 if (name in head) == is_head and (parameter.ndim >= 2) == is_matrix
             ],
             "weight_decay": weight_decay if is_matrix else 0.0,
-            "rate_factor": head_rate_factor if is_head else 1.0,
+            "lr_multiplier": head_lr_multiplier if is_head else 1.0,
         }
         for is_head in (False, True)
         for is_matrix in (True, False)
@@ -64,4 +64,4 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Give all parameters a learning rate, in place: the core's, and the head's by its factor."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["rate_factor"]
+        group["lr"] = rate * group["lr_multiplier"]

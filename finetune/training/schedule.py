@@ -12,7 +12,8 @@ class Schedule:
         warmup_updates: Updates until the peak is reached.
         total_updates: Updates of the run.
 
-    >>> [Schedule(peak=1.0, warmup_updates=2, total_updates=4).rate_at(i) for i in range(4)]
+    >>> schedule = Schedule(peak=1.0, warmup_updates=2, total_updates=4)
+    >>> [schedule.learning_rate_at(update) for update in range(4)]
     [0.5, 1.0, 1.0, 0.5]
     """
 
@@ -20,7 +21,7 @@ class Schedule:
     warmup_updates: int
     total_updates: int
 
-    def rate_at(self, update: int) -> float:
+    def learning_rate_at(self, update: int) -> float:
         """Return the learning rate of an update, counted from 0; never zero, so none is wasted."""
         if update < self.warmup_updates:
             return self.peak * (update + 1) / self.warmup_updates

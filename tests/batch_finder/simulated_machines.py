@@ -60,7 +60,7 @@ class SimulatedMachine:
     Args:
         peak_bytes: Peak memory of a batch.
         update_seconds: Time of an update.
-        budget_bytes: What the search is told.
+        budget_bytes: What the search is emitted.
         capacity_share: Share of the budget beyond which a batch really fails.
         strain_share: Share of the budget beyond which the allocator has to try again.
         peak_noise: Relative standard deviation of the peak that a probe reports.
@@ -216,13 +216,13 @@ class UnifiedMemoryMac:
     def swap_bytes(self) -> int:
         return max(0, self.driver_bytes + self.system_bytes - self.physical_bytes)
 
-    def update(self, rows: int, width: int) -> float:
+    def update(self, rows: int, padded_length: int) -> float:
         """Take one update and return its seconds.
 
         Raises:
             RuntimeError: If memory is refused.
         """
-        shape, needed_bytes = (rows, width), rows * width * self.token_bytes
+        shape, needed_bytes = (rows, padded_length), rows * padded_length * self.token_bytes
         missing_bytes = 0 if shape in self.buffer_bytes else needed_bytes
         if self.driver_bytes + missing_bytes > self.low_watermark_ratio * self.recommended_bytes:
             self.empty_cache()
@@ -233,16 +233,16 @@ class UnifiedMemoryMac:
         self.buffer_bytes[shape] = needed_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + needed_bytes)
         slowdown = 1 + 11 * min(1.0, self.swap_bytes / (0.1 * self.physical_bytes))
-        return (0.2 + 0.003 * rows * width) * slowdown
+        return (0.2 + 0.003 * rows * padded_length) * slowdown
 
     def empty_cache(self) -> None:
         self.buffer_bytes.clear()
 
-    def probe(self, batch_size: int, *, width: int = 128) -> Outcome:
+    def probe(self, batch_size: int, *, padded_length: int = 128) -> Outcome:
         """Take three updates in a process of its own."""
         mac = replace(self)
         try:
-            seconds = [mac.update(batch_size, width) for _ in range(3)]
+            seconds = [mac.update(batch_size, padded_length) for _ in range(3)]
         except RuntimeError as error:
             return did_not_fit(batch_size, "too_big", reason=str(error))
         return fits(
@@ -253,9 +253,9 @@ class UnifiedMemoryMac:
             is_strained=self.reports_swap and mac.swap_bytes > 0,
         )
 
-    def largest_without_swap(self, *, width: int = 128) -> int:
+    def largest_without_swap(self, *, padded_length: int = 128) -> int:
         free_bytes = self.physical_bytes - self.system_bytes - self.fixed_bytes - self.graph_bytes
-        return free_bytes // (width * self.token_bytes)
+        return free_bytes // (padded_length * self.token_bytes)
 
     def _refusal(self, missing_bytes: int) -> str:
         allowed_gb = self.high_watermark_ratio * self.recommended_bytes / GIB

@@ -5,8 +5,9 @@ from tiny_models import ARCHITECTURES, tiny_config
 from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
+from finetune.model.mode import Mode
 
-CASE = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, "full", 16, "fp32")
+CASE = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("full"), 16, "fp32")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -23,6 +23,7 @@ from finetune.batch_finder.trial import build_trial
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import find_mac
 from finetune.devices.names import DEVICE_NAMES
+from finetune.model.mode import Mode
 
 NO_LIMIT = 10**9
 MIB = 2**20
@@ -32,13 +33,25 @@ CALIBRATION_FILE = Path(finetune.batch_finder.__file__).parent / "calibration.js
 
 def tiny_case(architecture: str = "bert", *, device: str = "cpu", mode: str = "full") -> Case:
     config = tiny_config(architecture).to_dict()
-    return Case(device, architecture_of(config), classes=6, mode=mode, width=32, precision="fp32")
+    return Case(
+        device,
+        architecture_of(config),
+        classes=6,
+        mode=Mode(mode),
+        padded_length=32,
+        precision="fp32",
+    )
 
 
-def bert_base_case(device: str, *, mode: str, width: int) -> Case:
+def bert_base_case(device: str, *, mode: str, padded_length: int) -> Case:
     config = BertConfig().to_dict()
     return Case(
-        device, architecture_of(config), classes=6, mode=mode, width=width, precision="fp32"
+        device,
+        architecture_of(config),
+        classes=6,
+        mode=Mode(mode),
+        padded_length=padded_length,
+        precision="fp32",
     )
 
 
@@ -54,7 +67,7 @@ def bert_base_case(device: str, *, mode: str, width: int) -> Case:
     ],
 )
 def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
-    case = replace(tiny_case(mode=mode), part=part)
+    case = replace(tiny_case(mode=Mode(mode)), part=part)
     with LiveMemory() as memory:
         trial = build_trial(case, device=CpuDevice())
         trial.begin()
@@ -67,14 +80,14 @@ def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
 
 
 def test_an_update_on_what_a_frozen_part_gave_takes_no_more_than_one_on_texts() -> None:
-    whole = tiny_case(mode="last-1")
+    whole = tiny_case(mode=Mode("last-1"))
     assert live_peaks(replace(whole, part="suffix"), [64]) <= live_peaks(whole, [64])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_takes_more_to_train_than_its_head(architecture: str) -> None:
     full, head = (
-        live_peaks(tiny_case(architecture, device="mps", mode=mode), [64])
+        live_peaks(tiny_case(architecture, device="mps", mode=Mode(mode)), [64])
         for mode in ("full", "head")
     )
     assert full > head
@@ -82,7 +95,7 @@ def test_every_architecture_takes_more_to_train_than_its_head(architecture: str)
 
 def test_attention_by_matrices_takes_the_most_memory_and_packed_dropout_the_least() -> None:
     mps, cpu, cuda = (
-        live_peaks(replace(tiny_case(device=device), width=64), [64])
+        live_peaks(replace(tiny_case(device=device), padded_length=64), [64])
         for device in ("mps", "cpu", "cuda")
     )
     assert mps >= cpu > cuda
@@ -155,7 +168,7 @@ def test_every_device_has_a_calibration_for_core_and_head() -> None:
     assert set(calibrations) == set(DEVICE_NAMES) - {"auto"}
     for device in calibrations:
         for mode in ("full", "last-2", "head", "classifier"):
-            calibration = load_calibration(tiny_case(device=device, mode=mode))
+            calibration = load_calibration(tiny_case(device=device, mode=Mode(mode)))
             assert calibration.slope >= 0.9
             assert 0 < calibration.error_share < 1
 
@@ -176,10 +189,10 @@ def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
     ],
 )
 def test_the_articles_batch_sizes_lie_within_the_estimates(
-    mode: str, width: int, batch: int
+    mode: str, padded_length: int, batch: int
 ) -> None:
     found = estimate(
-        bert_base_case("mps", mode=mode, width=width),
+        bert_base_case("mps", mode=Mode(mode), padded_length=padded_length),
         memory_bytes=find_mac("m1-8gb").budget_bytes,
         limit=NO_LIMIT,
     )

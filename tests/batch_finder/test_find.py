@@ -15,8 +15,9 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Answer, Bounds, find_batch
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ProbeFailed
+from finetune.model.mode import Mode
 
-TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, "full", 16, "fp32")
+TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("full"), 16, "fp32")
 BOUNDS = Bounds(limit=100, first=None, memory_limit_bytes=None, time_limit_seconds=60.0)
 
 
@@ -36,12 +37,12 @@ def find(
     device: CpuDevice | None = None,
 ) -> tuple[Answer, int]:
     """Search with a worker that only pretends to train; return the answer and its probes."""
-    told: list[Any] = []
+    emitted: list[Any] = []
     answer = find_batch(
-        case, device=device or CpuDevice(), bounds=bounds, memory=memory, tell_probe=told.append,
+        case, device=device or CpuDevice(), bounds=bounds, memory=memory, on_probe=emitted.append,
         worker="odd_worker",
     )  # fmt: skip
-    return answer, len(told)
+    return answer, len(emitted)
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +78,8 @@ def test_the_second_search_is_one_probe_and_the_same_answer(memory: Path) -> Non
 @pytest.mark.parametrize(
     "changed",
     [
-        {"case": dataclasses.replace(TINY, mode="head")},
-        {"case": dataclasses.replace(TINY, width=24)},
+        {"case": dataclasses.replace(TINY, mode=Mode("head"))},
+        {"case": dataclasses.replace(TINY, padded_length=24)},
         {"case": dataclasses.replace(TINY, precision="bf16")},
         {"case": dataclasses.replace(TINY, part="suffix")},
         {"case": dataclasses.replace(TINY, architecture=TINY.architecture | {"hidden_size": 64})},

@@ -1,4 +1,4 @@
-"""Children are real processes with real ends, which ``odd_worker`` is told by the batch size."""
+"""Children are real processes with real ends, which ``odd_worker`` is emitted by the batch size."""
 
 import os
 import signal
@@ -16,10 +16,11 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.prober import Prober
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.device import MpsDevice
+from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import ProbeFailed
+from finetune.model.mode import Mode
 
-TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, "full", 16, "fp32")
+TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("full"), 16, "fp32")
 PROBE_ODDLY = """
 import sys
 from odd_worker import HANGS
@@ -27,7 +28,7 @@ from finetune.batch_finder.case import Case
 from finetune.batch_finder.prober import Prober
 from finetune.devices.cpu import CpuDevice
 
-case = Case("cpu", {}, 6, "full", 16, "fp32")
+case = Case("cpu", {}, 6, Mode("full"), 16, "fp32")
 with Prober(
     case, device=CpuDevice(), limit_bytes=None, timeout_seconds=60, worker="odd_worker"
 ) as prober:
@@ -138,10 +139,9 @@ def test_a_child_that_hangs_is_given_up_when_its_time_is_over() -> None:
 
 
 def test_work_that_metal_only_says_it_dropped_is_too_big() -> None:
-    class MpsTexts(CpuDevice):
-        is_out_of_memory = MpsDevice.is_out_of_memory
-
-    with odd_prober(device=MpsTexts()) as prober:
+    device = CpuDevice()
+    device.memory = MpsMemory()  # type: ignore[assignment]
+    with odd_prober(device=device) as prober:
         outcome = prober.probe(odd_worker.SPEAKS_OF_MEMORY)
     assert outcome.verdict == "too_big"
     assert "kIOGPUCommandBufferCallbackErrorOutOfMemory" in outcome.reason
@@ -159,10 +159,9 @@ def test_a_machine_that_begins_to_swap_makes_a_size_too_big(
 
 
 def test_where_memory_is_the_devices_own_the_next_children_are_ready_in_time() -> None:
-    class OwnMemory(CpuDevice):
-        shares_host_memory = False
-
-    with odd_prober(device=OwnMemory()) as prober:
+    device = CpuDevice()
+    device.memory.is_shared = False
+    with odd_prober(device=device) as prober:
         first = prober.probe(1).examples_per_second
         spares = [child for child in children() if child != first]
         assert prober.probe(odd_worker.GROWS).verdict == "fits"
@@ -221,7 +220,9 @@ def test_a_tiny_model_trains_within_its_cap_and_is_refused_memory_beyond() -> No
         small = prober.probe(2)
         assert small.verdict == "fits"
         assert small.peak_bytes is not None
-        assert small.peak_bytes < prober.budget_bytes() == CpuDevice().budget_bytes(3 * 2**29)
+        assert (
+            small.peak_bytes < prober.budget_bytes() == CpuDevice().memory.budget_bytes(3 * 2**29)
+        )
         large = prober.probe(1_000_000)
         assert large.verdict == "too_big"
         assert "DefaultCPUAllocator: can't allocate memory" in large.reason

@@ -471,7 +471,9 @@ def test_mac_with_a_sound_budget_refuses_before_it_swaps() -> None:
 
 def test_base_m1_takes_one_row_of_512_tokens_at_a_time() -> None:
     mac = UnifiedMemoryMac(token_bytes=4 * MIB)
-    found = find(partial(mac.probe, width=512), budget_bytes=5 * GIB, limit=1000, slows_down=True)
+    found = find(
+        partial(mac.probe, padded_length=512), budget_bytes=5 * GIB, limit=1000, slows_down=True
+    )
 
     assert found.max_verified == 1
     assert len(found.probes) <= 4

@@ -5,8 +5,9 @@ from tiny_models import tiny_config
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.child import Child
+from finetune.model.mode import Mode
 
-TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, "full", 16, "fp32")
+TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("full"), 16, "fp32")
 
 
 def test_a_worker_tells_its_budget_trains_and_calls_an_error_by_its_name() -> None:

@@ -37,9 +37,9 @@ def test_ls_shows_what_is_kept_and_how_much_it_is(command: Command, tmp_path: Pa
 def test_ls_prints_one_json_object(command: Command, tmp_path: Path) -> None:
     size_bytes = keep(tmp_path)
     outcome = command("cache", "ls", "--cache-dir", tmp_path, "--json")
-    told = json.loads(outcome.output)
-    assert (told["schema_version"], told["folder"]) == (1, str(tmp_path / "features"))
-    [entry] = told["entries"]
+    emitted = json.loads(outcome.output)
+    assert (emitted["schema_version"], emitted["folder"]) == (1, str(tmp_path / "features"))
+    [entry] = emitted["entries"]
     assert (entry["key"], entry["size_bytes"]) == ("a" * 64, size_bytes)
     assert entry["used_at"] > 1e9
     assert entry | NOTES | {"rows": 1234, "shape": [1234, 32], "dtype": "float32"} == entry
@@ -52,9 +52,9 @@ def test_nothing_kept_is_no_error(as_json: bool, command: Command, tmp_path: Pat
         outcome = command("cache", verb, "--cache-dir", missing, *["--json"] * as_json)
         assert outcome.code == 0, outcome.errors
         if as_json:
-            told = json.loads(outcome.output)
-            assert told.get("entries", []) == []
-            assert told.get("freed_bytes", 0) == 0
+            emitted = json.loads(outcome.output)
+            assert emitted.get("entries", []) == []
+            assert emitted.get("freed_bytes", 0) == 0
         else:
             assert "0.0 MiB" in outcome.output
     assert not missing.exists()
@@ -95,8 +95,8 @@ def test_clear_says_how_much_it_deleted(command: Command, tmp_path: Path) -> Non
     assert lines_of(outcome.output) == [f"deleted 4.9 MiB in {tmp_path / 'features'}"]
     assert list((tmp_path / "features").iterdir()) == []
     keep(tmp_path, rows=40_000)
-    told = json.loads(command("cache", "clear", "--cache-dir", tmp_path, "--json").output)
-    assert told["freed_bytes"] == size_bytes
+    emitted = json.loads(command("cache", "clear", "--cache-dir", tmp_path, "--json").output)
+    assert emitted["freed_bytes"] == size_bytes
 
 
 def test_the_folder_comes_from_flag_environment_or_the_hubs_cache(

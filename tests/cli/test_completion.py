@@ -14,7 +14,7 @@ HEAVY = ("torch", "transformers", "pydantic", "datasets", "numpy", "rich")
 
 
 def completions(line: str) -> set[str]:
-    """Return what a shell is told after the line, by a child process as the shell starts one."""
+    """Return what a shell is emitted after the line, by a child process as the shell starts one."""
     words = {"COMP_WORDS": f"finetune {line}", "COMP_CWORD": str(len(line.split(" ")))}
     child = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "finetune"],

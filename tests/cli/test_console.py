@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from finetune.cli.console import show_answers, show_figures, showing
-from finetune.events import Advance, Event, Stage, Update, Validation, Warning
+from finetune.cli.console import show_answers, show_metrics, showing
+from finetune.events import Advance, Event, Stage, Update, Validation, WarningMessage
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
     Stage("reading [bold]things[/] :smile:"),
-    Warning("something is [red]odd[/]", remedy="look at it"),
-    Warning("something else is odd"),
+    WarningMessage("something is [red]odd[/]", remedy="look at it"),
+    WarningMessage("something else is odd"),
     Update(
         update=5,
         total_updates=20,
@@ -55,9 +55,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch, stream: str) -> Iterator[io.String
 
 
 def show_all(*, is_quiet: bool = False, has_progress: bool = True) -> None:
-    with showing(is_quiet=is_quiet, has_progress=has_progress) as tell:
+    with showing(is_quiet=is_quiet, has_progress=has_progress) as emit:
         for event in EVENTS:
-            tell(event)
+            emit(event)
 
 
 def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
@@ -79,15 +79,15 @@ def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
 def test_rows_are_counted_in_lines_elsewhere_than_on_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with showing(is_quiet=False, has_progress=True) as tell:
-        tell(Advance(done=640, total=1280))
-        tell(Advance(done=1280, total=1280))
+    with showing(is_quiet=False, has_progress=True) as emit:
+        emit(Advance(done=640, total=1280))
+        emit(Advance(done=1280, total=1280))
     assert capsys.readouterr().err == "  640/1,280 rows\n  1,280/1,280 rows\n"
 
 
 def test_quiet_counts_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    with showing(is_quiet=True, has_progress=True) as tell:
-        tell(Advance(done=640, total=1280))
+    with showing(is_quiet=True, has_progress=True) as emit:
+        emit(Advance(done=640, total=1280))
     assert capsys.readouterr().err == ""
 
 
@@ -96,22 +96,22 @@ def test_the_bar_of_one_split_gives_way_to_that_of_the_next(
 ) -> None:
     with (
         terminal(monkeypatch, "stderr") as shown,
-        showing(is_quiet=False, has_progress=True) as tell,
+        showing(is_quiet=False, has_progress=True) as emit,
     ):
-        tell(Advance(done=7, total=10))
+        emit(Advance(done=7, total=10))
         time.sleep(0.15)  # the bar is drawn ten times a second
-        tell(Advance(done=10, total=10))
-        tell(Advance(done=3, total=4))
+        emit(Advance(done=10, total=10))
+        emit(Advance(done=3, total=4))
         time.sleep(0.15)
-        tell(Advance(done=4, total=4))
+        emit(Advance(done=4, total=4))
     first, second = shown.getvalue().index("7/10"), shown.getvalue().index("3/4")
     assert first < second
     assert "/10" not in shown.getvalue()[second:]
 
 
 def test_a_long_line_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    with showing(is_quiet=False, has_progress=True) as tell:
-        tell(Stage("word " * 100))
+    with showing(is_quiet=False, has_progress=True) as emit:
+        emit(Stage("word " * 100))
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -148,8 +148,8 @@ def test_a_terminal_can_have_plain_lines(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_halfway() -> None:
-        with showing(is_quiet=False, has_progress=True) as tell:
-            tell(EVENTS[3])
+        with showing(is_quiet=False, has_progress=True) as emit:
+            emit(EVENTS[3])
             raise ZeroDivisionError
 
     with terminal(monkeypatch, "stderr") as shown, pytest.raises(ZeroDivisionError):
@@ -159,7 +159,7 @@ def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatc
 
 def test_figures_are_shown_by_class(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12}
-    show_figures("the test", {"accuracy": 0.9, "macro_f1": 0.8, "per_class": {"NUM": row}})
+    show_metrics("the test", {"accuracy": 0.9, "macro_f1": 0.8, "per_class": {"NUM": row}})
     title, _, header, line = capsys.readouterr().out.strip().splitlines()
     assert title == "the test: accuracy 90.0%, macro F1 80.0%"
     assert header.split() == ["class", "precision", "recall", "F1", "rows"]
@@ -168,7 +168,7 @@ def test_figures_are_shown_by_class(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_class_may_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12}
-    show_figures(
+    show_metrics(
         "[red]x[/]", {"accuracy": 1.0, "macro_f1": 1.0, "per_class": {"[bold]": row, ":a:": row}}
     )
     show_answers([{"label": "[bold]", "probability": 0.5, "text": "[/]"}])

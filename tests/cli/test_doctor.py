@@ -49,11 +49,13 @@ def test_json_is_one_object_with_the_same_checks(
     outcome = command("doctor", "--device", "mps", "--json")
     assert outcome.code == 4
     assert outcome.errors == ""
-    told = json.loads(outcome.output)
-    assert told["schema_version"] == 1
-    assert told["device"] == "mps"
-    assert all(check.keys() == {"name", "status", "finding", "remedy"} for check in told["checks"])
-    statuses = {check["name"]: check["status"] for check in told["checks"]}
+    emitted = json.loads(outcome.output)
+    assert emitted["schema_version"] == 1
+    assert emitted["device"] == "mps"
+    assert all(
+        check.keys() == {"name", "status", "finding", "remedy"} for check in emitted["checks"]
+    )
+    statuses = {check["name"]: check["status"] for check in emitted["checks"]}
     assert (statuses["mps"], statuses["device"]) == ("warning", "failure")
 
 
@@ -130,10 +132,10 @@ def test_a_package_that_the_command_itself_needs_is_told_to_be_missing(tmp_path:
     (tmp_path / "psutil.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'psutil'\", name='psutil')"
     )
-    told = finetune_in_a_child("doctor", environment={"PYTHONPATH": str(tmp_path)})
-    assert told.returncode == 4
-    assert told.stderr == ""
-    finding, remedy = told.stdout.splitlines()
+    emitted = finetune_in_a_child("doctor", environment={"PYTHONPATH": str(tmp_path)})
+    assert emitted.returncode == 4
+    assert emitted.stderr == ""
+    finding, remedy = emitted.stdout.splitlines()
     assert finding == "failure  packages        psutil is not installed"
     assert remedy.strip() == "try: pip install psutil"
 
@@ -150,9 +152,9 @@ def test_operators_are_a_table_with_a_verdict(command: Command, tiny_folder: Pat
 
 def test_operators_are_json_of_the_promised_form(command: Command, tiny_folder: Path) -> None:
     outcome = command("doctor", "--ops", "--model", tiny_folder, "--precision", "bf16", "--json")
-    told = json.loads(outcome.output)
-    assert (outcome.code, told["schema_version"], told["warnings"]) == (0, 1, [])
-    assert told["operators"][0].keys() == {"name", "status", "calls", "modules"}
+    emitted = json.loads(outcome.output)
+    assert (outcome.code, emitted["schema_version"], emitted["warnings"]) == (0, 1, [])
+    assert emitted["operators"][0].keys() == {"name", "status", "calls", "modules"}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from tiny_runs import Command
 
 import finetune
-from finetune.runs.folder import read_json
+from finetune.files import read_json
 
 
 def test_the_test_split_is_evaluated_unless_told_otherwise(
@@ -26,10 +26,10 @@ def test_each_split_gives_the_figures_of_the_python_api(
 ) -> None:
     outcome = command("evaluate", finished_run, "--split", split, "--device=cpu", "--json")
     assert outcome.code == 0, outcome.errors
-    figures = json.loads(outcome.output)
-    assert (figures["split"], figures["samples"]) == (split, rows)
+    metrics = json.loads(outcome.output)
+    assert (metrics["split"], metrics["samples"]) == (split, rows)
     expected = finetune.evaluate(finished_run, split=split, device="cpu")
-    assert {name: figures[name] for name in expected} == expected
+    assert {name: metrics[name] for name in expected} == expected
 
 
 def test_json_is_one_object_with_a_version(command: Command, finished_run: Path) -> None:

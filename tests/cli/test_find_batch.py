@@ -58,10 +58,10 @@ def test_a_table_a_picture_and_figures_tell_what_was_found_and_then_remembered(
 
     again = find_batch(*options, "--json")
     assert again.code == 0, again.errors
-    told = json.loads(again.output)
-    assert told.keys() == {"schema_version", "results"}
-    assert told["schema_version"] == 1
-    [result] = told["results"]
+    emitted = json.loads(again.output)
+    assert emitted.keys() == {"schema_version", "results"}
+    assert emitted["schema_version"] == 1
+    [result] = emitted["results"]
     assert result.keys() == RESULT
     assert all(probe.keys() == PROBE for probe in result["probes"])
     assert [probe["batch"] for probe in result["probes"]] == [first["recommended"]]
@@ -72,7 +72,7 @@ def test_a_table_a_picture_and_figures_tell_what_was_found_and_then_remembered(
     assert result["max_verified"] == 2
     assert result["first_failed"] is None
     assert 0 < result["peak_bytes"] < result["budget_bytes"]
-    assert json.loads((tmp_path / "found" / "find-batch.json").read_text()) == told
+    assert json.loads((tmp_path / "found" / "find-batch.json").read_text()) == emitted
 
 
 def test_a_frozen_core_has_a_size_of_its_own(find_batch: Command) -> None:
@@ -146,10 +146,10 @@ def test_estimates_are_called_so_and_say_what_they_rest_on(
     assert "Mac with 16GiB" in outcome.output
     assert "head, core each update" in outcome.output
 
-    told = json.loads(command(*arguments, "--json").output)
-    assert told.keys() == {"schema_version", "estimates"}
-    assert [one["stores_features"] for one in told["estimates"]] == [True, False]
-    for one in told["estimates"]:
+    emitted = json.loads(command(*arguments, "--json").output)
+    assert emitted.keys() == {"schema_version", "estimates"}
+    assert [one["stores_features"] for one in emitted["estimates"]] == [True, False]
+    for one in emitted["estimates"]:
         assert one.keys() == ESTIMATE
         assert one["lowest_batch"] <= one["batch"] <= one["highest_batch"] <= 7
     assert list(tmp_path.iterdir()) == []

@@ -11,16 +11,16 @@ from hub_server import hub_client
 from huggingface_hub import close_session
 from tiny_runs import (
     Command,
-    figures_on_the_way,
     finetune_in_a_child,
     flags,
     have_same_bits,
+    logged_metrics,
     unfinished_files,
     weights_of,
 )
 from transformers import PreTrainedModel
 
-from finetune.runs.folder import read_json
+from finetune.files import read_json
 
 CLOSED = "http://127.0.0.1:9"
 
@@ -39,9 +39,14 @@ def test_a_run_shows_its_figures_and_where_they_are(
         *results["class_names"],
     ):
         assert shown in outcome.output
-    for told in ("device: cpu", "64 train, 81 validation, 270 test rows", "update 8/8", "epoch 2"):
-        assert told in outcome.errors
-        assert told not in outcome.output
+    for emitted in (
+        "device: cpu",
+        "64 train, 81 validation, 270 test rows",
+        "update 8/8",
+        "epoch 2",
+    ):
+        assert emitted in outcome.errors
+        assert emitted not in outcome.output
 
 
 def test_every_source_of_an_option_takes_its_turn(
@@ -79,7 +84,7 @@ def test_a_configuration_makes_the_same_run_in_another_process(
     )
     assert child.returncode == 0, child.stderr
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(finished_run))
-    assert figures_on_the_way(tmp_path / "run") == figures_on_the_way(finished_run)
+    assert logged_metrics(tmp_path / "run") == logged_metrics(finished_run)
     config = (tmp_path / "run" / "config.yaml").read_bytes()
     assert config == (finished_run / "config.yaml").read_bytes()
     assert unfinished_files(tmp_path) == []

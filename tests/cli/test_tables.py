@@ -33,7 +33,7 @@ def write_table(name: str, header: tuple[str, str], rows: Iterable[tuple[str, ob
 
 
 def train_from_init(command: Command, table: Path, model: Path) -> str:
-    """Type the two commands, the second quick, and return what the run told."""
+    """Type the two commands, the second quick, and return what the run emitted."""
     started = command("init", table, "--model", model)
     assert started.code == 0, started.errors
     outcome = command(

@@ -4,7 +4,7 @@ import pytest
 
 from finetune.config.load import load_config
 from finetune.config.recipes import find_recipe, recipes_folder
-from finetune.config.schema import Config, mode_name
+from finetune.config.schema import Config, mode_of
 from finetune.errors import ConfigurationInvalid
 
 RECIPES = sorted(recipes_folder().glob("*.yaml"))
@@ -35,7 +35,7 @@ def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
 )
 def test_a_recipe_makes_what_its_name_says(name: str, data: str, model: str, mode: str) -> None:
     config = load(name)
-    assert (config.data.data, config.model.model, mode_name(config.model)) == (data, model, mode)
+    assert (config.data.data, config.model.model, mode_of(config.model)) == (data, model, mode)
 
 
 @pytest.mark.parametrize("name", ["trec_head", "trec_head.yaml", "configs/trec_head.yaml"])

@@ -8,11 +8,11 @@ from finetune.config.schema import (
     Config,
     ModelConfig,
     default_early_stopping_patience,
-    default_head_rate_factor,
+    default_head_lr_multiplier,
     default_learning_rate,
     default_num_train_epochs,
     default_weight_decay,
-    mode_name,
+    mode_of,
 )
 
 SECTIONS = {name: kind for name, kind in typing.get_type_hints(Config).items()}
@@ -42,7 +42,7 @@ def test_no_two_sections_have_an_option_of_the_same_name() -> None:
     ],
 )
 def test_the_mode_follows_from_what_is_frozen(model: ModelConfig, mode: str) -> None:
-    assert mode_name(model) == mode
+    assert mode_of(model) == mode
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_a_head_alone_stops_early_in_place_of_weight_decay(
     ("mode", "factor"), [("full", 10.0), ("last-2", 10.0), ("head", 1.0), ("classifier", 1.0)]
 )
 def test_a_new_head_learns_faster_than_the_core_beside_it(mode: str, factor: float) -> None:
-    assert default_head_rate_factor(mode) == factor
+    assert default_head_lr_multiplier(mode) == factor

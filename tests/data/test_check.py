@@ -49,7 +49,7 @@ def test_repeats_are_counted_letter_for_letter_and_up_to_case() -> None:
 
 @needs_trec
 def test_the_repeats_of_trec_are_those_that_are_known() -> None:
-    fine = load_trec(folder=TREC_DIR, label="label-fine", tell=lambda event: None)
+    fine = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None)
     findings = check_splits(fine)
     assert findings["rows"] == {"train": 5452}
     repeats = findings["repeats"]["train"]
@@ -90,7 +90,7 @@ def test_the_test_question_of_trec_that_training_labels_otherwise_is_found(tmp_p
     (tmp_path / "TREC_10.label").write_text(
         "LOC:other What are the Twin Cities ?\nNUM:date When does the harbour festival begin ?\n"
     )
-    splits = load_trec(folder=tmp_path, label="label-coarse", tell=lambda event: None)
+    splits = load_trec(folder=tmp_path, label="label-coarse", emit=lambda event: None)
     overlap = check_splits(splits)["overlap"]["test"]
     assert (overlap["rows"], overlap["disagreeing"]) == (1, 1)
     assert overlap["examples"] == [
@@ -126,7 +126,7 @@ def test_lengths_and_what_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "most_tokens", "suggested"),
+    ("lengths", "max_tokens", "suggested"),
     [
         ([13, 22, 41], 512, 48),
         ([13, 22, 48], 512, 48),
@@ -136,16 +136,16 @@ def test_lengths_and_what_is_cut() -> None:
     ],
 )
 def test_the_suggested_length_cuts_nothing_but_a_long_tail(
-    lengths: list[int], most_tokens: int, suggested: int
+    lengths: list[int], max_tokens: int, suggested: int
 ) -> None:
-    assert suggest_max_length(np.array(lengths), most_tokens=most_tokens) == suggested
+    assert suggest_max_length(np.array(lengths), max_tokens=max_tokens) == suggested
 
 
 def remedies(splits: DatasetDict, *, max_length: int = 8, longest: int = 8) -> list[str]:
     tokens = np.array([longest])
     lengths = {
         "max_length": max_length,
-        "suggested_max_length": suggest_max_length(tokens, most_tokens=512),
+        "suggested_max_length": suggest_max_length(tokens, max_tokens=512),
         "splits": {"train": measure_lengths(tokens, max_length=max_length)},
     }
     return [change["remedy"] for change in suggest_changes(check_splits(splits), lengths=lengths)]

@@ -23,10 +23,10 @@ ROWS = [
 def read(folder: Path, content: str | bytes, *, name: str = "rows.csv") -> tuple[RawTable, str]:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    told: list[Event] = []
-    table = read_delimited(path, tell=told.append)
-    assert all(isinstance(event, Stage) for event in told)
-    return table, "; ".join(event.message for event in told if isinstance(event, Stage))
+    emitted: list[Event] = []
+    table = read_delimited(path, emit=emitted.append)
+    assert all(isinstance(event, Stage) for event in emitted)
+    return table, "; ".join(event.message for event in emitted if isinstance(event, Stage))
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
@@ -40,10 +40,10 @@ def test_each_delimiter_is_found_and_told(
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end)
         writer.writerows([("text", "label"), *ROWS])
-    table, told = read(tmp_path, path.read_bytes())
+    table, emitted = read(tmp_path, path.read_bytes())
     assert list(zip(*table.values.values(), strict=True)) == ROWS
-    assert name in told
-    assert "UTF-8" in told
+    assert name in emitted
+    assert "UTF-8" in emitted
 
 
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "iso-8859-1"])
@@ -72,9 +72,9 @@ def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:
 
 def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
     content = 'text\tlabel\n"Well, he said\ta\nThe "best" film\tb\n"Never again\ta\n'
-    table, told = read(tmp_path, content, name="rows.tsv")
+    table, emitted = read(tmp_path, content, name="rows.tsv")
     assert table.values["text"] == ('"Well, he said', 'The "best" film', '"Never again')
-    assert "quotes" in told
+    assert "quotes" in emitted
 
 
 @pytest.mark.parametrize(

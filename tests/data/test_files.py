@@ -24,7 +24,7 @@ def read_lines(folder: Path, *lines: object) -> RawTable:
     path = folder / "rows.jsonl"
     written = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text("\n".join(written), encoding="utf-8")
-    return read_file(path, tell=no_tell)
+    return read_file(path, emit=no_tell)
 
 
 def test_json_lines_become_columns_of_text(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_parquet_of_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> N
     path = tmp_path / "rows.parquet"
     content = {"text": ["a", "b", "c"], "label": [1, 0, -1], "scores": [[1.0], [], []]}
     Dataset.from_dict(content, features=features).to_parquet(path)
-    table = read_file(path, tell=no_tell)
+    table = read_file(path, emit=no_tell)
     assert dict(table.values) == {"text": ["a", "b", "c"], "label": ["ant", "zebra", ""]}
     assert table.class_names == {"label": ["zebra", "ant"]}
     assert table.place(2) == f"row 3 of {path}"
@@ -95,7 +95,7 @@ def test_parquet_of_pandas_gives_numbers_as_text(tmp_path: Path) -> None:
         }
     )
     frame.to_parquet(tmp_path / "rows.parquet")
-    assert dict(read_file(tmp_path / "rows.parquet", tell=no_tell).values) == {
+    assert dict(read_file(tmp_path / "rows.parquet", emit=no_tell).values) == {
         "text": ["x", "NA", "x"],
         "gaps": ["3", "", "7"],
         "label": ["3", "3", "7"],
@@ -107,14 +107,14 @@ def test_parquet_in_a_folder_that_looks_like_a_partition_gains_no_column(tmp_pat
     folder = tmp_path / "split=train"
     folder.mkdir()
     parquet.write_table(pyarrow.table({"text": ["a"]}), folder / "rows.parquet")
-    assert list(read_file(folder / "rows.parquet", tell=no_tell).values) == ["text"]
+    assert list(read_file(folder / "rows.parquet", emit=no_tell).values) == ["text"]
 
 
 @pytest.mark.parametrize("content", [b"", b"text,label\n", b"PAR1 and then nothing PAR1"])
 def test_a_damaged_parquet_file_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.parquet").write_bytes(content)
     with pytest.raises(DataUnreadable, match=r"rows\.parquet"):
-        read_file(tmp_path / "rows.parquet", tell=no_tell)
+        read_file(tmp_path / "rows.parquet", emit=no_tell)
 
 
 def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
@@ -122,21 +122,21 @@ def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
         pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "a.parquet"
     )
     with pytest.raises(DataUnreadable, match="no rows"):
-        read_file(tmp_path / "a.parquet", tell=no_tell)
+        read_file(tmp_path / "a.parquet", emit=no_tell)
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound, match=r"nothing\.csv"):
-        read_file(tmp_path / "nothing.csv", tell=no_tell)
+        read_file(tmp_path / "nothing.csv", emit=no_tell)
 
 
 def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "rows.xlsx").write_bytes(b"PK")
     with pytest.raises(DataUnreadable, match=r"rows\.xlsx") as raised:
-        read_file(tmp_path / "rows.xlsx", tell=no_tell)
+        read_file(tmp_path / "rows.xlsx", emit=no_tell)
     assert all(suffix in raised.value.remedy for suffix in SUFFIXES)
 
 
 def test_the_suffix_may_be_in_capitals(tmp_path: Path) -> None:
     (tmp_path / "ROWS.CSV").write_text("text,label\na,b\n")
-    assert read_file(tmp_path / "ROWS.CSV", tell=no_tell).values["text"] == ("a",)
+    assert read_file(tmp_path / "ROWS.CSV", emit=no_tell).values["text"] == ("a",)

@@ -11,7 +11,7 @@ from hub_server import MAIN_COMMIT, HubServer, hub_client
 from finetune.data.hub_tables import CONVERTED_BRANCH, find_splits
 from finetune.data.load import load_table
 from finetune.errors import DataError, DataNotFound, HubNotReachable
-from finetune.events import Event, Warning
+from finetune.events import Event, WarningMessage
 
 SET = "acme/rows"
 CLASSES = ["zebra", "ant"]
@@ -54,7 +54,7 @@ def write_lines(path: Path, *texts: str) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def load(name: str = SET, *, told: list[Event] | None = None) -> DatasetDict:
+def load(name: str = SET, *, emitted: list[Event] | None = None) -> DatasetDict:
     return load_table(
         f"hub:{name}",
         folder=None,
@@ -63,7 +63,7 @@ def load(name: str = SET, *, told: list[Event] | None = None) -> DatasetDict:
         test_file=None,
         text_column=None,
         label_column=None,
-        tell=([] if told is None else told).append,
+        emit=([] if emitted is None else emitted).append,
     )
 
 
@@ -121,9 +121,11 @@ def test_a_revision_is_taken_as_it_is(hub: HubServer, folder: Path, converted: P
 def test_a_test_split_without_labels_is_left_out(hub: HubServer, folder: Path) -> None:
     write_parquet(folder / "train.parquet", "a", "b")
     write_parquet(folder / "test.parquet", "c", "d", labels=[-1, -1])
-    told: list[Event] = []
-    assert list(load(told=told)) == ["train"]
-    assert any(isinstance(event, Warning) and "test split" in event.message for event in told)
+    emitted: list[Event] = []
+    assert list(load(emitted=emitted)) == ["train"]
+    assert any(
+        isinstance(event, WarningMessage) and "test split" in event.message for event in emitted
+    )
 
 
 @pytest.mark.parametrize("where", ["main", "converted", "lines"])

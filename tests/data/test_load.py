@@ -11,19 +11,19 @@ from finetune.errors import DataNotFound, UsageError
 from finetune.events import Event, Stage
 
 
-def load(source: str | Path, *, told: list[Event] | None = None, **options: Any) -> DatasetDict:
+def load(source: str | Path, *, emitted: list[Event] | None = None, **options: Any) -> DatasetDict:
     names = ("folder", "validation_file", "test_file", "text_column", "label_column")
     nothing: dict[str, Any] = dict.fromkeys(names)
-    tell = ([] if told is None else told).append
-    return load_table(str(source), **(nothing | {"label": "label-coarse"} | options), tell=tell)
+    emit = ([] if emitted is None else emitted).append
+    return load_table(str(source), **(nothing | {"label": "label-coarse"} | options), emit=emit)
 
 
 def test_the_questions_of_the_package_need_nothing_else() -> None:
-    told: list[Event] = []
-    table = load("questions", told=told)
+    emitted: list[Event] = []
+    table = load("questions", emitted=emitted)
     assert set(table) == {"train", "test"}
     assert table["train"].column_names == ["text", "label"]
-    assert [type(event) for event in told] == [Stage]
+    assert [type(event) for event in emitted] == [Stage]
 
 
 def test_trec_is_read_from_a_folder(tmp_path: Path) -> None:

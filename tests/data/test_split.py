@@ -111,21 +111,21 @@ def test_splits_that_the_data_brings_are_not_touched() -> None:
         test=numbered_table(many=2, some=2, few=2),
     )
     splits = split_table(
-        given_splits, validation_fraction=0.5, test_fraction=0.5, seed=0, tell=told_nothing
+        given_splits, validation_fraction=0.5, test_fraction=0.5, seed=0, emit=told_nothing
     )
     assert list(splits) == ["train", "validation", "test"]
     assert all(texts_of(splits[name]) == texts_of(given_splits[name]) for name in splits)
 
 
 def test_a_missing_test_split_is_held_out_first_and_told_with_its_counts() -> None:
-    told: list[Event] = []
+    emitted: list[Event] = []
     table = numbered_table(many=60, some=30, few=10)
     splits = split_table(
         DatasetDict(train=table),
         validation_fraction=0.1,
         test_fraction=0.2,
         seed=0,
-        tell=told.append,
+        emit=emitted.append,
     )
     assert {name: len(rows) for name, rows in splits.items()} == {
         "train": 70,
@@ -133,7 +133,7 @@ def test_a_missing_test_split_is_held_out_first_and_told_with_its_counts() -> No
         "test": 20,
     }
     assert set.union(*(set(rows["text"]) for rows in splits.values())) == set(table["text"])
-    [stage] = told
+    [stage] = emitted
     assert isinstance(stage, Stage)
     assert "20 of 100" in stage.message
 
@@ -144,7 +144,7 @@ def test_the_validation_split_is_a_share_of_all_rows_given() -> None:
         validation_fraction=0.5,
         test_fraction=0.4,
         seed=0,
-        tell=lambda event: None,
+        emit=lambda event: None,
     )
     assert len(splits["validation"]) == 50
 
@@ -154,7 +154,7 @@ def test_no_validation_split_is_made_where_none_is_wanted() -> None:
         train=numbered_table(many=6, some=6, few=6), test=numbered_table(many=1, some=1, few=1)
     )
     splits = split_table(
-        table, validation_fraction=0.0, test_fraction=0.1, seed=0, tell=told_nothing
+        table, validation_fraction=0.0, test_fraction=0.1, seed=0, emit=told_nothing
     )
     assert list(splits) == ["train", "test"]
     assert len(splits["train"]) == 18
@@ -165,6 +165,6 @@ def test_too_few_rows_to_split_are_told_with_a_remedy(rows: int, fraction: float
     table = DatasetDict(train=numbered_table(many=rows, some=0, few=0))
     with pytest.raises(DataError, match="too few rows") as raised:
         split_table(
-            table, validation_fraction=fraction, test_fraction=0.1, seed=0, tell=lambda event: None
+            table, validation_fraction=fraction, test_fraction=0.1, seed=0, emit=lambda event: None
         )
     assert "-fraction" in raised.value.remedy

@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from finetune.data.tables import read_tables, sort_classes
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Event, Stage, Warning
+from finetune.events import Event, Stage, WarningMessage
 
 TREC_DIR = Path(
     os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
@@ -52,7 +52,7 @@ def write(path: Path, content: str) -> Path:
 def read(
     train: Path,
     *,
-    told: list[Event] | None = None,
+    emitted: list[Event] | None = None,
     text: str | None = None,
     label: str | None = None,
     needs_all_labels: bool = True,
@@ -64,7 +64,7 @@ def read(
         text_column=text,
         label_column=label,
         needs_all_labels=needs_all_labels,
-        tell=([] if told is None else told).append,
+        emit=([] if emitted is None else emitted).append,
     )
 
 
@@ -78,8 +78,8 @@ def classes_of(table: DatasetDict) -> list[str]:
     return names
 
 
-def warnings_in(told: list[Event]) -> list[str]:
-    return [event.message for event in told if isinstance(event, Warning)]
+def warnings_in(emitted: list[Event]) -> list[str]:
+    return [event.message for event in emitted if isinstance(event, WarningMessage)]
 
 
 def test_texts_in_twenty_languages_arrive_as_they_were_written(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_texts_in_twenty_languages_arrive_as_they_were_written(tmp_path: Path) -
     reason="needs TREC's train_5500.label in the folder TREC_DIR",
 )
 def test_trec_with_its_fine_labels_comes_out_of_csv_as_it_went_in(tmp_path: Path) -> None:
-    trec = load_trec(folder=TREC_DIR, label="label-fine", tell=lambda event: None)["train"]
+    trec = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None)["train"]
     rows = rows_of(trec)
     with (tmp_path / "trec.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("question", "label"), *rows])
@@ -189,11 +189,11 @@ def test_a_column_that_another_file_lacks_is_told_with_that_file(tmp_path: Path)
 
 
 def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> None:
-    told: list[Event] = []
+    emitted: list[Event] = []
     content = 'text,label\na,x\n"over\ntwo lines",y\n" ",x\nc,\nd,y\n'
-    table = read(write(tmp_path / "rows.csv", content), told=told)
+    table = read(write(tmp_path / "rows.csv", content), emitted=emitted)
     assert rows_of(table["train"]) == [("a", "x"), ("over\ntwo lines", "y"), ("d", "y")]
-    [message] = warnings_in(told)
+    [message] = warnings_in(emitted)
     assert message.startswith("2 of 5 rows")
     assert f"line 5 of {tmp_path / 'rows.csv'}" in message
 
@@ -202,9 +202,9 @@ def test_the_columns_and_that_they_are_a_guess_are_told(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.csv", "id,review,stars\n1,good,5\n2,bad,1\n3,fair,5\n")
 
     def line_about_columns(label: str | None) -> str:
-        told: list[Event] = []
-        read(path, told=told, text="review", label=label)
-        [line] = [e.message for e in told if isinstance(e, Stage) and "labels from" in e.message]
+        emitted: list[Event] = []
+        read(path, emitted=emitted, text="review", label=label)
+        [line] = [e.message for e in emitted if isinstance(e, Stage) and "labels from" in e.message]
         return line
 
     assert "'review'" in line_about_columns("stars")
@@ -239,9 +239,9 @@ def test_a_split_without_labels_is_left_out_only_where_that_is_allowed(
 ) -> None:
     train = write(tmp_path / "train.csv", "text,label\na,x\nb,y\n")
     test = write(tmp_path / "test.csv", content)
-    told: list[Event] = []
-    assert list(read(train, test=test, needs_all_labels=False, told=told)) == ["train"]
-    assert "test split has no labels" in warnings_in(told)[0]
+    emitted: list[Event] = []
+    assert list(read(train, test=test, needs_all_labels=False, emitted=emitted)) == ["train"]
+    assert "test split has no labels" in warnings_in(emitted)[0]
     with pytest.raises(DataError, match=r"test\.csv"):
         read(train, test=test)
 
@@ -255,7 +255,7 @@ def test_several_files_make_one_split(tmp_path: Path) -> None:
         text_column=None,
         label_column=None,
         needs_all_labels=True,
-        tell=lambda event: None,
+        emit=lambda event: None,
     )
     assert table["train"]["text"][:] == ["a 1", "a 2", "b 1", "b 2"]
 

@@ -21,7 +21,7 @@ from finetune.errors import (
     HubNotReachable,
     UsageError,
 )
-from finetune.events import Event, Stage, Warning
+from finetune.events import Event, Stage, WarningMessage
 
 TREC_DIR = Path(
     os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
@@ -93,7 +93,7 @@ def load_from_hub(folder: Path, home: Path, *, label: str) -> DatasetDict:
         HubServer(datasets={HUB_REPOSITORY: folder}) as hub,
         hub_client(endpoint=hub.endpoint, home=home),
     ):
-        return load_trec(folder=None, label=label, tell=no_tell)
+        return load_trec(folder=None, label=label, emit=no_tell)
 
 
 def contents(table: DatasetDict) -> dict[str, object]:
@@ -101,14 +101,14 @@ def contents(table: DatasetDict) -> dict[str, object]:
 
 
 def warning_about(folder: Path) -> str:
-    told: list[Event] = []
-    load_trec(folder=folder, label="label-coarse", tell=told.append)
-    [warning] = [event for event in told if isinstance(event, Warning)]
+    emitted: list[Event] = []
+    load_trec(folder=folder, label="label-coarse", emit=emitted.append)
+    [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
     return warning.message
 
 
 def test_raw_files_become_texts_and_classes(tmp_path: Path) -> None:
-    table = load_trec(folder=write_raw(tmp_path, test=3), label="label-coarse", tell=no_tell)
+    table = load_trec(folder=write_raw(tmp_path, test=3), label="label-coarse", emit=no_tell)
     assert {split: len(rows) for split, rows in table.items()} == {"train": 10, "test": 3}
     assert table["train"].features == Features(
         {"text": Value("string"), "label": ClassLabel(names=list(COARSE))}
@@ -117,7 +117,7 @@ def test_raw_files_become_texts_and_classes(tmp_path: Path) -> None:
 
 
 def test_the_fine_label_has_fifty_classes(tmp_path: Path) -> None:
-    table = load_trec(folder=write_raw(tmp_path), label="label-fine", tell=no_tell)
+    table = load_trec(folder=write_raw(tmp_path), label="label-fine", emit=no_tell)
     label = table["train"].features["label"]
     assert label.names == list(FINE)
     assert len(FINE) == 50
@@ -126,12 +126,12 @@ def test_the_fine_label_has_fifty_classes(tmp_path: Path) -> None:
 
 def test_an_unknown_label_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="coarse") as raised:
-        load_trec(folder=write_raw(tmp_path), label="coarse", tell=no_tell)
+        load_trec(folder=write_raw(tmp_path), label="coarse", emit=no_tell)
     assert "label-coarse" in raised.value.remedy
 
 
 def test_without_its_test_file_there_is_no_test_split(tmp_path: Path) -> None:
-    assert list(load_trec(folder=write_raw(tmp_path), label="label-fine", tell=no_tell)) == [
+    assert list(load_trec(folder=write_raw(tmp_path), label="label-fine", emit=no_tell)) == [
         "train"
     ]
 
@@ -150,7 +150,7 @@ def test_both_versions_of_the_hub_equal_the_raw_files(
         rows = [row[:2] for row in ROWS[:count]]
         path = tmp_path / f"hub/default/{split}/0000.parquet"
         write_parquet(path, rows, columns=columns, names=names)
-    raw = load_trec(folder=write_raw(tmp_path / "raw", test=4), label=label, tell=no_tell)
+    raw = load_trec(folder=write_raw(tmp_path / "raw", test=4), label=label, emit=no_tell)
     assert contents(load_from_hub(tmp_path / "hub", tmp_path / "home", label=label)) == contents(
         raw
     )
@@ -173,7 +173,7 @@ def test_without_names_in_the_file_the_columns_tell_the_order(
         path = tmp_path / f"hub/default/{split}/0000.parquet"
         path.parent.mkdir(parents=True)
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    raw = load_trec(folder=write_raw(tmp_path / "raw", test=10), label="label-fine", tell=no_tell)
+    raw = load_trec(folder=write_raw(tmp_path / "raw", test=10), label="label-fine", emit=no_tell)
     loaded = load_from_hub(tmp_path / "hub", tmp_path / "home", label="label-fine")
     assert contents(loaded) == contents(raw)
 
@@ -198,20 +198,20 @@ def test_a_hub_without_trec_leads_to_the_original_address(
         for split, file in PUBLISHED.items()
     }
     monkeypatch.setattr(trec, "PUBLISHED", published)
-    told: list[Event] = []
+    emitted: list[Event] = []
     with (
         HubServer(models={"the/original": raw}) as hub,
         hub_client(endpoint=hub.endpoint, home=tmp_path / "home"),
     ):
         address = f"{hub.endpoint}/the/original/resolve/main"
         monkeypatch.setattr(trec, "ORIGINAL_ADDRESS", address)
-        table = load_trec(folder=None, label="label-coarse", tell=told.append)
+        table = load_trec(folder=None, label="label-coarse", emit=emitted.append)
 
         hub.failures.down = True
-        again = load_trec(folder=None, label="label-coarse", tell=no_tell)
+        again = load_trec(folder=None, label="label-coarse", emit=no_tell)
     assert contents(table) == contents(again)
-    assert contents(table) == contents(load_trec(folder=raw, label="label-coarse", tell=no_tell))
-    assert any(isinstance(event, Stage) and address in event.message for event in told)
+    assert contents(table) == contents(load_trec(folder=raw, label="label-coarse", emit=no_tell))
+    assert any(isinstance(event, Stage) and address in event.message for event in emitted)
 
 
 def test_damage_on_the_way_is_not_hidden_by_the_other_address(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_damage_on_the_way_is_not_hidden_by_the_other_address(tmp_path: Path) ->
     ):
         hub.failures.altered.add("0000.parquet")
         with pytest.raises(ChecksumDiffers):
-            load_trec(folder=None, label="label-coarse", tell=no_tell)
+            load_trec(folder=None, label="label-coarse", emit=no_tell)
 
 
 def test_without_any_network_the_remedy_names_the_ways_out(
@@ -236,7 +236,7 @@ def test_without_any_network_the_remedy_names_the_ways_out(
         hub_client(endpoint="http://127.0.0.1:9", home=tmp_path),
         pytest.raises(HubNotReachable) as raised,
     ):
-        load_trec(folder=None, label="label-coarse", tell=no_tell)
+        load_trec(folder=None, label="label-coarse", emit=no_tell)
     assert "--data questions" in raised.value.remedy
     assert "--data-dir" in raised.value.remedy
 
@@ -244,14 +244,14 @@ def test_without_any_network_the_remedy_names_the_ways_out(
 def test_a_missing_folder_or_file_is_told_with_its_name(tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(DataNotFound, match=rf"{folder}/train_5500\.label"):
-            load_trec(folder=folder, label="label-coarse", tell=no_tell)
+            load_trec(folder=folder, label="label-coarse", emit=no_tell)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
 def test_a_file_without_questions_is_unreadable(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "train_5500.label").write_bytes(content)
     with pytest.raises(DataUnreadable, match="holds no questions"):
-        load_trec(folder=tmp_path, label="label-coarse", tell=no_tell)
+        load_trec(folder=tmp_path, label="label-coarse", emit=no_tell)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_line_that_does_not_parse_is_told_with_its_number(tmp_path: Path, line
     path = write_raw(tmp_path, train=2) / "train_5500.label"
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(DataUnreadable, match=f"line 3 of {path}") as raised:
-        load_trec(folder=tmp_path, label="label-coarse", tell=no_tell)
+        load_trec(folder=tmp_path, label="label-coarse", emit=no_tell)
     assert repr(line[:50])[1:-1] in raised.value.message
     assert len(raised.value.message) < 200 + len(str(path))
 
@@ -290,27 +290,27 @@ def test_a_copy_written_otherwise_is_decoded_and_told(
     tmp_path: Path, difference: str, alter: Callable[[str], bytes]
 ) -> None:
     path = write_raw(tmp_path / "raw") / "train_5500.label"
-    original = load_trec(folder=path.parent, label="label-coarse", tell=no_tell)
+    original = load_trec(folder=path.parent, label="label-coarse", emit=no_tell)
     path.write_bytes(alter(path.read_bytes().decode("iso-8859-1")))
     assert difference in warning_about(path.parent)
-    altered = load_trec(folder=path.parent, label="label-coarse", tell=no_tell)
+    altered = load_trec(folder=path.parent, label="label-coarse", emit=no_tell)
     assert contents(altered) == contents(original)
 
 
 @needs_trec
 def test_the_published_training_file_has_the_published_counts() -> None:
-    told: list[Event] = []
-    train = load_trec(folder=TREC_DIR, label="label-coarse", tell=told.append)["train"]
+    emitted: list[Event] = []
+    train = load_trec(folder=TREC_DIR, label="label-coarse", emit=emitted.append)["train"]
     assert len(train) == 5452
     counts = Counter(COARSE[number] for number in train["label"])
     assert counts == {"ABBR": 86, "ENTY": 1250, "DESC": 1162, "HUM": 1223, "LOC": 835, "NUM": 896}
     assert "sister city" in train["text"][65]
-    assert not any(isinstance(event, Warning) for event in told)
+    assert not any(isinstance(event, WarningMessage) for event in emitted)
 
 
 @needs_trec
 def test_the_fine_classes_are_those_of_the_training_file() -> None:
-    train = load_trec(folder=TREC_DIR, label="label-fine", tell=no_tell)["train"]
+    train = load_trec(folder=TREC_DIR, label="label-fine", emit=no_tell)["train"]
     assert set(train["label"]) == set(range(50))
 
 
@@ -332,7 +332,7 @@ def test_a_real_copy_that_is_merely_written_otherwise_has_the_same_questions(
 def test_the_real_training_file_is_the_same_from_the_hub(
     tmp_path: Path, columns: tuple[str, str]
 ) -> None:
-    raw = load_trec(folder=TREC_DIR, label="label-fine", tell=no_tell)["train"]
+    raw = load_trec(folder=TREC_DIR, label="label-fine", emit=no_tell)["train"]
     rows = [(FINE[number], text) for number, text in zip(raw["label"], raw["text"], strict=True)]
     names = (list(COARSE), list(FINE))
     if columns == FIRST_VERSION:

@@ -12,7 +12,7 @@ from finetune.devices.cpu import CpuDevice
 
 
 def test_every_length_is_a_width() -> None:
-    assert list(CpuDevice().widths(4)) == [1, 2, 3, 4]
+    assert list(CpuDevice().shapes.padded_lengths(4)) == [1, 2, 3, 4]
 
 
 def test_it_computes_in_fp32_and_bf16() -> None:
@@ -30,20 +30,20 @@ def test_it_describes_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_filled_tensor_shows_in_the_memory_in_use_and_in_the_peak() -> None:
     device = CpuDevice()
-    before_bytes = device.used_bytes()
+    before_bytes = device.memory.used_bytes()
     filled = torch.ones(64, 2**20, dtype=torch.uint8)
-    assert device.used_bytes() - before_bytes > 0.9 * filled.nbytes
+    assert device.memory.used_bytes() - before_bytes > 0.9 * filled.nbytes
     # The kernel updates its high-water mark in batches of pages.
-    assert device.peak_bytes() > 0.9 * device.used_bytes()
+    assert device.memory.peak_bytes() > 0.9 * device.memory.used_bytes()
 
 
 def test_the_peak_is_that_since_the_reset() -> None:
     device = CpuDevice()
     torch.ones(64, 2**20, dtype=torch.uint8)
-    before_bytes = device.peak_bytes()
-    device.reset_peak()
-    assert device.peak_bytes() < before_bytes - 32 * 2**20
-    assert device.held_peak_bytes() == device.peak_bytes()
+    before_bytes = device.memory.peak_bytes()
+    device.memory.reset_peak()
+    assert device.memory.peak_bytes() < before_bytes - 32 * 2**20
+    assert device.memory.held_peak_bytes() == device.memory.peak_bytes()
 
 
 def test_elsewhere_the_peak_is_that_of_the_process_and_can_not_be_asked_for_a_probe(
@@ -53,8 +53,8 @@ def test_elsewhere_the_peak_is_that_of_the_process_and_can_not_be_asked_for_a_pr
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=300))
     monkeypatch.setattr(Path, "exists", lambda path: False)
     device = CpuDevice()
-    device.reset_peak()
-    assert (device.peak_bytes(), device.held_peak_bytes()) == (300, None)
+    device.memory.reset_peak()
+    assert (device.memory.peak_bytes(), device.memory.held_peak_bytes()) == (300, None)
 
 
 @pytest.fixture
@@ -68,27 +68,27 @@ def _lift_cap() -> Iterator[None]:
 @pytest.mark.usefixtures("_lift_cap")
 def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
     device = CpuDevice()
-    device.cap_memory(device.used_bytes() + 128 * 2**20)
+    device.memory.cap(device.memory.used_bytes() + 128 * 2**20)
     assert len(torch.ones(64, 2**20, dtype=torch.uint8)) == 64
     with pytest.raises(RuntimeError) as caught:
         torch.ones(192, 2**20, dtype=torch.uint8)
-    assert device.is_out_of_memory(caught.value)
-    device.cap_memory(device.used_bytes() + 512 * 2**20)
+    assert device.memory.is_out_of_memory(caught.value)
+    device.memory.cap(device.memory.used_bytes() + 512 * 2**20)
     assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
 
 
 def test_the_budget_is_what_is_free_with_what_the_process_holds_or_the_limit() -> None:
     device = CpuDevice()
-    budget_bytes = device.budget_bytes(None)
-    assert device.used_bytes() < budget_bytes < psutil.virtual_memory().total
-    assert 0.97 * 2**20 < device.budget_bytes(2**20) < 0.99 * 2**20
-    assert device.budget_bytes(2**60) < psutil.virtual_memory().total
+    budget_bytes = device.memory.budget_bytes(None)
+    assert device.memory.used_bytes() < budget_bytes < psutil.virtual_memory().total
+    assert 0.97 * 2**20 < device.memory.budget_bytes(2**20) < 0.99 * 2**20
+    assert device.memory.budget_bytes(2**60) < psutil.virtual_memory().total
 
 
 def test_a_tensor_larger_than_memory_is_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(10**15)
-    assert CpuDevice().is_out_of_memory(caught.value)
+    assert CpuDevice().memory.is_out_of_memory(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_tensor_larger_than_memory_is_out_of_memory() -> None:
     ],
 )
 def test_refused_memory_is_out_of_memory(error: Exception) -> None:
-    assert CpuDevice().is_out_of_memory(error)
+    assert CpuDevice().memory.is_out_of_memory(error)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_refused_memory_is_out_of_memory(error: Exception) -> None:
     ],
 )
 def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
-    assert not CpuDevice().is_out_of_memory(error)
+    assert not CpuDevice().memory.is_out_of_memory(error)
 
 
 def test_waiting_resetting_and_releasing_leave_it_as_it_is() -> None:
     device = CpuDevice()
     device.synchronize()
-    device.reset_peak()
-    device.release_memory()
-    assert device.peak_bytes() > 0
-    assert device.retried_allocations() == 0
+    device.memory.reset_peak()
+    device.memory.release()
+    assert device.memory.peak_bytes() > 0
+    assert device.memory.retried_allocations() == 0

@@ -67,10 +67,10 @@ def test_bf16_depends_on_the_gpu(pretend_nvidia: Callable[..., None]) -> None:
     ("longest_tokens", "widths"), [(1, [8]), (8, [8]), (9, [8, 16]), (20, [8, 16, 24])]
 )
 def test_widths_are_the_multiples_of_8(
-    pretend_nvidia: Callable[..., None], longest_tokens: int, widths: list[int]
+    pretend_nvidia: Callable[..., None], longest_tokens: int, padded_lengths: list[int]
 ) -> None:
     pretend_nvidia()
-    assert list(CudaDevice().widths(longest_tokens)) == widths
+    assert list(CudaDevice().shapes.padded_lengths(longest_tokens)) == padded_lengths
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_refused_memory_is_out_of_memory(
     pretend_nvidia: Callable[..., None], error: Exception
 ) -> None:
     pretend_nvidia()
-    assert CudaDevice().is_out_of_memory(error)
+    assert CudaDevice().memory.is_out_of_memory(error)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_other_errors_are_not_out_of_memory(
     pretend_nvidia: Callable[..., None], error: Exception
 ) -> None:
     pretend_nvidia()
-    assert not CudaDevice().is_out_of_memory(error)
+    assert not CudaDevice().memory.is_out_of_memory(error)
 
 
 def test_memory_is_that_of_live_tensors(
@@ -117,7 +117,7 @@ def test_memory_is_that_of_live_tensors(
     device = CudaDevice()
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1_200)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5_000)
-    assert (device.used_bytes(), device.peak_bytes()) == (1_200, 5_000)
+    assert (device.memory.used_bytes(), device.memory.peak_bytes()) == (1_200, 5_000)
 
 
 def test_it_waits_resets_and_releases_through_the_driver(
@@ -135,8 +135,8 @@ def test_it_waits_resets_and_releases_through_the_driver(
     for name in names:
         monkeypatch.setattr(torch.cuda, name, partial(calls.append, name))
     device.synchronize()
-    device.reset_peak()
-    device.release_memory()
+    device.memory.reset_peak()
+    device.memory.release()
     assert calls == names
 
 
@@ -155,7 +155,7 @@ def test_the_budget_is_what_is_free_and_cached_less_a_reserve_or_the_limit(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib * GIB, 140 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
     limit_bytes = limit_gib and limit_gib * GIB
-    assert CudaDevice().budget_bytes(limit_bytes) == budget_gib * GIB
+    assert CudaDevice().memory.budget_bytes(limit_bytes) == budget_gib * GIB
 
 
 def test_a_budget_is_kept_as_a_fraction_of_the_gpus_memory(
@@ -164,8 +164,8 @@ def test_a_budget_is_kept_as_a_fraction_of_the_gpus_memory(
     pretend_nvidia()
     fractions: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
-    CudaDevice().cap_memory(150_110_000_000 // 4)
-    CudaDevice().cap_memory(2**60)
+    CudaDevice().memory.cap(150_110_000_000 // 4)
+    CudaDevice().memory.cap(2**60)
     assert fractions == [0.25, 1.0]
 
 
@@ -176,39 +176,39 @@ def test_what_the_allocator_holds_and_how_often_it_retried_are_told(
     device = CudaDevice()
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7_000)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 3})
-    assert (device.held_peak_bytes(), device.retried_allocations()) == (7_000, 3)
+    assert (device.memory.held_peak_bytes(), device.memory.retried_allocations()) == (7_000, 3)
     monkeypatch.setattr(torch.cuda, "memory_stats", dict)  # before the first allocation
-    assert device.retried_allocations() == 0
+    assert device.memory.retried_allocations() == 0
 
 
 @pytest.mark.cuda
 def test_allocations_beyond_the_cap_fail_on_a_real_gpu() -> None:
     device = CudaDevice()
-    device.release_memory()
-    device.cap_memory(2**30)
+    device.memory.release()
+    device.memory.cap(2**30)
     try:
         with pytest.raises(RuntimeError) as caught:
             torch.empty(2 * 2**30, dtype=torch.uint8, device=device.torch_device)
-        assert device.is_out_of_memory(caught.value)
+        assert device.memory.is_out_of_memory(caught.value)
         torch.empty(2**29, dtype=torch.uint8, device=device.torch_device)
     finally:
-        device.cap_memory(2**60)
+        device.memory.cap(2**60)
 
 
 @pytest.mark.cuda
 def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
     device = CudaDevice()
-    device.reset_peak()
-    before_bytes = device.used_bytes()
+    device.memory.reset_peak()
+    before_bytes = device.memory.used_bytes()
     filled = torch.ones(64, 2**20, dtype=torch.uint8, device=device.torch_device)
     device.synchronize()
-    assert device.used_bytes() - before_bytes == filled.nbytes
+    assert device.memory.used_bytes() - before_bytes == filled.nbytes
     del filled
-    device.release_memory()
-    assert device.used_bytes() == before_bytes
-    assert device.peak_bytes() - before_bytes == 64 * 2**20
-    device.reset_peak()
-    assert device.peak_bytes() == before_bytes
+    device.memory.release()
+    assert device.memory.used_bytes() == before_bytes
+    assert device.memory.peak_bytes() - before_bytes == 64 * 2**20
+    device.memory.reset_peak()
+    assert device.memory.peak_bytes() == before_bytes
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50, device=device.torch_device)
-    assert device.is_out_of_memory(caught.value)
+    assert device.memory.is_out_of_memory(caught.value)

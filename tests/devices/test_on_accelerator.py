@@ -9,13 +9,14 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
 from tiny_runs import TEXTS, have_same_bits, run_tiny, tiny_folder, weights_of
-from tiny_training import random_examples, take_updates, tiny_assembly
+from tiny_training import random_examples, take_updates, tiny_training_state
 
 import finetune
 from finetune.config.load import load_config
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
 from finetune.doctor.parity import check_parity
+from finetune.model.mode import Mode
 from finetune.pipeline.find import Task, find_batches
 from finetune.training.guard import ParameterGuard
 
@@ -31,16 +32,19 @@ OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {
 @pytest.fixture(params=GPUS)
 def gpu(request: pytest.FixtureRequest) -> Device:
     """A GPU of each kind; where it can't be used, the test is skipped with the reason."""
-    return select_device(request.param, tell=lambda event: None)
+    return select_device(request.param, emit=lambda event: None)
 
 
 def test_parameters_and_losses_are_on_the_gpu(gpu: Device) -> None:
-    assembly = tiny_assembly(device=gpu)
-    [loss] = take_updates(assembly, random_examples(), [0])
+    training_state = tiny_training_state(device=gpu)
+    [loss] = take_updates(training_state, random_examples(), [0])
     assert math.isfinite(loss)
-    for parameter in assembly.model.parameters():
+    for parameter in training_state.model.parameters():
         assert parameter.device.type == gpu.torch_device.type
-        assert assembly.optimizer.state[parameter]["exp_avg"].device.type == gpu.torch_device.type
+        assert (
+            training_state.optimizer.state[parameter]["exp_avg"].device.type
+            == gpu.torch_device.type
+        )
 
 
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
@@ -48,7 +52,12 @@ def test_parameters_and_losses_are_on_the_gpu(gpu: Device) -> None:
 def test_it_computes_what_the_processor_does(gpu: Device, architecture: str, mode: str) -> None:
     model = tiny_model(architecture)
     report = check_parity(
-        model, mode=mode, device=gpu, precision="fp32", largest_batch=40, tell=lambda event: None
+        model,
+        mode=Mode(mode),
+        device=gpu,
+        precision="fp32",
+        largest_batch=40,
+        emit=lambda event: None,
     )
     assert report.failures == ()
 
@@ -58,18 +67,18 @@ def test_it_computes_nearly_the_same_in_16_bits(gpu: Device, precision: str) -> 
     if precision not in gpu.precisions:
         pytest.skip(f"{gpu.description} does not compute in {precision}")
     report = check_parity(
-        tiny_model(), mode="full", device=gpu, precision=precision, largest_batch=40,
-        tell=lambda event: None,
+        tiny_model(), mode=Mode("full"), device=gpu, precision=precision, largest_batch=40,
+        emit=lambda event: None,
     )  # fmt: skip
     assert report.failures == ()
 
 
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
 def test_what_trains_changes_and_what_is_frozen_does_not(gpu: Device, mode: str) -> None:
-    assembly = tiny_assembly(device=gpu, mode=mode)
-    guard = ParameterGuard(assembly.model)
-    take_updates(assembly, random_examples(), range(2))
-    guard.check(assembly.model)
+    training_state = tiny_training_state(device=gpu, mode=Mode(mode))
+    guard = ParameterGuard(training_state.model)
+    take_updates(training_state, random_examples(), range(2))
+    guard.check(training_state.model)
 
 
 @pytest.mark.parametrize("mode", OPTIONS_OF_MODE)
@@ -109,7 +118,7 @@ def test_the_largest_batch_is_found_within_a_small_memory(
     bounds = {"memory_limit": "1GiB", "feature_cache": False}
     loaded = load_config(file=None, environment={}, flags=flags | bounds, assignments=())
     task = Task(loaded.config, has_max_length=True, limit=100_000, is_fresh=True)
-    [result] = find_batches(task, tell=lambda event: None)["results"]
+    [result] = find_batches(task, emit=lambda event: None)["results"]
     assert 1 <= result["recommended"] <= result["max_verified"] <= 100_000
     assert result["peak_bytes"] <= result["budget_bytes"] <= 2**30
     assert len(result["probes"]) <= 9

@@ -19,43 +19,43 @@ def ignore(event: Event) -> None:
 
 def test_auto_takes_the_nvidia_gpu(pretend_nvidia: Callable[..., None]) -> None:
     pretend_nvidia()
-    assert select_device("auto", tell=ignore).name == "cuda"
+    assert select_device("auto", emit=ignore).name == "cuda"
 
 
 def test_auto_takes_the_gpu_of_a_mac(pretend_mac: Callable[..., None]) -> None:
     pretend_mac()
-    assert select_device("auto", tell=ignore).name == "mps"
+    assert select_device("auto", emit=ignore).name == "mps"
 
 
 def test_auto_takes_the_processor_where_there_is_no_gpu(pretend_linux: None) -> None:
-    assert select_device("auto", tell=ignore).name == "cpu"
+    assert select_device("auto", emit=ignore).name == "cpu"
 
 
 def test_auto_passes_over_a_gpu_that_does_not_work(pretend_mac: Callable[..., None]) -> None:
     pretend_mac(failure="MPS backend out of memory")
-    told: list[Event] = []
-    assert select_device("auto", tell=told.append).name == "cpu"
-    assert isinstance(told[0], events.Warning)
-    assert "MPS backend out of memory" in told[0].message
+    emitted: list[Event] = []
+    assert select_device("auto", emit=emitted.append).name == "cpu"
+    assert isinstance(emitted[0], events.WarningMessage)
+    assert "MPS backend out of memory" in emitted[0].message
 
 
 def test_auto_does_not_speak_of_a_gpu_that_is_not_there(pretend_linux: None) -> None:
-    told: list[Event] = []
-    select_device("auto", tell=told.append)
-    assert told == []
+    emitted: list[Event] = []
+    select_device("auto", emit=emitted.append)
+    assert emitted == []
 
 
 def test_the_processor_is_taken_beside_a_gpu_if_it_is_named(
     pretend_nvidia: Callable[..., None],
 ) -> None:
     pretend_nvidia()
-    assert select_device("cpu", tell=ignore).name == "cpu"
+    assert select_device("cpu", emit=ignore).name == "cpu"
 
 
 @pytest.mark.parametrize("name", ["mps", "cuda"])
 def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: str) -> None:
     with pytest.raises(DeviceNotAvailable) as caught:
-        select_device(name, tell=ignore)
+        select_device(name, emit=ignore)
     assert caught.value.exit_code == 4
     assert "--device cpu" in caught.value.remedy
 
@@ -63,7 +63,7 @@ def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: st
 @pytest.mark.parametrize("name", DEVICE_NAMES)
 def test_every_offered_name_leads_to_a_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     pretend(MACHINE_WITH[name], monkeypatch)
-    assert select_device(name, tell=ignore).name == ("cuda" if name == "auto" else name)
+    assert select_device(name, emit=ignore).name == ("cuda" if name == "auto" else name)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -82,6 +82,6 @@ def test_every_device_has_fp32_and_no_precision_that_is_not_offered(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     pretend(MACHINE_WITH[name], monkeypatch)
-    precisions = select_device(name, tell=ignore).precisions
+    precisions = select_device(name, emit=ignore).precisions
     assert precisions[0] == "fp32"
     assert set(precisions) <= set(PRECISION_NAMES)

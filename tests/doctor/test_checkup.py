@@ -39,11 +39,11 @@ def test_every_machine_is_looked_at_from_all_sides(
 
 
 def test_all_machines_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {
+    emitted = {
         name: frozenset((one.finding, one.remedy) for one in look_at(machine, monkeypatch).values())
         for name, machine in MACHINES.items()
     }
-    assert len(set(told.values())) == len(MACHINES)
+    assert len(set(emitted.values())) == len(MACHINES)
 
 
 @pytest.mark.parametrize(

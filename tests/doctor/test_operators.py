@@ -16,6 +16,7 @@ from finetune.doctor.operators import (
     load_factory,
 )
 from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 
 MODES = ("full", "last-1", "head", "classifier")
@@ -28,17 +29,17 @@ def audit(
     mode: str = "full",
     precision: str = "fp32",
     rows: int = 4,
-    width: int = 16,
+    padded_length: int = 16,
     torch_version: str = "2.13.0",
     computes: bool = False,
 ) -> OperatorReport:
     return audit_classifier(
         model,
         find_structure(model),
-        mode=mode,
+        mode=Mode(mode),
         precision=precision,
         rows=rows,
-        width=width,
+        padded_length=padded_length,
         torch_version=torch_version,
         computes=computes,
     )
@@ -57,7 +58,7 @@ def messages(report: OperatorReport) -> str:
 def test_no_encoder_needs_what_mps_lacks_in_any_mode(architecture: str, precision: str) -> None:
     model = tiny_model(architecture)
     for mode in MODES:
-        report = audit(model, mode=mode, precision=precision)
+        report = audit(model, mode=Mode(mode), precision=precision)
         assert report.missing == ()
         assert report.warnings == ()
 
@@ -94,7 +95,7 @@ def test_attention_of_the_evaluation_is_what_mps_runs_there() -> None:
 
 
 def test_a_frozen_core_attends_as_in_the_evaluation() -> None:
-    operators = by_name(audit(tiny_model(), mode="head"))
+    operators = by_name(audit(tiny_model(), mode=Mode("head")))
     assert operators["aten::_scaled_dot_product_attention_math_for_mps"].calls == 3
     assert "aten::embedding_dense_backward" not in operators
 
@@ -118,7 +119,7 @@ def test_parts_of_a_composite_are_listed_too() -> None:
 def test_the_model_is_left_as_it_was(computes: bool) -> None:
     model = tiny_model()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    audit(model, mode="classifier", computes=computes)
+    audit(model, mode=Mode("classifier"), computes=computes)
     assert all(one.requires_grad and one.grad is None for one in model.parameters())
     assert all(torch.equal(before[name], one) for name, one in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
@@ -126,11 +127,11 @@ def test_the_model_is_left_as_it_was(computes: bool) -> None:
 
 def test_more_layers_than_there_are_can_not_train() -> None:
     with pytest.raises(ConfigurationInvalid):
-        audit(tiny_model(), mode="last-9")
+        audit(tiny_model(), mode=Mode("last-9"))
 
 
 def test_a_large_batch_is_audited_without_computing_it() -> None:
-    report = audit(tiny_model(), rows=1024, width=64)
+    report = audit(tiny_model(), rows=1024, padded_length=64)
     assert "aten::linear_backward on MPS gives wrong gradients" in messages(report)
     assert "pytorch#177116" in messages(report)
 
@@ -143,9 +144,9 @@ def test_fp16_needs_a_pytorch_that_skips_infinite_gradients() -> None:
 
 def test_a_norm_on_top_of_a_frozen_core_needs_a_pytorch_that_trains_it() -> None:
     model = tiny_model("modernbert")
-    report = audit(model, mode="last-1", torch_version="2.12.0")
+    report = audit(model, mode=Mode("last-1"), torch_version="2.12.0")
     assert "pytorch#183825" in messages(report)
-    assert audit(model, mode="full", torch_version="2.12.0").warnings == ()
+    assert audit(model, mode=Mode("full"), torch_version="2.12.0").warnings == ()
 
 
 class Plain(nn.Module):
@@ -194,7 +195,7 @@ def test_planted_operator_of_a_classifier_is_found() -> None:
     model = tiny_model()
     model.bert.pooler.activation = Take()
     for mode in ("full", "classifier"):
-        missing = {one.name: one.modules for one in audit(model, mode=mode).missing}
+        missing = {one.name: one.modules for one in audit(model, mode=Mode(mode)).missing}
         assert missing["aten::take"] == ("bert.pooler.activation",)
         # Its backward.
         assert ("aten::put_" in missing) is (mode == "full")

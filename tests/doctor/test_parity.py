@@ -26,6 +26,7 @@ from finetune.doctor.parity import (
 from finetune.doctor.rehearsal import plan_rehearsal
 from finetune.errors import ConfigurationInvalid
 from finetune.events import Event
+from finetune.model.mode import Mode
 
 
 def ignore(event: Event) -> None:
@@ -41,11 +42,11 @@ def parity(
 ) -> ParityReport:
     return check_parity(
         model,
-        mode=mode,
+        mode=Mode(mode),
         device=device or CpuDevice(),
         precision=precision,
         largest_batch=40,
-        tell=ignore,
+        emit=ignore,
     )
 
 
@@ -63,7 +64,7 @@ def parity_under(
     fault: AbstractContextManager[Any], *, mode: str = "full", precision: str = "fp32"
 ) -> ParityReport:
     """Compare the processor with itself under a fault."""
-    rehearsal = plan_rehearsal(lively_model(), mode=mode, largest_batch=40)
+    rehearsal = plan_rehearsal(lively_model(), mode=Mode(mode), largest_batch=40)
     expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
     with fault:
         actual = rehearsal.on(CpuDevice(), precision=precision)
@@ -99,7 +100,7 @@ def test_evaluation_has_all_lengths_at_all_batch_sizes() -> None:
     [*((one, "full") for one in ARCHITECTURES), ("bert", "head"), ("modernbert", "last-1")],
 )
 def test_bf16_is_within_its_tolerance(architecture: str, mode: str) -> None:
-    report = parity(tiny_model(architecture), mode=mode, precision="bf16")
+    report = parity(tiny_model(architecture), mode=Mode(mode), precision="bf16")
     assert report.failures == ()
     assert all(one.error > 0 for one in report.worst_by_part().values())
 
@@ -112,7 +113,7 @@ def test_other_widths_and_repeated_rows_change_nothing_but_rounding() -> None:
 
 def test_each_parameter_is_compared_in_its_gradient_and_its_changes() -> None:
     model = tiny_model()
-    report = parity(model, mode="head")
+    report = parity(model, mode=Mode("head"))
     for part in ("gradients", "1 update", "10 updates"):
         compared = [one.tensor for one in report.differences if one.part == part]
         assert compared == [name for name, _ in model.named_parameters()]
@@ -153,8 +154,8 @@ class Garbage(TorchFunctionMode):
 def test_what_is_no_number_fails_everywhere() -> None:
     report = parity_under(Garbage())
     assert wrong_parts(report) == set(report.worst_by_part())
-    told = json.dumps(report.to_dict(), allow_nan=False)
-    assert json.loads(told)["differences"][0]["error"] is None
+    emitted = json.dumps(report.to_dict(), allow_nan=False)
+    assert json.loads(emitted)["differences"][0]["error"] is None
 
 
 def test_modules_are_told_with_a_star_for_the_layer_and_the_worst_of_them() -> None:
@@ -172,7 +173,7 @@ def test_modules_are_told_with_a_star_for_the_layer_and_the_worst_of_them() -> N
 
 def test_more_layers_than_there_are_can_not_train() -> None:
     with pytest.raises(ConfigurationInvalid):
-        parity(tiny_model(), mode="last-9")
+        parity(tiny_model(), mode=Mode("last-9"))
 
 
 def test_relative_error_is_that_of_the_whole_tensor() -> None:

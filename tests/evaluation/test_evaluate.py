@@ -10,21 +10,21 @@ LABELS = np.array([0, 2, 1, 0])
 
 
 def test_likeliest_class_is_the_prediction() -> None:
-    figures = evaluate_logits(LOGITS, LABELS, class_names=NAMES)
+    metrics = evaluate_logits(LOGITS, LABELS, class_names=NAMES)
 
     expected = compute_metrics(
         predictions=np.array([0, 2, 1, 1]), references=LABELS, class_names=NAMES
     )
-    assert {name: figures[name] for name in expected} == expected
-    assert figures["accuracy"] == 0.75
+    assert {name: metrics[name] for name in expected} == expected
+    assert metrics["accuracy"] == 0.75
 
 
 def test_loss_is_the_mean_over_the_rows_of_minus_log_probability() -> None:
-    figures = evaluate_logits(LOGITS, LABELS, class_names=NAMES)
+    metrics = evaluate_logits(LOGITS, LABELS, class_names=NAMES)
 
     probabilities = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
     of_true_class = probabilities[np.arange(4), LABELS]
-    assert figures["loss"] == pytest.approx(-np.log(of_true_class).mean(), rel=1e-6)
+    assert metrics["loss"] == pytest.approx(-np.log(of_true_class).mean(), rel=1e-6)
 
 
 def test_figures_do_not_depend_on_the_order_of_the_rows() -> None:

@@ -14,11 +14,11 @@ ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max
 
 
 def test_figures_of_a_small_example_are_those_by_hand() -> None:
-    figures = compute_metrics(
+    metrics = compute_metrics(
         predictions=np.array([0, 1, 1, 2]), references=np.array([0, 1, 2, 2]), class_names=NAMES
     )
 
-    assert figures == {
+    assert metrics == {
         "accuracy": 0.75,
         # HUM occurs nowhere, so that the mean is over three classes.
         "macro_f1": pytest.approx((1 + 2 / 3 + 2 / 3) / 3),
@@ -33,27 +33,27 @@ def test_figures_of_a_small_example_are_those_by_hand() -> None:
 
 
 def test_class_that_is_only_predicted_counts_in_macro_f1() -> None:
-    figures = compute_metrics(
+    metrics = compute_metrics(
         predictions=np.array([0, 1]), references=np.array([0, 0]), class_names=NAMES
     )
 
-    assert figures["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
+    assert metrics["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
 
 
 @given(rows=ROWS)
 def test_figures_agree_with_the_confusion_matrix(rows: list[tuple[int, int]]) -> None:
     predictions, references = np.array(rows).T
 
-    figures = compute_metrics(predictions=predictions, references=references, class_names=NAMES)
+    metrics = compute_metrics(predictions=predictions, references=references, class_names=NAMES)
 
-    matrix = np.array(figures["confusion_matrix"])
+    matrix = np.array(metrics["confusion_matrix"])
     assert matrix.sum() == len(rows)
-    assert figures["accuracy"] == pytest.approx(matrix.trace() / len(rows))
+    assert metrics["accuracy"] == pytest.approx(matrix.trace() / len(rows))
     occurring = [matrix[i].sum() + matrix[:, i].sum() > 0 for i in range(len(NAMES))]
-    f1 = np.array([figures["per_class"][name]["f1"] for name in NAMES])
-    assert figures["macro_f1"] == pytest.approx(f1[occurring].mean())
+    f1 = np.array([metrics["per_class"][name]["f1"] for name in NAMES])
+    assert metrics["macro_f1"] == pytest.approx(f1[occurring].mean())
     for name, row, column in zip(NAMES, matrix, matrix.T, strict=True):
-        figure = figures["per_class"][name]
+        figure = metrics["per_class"][name]
         right = row[NAMES.index(name)]
         assert figure["support"] == row.sum()
         assert figure["recall"] == pytest.approx(right / max(row.sum(), 1))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
-from tiny_training import FewShapesDevice, random_examples, take_updates, tiny_assembly
+from tiny_training import FewShapesDevice, random_examples, take_updates, tiny_training_state
 from torch import nn
 
 from finetune.devices.base import Device
@@ -27,7 +27,7 @@ def predict(
         model,
         examples.inputs_of,
         examples.lengths,
-        widths=device.widths(int(examples.lengths.max())),
+        padded_lengths=device.shapes.padded_lengths(int(examples.lengths.max())),
         batch_size=batch_size,
         device=device,
     )
@@ -68,16 +68,16 @@ def test_every_forward_has_the_same_number_of_rows_where_new_shapes_cost() -> No
 
 def test_widths_are_the_devices() -> None:
     examples = random_examples(ROWS)
-    widths: list[int] = []
+    padded_lengths: list[int] = []
 
-    def inputs_of(rows: np.ndarray, width: int) -> dict[str, torch.Tensor]:
-        widths.append(width)
-        return examples.inputs_of(rows, width)
+    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
+        padded_lengths.append(padded_length)
+        return examples.inputs_of(rows, padded_length)
 
     device = FewShapesDevice()
     predict(tiny_model(), replace(examples, inputs_of=inputs_of), batch_size=5, device=device)
 
-    assert set(widths) <= set(device.widths(int(examples.lengths.max())))
+    assert set(padded_lengths) <= set(device.shapes.padded_lengths(int(examples.lengths.max())))
 
 
 @DEVICES
@@ -102,18 +102,18 @@ def test_prediction_between_updates_changes_nothing(precision: str) -> None:
     examples = random_examples(ROWS)
     losses = []
     for predicts in (False, True):
-        assembly = tiny_assembly(precision=precision)
-        first = take_updates(assembly, examples, [0])
+        training_state = tiny_training_state(precision=precision)
+        first = take_updates(training_state, examples, [0])
         if predicts:
-            predict(assembly.model, examples)
-            assembly.model.train()
-        losses.append(first + take_updates(assembly, examples, [1, 2]))
+            predict(training_state.model, examples)
+            training_state.model.train()
+        losses.append(first + take_updates(training_state, examples, [1, 2]))
 
     assert losses[0] == losses[1]
 
 
 def test_logits_of_lower_precision_are_told_in_fp32() -> None:
-    model = tiny_assembly(precision="bf16").model
+    model = tiny_training_state(precision="bf16").model
 
     assert predict(model, random_examples(ROWS)).dtype == np.float32
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from finetune.events import Event, Warning
+from finetune.events import Event, WarningMessage
 from finetune.model.feature_store import FeatureStore, key_of
 
 GIB = 2**30
@@ -31,9 +31,9 @@ def random_lines(
 
 def read_quietly(store: FeatureStore, key: str) -> torch.Tensor | None:
     """Read, and expect no warning."""
-    told: list[Event] = []
-    lines = store.read(key, tell=told.append)
-    assert told == []
+    emitted: list[Event] = []
+    lines = store.read(key, emit=emitted.append)
+    assert emitted == []
     return lines
 
 
@@ -123,10 +123,10 @@ def test_damage_is_told_and_what_is_made_anew_takes_its_place(
     file = keep(store, "a", random_lines())
     content = file.read_bytes()
     file.write_bytes(damage(content))  # type: ignore[operator]
-    told: list[Event] = []
-    assert store.read("a", tell=told.append) is None
-    [warning] = told
-    assert isinstance(warning, Warning)
+    emitted: list[Event] = []
+    assert store.read("a", emit=emitted.append) is None
+    [warning] = emitted
+    assert isinstance(warning, WarningMessage)
     assert "a.lines is damaged" in warning.message
     keep(store, "a", random_lines())
     assert file.read_bytes() == content
@@ -139,9 +139,9 @@ def test_a_single_bit_anywhere_in_a_file_is_found(store: FeatureStore) -> None:
     for position in range(len(content)):
         flipped = bytes([content[position] ^ 4])
         file.write_bytes(content[:position] + flipped + content[position + 1 :])
-        told: list[Event] = []
-        assert store.read("a", tell=told.append) is None
-        assert len(told) == 1
+        emitted: list[Event] = []
+        assert store.read("a", emit=emitted.append) is None
+        assert len(emitted) == 1
 
 
 def test_a_failure_halfway_leaves_nothing(store: FeatureStore) -> None:

@@ -11,6 +11,7 @@ from finetune.model.freeze import (
     set_training,
     trained_names,
 )
+from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
 
 MODES = ("full", "last-1", "last-2", "head", "classifier")
@@ -34,7 +35,7 @@ def test_a_mode_trains_its_part_and_no_other(architecture: str, mode: str) -> No
     model = tiny_model(architecture)
     structure = find_structure(model)
 
-    freeze_parameters(model, structure, mode=mode)
+    freeze_parameters(model, structure, mode=Mode(mode))
 
     trained = {name for name, one in model.named_parameters() if one.requires_grad}
     assert trained == expected_names(structure, mode)
@@ -47,35 +48,35 @@ def test_a_mode_trains_its_part_and_no_other(architecture: str, mode: str) -> No
 def test_what_trains_gets_a_gradient_and_nothing_else(architecture: str, mode: str) -> None:
     model = tiny_model(architecture)
     structure = find_structure(model)
-    freeze_parameters(model, structure, mode=mode)
+    freeze_parameters(model, structure, mode=Mode(mode))
 
     inputs = random_examples(takes_4d_mask=structure.takes_4d_mask).inputs_of(np.arange(4), 12)
     model(**inputs).logits.sum().backward()
 
     with_gradient = {name for name, one in model.named_parameters() if one.grad is not None}
-    assert with_gradient == trained_names(structure, mode=mode)
+    assert with_gradient == trained_names(structure, mode=Mode(mode))
 
 
 def test_bert_trains_its_pooler_with_the_head_and_not_with_the_classifier() -> None:
     structure = find_structure(tiny_model("bert"))
 
-    assert "bert.pooler.dense.weight" in trained_names(structure, mode="head")
-    assert "bert.pooler.dense.weight" not in trained_names(structure, mode="classifier")
+    assert "bert.pooler.dense.weight" in trained_names(structure, mode=Mode("head"))
+    assert "bert.pooler.dense.weight" not in trained_names(structure, mode=Mode("classifier"))
 
 
 def test_modernbert_trains_its_final_norm_with_the_last_layer_and_not_with_the_head() -> None:
     structure = find_structure(tiny_model("modernbert"))
 
-    assert "model.final_norm.weight" in trained_names(structure, mode="last-1")
-    assert "model.final_norm.weight" not in trained_names(structure, mode="head")
+    assert "model.final_norm.weight" in trained_names(structure, mode=Mode("last-1"))
+    assert "model.final_norm.weight" not in trained_names(structure, mode=Mode("head"))
 
 
 def test_frozen_parameters_train_again_in_another_mode() -> None:
     model = tiny_model()
     structure = find_structure(model)
 
-    freeze_parameters(model, structure, mode="classifier")
-    freeze_parameters(model, structure, mode="full")
+    freeze_parameters(model, structure, mode=Mode("classifier"))
+    freeze_parameters(model, structure, mode=Mode("full"))
 
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -84,7 +85,7 @@ def test_more_layers_than_there_are_is_refused() -> None:
     model = tiny_model()
 
     with pytest.raises(ConfigurationInvalid, match="has 3 layers, not 4") as caught:
-        freeze_parameters(model, find_structure(model), mode="last-4")
+        freeze_parameters(model, find_structure(model), mode=Mode("last-4"))
 
     assert "at most 3" in caught.value.remedy
 
@@ -95,7 +96,7 @@ def test_frozen_modules_are_in_evaluation_mode_and_others_train(
     architecture: str, mode: str
 ) -> None:
     model = tiny_model(architecture)
-    freeze_parameters(model, find_structure(model), mode=mode)
+    freeze_parameters(model, find_structure(model), mode=Mode(mode))
 
     set_training(model)
 
@@ -113,7 +114,7 @@ def hidden_states(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
 
 def test_dropout_is_off_below_the_trained_layers_and_on_in_them() -> None:
     model = tiny_model()
-    freeze_parameters(model, find_structure(model), mode="last-1")
+    freeze_parameters(model, find_structure(model), mode=Mode("last-1"))
 
     set_training(model)
 
@@ -130,7 +131,7 @@ def test_a_head_over_a_frozen_core_trains_without_dropout(architecture: str, mod
     model = tiny_model(architecture)
     model.config.classifier_dropout = 0.5
     structure = find_structure(model)
-    freeze_parameters(model, structure, mode=mode)
+    freeze_parameters(model, structure, mode=Mode(mode))
     inputs = random_examples(takes_4d_mask=structure.takes_4d_mask).inputs_of(np.arange(4), 12)
 
     set_training(model)
@@ -140,6 +141,6 @@ def test_a_head_over_a_frozen_core_trains_without_dropout(architecture: str, mod
 
 def test_the_head_above_a_trained_layer_keeps_its_dropout() -> None:
     model = tiny_model()
-    freeze_parameters(model, find_structure(model), mode="last-1")
+    freeze_parameters(model, find_structure(model), mode=Mode("last-1"))
 
     assert model.get_submodule("dropout").p == 0.1

@@ -19,11 +19,11 @@ NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
 
 
 def load(
-    source: Path | str, *, seed: int = 0, told: list[events.Event] | None = None
+    source: Path | str, *, seed: int = 0, emitted: list[events.Event] | None = None
 ) -> Classifier:
     torch.manual_seed(seed)
-    tell = ([] if told is None else told).append
-    return load_classifier(str(source), revision=None, class_names=NAMES, tell=tell)
+    emit = ([] if emitted is None else emitted).append
+    return load_classifier(str(source), revision=None, class_names=NAMES, emit=emit)
 
 
 def ignore(event: events.Event) -> None:
@@ -52,16 +52,16 @@ def closed_hub(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_core_is_that_of_the_folder(tmp_path: Path, architecture: str) -> None:
-    told: list[events.Event] = []
+    emitted: list[events.Event] = []
 
-    classifier = load(save_tiny_model(tmp_path, architecture), told=told)
+    classifier = load(save_tiny_model(tmp_path, architecture), emitted=emitted)
 
     saved = tiny_model(architecture).base_model.state_dict()
     loaded = classifier.model.base_model.state_dict()
     assert loaded.keys() == saved.keys()
     for name, tensor in saved.items():
         assert torch.equal(loaded[name], tensor)
-    assert told == []
+    assert emitted == []
 
 
 def test_classes_have_names_and_numbers(folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_head_of_the_same_classes_comes_back_however_many(tmp_path: Path) -> Non
     trained.config.id2label = dict(enumerate(names))
     trained.save_pretrained(folder)
 
-    again = load_classifier(str(folder), revision=None, class_names=names, tell=ignore)
+    again = load_classifier(str(folder), revision=None, class_names=names, emit=ignore)
 
     assert torch.equal(weight_of(again.model), weight_of(trained))
 
@@ -239,24 +239,24 @@ def test_missing_core_parameters_are_told_by_name(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     kept = {name: one for name, one in weights.items() if not name.startswith("encoder.layer.1.")}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    told: list[events.Event] = []
+    emitted: list[events.Event] = []
 
-    load(folder, told=told)
+    load(folder, emitted=emitted)
 
-    [warning] = told
-    assert isinstance(warning, events.Warning)
+    [warning] = emitted
+    assert isinstance(warning, events.WarningMessage)
     assert warning.message.startswith(f"{len(weights) - len(kept)} parameters of the core")
     assert "bert.encoder.layer.1." in warning.message
 
 
 def test_core_parameters_of_another_size_are_told_by_name(folder: Path) -> None:
     change_config(folder, vocab_size=SIZES["vocab_size"] + 8)
-    told: list[events.Event] = []
+    emitted: list[events.Event] = []
 
-    load(folder, told=told)
+    load(folder, emitted=emitted)
 
-    [warning] = told
-    assert isinstance(warning, events.Warning)
+    [warning] = emitted
+    assert isinstance(warning, events.WarningMessage)
     assert "bert.embeddings.word_embeddings.weight" in warning.message
 
 
@@ -265,21 +265,21 @@ def test_missing_head_is_not_told(folder: Path) -> None:
     kept = {name: one for name, one in weights.items() if "pooler" not in name}
     assert len(kept) < len(weights)
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    told: list[events.Event] = []
+    emitted: list[events.Event] = []
 
-    load(folder, told=told)
+    load(folder, emitted=emitted)
 
-    assert told == []
+    assert emitted == []
 
 
 def test_longest_text_has_a_position_for_every_token(tmp_path: Path) -> None:
     for architecture in ARCHITECTURES:
         classifier = load(save_tiny_model(tmp_path / architecture, architecture))
         # RoBERTa's positions begin behind the padding token's id, here 0.
-        assert classifier.most_tokens == (63 if architecture == "roberta" else 64)
+        assert classifier.max_tokens == (63 if architecture == "roberta" else 64)
 
         classifier.tokenizer.model_max_length = 10**30
-        tokens = torch.full((1, classifier.most_tokens), 7)
+        tokens = torch.full((1, classifier.max_tokens), 7)
         classifier.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
 
 
@@ -289,7 +289,7 @@ def test_roberta_has_fewer_positions_the_later_its_padding_token(tmp_path: Path)
 
     classifier = load(folder)
 
-    assert classifier.most_tokens == 62
+    assert classifier.max_tokens == 62
     tokens = torch.full((1, 62), 7)
     classifier.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
 
@@ -299,7 +299,7 @@ def test_tokenizers_limit_counts_where_it_is_lower(folder: Path) -> None:
 
     classifier.tokenizer.model_max_length = 20
 
-    assert classifier.most_tokens == 20
+    assert classifier.max_tokens == 20
 
 
 def test_name_that_is_no_folder_is_looked_up_on_the_hub(folder: Path, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_minilm_of_the_package_loads_offline(closed_hub: None) -> None:
     assert len(classifier.structure.layers) == 6
     assert classifier.model.config.hidden_size == 384
     assert classifier.structure.takes_4d_mask
-    assert classifier.most_tokens == 512
+    assert classifier.max_tokens == 512
 
 
 def test_altered_minilm_of_the_package_is_not_used(

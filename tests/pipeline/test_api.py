@@ -8,7 +8,7 @@ from tiny_runs import TEXTS, Command, flags, have_same_bits, run_tiny, weights_o
 
 import finetune
 from finetune.errors import ConfigurationInvalid, NotARun, UsageError
-from finetune.runs.folder import read_json
+from finetune.files import read_json
 
 
 def test_the_package_offers_its_verbs_and_nothing_that_is_not_there() -> None:
@@ -110,9 +110,9 @@ def test_a_text_in_place_of_texts_is_not_taken_for_its_letters(finished_run: Pat
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_evaluate_returns_the_figures_of_a_split(split: str, finished_run: Path) -> None:
-    figures = finetune.evaluate(finished_run, split=split, device="cpu")
-    assert figures.keys() >= {"accuracy", "macro_f1", "loss", "per_class", "confusion_matrix"}
-    assert sum(map(sum, figures["confusion_matrix"])) == figures["samples"]
+    metrics = finetune.evaluate(finished_run, split=split, device="cpu")
+    assert metrics.keys() >= {"accuracy", "macro_f1", "loss", "per_class", "confusion_matrix"}
+    assert sum(map(sum, metrics["confusion_matrix"])) == metrics["samples"]
 
 
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(finished_run: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hub_server import HubServer, hub_client
 
 from finetune.config.schema import Config, DataConfig, ModelConfig
-from finetune.events import Event, Warning
+from finetune.events import Event, WarningMessage
 from finetune.pipeline.check import check_data
 
 ROWS = [("a river", "x"), ("a city of the old river", "y"), ("A  River", "x"), ("who", "y")] * 5
@@ -22,13 +22,13 @@ def table(tmp_path: Path) -> Path:
 
 
 def check(
-    data: Path, model: str | Path, *, told: list[Event] | None = None, **options: Any
+    data: Path, model: str | Path, *, emitted: list[Event] | None = None, **options: Any
 ) -> dict[str, Any]:
     config = Config(
         data=DataConfig(data=str(data), **options),
         model=ModelConfig(model=str(model), max_length=8),
     )
-    return check_data(config, tell=([] if told is None else told).append)
+    return check_data(config, emit=([] if emitted is None else emitted).append)
 
 
 def test_findings_lengths_and_suggestions_come_together(table: Path, tiny_folder: Path) -> None:
@@ -57,11 +57,11 @@ def test_the_suggested_length_is_one_that_the_model_takes(
 
 @pytest.mark.parametrize("model", ["acme/unknown", "."])
 def test_without_a_tokenizer_the_rest_is_found(table: Path, model: str) -> None:
-    told: list[Event] = []
-    found = check(table, model, told=told)
+    emitted: list[Event] = []
+    found = check(table, model, emitted=emitted)
     assert found["lengths"] is None
     assert found["rows"] == {"train": 20}
-    warning = [event for event in told if isinstance(event, Warning)][-1]
+    warning = [event for event in emitted if isinstance(event, WarningMessage)][-1]
     assert "lengths of the texts are missing" in warning.message
     assert warning.remedy
     assert found["warnings"][-1] == warning.message

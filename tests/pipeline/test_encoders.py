@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 import finetune
 from finetune.model.freeze import trained_names
+from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 
 MODES = {
@@ -39,7 +40,7 @@ def test_encoder_trains_what_its_mode_says_and_answers_in_a_pipeline(
 
     assert results["mode"] == mode
     saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
-    trained = trained_names(find_structure(saved), mode=mode)
+    trained = trained_names(find_structure(saved), mode=Mode(mode))
     assert results["trained_parameters"] == sum(
         parameter.numel() for name, parameter in saved.named_parameters() if name in trained
     )

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
 from tiny_runs import (
     QUICK,
-    figures_on_the_way,
     have_same_bits,
+    logged_metrics,
     run_tiny,
     start_finetune,
     weights_of,
@@ -34,15 +34,16 @@ from finetune.config.load import load_config
 from finetune.config.schema import default_early_stopping_patience
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
-from finetune.events import Advance, Event, Stage, Tell, Update, Warning
+from finetune.events import Advance, Emit, Event, Stage, Update, WarningMessage
+from finetune.files import read_json, read_jsonl
 from finetune.model.freeze import trained_names
+from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.pipeline.examples import encode_split
-from finetune.pipeline.features import run_frozen_once
+from finetune.pipeline.features import extract_features
 from finetune.pipeline.plan import plan_training
 from finetune.pipeline.prepare import Prepared, prepare
-from finetune.runs.folder import read_json, read_jsonl
-from finetune.training.recovery import BatchSize
+from finetune.training.out_of_memory import BatchSize
 
 MODES: dict[str, dict[str, Any]] = {
     "last-1": {"train_layers": 1},
@@ -79,7 +80,7 @@ def counting_rows() -> Iterator[list[int]]:
         handle.remove()
 
 
-def is_told(events: list[Event], kind: type[Stage] | type[Warning], words: str) -> bool:
+def was_emitted(events: list[Event], kind: type[Stage] | type[WarningMessage], words: str) -> bool:
     return any(isinstance(event, kind) and words in event.message for event in events)
 
 
@@ -91,13 +92,13 @@ def largest_difference(run: Path, other: Path) -> float:
 
 def run_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Path, Path]:
     """Make a run over kept states, and the same with the whole model at every update."""
-    told: list[Event] = []
+    emitted: list[Event] = []
     cached, plain = tmp_path / "cached", tmp_path / "plain"
-    run_tiny(cached, model=model, cache_dir=str(tmp_path / "cache"), tell=told.append, **options)
-    assert is_told(told, Stage, "running the frozen core once over 64 train rows")
-    told.clear()
-    run_tiny(plain, model=model, feature_cache=False, tell=told.append, **options)
-    assert not is_told(told, Stage, "frozen core")
+    run_tiny(cached, model=model, cache_dir=str(tmp_path / "cache"), emit=emitted.append, **options)
+    assert was_emitted(emitted, Stage, "running the frozen core once over 64 train rows")
+    emitted.clear()
+    run_tiny(plain, model=model, feature_cache=False, emit=emitted.append, **options)
+    assert not was_emitted(emitted, Stage, "frozen core")
     return cached, plain
 
 
@@ -123,8 +124,8 @@ def test_weights_are_the_same_where_batches_have_few_shapes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CpuDevice, "pads_rows", True)
-    monkeypatch.setattr(CpuDevice, "widths", FewShapesDevice.widths)
+    monkeypatch.setattr(CpuDevice, "pads_batches", True)
+    monkeypatch.setattr(CpuDevice, "widths", FewShapesDevice.padded_lengths)
     options = {**CLOSE, "max_train_samples": 64, "eval_batch_size": 48, **MODES[mode]}
     cached, plain = run_both(folders[architecture], tmp_path, **options)
     assert largest_difference(cached, plain) < 1e-5
@@ -167,22 +168,24 @@ def test_bert_with_padding_in_front_trains_the_same(mode: str, tmp_path: Path) -
     model = save_tiny_model(tmp_path / "model", "bert")
     file = model / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"padding_side": "left"}))
-    told: list[Event] = []
+    emitted: list[Event] = []
     options = {**CLOSE, **MODES[mode]}
     cached, plain = tmp_path / "cached", tmp_path / "plain"
-    run_tiny(cached, model=model, cache_dir=str(tmp_path), tell=told.append, **options)
+    run_tiny(cached, model=model, cache_dir=str(tmp_path), emit=emitted.append, **options)
     run_tiny(plain, model=model, feature_cache=False, **options)
     assert largest_difference(cached, plain) < 1e-5
     # A token's position, and so its state, depends on the other texts of the batch.
-    assert is_told(told, Warning, "can't be cut off")
+    assert was_emitted(emitted, WarningMessage, "can't be cut off")
 
 
 def test_a_model_that_can_not_be_cut_is_told_and_trains_whole(tmp_path: Path) -> None:
     model = save_uncuttable_model(tmp_path / "model")
-    told: list[Event] = []
+    emitted: list[Event] = []
     options = {"train_layers": 1, "max_steps": 2, "cache_dir": str(tmp_path / "cache")}
-    run_tiny(tmp_path / "run", model=model, tell=told.append, **options)
-    assert is_told(told, Warning, "frozen part of ConvBertForSequenceClassification can't be cut")
+    run_tiny(tmp_path / "run", model=model, emit=emitted.append, **options)
+    assert was_emitted(
+        emitted, WarningMessage, "frozen part of ConvBertForSequenceClassification can't be cut"
+    )
     assert not (tmp_path / "cache").exists()
     run_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "plain"))
@@ -198,7 +201,7 @@ def test_the_whole_model_is_saved_and_answers_elsewhere_as_it_did_here(
     results = run_tiny(run, model=source, **options)
 
     model = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
-    trained = trained_names(find_structure(model), mode=mode)
+    trained = trained_names(find_structure(model), mode=Mode(mode))
     before = load_file(source / "model.safetensors")
     after = {f"{model.base_model_prefix}.{name}": name for name in before}
     saved = weights_of(run)
@@ -215,9 +218,9 @@ def test_the_whole_model_is_saved_and_answers_elsewhere_as_it_did_here(
             likelihoods = model(**inputs).logits.softmax(-1)[0]
         assert model.config.id2label[int(likelihoods.argmax())] == row["predicted"]
         assert likelihoods.max().item() == pytest.approx(row["probability"], abs=1e-5)
-    figures = finetune.evaluate(run, device="cpu")
-    assert figures["accuracy"] == results["test_accuracy"]
-    assert figures["loss"] == pytest.approx(results["test_loss"], abs=1e-5)
+    metrics = finetune.evaluate(run, device="cpu")
+    assert metrics["accuracy"] == results["test_accuracy"]
+    assert metrics["loss"] == pytest.approx(results["test_loss"], abs=1e-5)
 
 
 def config_of(**options: Any) -> Any:
@@ -225,21 +228,21 @@ def config_of(**options: Any) -> Any:
     return load_config(file=None, environment={}, flags=flags, assignments=()).config
 
 
-def runs_core(prepared: Prepared, tell: Tell = lambda event: None) -> bool:
+def runs_core(prepared: Prepared, emit: Emit = lambda event: None) -> bool:
     """Bring the training rows through what is frozen; return whether it ran."""
-    told: list[Event] = []
-    examples = {"train": encode_split(prepared, "train", tell=tell)}
+    emitted: list[Event] = []
+    examples = {"train": encode_split(prepared, "train", emit=emit)}
     plan = plan_training(prepared, examples)
     rows = prepared.config.training.eval_batch_size
-    run_frozen_once(
+    extract_features(
         prepared,
         examples,
-        widths=plan.widths,
-        batch_size=BatchSize(rows, "evaluation batch size", prepared.device, tell),
-        tell=told.append,
+        padded_lengths=plan.padded_lengths,
+        batch_size=BatchSize(rows, "evaluation batch size", prepared.device, emit),
+        emit=emitted.append,
     )
-    assert is_told(told, Stage, "running the") != is_told(told, Stage, "reusing what")
-    return is_told(told, Stage, "running the")
+    assert was_emitted(emitted, Stage, "running the") != was_emitted(emitted, Stage, "reusing what")
+    return was_emitted(emitted, Stage, "running the")
 
 
 @pytest.fixture
@@ -249,7 +252,7 @@ def prepared_again(tiny_folder: Path, tmp_path: Path) -> Callable[..., Prepared]
 
     def prepare_again(**changes: Any) -> Prepared:
         chosen = {name: one for name, one in (options | changes).items() if one is not None}
-        return prepare(config_of(**chosen), tell=lambda event: None)
+        return prepare(config_of(**chosen), emit=lambda event: None)
 
     assert runs_core(prepare_again())
     assert not runs_core(prepare_again())
@@ -409,14 +412,16 @@ def test_a_second_run_with_another_seed_has_no_forward_of_the_core(
 ) -> None:
     options = {**MODES[mode], "cache_dir": str(tmp_path / "cache")}
     run_tiny(tmp_path / "first", model=tiny_folder, **options)
-    told: list[Event] = []
+    emitted: list[Event] = []
     with counting_rows() as rows:
-        run_tiny(tmp_path / "second", model=tiny_folder, tell=told.append, seed=5, **options)
+        run_tiny(tmp_path / "second", model=tiny_folder, emit=emitted.append, seed=5, **options)
     layers = 1 if mode == "last-1" else 0
     # Two epochs of four updates, each followed by two validations; then both held-out splits.
     assert len(rows) == layers * (2 * (4 + 2) + 2 + 5)
     for split, count in {"train": 64, "validation": 81, "test": 270}.items():
-        assert is_told(told, Stage, f"reusing what the frozen core gave for {count} {split} rows")
+        assert was_emitted(
+            emitted, Stage, f"reusing what the frozen core gave for {count} {split} rows"
+        )
 
 
 def test_the_same_run_over_what_was_kept_has_the_same_bits(
@@ -428,7 +433,7 @@ def test_the_same_run_over_what_was_kept_has_the_same_bits(
         )
     first, second = tmp_path / "first", tmp_path / "second"
     assert have_same_bits(weights_of(first), weights_of(second))
-    assert figures_on_the_way(first) == figures_on_the_way(second)
+    assert logged_metrics(first) == logged_metrics(second)
 
 
 def test_damage_is_told_and_mended(tiny_folder: Path, tmp_path: Path) -> None:
@@ -438,14 +443,14 @@ def test_damage_is_told_and_mended(tiny_folder: Path, tmp_path: Path) -> None:
         content = bytearray(file.read_bytes())
         content[40] ^= 8
         file.write_bytes(content)
-    told: list[Event] = []
-    run_tiny(tmp_path / "second", model=tiny_folder, tell=told.append, **options)
-    warnings = [event.message for event in told if isinstance(event, Warning)]
+    emitted: list[Event] = []
+    run_tiny(tmp_path / "second", model=tiny_folder, emit=emitted.append, **options)
+    warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
     assert sum("is damaged" in warning for warning in warnings) == 3
     assert have_same_bits(weights_of(tmp_path / "first"), weights_of(tmp_path / "second"))
-    told.clear()
-    run_tiny(tmp_path / "third", model=tiny_folder, tell=told.append, **options)
-    assert not is_told(told, Warning, "damaged")
+    emitted.clear()
+    run_tiny(tmp_path / "third", model=tiny_folder, emit=emitted.append, **options)
+    assert not was_emitted(emitted, WarningMessage, "damaged")
 
 
 @pytest.mark.parametrize("mode", ["last-1", "head"])
@@ -453,13 +458,13 @@ def test_where_nothing_can_be_kept_the_run_goes_on_in_memory(
     mode: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    told: list[Event] = []
+    emitted: list[Event] = []
     options = MODES[mode]
     run_tiny(
-        tmp_path / "run", model=tiny_folder, cache_dir=str(tmp_path / "file"), tell=told.append,
+        tmp_path / "run", model=tiny_folder, cache_dir=str(tmp_path / "file"), emit=emitted.append,
         **options,
     )  # fmt: skip
-    assert is_told(told, Warning, "stays in memory")
+    assert was_emitted(emitted, WarningMessage, "stays in memory")
     assert (tmp_path / "file").read_text() == "no folder"
     run_tiny(tmp_path / "kept", model=tiny_folder, cache_dir=str(tmp_path / "cache"), **options)
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "kept"))
@@ -468,10 +473,10 @@ def test_where_nothing_can_be_kept_the_run_goes_on_in_memory(
 def test_states_larger_than_the_limit_are_used_and_not_kept(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    told: list[Event] = []
+    emitted: list[Event] = []
     options = {"train_layers": 1, "cache_dir": str(tmp_path / "cache"), "cache_gib": 1e-6}
-    run_tiny(tmp_path / "run", model=tiny_folder, tell=told.append, **options)
-    assert not is_told(told, Warning, "kept")
+    run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
+    assert not was_emitted(emitted, WarningMessage, "kept")
     assert list((tmp_path / "cache").rglob("*.lines*")) == []
     run_tiny(tmp_path / "kept", model=tiny_folder, **(options | {"cache_gib": 1}))
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "kept"))
@@ -508,16 +513,16 @@ def test_two_processes_that_keep_the_same_states_at_once_do_not_meet(
     assert len(list((cache / "features").iterdir())) == 3
 
 
-def stop_at(happens: Callable[[Event], bool]) -> Tell:
-    """Return a ``Tell`` that presses Ctrl-C once."""
+def stop_at(happens: Callable[[Event], bool]) -> Emit:
+    """Return a ``Emit`` that presses Ctrl-C once."""
     pressed: list[Event] = []
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         if happens(event) and not pressed:
             pressed.append(event)
             signal.raise_signal(signal.SIGINT)
 
-    return tell
+    return emit
 
 
 @pytest.mark.parametrize("first_has_cache", [True, False])
@@ -534,7 +539,7 @@ def test_a_stopped_run_goes_on_with_or_without_what_is_kept(
             run,
             model=tiny_folder,
             feature_cache=first_has_cache,
-            tell=stop_at(lambda event: isinstance(event, Update) and event.update == 6),
+            emit=stop_at(lambda event: isinstance(event, Update) and event.update == 6),
             **options,
         )
     finetune.run(resume_from_checkpoint=run, feature_cache=second_has_cache)
@@ -552,7 +557,7 @@ def test_ctrl_c_while_the_core_runs_leaves_no_partial_file(
         run_tiny(
             tmp_path / "run",
             model=tiny_folder,
-            tell=stop_at(lambda event: isinstance(event, Advance) and event.done == 32),
+            emit=stop_at(lambda event: isinstance(event, Advance) and event.done == 32),
             **options,
         )
     assert raised.value.message == "stopped"
@@ -588,16 +593,16 @@ def test_ctrl_c_on_the_command_while_the_core_runs_is_told_in_two_lines(
 def test_progress_is_told_from_the_first_rows_to_the_last(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    told: list[Event] = []
+    emitted: list[Event] = []
     run_tiny(
         tmp_path / "run",
         model=tiny_folder,
         freeze_core=True,
         cache_dir=str(tmp_path / "cache"),
         eval_batch_size=4,
-        tell=told.append,
+        emit=emitted.append,
     )
-    advances = [event for event in told if isinstance(event, Advance)]
+    advances = [event for event in emitted if isinstance(event, Advance)]
     test_rows = [event.done for event in advances if event.total == 270]
     assert len(test_rows) <= 10
     assert test_rows == sorted(set(test_rows))
@@ -628,7 +633,7 @@ def test_the_time_of_the_frozen_pass_is_part_of_the_training_time(
             time.sleep(0.2)
 
     options = {"freeze_core": True, "cache_dir": str(tmp_path / "cache")}
-    results = run_tiny(tmp_path / "run", model=tiny_folder, tell=wait, **options)
+    results = run_tiny(tmp_path / "run", model=tiny_folder, emit=wait, **options)
     assert results["train_runtime"] > 0.6  # the three splits' last rows at least
 
 

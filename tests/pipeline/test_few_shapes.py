@@ -33,8 +33,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         return original(*args, **inputs)
 
     monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
-    monkeypatch.setattr(CpuDevice, "pads_rows", True)
-    monkeypatch.setattr(CpuDevice, "widths", MpsDevice.widths)
+    monkeypatch.setattr(CpuDevice, "pads_batches", True)
+    monkeypatch.setattr(CpuDevice, "widths", MpsDevice.padded_lengths)
     return seen
 
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 import transformers
-from tiny_runs import TEXTS, figures_on_the_way, run_tiny, unfinished_files
+from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
 
 import finetune
-from finetune.runs.folder import read_json, read_jsonl
+from finetune.files import read_json, read_jsonl
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def overfitted_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) 
         model=tiny_folder,
         metric_for_best_model="loss",
         learning_rate=5e-3,
-        head_rate_factor=1,
+        head_lr_multiplier=1,
         num_train_epochs=4,
         max_train_samples=32,
     )
@@ -79,7 +79,7 @@ def test_the_state_has_the_names_that_trainer_gives_it(finished_run: Path) -> No
 
 
 def test_the_training_loss_is_the_mean_of_all_updates(finished_run: Path) -> None:
-    losses = [row["loss"] for row in figures_on_the_way(finished_run) if row["kind"] == "update"]
+    losses = [row["loss"] for row in logged_metrics(finished_run) if row["kind"] == "update"]
     assert len(losses) == 8
     results = read_json(finished_run / "all_results.json")
     assert results["train_loss"] == pytest.approx(sum(losses) / 8)
@@ -124,7 +124,7 @@ def test_the_report_and_the_card_show_the_accuracy(finished_run: Path) -> None:
 
 
 def test_the_best_model_by_validation_is_the_one_that_is_kept(overfitted_run: Path) -> None:
-    rows = figures_on_the_way(overfitted_run)
+    rows = logged_metrics(overfitted_run)
     validations = [row for row in rows if row["kind"] == "validation"]
     best = min(validations, key=lambda row: row["eval_loss"])
     assert best is not validations[-1]  # else this would show nothing
@@ -136,9 +136,9 @@ def test_the_best_model_by_validation_is_the_one_that_is_kept(overfitted_run: Pa
 def test_the_figures_are_those_of_the_model_that_is_kept(overfitted_run: Path) -> None:
     results = read_json(overfitted_run / "all_results.json")
     for split, prefix in (("validation", "eval"), ("test", "test")):
-        figures = finetune.evaluate(overfitted_run, split=split, device="cpu")
-        assert figures["accuracy"] == results[f"{prefix}_accuracy"]
-        assert figures["loss"] == pytest.approx(results[f"{prefix}_loss"], abs=1e-6)
+        metrics = finetune.evaluate(overfitted_run, split=split, device="cpu")
+        assert metrics["accuracy"] == results[f"{prefix}_accuracy"]
+        assert metrics["loss"] == pytest.approx(results[f"{prefix}_loss"], abs=1e-6)
 
 
 def test_the_best_loss_is_told_as_it_is(overfitted_run: Path) -> None:
@@ -153,7 +153,7 @@ def test_without_a_validation_split_the_last_model_is_kept(
     results = run_tiny(tmp_path / "run", model=tiny_folder, validation_fraction=0, max_steps=3)
     assert not any(name.startswith("eval_") for name in results)
     assert results["test_samples"] == 270
-    rows = figures_on_the_way(tmp_path / "run")
+    rows = logged_metrics(tmp_path / "run")
     assert [row["kind"] for row in rows] == ["update"] * 3
     assert (tmp_path / "run" / "report.html").is_file()
 

@@ -12,7 +12,7 @@ from tiny_runs import Command, finetune_in_a_child, unfinished_files
 
 import finetune
 from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY
-from finetune.runs.folder import read_json
+from finetune.files import read_json
 
 MODEL = "someone/tiny"
 TREC = Path(os.environ.get("TREC_DIR", Path(__file__).parents[3] / "shared" / "trec"))

@@ -30,7 +30,7 @@ def look(folder: Path, table: Sequence[Row], **columns: str | None) -> TableFact
     return look_at_table(
         file,
         **({"text_column": None, "label_column": None} | columns),
-        tell=lambda event: None,
+        emit=lambda event: None,
     )
 
 
@@ -67,9 +67,9 @@ def test_the_reason_of_a_column_is_its_name_its_values_or_the_user(tmp_path: Pat
 def test_reading_is_told_once(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_text("text;label\n" + "".join(f"{row['text']};{row['label']}\n" for row in rows()))
-    told: list[Event] = []
-    look_at_table(file, text_column=None, label_column=None, tell=told.append)
-    readings = [event for event in map(str, told) if f"reading {file}" in event]
+    emitted: list[Event] = []
+    look_at_table(file, text_column=None, label_column=None, emit=emitted.append)
+    readings = [event for event in map(str, emitted) if f"reading {file}" in event]
     assert len(readings) == 1
     assert "UTF-8, values between semicolons" in readings[0]
 
@@ -77,7 +77,7 @@ def test_reading_is_told_once(tmp_path: Path) -> None:
 def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound):
         look_at_table(
-            tmp_path / "none.csv", text_column=None, label_column=None, tell=lambda event: None
+            tmp_path / "none.csv", text_column=None, label_column=None, emit=lambda event: None
         )
     with pytest.raises(DataError, match="too few rows for a test split"):
         look(tmp_path, rows(praise=2, blame=2))

@@ -2,8 +2,9 @@ import json
 from pathlib import Path
 
 from finetune.events import Event, Stage, Update, Validation
+from finetune.files import read_jsonl
 from finetune.pipeline.journal import continue_journal, journal
-from finetune.runs.folder import RunFolder, read_jsonl
+from finetune.runs.folder import RunFolder
 
 
 def update(number: int) -> Update:
@@ -21,16 +22,16 @@ def update(number: int) -> Update:
 
 
 def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Path) -> None:
-    folder, told = RunFolder(tmp_path), list[Event]()
+    folder, emitted = RunFolder(tmp_path), list[Event]()
     events: list[Event] = [
         Stage("training"),
         update(1),
         Validation(update=1, epoch=0.1, metrics={"accuracy": 0.5}, is_best=True),
     ]
-    tell = journal(folder, told.append)
+    emit = journal(folder, emitted.append)
     for event in events:
-        tell(event)
-    assert told == events
+        emit(event)
+    assert emitted == events
     first, second = read_jsonl(folder.metrics_file)
     assert (first["kind"], first["update"], first["loss"]) == ("update", 1, 1.5)
     assert (first["memory_bytes"], first["held_bytes"]) == (1024, 2048)
@@ -39,9 +40,9 @@ def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: 
 
 def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    tell = journal(folder, lambda event: None)
+    emit = journal(folder, lambda event: None)
     for number in range(1, 6):
-        tell(update(number))
+        emit(update(number))
     continue_journal(folder, updates=3)
     assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
 

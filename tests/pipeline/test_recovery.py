@@ -15,8 +15,8 @@ from torch import nn
 
 import finetune
 from finetune.errors import BatchDoesNotFit, Interrupted
-from finetune.events import Event, Stage, Update, Validation, Warning
-from finetune.runs.folder import read_json, read_jsonl
+from finetune.events import Event, Stage, Update, Validation, WarningMessage
+from finetune.files import read_json, read_jsonl
 
 OUT_OF_MEMORY = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
@@ -32,10 +32,10 @@ def memory_for(
 
     def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.is_inference_mode_enabled():
-            most_rows = evaluation_rows
+            max_rows = evaluation_rows
         else:
-            most_rows = training_rows if torch.is_grad_enabled() else frozen_rows
-        if isinstance(module, nn.Linear) and len(inputs[0]) > most_rows:
+            max_rows = training_rows if torch.is_grad_enabled() else frozen_rows
+        if isinstance(module, nn.Linear) and len(inputs[0]) > max_rows:
             raise RuntimeError(OUT_OF_MEMORY)
 
     hook = nn.modules.module.register_module_forward_pre_hook(check)
@@ -54,9 +54,9 @@ def without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def warnings_of(told: list[Event]) -> list[str]:
-    """Return what was told of memory; the questions also have a few long texts."""
-    messages = [event.message for event in told if isinstance(event, Warning)]
+def warnings_of(emitted: list[Event]) -> list[str]:
+    """Return what was emitted of memory; the questions also have a few long texts."""
+    messages = [event.message for event in emitted if isinstance(event, WarningMessage)]
     return [message for message in messages if "memory" in message]
 
 
@@ -65,14 +65,14 @@ def test_a_run_goes_on_with_the_weights_of_one_with_smaller_batches(
 ) -> None:
     options: dict[str, Any] = {"model": without_dropout, "effective_batch_size": 16}
     # Steps as small as these show no rounding errors.
-    options |= {"learning_rate": 1e-5, "head_rate_factor": 1}
+    options |= {"learning_rate": 1e-5, "head_lr_multiplier": 1}
     expected = run_tiny(tmp_path / "smaller", batch_size=4, **options)
-    told: list[Event] = []
+    emitted: list[Event] = []
 
     with memory_for(training_rows=7):
-        results = run_tiny(tmp_path / "run", batch_size=16, tell=told.append, **options)
+        results = run_tiny(tmp_path / "run", batch_size=16, emit=emitted.append, **options)
 
-    assert warnings_of(told) == [
+    assert warnings_of(emitted) == [
         "cpu ran out of memory: the batch size is 8 instead of 16 from here on",
         "cpu ran out of memory: the batch size is 4 instead of 8 from here on",
     ]
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_keeps_the_random_numbers_of_its_first_attempts(
 def test_the_configuration_keeps_the_batch_size_and_a_resumed_run_begins_with_it(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    told: list[Event] = []
+    emitted: list[Event] = []
 
     def stop(event: Event) -> None:
         if isinstance(event, Update) and event.update == 5:
@@ -105,27 +105,27 @@ def test_the_configuration_keeps_the_batch_size_and_a_resumed_run_begins_with_it
 
     with memory_for(training_rows=8):
         with pytest.raises(Interrupted):
-            run_tiny(tmp_path, model=tiny_folder, save_strategy="epoch", tell=stop)
+            run_tiny(tmp_path, model=tiny_folder, save_strategy="epoch", emit=stop)
         assert "batch_size: 16" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
-        results = finetune.run(resume_from_checkpoint=tmp_path, tell=told.append)
+        results = finetune.run(resume_from_checkpoint=tmp_path, emit=emitted.append)
 
-    assert len(warnings_of(told)) == 1
+    assert len(warnings_of(emitted)) == 1
     assert results["train_batch_size"] == 8
 
 
 def test_an_evaluation_goes_on_with_smaller_batches(tiny_folder: Path, tmp_path: Path) -> None:
     expected = run_tiny(tmp_path / "whole", model=tiny_folder)
-    told: list[Event] = []
+    emitted: list[Event] = []
 
     with memory_for(evaluation_rows=20):
-        results = run_tiny(tmp_path / "run", model=tiny_folder, tell=told.append)
+        results = run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append)
 
     # Once, and from then on for every split.
-    assert warnings_of(told) == [
+    assert warnings_of(emitted) == [
         "cpu ran out of memory: the batch size of evaluation is 32 instead of 64 from here on",
         "cpu ran out of memory: the batch size of evaluation is 16 instead of 32 from here on",
     ]
-    assert len([event for event in told if isinstance(event, Validation)]) == 2
+    assert len([event for event in emitted if isinstance(event, Validation)]) == 2
     assert results["train_batch_size"] == 16
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
     assert results["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
@@ -139,12 +139,12 @@ def test_the_pass_over_a_frozen_core_goes_on_with_smaller_batches(
     options: dict[str, Any] = {"model": tiny_folder, "max_steps": 2, **mode}
     stores = [str(tmp_path / "store"), str(tmp_path / "another")]
     expected = run_tiny(tmp_path / "run", cache_dir=stores[0], eval_batch_size=16, **options)
-    told: list[Event] = []
+    emitted: list[Event] = []
 
     with memory_for(frozen_rows=16):
-        results = run_tiny(tmp_path / "again", cache_dir=stores[1], tell=told.append, **options)
+        results = run_tiny(tmp_path / "again", cache_dir=stores[1], emit=emitted.append, **options)
 
-    assert len(warnings_of(told)) == 2
+    assert len(warnings_of(emitted)) == 2
     assert have_same_bits(weights_of(tmp_path / "again"), weights_of(tmp_path / "run"))
     assert results["test_loss"] == expected["test_loss"]
     kept = [sorted(path.name for path in (Path(one) / "features").iterdir()) for one in stores]
@@ -152,16 +152,16 @@ def test_the_pass_over_a_frozen_core_goes_on_with_smaller_batches(
 
 
 def test_a_finished_run_is_evaluated_and_used_in_smaller_batches(finished_run: Path) -> None:
-    figures = finetune.evaluate(finished_run, split="test", device="cpu")
+    metrics = finetune.evaluate(finished_run, split="test", device="cpu")
     answers = finetune.predict(finished_run, TEXTS, device="cpu")
-    told: list[Event] = []
+    emitted: list[Event] = []
 
     with memory_for(evaluation_rows=1):
-        figures_of_rows = finetune.evaluate(finished_run, device="cpu", tell=told.append)
+        figures_of_rows = finetune.evaluate(finished_run, device="cpu", emit=emitted.append)
         answers_of_rows = finetune.predict(finished_run, TEXTS, device="cpu")
 
-    assert len(warnings_of(told)) == 6
-    assert figures_of_rows["loss"] == pytest.approx(figures["loss"], abs=1e-6)
+    assert len(warnings_of(emitted)) == 6
+    assert figures_of_rows["loss"] == pytest.approx(metrics["loss"], abs=1e-6)
     assert [one["label"] for one in answers_of_rows] == [one["label"] for one in answers]
     np.testing.assert_allclose(
         [one["probability"] for one in answers_of_rows],
@@ -212,9 +212,9 @@ def test_memory_that_runs_out_in_a_step_names_the_command_that_goes_on(
 
     _, _, line = raised.value.remedy.partition(": finetune run ")
     assert shlex.split(line) == ["--resume-from-checkpoint", str(run), "--batch-size", "8"]
-    told: list[Event] = []
-    results = finetune.run(resume_from_checkpoint=run, batch_size=8, tell=told.append)
-    assert any(isinstance(event, Stage) and "after update 4" in event.message for event in told)
+    emitted: list[Event] = []
+    results = finetune.run(resume_from_checkpoint=run, batch_size=8, emit=emitted.append)
+    assert any(isinstance(event, Stage) and "after update 4" in event.message for event in emitted)
     assert (results["epoch"], results["train_batch_size"]) == (2.0, 8)
     updates = [row["update"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
     assert updates == list(range(1, 9))

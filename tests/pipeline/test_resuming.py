@@ -13,9 +13,9 @@ from typing import Any
 import jinja2
 import pytest
 from tiny_runs import (
-    figures_on_the_way,
     flags,
     have_same_bits,
+    logged_metrics,
     run_tiny,
     start_finetune,
     unfinished_files,
@@ -24,18 +24,18 @@ from tiny_runs import (
 
 import finetune
 from finetune.errors import ConfigurationInvalid, Interrupted, NotARun, UsageError
-from finetune.events import Event, Stage, Tell, Update, Warning
-from finetune.runs.folder import read_json
+from finetune.events import Emit, Event, Stage, Update, WarningMessage
+from finetune.files import read_json
 
 
-def at_update(number: int, act: Callable[[], None]) -> Tell:
-    """Return a ``Tell`` that acts when an update is reported."""
+def at_update(number: int, act: Callable[[], None]) -> Emit:
+    """Return a ``Emit`` that acts when an update is reported."""
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         if isinstance(event, Update) and event.update == number:
             act()
 
-    return tell
+    return emit
 
 
 def press_ctrl_c() -> None:
@@ -45,14 +45,14 @@ def press_ctrl_c() -> None:
 def stop_run(folder: Path, *, after_update: int, model: Path, **options: Any) -> Interrupted:
     """Start a run, press Ctrl-C when an update is reported, and return the error."""
     with pytest.raises(Interrupted) as raised:
-        run_tiny(folder, model=model, tell=at_update(after_update, press_ctrl_c), **options)
+        run_tiny(folder, model=model, emit=at_update(after_update, press_ctrl_c), **options)
     return raised.value
 
 
 def assert_same_run(run: Path, other: Path) -> None:
     """Compare all that does not depend on the time."""
     assert have_same_bits(weights_of(run), weights_of(other))
-    assert figures_on_the_way(run) == figures_on_the_way(other)
+    assert logged_metrics(run) == logged_metrics(other)
     for name in ("config.yaml", "predictions.jsonl"):
         assert (run / name).read_bytes() == (other / name).read_bytes()
     results, expected = (read_json(one / "all_results.json") for one in (run, other))
@@ -104,7 +104,7 @@ def test_ctrl_c_at_the_last_update_loses_nothing(
 ) -> None:
     run = tmp_path / "run"
     try:
-        run_tiny(run, model=tiny_folder, tell=at_update(8, press_ctrl_c))
+        run_tiny(run, model=tiny_folder, emit=at_update(8, press_ctrl_c))
     except Interrupted:
         finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, finished_run)
@@ -117,7 +117,7 @@ def test_a_run_can_be_stopped_and_go_on_many_times(
     stop_run(run, after_update=2, model=tiny_folder)
     for number in (3, 7):
         with pytest.raises(Interrupted):
-            finetune.run(resume_from_checkpoint=run, tell=at_update(number, press_ctrl_c))
+            finetune.run(resume_from_checkpoint=run, emit=at_update(number, press_ctrl_c))
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, finished_run)
 
@@ -130,7 +130,7 @@ def test_a_termination_saves_what_ctrl_c_does(
         run_tiny(
             run,
             model=tiny_folder,
-            tell=at_update(5, lambda: signal.raise_signal(signal.SIGTERM)),
+            emit=at_update(5, lambda: signal.raise_signal(signal.SIGTERM)),
         )
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, finished_run)
@@ -146,7 +146,7 @@ def test_an_impatient_second_ctrl_c_stops_at_once_and_loses_no_finished_epoch(
         press_ctrl_c()
 
     with pytest.raises(Interrupted):
-        run_tiny(run, model=tiny_folder, tell=at_update(6, press_twice))
+        run_tiny(run, model=tiny_folder, emit=at_update(6, press_twice))
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, finished_run)
 
@@ -161,7 +161,7 @@ def test_a_run_that_is_stopped_while_it_evaluates_its_model_goes_on_from_there(
             press_ctrl_c()
 
     with pytest.raises((KeyboardInterrupt, Interrupted)):
-        run_tiny(run, model=tiny_folder, tell=stop)
+        run_tiny(run, model=tiny_folder, emit=stop)
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, finished_run)
 
@@ -219,16 +219,16 @@ def test_the_error_names_the_command_that_goes_on(
 
 
 def test_resuming_tells_where_it_goes_on(stopped_run: Path) -> None:
-    told: list[Event] = []
-    finetune.run(resume_from_checkpoint=stopped_run, tell=told.append)
-    assert any(isinstance(event, Stage) and "update 3" in event.message for event in told)
-    assert [event.update for event in told if isinstance(event, Update)] == [4, 5, 6, 7, 8]
+    emitted: list[Event] = []
+    finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
+    assert any(isinstance(event, Stage) and "update 3" in event.message for event in emitted)
+    assert [event.update for event in emitted if isinstance(event, Update)] == [4, 5, 6, 7, 8]
 
 
 def test_a_run_can_go_on_with_smaller_batches(stopped_run: Path) -> None:
     results = finetune.run(resume_from_checkpoint=stopped_run, batch_size=4, eval_batch_size=8)
     assert results["epoch"] == 2.0
-    updates = [row["update"] for row in figures_on_the_way(stopped_run) if row["kind"] == "update"]
+    updates = [row["update"] for row in logged_metrics(stopped_run) if row["kind"] == "update"]
     assert updates == list(range(1, 9))
 
 
@@ -291,10 +291,10 @@ def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
 
 def test_a_damaged_checkpoint_is_told_and_passed_over(stopped_run: Path) -> None:
     (stopped_run / "checkpoints" / "step-3" / "optimizer.safetensors").write_bytes(b"half")
-    told: list[Event] = []
+    emitted: list[Event] = []
     with pytest.raises(UsageError, match="no checkpoint"):
-        finetune.run(resume_from_checkpoint=stopped_run, tell=told.append)
-    warnings = [event.message for event in told if isinstance(event, Warning)]
+        finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
+    warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
     assert any("step-3" in warning and "damaged" in warning for warning in warnings)
 
 
@@ -319,15 +319,15 @@ from pathlib import Path
 from tiny_runs import run_tiny
 from finetune.events import Update
 
-def tell(event):
+def emit(event):
     if isinstance(event, Update) and event.update == 6:
         os.kill(os.getpid(), signal.SIGKILL)
 
-run_tiny(Path({str(run)!r}), model=Path({str(tiny_folder)!r}), tell=tell)
+run_tiny(Path({str(run)!r}), model=Path({str(tiny_folder)!r}), emit=emit)
 """
     process = subprocess.run([sys.executable, "-c", kills_itself], capture_output=True, text=True)
     assert process.returncode == -signal.SIGKILL, process.stderr
-    assert [row["update"] for row in figures_on_the_way(run)] == [1, 2, 3, 4, 4, 5, 6]
+    assert [row["update"] for row in logged_metrics(run)] == [1, 2, 3, 4, 4, 5, 6]
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, finished_run)
 

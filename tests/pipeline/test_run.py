@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from tiny_models import save_tiny_model
 from tiny_runs import (
     QUICK,
-    figures_on_the_way,
     have_same_bits,
+    logged_metrics,
     run_tiny,
     unfinished_files,
     weights_of,
@@ -29,8 +29,8 @@ from finetune.errors import (
     RunFolderNotEmpty,
     UsageError,
 )
-from finetune.events import Event, Stage, Update, Validation, Warning
-from finetune.runs.folder import read_json
+from finetune.events import Event, Stage, Update, Validation, WarningMessage
+from finetune.files import read_json
 
 HEAD = {"classifier.weight", "classifier.bias"}
 POOLER = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_bits(
 ) -> None:
     run_tiny(tmp_path / "again", model=tiny_folder)
     assert have_same_bits(weights_of(tmp_path / "again"), weights_of(finished_run))
-    assert figures_on_the_way(tmp_path / "again") == figures_on_the_way(finished_run)
+    assert logged_metrics(tmp_path / "again") == logged_metrics(finished_run)
     predictions = (tmp_path / "again" / "predictions.jsonl").read_bytes()
     assert predictions == (finished_run / "predictions.jsonl").read_bytes()
 
@@ -165,7 +165,7 @@ def test_balanced_class_weights_change_what_is_learned(
 ) -> None:
     run_tiny(tmp_path / "balanced", model=tiny_folder, class_weights="balanced")
     losses, balanced_losses = (
-        [row["loss"] for row in figures_on_the_way(run) if row["kind"] == "update"]
+        [row["loss"] for row in logged_metrics(run) if row["kind"] == "update"]
         for run in (finished_run, tmp_path / "balanced")
     )
     assert balanced_losses[0] == pytest.approx(losses[0], rel=0.05)
@@ -243,7 +243,7 @@ def test_updates_follow_from_epochs_rows_and_steps(
     tmp_path: Path,
 ) -> None:
     run_tiny(tmp_path / "run", model=tiny_folder, **options)
-    rows = figures_on_the_way(tmp_path / "run")
+    rows = logged_metrics(tmp_path / "run")
     assert [row["update"] for row in rows if row["kind"] == "update"] == list(range(1, updates + 1))
     assert [row["update"] for row in rows if row["kind"] == "validation"] == validations_after
 
@@ -261,22 +261,22 @@ def test_a_run_that_no_longer_improves_stops_early(tiny_folder: Path, tmp_path: 
 
 
 def test_what_goes_on_is_told_in_order(tiny_folder: Path, tmp_path: Path) -> None:
-    told: list[Event] = []
-    run_tiny(tmp_path / "run", model=tiny_folder, tell=told.append, num_train_epochs=1)
-    kinds = [type(event) for event in told if not isinstance(event, Stage | Warning)]
+    emitted: list[Event] = []
+    run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, num_train_epochs=1)
+    kinds = [type(event) for event in emitted if not isinstance(event, Stage | WarningMessage)]
     assert kinds == [Update, Update, Update, Update, Validation]
-    stages = " ".join(event.message for event in told if isinstance(event, Stage))
+    stages = " ".join(event.message for event in emitted if isinstance(event, Stage))
     for word in ("device", "questions", "64 train", "mode full", "learning rate 0.001", "test"):
         assert word in stages
-    last = [event for event in told if isinstance(event, Update)][-1]
+    last = [event for event in emitted if isinstance(event, Update)][-1]
     assert (last.update, last.total_updates, last.epoch) == (4, 4, 1.0)
     assert last.remaining_seconds == 0
 
 
 def test_each_warning_is_told_once(tiny_folder: Path, tmp_path: Path) -> None:
-    told: list[Event] = []
-    run_tiny(tmp_path / "run", model=tiny_folder, tell=told.append, max_steps=1, max_length=8)
-    warnings = [event.message for event in told if isinstance(event, Warning)]
+    emitted: list[Event] = []
+    run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, max_steps=1, max_length=8)
+    warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
     assert len(warnings) == 3  # of the splits train, validation and test
     assert len(set(warnings)) == len(warnings)
 
@@ -284,9 +284,9 @@ def test_each_warning_is_told_once(tiny_folder: Path, tmp_path: Path) -> None:
 def test_a_longer_text_than_the_model_has_positions_for_asks_for_nothing_impossible(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    told: list[Event] = []
-    run_tiny(tmp_path / "run", model=tiny_folder, tell=told.append, max_steps=1, max_length=128)
-    warnings = [event for event in told if isinstance(event, Warning)]
+    emitted: list[Event] = []
+    run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, max_steps=1, max_length=128)
+    warnings = [event for event in emitted if isinstance(event, WarningMessage)]
     assert "64 tokens" in warnings[0].message  # as many as the model has positions
     assert "--max-length" not in warnings[0].remedy
 
@@ -349,11 +349,11 @@ def test_a_learning_rate_too_low_to_change_a_weight_is_not_taken_for_a_fault_of_
 def test_a_folder_that_holds_a_run_is_refused_at_once_and_left_as_it_is(
     finished_run: Path, tiny_folder: Path
 ) -> None:
-    told: list[Event] = []
+    emitted: list[Event] = []
     before = (finished_run / "all_results.json").stat().st_mtime_ns
     with pytest.raises(RunFolderNotEmpty, match="already holds a run"):
-        run_tiny(finished_run, model=tiny_folder, tell=told.append)
-    assert told == []
+        run_tiny(finished_run, model=tiny_folder, emit=emitted.append)
+    assert emitted == []
     assert (finished_run / "all_results.json").stat().st_mtime_ns == before
 
 
@@ -363,7 +363,7 @@ def test_a_run_can_be_overwritten(tiny_folder: Path, tmp_path: Path) -> None:
     results = run_tiny(run, model=tiny_folder, max_steps=2, overwrite=True)
     assert results["epoch"] == 0.5
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-2"]
-    assert [row["update"] for row in figures_on_the_way(run)] == [1, 2, 2]
+    assert [row["update"] for row in logged_metrics(run)] == [1, 2, 2]
     assert "overwrite: false" in config_text(run)
 
 
@@ -437,7 +437,7 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(
                 finetune.run(**second)
             errors.append(raised.value)
 
-    results = run_tiny(run, model=tiny_folder, tell=start_a_second_one)
+    results = run_tiny(run, model=tiny_folder, emit=start_a_second_one)
     assert [error.exit_code for error in errors] == [2]
     assert results["epoch"] == 2.0
     assert unfinished_files(run) == []

@@ -44,8 +44,8 @@ def test_a_csv_file_is_trained_on_and_found_again_from_another_folder(
 
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    figures = finetune.evaluate("../run", device="cpu")
-    assert figures["accuracy"] == results["test_accuracy"]
+    metrics = finetune.evaluate("../run", device="cpu")
+    assert metrics["accuracy"] == results["test_accuracy"]
     [answer] = finetune.predict("../run", ["the river"], device="cpu")
     assert answer["label"] in ("7", "40")
     assert json.loads((tmp_path / "run/predictions.jsonl").open().readline())["label"] == "40"

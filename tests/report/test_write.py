@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from finetune.files import write_json, write_jsonl
 from finetune.report.write import write_report
-from finetune.runs.folder import RunFolder, write_json, write_jsonl
+from finetune.runs.folder import RunFolder
 
 RESULTS = {
     "model": "minilm",

@@ -148,25 +148,25 @@ def test_latest_checkpoint_is_the_highest_update_not_the_last_word(tmp_path: Pat
     (tmp_path / "step-11.partial").mkdir()
     (tmp_path / "step-best").mkdir()
 
-    assert latest_checkpoint(tmp_path, tell=ignore) == tmp_path / "step-10"
+    assert latest_checkpoint(tmp_path, emit=ignore) == tmp_path / "step-10"
 
 
 def test_damaged_checkpoint_is_told_and_passed_over(tmp_path: Path) -> None:
     for update in (1, 2, 3):
         write_step(tmp_path, update)
     flip_bit(tmp_path / "step-3" / "model.safetensors", position=-1)
-    told: list[events.Event] = []
+    emitted: list[events.Event] = []
 
-    assert latest_checkpoint(tmp_path, tell=told.append) == tmp_path / "step-2"
+    assert latest_checkpoint(tmp_path, emit=emitted.append) == tmp_path / "step-2"
 
-    [warning] = told
-    assert isinstance(warning, events.Warning)
+    [warning] = emitted
+    assert isinstance(warning, events.WarningMessage)
     assert "step-3" in warning.message
 
 
 def test_no_checkpoint_is_found_where_there_is_none(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path, tell=ignore) is None
-    assert latest_checkpoint(tmp_path / "missing", tell=ignore) is None
+    assert latest_checkpoint(tmp_path, emit=ignore) is None
+    assert latest_checkpoint(tmp_path / "missing", emit=ignore) is None
 
 
 def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:

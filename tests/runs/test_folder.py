@@ -7,19 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty
-from finetune.runs.folder import (
-    RunFolder,
+from finetune.files import (
     append_jsonl,
-    check_run_folder,
-    create_run_folder,
-    lock,
-    next_free_folder,
-    open_run_folder,
     read_json,
     read_jsonl,
     write_json,
     write_jsonl,
     write_text_atomically,
+)
+from finetune.runs.folder import (
+    RunFolder,
+    check_run_folder,
+    create_run_folder,
+    lock,
+    next_free_folder,
+    open_run_folder,
 )
 
 JSON_VALUES = st.recursive(

@@ -40,12 +40,14 @@ def rows_of(batches: Sequence[Batch]) -> list[int]:
 
 def plan(lengths: NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> list[Batch]:
     return plan_epoch(
-        lengths, effective_batch_size=32, widths=range(1, 100), seed=seed, epoch=epoch
+        lengths, effective_batch_size=32, padded_lengths=range(1, 100), seed=seed, epoch=epoch
     )
 
 
 def same(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
-    return rows_of(left) == rows_of(right) and [b.width for b in left] == [b.width for b in right]
+    return rows_of(left) == rows_of(right) and [b.padded_length for b in left] == [
+        b.padded_length for b in right
+    ]
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few"])
@@ -53,19 +55,29 @@ def same(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
 def test_every_row_comes_once_in_batches_that_hold_it(
     device: Device, lengths: NDArray[np.int64], batch_size: int, seed: int
 ) -> None:
-    widths = device.widths(int(lengths.max()))
+    padded_lengths = device.shapes.padded_lengths(int(lengths.max()))
 
     for batches in (
-        plan_epoch(lengths, effective_batch_size=batch_size, widths=widths, seed=seed, epoch=0),
-        plan_evaluation(lengths, batch_size=batch_size, widths=widths),
+        plan_epoch(
+            lengths,
+            effective_batch_size=batch_size,
+            padded_lengths=padded_lengths,
+            seed=seed,
+            epoch=0,
+        ),
+        plan_evaluation(lengths, batch_size=batch_size, padded_lengths=padded_lengths),
     ):
         assert sorted(rows_of(batches)) == list(range(len(lengths)))
         sizes = sorted(len(batch.rows) for batch in batches)
         assert sizes[1:] == [batch_size] * (len(batches) - 1)
         assert 0 < sizes[0] <= batch_size
         for batch in batches:
-            fitting = [width for width in widths if width >= lengths[batch.rows].max()]
-            assert batch.width == min(fitting)
+            fitting = [
+                padded_length
+                for padded_length in padded_lengths
+                if padded_length >= lengths[batch.rows].max()
+            ]
+            assert batch.padded_length == min(fitting)
 
 
 def test_plan_depends_on_seed_and_epoch_alone() -> None:
@@ -85,9 +97,12 @@ def test_random_numbers_of_others_are_neither_used_nor_disturbed() -> None:
 
 
 def test_widths_do_not_rise_or_fall_over_an_epoch() -> None:
-    widths = [batch.width for batch in plan(LIKE_TREC)]
+    padded_lengths = [batch.padded_length for batch in plan(LIKE_TREC)]
 
-    halves = np.mean(widths[: len(widths) // 2]), np.mean(widths[len(widths) // 2 :])
+    halves = (
+        np.mean(padded_lengths[: len(padded_lengths) // 2]),
+        np.mean(padded_lengths[len(padded_lengths) // 2 :]),
+    )
 
     assert halves[0] == pytest.approx(halves[1], rel=0.15)
 
@@ -125,17 +140,20 @@ def test_at_least_95_percent_of_trecs_tokens_are_real() -> None:
 
 
 def test_evaluation_begins_with_the_longest_rows() -> None:
-    batches = plan_evaluation(LIKE_TREC, batch_size=64, widths=range(1, 100))
+    batches = plan_evaluation(LIKE_TREC, batch_size=64, padded_lengths=range(1, 100))
 
     assert (np.diff(LIKE_TREC[rows_of(batches)]) <= 0).all()
 
 
 def test_widest_batch_comes_first_and_the_others_stay_in_order() -> None:
-    batches = [Batch(np.array([number]), width) for number, width in enumerate([16, 32, 64, 64, 8])]
+    batches = [
+        Batch(np.array([number]), padded_length)
+        for number, padded_length in enumerate([16, 32, 64, 64, 8])
+    ]
 
     moved = widest_first(batches)
 
-    assert [(batch.width, int(batch.rows[0])) for batch in moved] == [
+    assert [(batch.padded_length, int(batch.rows[0])) for batch in moved] == [
         (64, 2),
         (16, 0),
         (32, 1),
@@ -150,7 +168,7 @@ def test_widest_batch_comes_first_and_the_others_stay_in_order() -> None:
 def test_share_of_real_tokens_is_what_padding_leaves(lengths: NDArray[np.int64]) -> None:
     batches = plan(lengths)
 
-    padding = sum(int((batch.width - lengths[batch.rows]).sum()) for batch in batches)
+    padding = sum(int((batch.padded_length - lengths[batch.rows]).sum()) for batch in batches)
 
     assert real_token_share(batches, lengths) == pytest.approx(
         lengths.sum() / (lengths.sum() + padding)

@@ -17,7 +17,7 @@ def test_rows_are_laid_out_as_the_tokenizer_pads_them(side: str) -> None:
     tokenizer.padding_side = side
     rows = np.array([2, 0, 3])
 
-    tensors = collate_rows(encode_texts(tokenizer, TEXTS, max_length=20), rows, width=11)
+    tensors = collate_rows(encode_texts(tokenizer, TEXTS, max_length=20), rows, padded_length=11)
 
     expected = tokenizer(
         [TEXTS[row] for row in rows], padding="max_length", max_length=11, return_tensors="pt"
@@ -32,7 +32,7 @@ def test_every_column_has_its_own_padding() -> None:
     encoded = encode_texts(tokenizer, ["who"], max_length=9)
     texts = replace(encoded, padding={"input_ids": 7, "token_type_ids": 1})
 
-    tensors = collate_rows(texts, np.array([0]), width=5)
+    tensors = collate_rows(texts, np.array([0]), padded_length=5)
 
     assert tensors["input_ids"][0, 3:].tolist() == [7, 7]
     assert tensors["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
@@ -42,7 +42,7 @@ def test_every_column_has_its_own_padding() -> None:
 def test_types_are_those_that_a_model_takes() -> None:
     texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
 
-    tensors = collate_rows(texts, np.array([1]), width=2)
+    tensors = collate_rows(texts, np.array([1]), padded_length=2)
 
     assert tensors["input_ids"].dtype == torch.int64
     assert tensors["attention_mask"].dtype == torch.bool
@@ -51,7 +51,7 @@ def test_types_are_those_that_a_model_takes() -> None:
 def test_a_row_may_come_twice() -> None:
     texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
 
-    ids = collate_rows(texts, np.array([0, 2, 2]), width=8)["input_ids"]
+    ids = collate_rows(texts, np.array([0, 2, 2]), padded_length=8)["input_ids"]
 
     assert torch.equal(ids[1], ids[2])
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tiny_training import random_examples, take_updates, tiny_assembly
+from tiny_training import random_examples, take_updates, tiny_training_state
 from torch import nn
 
 from finetune.errors import WrongParametersChanged
@@ -14,10 +14,10 @@ LAYER = "bert.encoder.layer.1.output.dense.weight"
 
 def guarded(mode: str) -> tuple[nn.Module, Callable[[], None]]:
     """Return a model after two updates, and the comparison with what it was before them."""
-    assembly = tiny_assembly(mode=mode)
-    guard = ParameterGuard(assembly.model)
-    take_updates(assembly, random_examples(), range(2))
-    return assembly.model, lambda: guard.check(assembly.model)
+    training_state = tiny_training_state(mode=mode)
+    guard = ParameterGuard(training_state.model)
+    take_updates(training_state, random_examples(), range(2))
+    return training_state.model, lambda: guard.check(training_state.model)
 
 
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
@@ -65,7 +65,7 @@ class SkipsOddLayouts(torch.optim.AdamW):
 
 
 def test_optimizer_that_skips_a_parameter_silently_is_noticed() -> None:
-    model = tiny_assembly().model
+    model = tiny_training_state().model
     transposed = model.get_parameter(LAYER)
     transposed.data = transposed.detach().T.contiguous().T
     guard = ParameterGuard(model)

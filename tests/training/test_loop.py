@@ -14,20 +14,20 @@ from tiny_training import (
     copied_parameters,
     random_examples,
     simulate_memory,
-    tiny_assembly,
+    tiny_training_state,
 )
 
 from finetune import events
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.device import MpsDevice
+from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import LossNotFinite, WrongParametersChanged
 from finetune.tokenization.buckets import Batch, plan_epoch
-from finetune.training.assemble import Assembly
-from finetune.training.loop import Course, is_over, train
+from finetune.training.loop import LoopSettings, is_over, train
 from finetune.training.micro_batches import Examples
-from finetune.training.recovery import BatchSize
-from finetune.training.state import Progress
+from finetune.training.out_of_memory import BatchSize
+from finetune.training.snapshot import Progress
+from finetune.training.training_state import TrainingState
 
 ROWS = 23
 BATCH = 4
@@ -47,7 +47,7 @@ class Diary:
     stop_after: int | None = None
     progress: Progress = field(default_factory=Progress)
     entries: list[tuple[str, int]] = field(default_factory=list)
-    told: list[events.Event] = field(default_factory=list)
+    emitted: list[events.Event] = field(default_factory=list)
 
     def note(self, what: str) -> None:
         self.entries.append((what, self.progress.updates))
@@ -56,19 +56,19 @@ class Diary:
         return [updates for entry, updates in self.entries if entry == what]
 
     def reports(self) -> list[events.Update]:
-        return [event for event in self.told if isinstance(event, events.Update)]
+        return [event for event in self.emitted if isinstance(event, events.Update)]
 
     def should_stop(self) -> bool:
         return self.stop_after is not None and self.progress.updates >= self.stop_after
 
-    def course(self, examples: Examples, **options: Any) -> Course:
+    def settings(self, examples: Examples, **options: Any) -> LoopSettings:
         def validate() -> tuple[float, dict[str, float]]:
             score = self.scores[len(self.times("validate"))]
             self.note("validate")
             return score, {"accuracy": score}
 
         settings: dict[str, Any] = {
-            "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.told.append),
+            "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.emitted.append),
             "updates_per_epoch": UPDATES_PER_EPOCH,
             "report_every": 2,
             "patience": 0,
@@ -78,27 +78,33 @@ class Diary:
             "keep_progress": lambda progress: self.note("progress"),
             "keeps_each_epoch": False,
             "should_stop": self.should_stop,
-            "tell": self.told.append,
+            "emit": self.emitted.append,
         }
-        return Course(**{**settings, **options})
+        return LoopSettings(**{**settings, **options})
 
 
 def plan_of(examples: Examples) -> Callable[[int], list[Batch]]:
     return lambda epoch: plan_epoch(
-        examples.lengths, effective_batch_size=BATCH, widths=range(1, 17), seed=0, epoch=epoch
+        examples.lengths,
+        effective_batch_size=BATCH,
+        padded_lengths=range(1, 17),
+        seed=0,
+        epoch=epoch,
     )
 
 
-def run(diary: Diary, assembly: Assembly, examples: Examples | None = None, **options: Any) -> None:
-    """Train for as long as the assembly's schedule says; options change the diary's course."""
+def run(
+    diary: Diary, training_state: TrainingState, examples: Examples | None = None, **options: Any
+) -> None:
+    """Train for as long as the schedule says; options change the diary's settings."""
     examples = examples or random_examples(ROWS)
-    train(assembly, examples, diary.progress, diary.course(examples, **options))
+    train(training_state, examples, diary.progress, diary.settings(examples, **options))
 
 
 def test_all_updates_are_taken_and_the_last_may_end_within_an_epoch() -> None:
     diary = Diary(scores=[0.1, 0.2, 0.3])
 
-    run(diary, tiny_assembly(total_updates=14))
+    run(diary, tiny_training_state(total_updates=14))
 
     assert diary.progress.updates == 14
     assert diary.times("validate") == [6, 12, 14]
@@ -108,11 +114,11 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
     examples = random_examples(ROWS)
     seen: list[int] = []
 
-    def inputs_of(rows: np.ndarray, width: int) -> dict[str, torch.Tensor]:
+    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
         seen.extend(rows.tolist())
-        return examples.inputs_of(rows, width)
+        return examples.inputs_of(rows, padded_length)
 
-    run(Diary(), tiny_assembly(total_updates=9), replace(examples, inputs_of=inputs_of))
+    run(Diary(), tiny_training_state(total_updates=9), replace(examples, inputs_of=inputs_of))
 
     plan = plan_of(examples)
     planned = np.concatenate([batch.rows for batch in [*plan(0), *plan(1)[:3]]])
@@ -122,17 +128,17 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
 def test_reports_come_every_so_many_updates_and_at_the_end_of_an_epoch() -> None:
     diary = Diary()
 
-    run(diary, tiny_assembly(total_updates=11), report_every=4)
+    run(diary, tiny_training_state(total_updates=11), report_every=4)
 
     assert [report.update for report in diary.reports()] == [4, 6, 8, 11]
 
 
 def test_report_tells_the_state_of_the_run() -> None:
     single, diary = Diary(), Diary()
-    run(single, tiny_assembly(peak=1e-3, total_updates=12), report_every=1)
+    run(single, tiny_training_state(peak=1e-3, total_updates=12), report_every=1)
     losses = [report.loss for report in single.reports()]
 
-    run(diary, tiny_assembly(peak=1e-3, total_updates=12), report_every=3)
+    run(diary, tiny_training_state(peak=1e-3, total_updates=12), report_every=3)
 
     first, second, _, last = diary.reports()
     assert (first.update, first.total_updates, first.epoch) == (3, 12, 0.5)
@@ -150,10 +156,10 @@ def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.M
     monkeypatch.setattr(time, "perf_counter", lambda: now_seconds)
     examples = random_examples(ROWS)
 
-    def inputs_of(rows: np.ndarray, width: int) -> dict[str, torch.Tensor]:
+    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
         nonlocal now_seconds
         now_seconds += 0.5
-        return examples.inputs_of(rows, width)
+        return examples.inputs_of(rows, padded_length)
 
     def validate() -> tuple[float, dict[str, float]]:
         nonlocal now_seconds
@@ -162,7 +168,7 @@ def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.M
 
     diary = Diary()
     slow = replace(examples, inputs_of=inputs_of)
-    run(diary, tiny_assembly(total_updates=12), slow, validate=validate, report_every=3)
+    run(diary, tiny_training_state(total_updates=12), slow, validate=validate, report_every=3)
 
     assert diary.progress.seconds == 6.0
     seconds_of_3_updates = 1.5
@@ -182,12 +188,12 @@ def rows_of_reports(examples: Examples, *, updates: int) -> list[int]:
 def test_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
     diary = Diary(scores=[0.5, 0.7, 0.7, 0.6, 0.8])
 
-    run(diary, tiny_assembly(total_updates=30))
+    run(diary, tiny_training_state(total_updates=30))
 
     assert diary.times("best") == [6, 12, 30]
     assert diary.progress.best_score == 0.8
     assert diary.progress.best_updates == 30
-    validations = [event for event in diary.told if isinstance(event, events.Validation)]
+    validations = [event for event in diary.emitted if isinstance(event, events.Validation)]
     assert [one.is_best for one in validations] == [True, True, False, False, True]
     assert [one.update for one in validations] == [6, 12, 18, 24, 30]
     assert [one.epoch for one in validations] == [1, 2, 3, 4, 5]
@@ -197,7 +203,7 @@ def test_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
 def test_training_stops_when_the_model_no_longer_improves() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6, 0.6, 0.5, 0.9])
 
-    run(diary, tiny_assembly(total_updates=60), patience=2)
+    run(diary, tiny_training_state(total_updates=60), patience=2)
 
     assert diary.progress.updates == 30
     assert diary.times("best") == [6, 18]
@@ -209,28 +215,28 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
 def test_without_validation_the_last_model_is_kept() -> None:
     diary = Diary()
 
-    run(diary, tiny_assembly(total_updates=14))
+    run(diary, tiny_training_state(total_updates=14))
 
     assert diary.times("best")[-1] == 14
-    assert not [event for event in diary.told if isinstance(event, events.Validation)]
+    assert not [event for event in diary.emitted if isinstance(event, events.Validation)]
 
 
 def test_run_that_is_over_takes_no_update() -> None:
     diary = Diary(progress=Progress(updates=12))
-    assembly = tiny_assembly(total_updates=12)
-    before = copied_parameters(assembly.model)
+    training_state = tiny_training_state(total_updates=12)
+    before = copied_parameters(training_state.model)
 
-    run(diary, assembly)
+    run(diary, training_state)
 
     assert diary.progress.updates == 12
-    for name, parameter in assembly.model.named_parameters():
+    for name, parameter in training_state.model.named_parameters():
         assert torch.equal(parameter, before[name])
 
 
 def test_progress_is_kept_after_each_epoch_where_asked_for() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
 
-    run(diary, tiny_assembly(total_updates=14), keeps_each_epoch=True)
+    run(diary, tiny_training_state(total_updates=14), keeps_each_epoch=True)
 
     assert diary.times("progress") == [6, 12, 14]
     # After the validation, whose outcome belongs to it.
@@ -240,7 +246,7 @@ def test_progress_is_kept_after_each_epoch_where_asked_for() -> None:
 def test_request_to_stop_saves_progress_and_returns() -> None:
     diary = Diary(scores=[0.5], stop_after=8)
 
-    run(diary, tiny_assembly(total_updates=30), report_every=5)
+    run(diary, tiny_training_state(total_updates=30), report_every=5)
 
     assert diary.progress.updates == 8
     assert diary.times("progress") == [8]
@@ -248,7 +254,7 @@ def test_request_to_stop_saves_progress_and_returns() -> None:
 
 
 def test_stopped_run_goes_on_with_the_rows_that_were_left() -> None:
-    whole, parts = tiny_assembly(dropout=0.0), tiny_assembly(dropout=0.0)
+    whole, parts = tiny_training_state(dropout=0.0), tiny_training_state(dropout=0.0)
     run(Diary(), whole)
 
     diary = Diary(stop_after=8)
@@ -264,12 +270,12 @@ def test_stopped_run_goes_on_with_the_rows_that_were_left() -> None:
 @pytest.mark.parametrize("stop_after", [6, 12])
 def test_epoch_that_ends_as_the_user_stops_is_validated_all_the_same(stop_after: int) -> None:
     diary = Diary(scores=[0.5, 0.7], stop_after=stop_after)
-    assembly = tiny_assembly(total_updates=12)
+    training_state = tiny_training_state(total_updates=12)
 
-    run(diary, assembly)
+    run(diary, training_state)
     assert diary.progress.updates == stop_after
     diary.stop_after = None
-    run(diary, assembly)
+    run(diary, training_state)
 
     assert diary.times("validate") == [6, 12]
     assert diary.times("best") == [6, 12]
@@ -280,67 +286,74 @@ def test_run_that_stops_early_has_saved_its_progress_whenever_the_signal_came(ca
     diary = Diary()
     answers = iter([False] * (calls - 1))
 
-    run(diary, tiny_assembly(total_updates=12), should_stop=lambda: next(answers, True))
+    run(diary, tiny_training_state(total_updates=12), should_stop=lambda: next(answers, True))
 
     if diary.progress.updates < 12:
         assert diary.times("progress")[-1:] == [diary.progress.updates]
 
 
 def test_model_trains_after_a_validation_as_before() -> None:
-    assembly = tiny_assembly(total_updates=12)
+    training_state = tiny_training_state(total_updates=12)
     modes: list[bool] = []
-    assembly.model.register_forward_hook(lambda module, *_: modes.append(module.training))
+    training_state.model.register_forward_hook(lambda module, *_: modes.append(module.training))
 
     def validate() -> tuple[float, dict[str, float]]:
-        assembly.model.eval()
+        training_state.model.eval()
         return 0.5, {}
 
-    run(Diary(), assembly, validate=validate)
+    run(Diary(), training_state, validate=validate)
 
     assert modes == [True] * 12
 
 
 def test_validation_finds_no_gradients_in_memory() -> None:
-    assembly = tiny_assembly(total_updates=6)
+    training_state = tiny_training_state(total_updates=6)
     gradients: list[Any] = []
 
     def validate() -> tuple[float, dict[str, float]]:
-        gradients.extend(one.grad for one in assembly.model.parameters())
+        gradients.extend(one.grad for one in training_state.model.parameters())
         return 0.5, {}
 
-    run(Diary(), assembly, validate=validate)
+    run(Diary(), training_state, validate=validate)
 
     assert set(gradients) == {None}
 
 
 @pytest.mark.parametrize("mode", ["head", "classifier", "last-1"])
 def test_frozen_core_stays_bit_identical_after_an_epoch(mode: str) -> None:
-    assembly = tiny_assembly(mode=mode, total_updates=6)
-    before = copied_parameters(assembly.model)
+    training_state = tiny_training_state(mode=mode, total_updates=6)
+    before = copied_parameters(training_state.model)
 
-    run(Diary(), assembly)
+    run(Diary(), training_state)
 
-    for name, parameter in assembly.model.named_parameters():
+    for name, parameter in training_state.model.named_parameters():
         assert torch.equal(parameter, before[name]) == (not parameter.requires_grad), name
 
 
 @pytest.mark.parametrize("report_every", [1, 4, 100])
 def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(report_every: int) -> None:
     examples = random_examples(ROWS)
-    assembly = tiny_assembly(total_updates=12)
+    training_state = tiny_training_state(total_updates=12)
     poison = VOCABULARY_SIZE - 1
     with torch.no_grad():
-        assembly.model.get_parameter("bert.embeddings.word_embeddings.weight")[poison] = np.inf
+        training_state.model.get_parameter("bert.embeddings.word_embeddings.weight")[poison] = (
+            np.inf
+        )
     [*_, odd, _] = plan_of(examples)(0)
     odd_row = int(odd.rows[1])
 
-    def inputs_of(rows: np.ndarray, width: int) -> dict[str, torch.Tensor]:
-        inputs = examples.inputs_of(rows, width)
+    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
+        inputs = examples.inputs_of(rows, padded_length)
         inputs["input_ids"][rows == odd_row, 0] = poison
         return inputs
 
     with pytest.raises(LossNotFinite, match="the loss is nan at update 5,") as caught:
-        run(Diary(), assembly, replace(examples, inputs_of=inputs_of), report_every=report_every)
+        run(
+            Diary(),
+            training_state,
+            replace(examples, inputs_of=inputs_of),
+            report_every=report_every,
+        )
 
     rows = caught.value.message.rpartition("rows ")[2].split(", ")
     assert [int(row) for row in rows] == odd.rows.tolist()
@@ -349,12 +362,16 @@ def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(report_every
 def test_model_that_became_not_a_number_in_its_last_update_is_not_kept() -> None:
     """The loss of an update is that of the model before it."""
     diary = Diary()
-    assembly = tiny_assembly(total_updates=6)
-    weight = assembly.model.get_parameter("classifier.weight")
+    training_state = tiny_training_state(total_updates=6)
+    weight = training_state.model.get_parameter("classifier.weight")
     weight.register_hook(lambda gradient: gradient * (np.inf if diary.progress.updates == 5 else 1))
 
     with pytest.raises(LossNotFinite):
-        run(diary, assembly, validate=lambda: (weight.sum().item(), {"loss": weight.sum().item()}))
+        run(
+            diary,
+            training_state,
+            validate=lambda: (weight.sum().item(), {"loss": weight.sum().item()}),
+        )
 
     assert diary.times("best") == []
 
@@ -364,16 +381,16 @@ def test_model_that_does_not_train_is_noticed_at_the_first_report() -> None:
         def step(self, closure: None = None) -> None:  # type: ignore[override]
             pass
 
-    assembly = tiny_assembly()
-    optimizer = DoesNothing(assembly.optimizer.param_groups)
+    training_state = tiny_training_state()
+    optimizer = DoesNothing(training_state.optimizer.param_groups)
 
     with pytest.raises(WrongParametersChanged):
-        run(Diary(), replace(assembly, optimizer=optimizer))
+        run(Diary(), replace(training_state, optimizer=optimizer))
 
 
 def test_core_that_changes_though_frozen_is_noticed_at_the_first_report() -> None:
-    assembly = tiny_assembly(mode="head")
-    word_embeddings = assembly.model.get_parameter("bert.embeddings.word_embeddings.weight")
+    training_state = tiny_training_state(mode="head")
+    word_embeddings = training_state.model.get_parameter("bert.embeddings.word_embeddings.weight")
 
     class ChangesTheCore(torch.optim.AdamW):
         def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -381,48 +398,51 @@ def test_core_that_changes_though_frozen_is_noticed_at_the_first_report() -> Non
             with torch.no_grad():
                 word_embeddings[7, 0] += 1e-3
 
-    optimizer = ChangesTheCore(assembly.optimizer.param_groups)
+    optimizer = ChangesTheCore(training_state.optimizer.param_groups)
 
     with pytest.raises(WrongParametersChanged, match=r"word_embeddings\.weight"):
-        run(Diary(), replace(assembly, optimizer=optimizer))
+        run(Diary(), replace(training_state, optimizer=optimizer))
 
 
 @pytest.mark.parametrize("report_every", [1, 100])
 def test_steps_too_small_for_the_numbers_they_change_are_no_fault(report_every: int) -> None:
     # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 updates to 2e-5
     # begins so, and so ends any long run, whose last updates may be all that is left after a stop.
-    run(Diary(), tiny_assembly(peak=2e-8, total_updates=6), report_every=report_every)
+    run(Diary(), tiny_training_state(peak=2e-8, total_updates=6), report_every=report_every)
 
 
 class SimulatedMac(FewShapesDevice):
     """The processor with a simulated Mac's memory, as its GPU's allocator tells it."""
 
-    used_bytes = MpsDevice.used_bytes
-    held_bytes = MpsDevice.held_bytes
-    is_cache_running_away = MpsDevice.is_cache_running_away
-    release_memory = MpsDevice.release_memory
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = MpsMemory()  # type: ignore[assignment]
 
 
 def run_on_mac(
-    mac: UnifiedMemoryMac, monkeypatch: pytest.MonkeyPatch, *, widths: Sequence[int]
+    mac: UnifiedMemoryMac, monkeypatch: pytest.MonkeyPatch, *, padded_lengths: Sequence[int]
 ) -> Diary:
     """Train on a simulated Mac, which has batches of one of the widths."""
     simulate_memory(mac, monkeypatch)
-    assembly = tiny_assembly(device=SimulatedMac(), total_updates=36)
+    training_state = tiny_training_state(device=SimulatedMac(), total_updates=36)
 
     def take_memory(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:
         mac.update(*inputs["input_ids"].shape)
 
-    assembly.model.register_forward_pre_hook(take_memory, with_kwargs=True)
+    training_state.model.register_forward_pre_hook(take_memory, with_kwargs=True)
     examples = random_examples(ROWS, longest_tokens=48)
 
     def plan(epoch: int) -> list[Batch]:
         return plan_epoch(
-            examples.lengths, effective_batch_size=BATCH, widths=widths, seed=0, epoch=epoch
+            examples.lengths,
+            effective_batch_size=BATCH,
+            padded_lengths=padded_lengths,
+            seed=0,
+            epoch=epoch,
         )
 
     diary = Diary()
-    run(diary, assembly, examples, plan_epoch=plan)
+    run(diary, training_state, examples, plan_epoch=plan)
     return diary
 
 
@@ -431,9 +451,9 @@ def test_cache_that_runs_away_is_emptied_and_said_once(monkeypatch: pytest.Monke
         physical_bytes=64 * GIB, recommended_share=0.78, token_bytes=GIB // 16, graph_bytes=0
     )
 
-    diary = run_on_mac(mac, monkeypatch, widths=range(1, 49))
+    diary = run_on_mac(mac, monkeypatch, padded_lengths=range(1, 49))
 
-    [warning] = [event for event in diary.told if isinstance(event, events.Warning)]
+    [warning] = [event for event in diary.emitted if isinstance(event, events.WarningMessage)]
     assert "beside 1.8 GiB in use: its cache is emptied" in warning.message
     assert mac.swap_bytes == 0
     curve = [report.held_bytes for report in diary.reports()]
@@ -445,9 +465,9 @@ def test_cache_that_runs_away_is_emptied_and_said_once(monkeypatch: pytest.Monke
 def test_cache_of_few_shapes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     mac = UnifiedMemoryMac(physical_bytes=64 * GIB, recommended_share=0.78, token_bytes=GIB // 16)
 
-    diary = run_on_mac(mac, monkeypatch, widths=SimulatedMac().widths(48))
+    diary = run_on_mac(mac, monkeypatch, padded_lengths=SimulatedMac().padded_lengths(48))
 
-    assert not [event for event in diary.told if isinstance(event, events.Warning)]
+    assert not [event for event in diary.emitted if isinstance(event, events.WarningMessage)]
     curve = [report.held_bytes for report in diary.reports()]
     assert curve == sorted(curve)
     assert mac.buffer_bytes
@@ -455,10 +475,10 @@ def test_cache_of_few_shapes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few shapes"])
 def test_widest_batch_comes_first_where_memory_is_kept_by_shape(device: Device) -> None:
-    assembly = tiny_assembly(device=device, total_updates=12)
-    widths: list[int] = []
-    assembly.model.register_forward_pre_hook(
-        lambda _, __, inputs: widths.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    training_state = tiny_training_state(device=device, total_updates=12)
+    padded_lengths: list[int] = []
+    training_state.model.register_forward_pre_hook(
+        lambda _, __, inputs: padded_lengths.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
     examples = random_examples(ROWS, longest_tokens=48)
 
@@ -466,26 +486,26 @@ def test_widest_batch_comes_first_where_memory_is_kept_by_shape(device: Device) 
         return plan_epoch(
             examples.lengths,
             effective_batch_size=BATCH,
-            widths=device.widths(48),
+            padded_lengths=device.shapes.padded_lengths(48),
             seed=3,
             epoch=epoch,
         )
 
-    run(Diary(), assembly, examples, plan_epoch=plan)
+    run(Diary(), training_state, examples, plan_epoch=plan)
 
-    planned = [[batch.width for batch in plan(epoch)] for epoch in (0, 1)]
+    planned = [[batch.padded_length for batch in plan(epoch)] for epoch in (0, 1)]
     assert planned[0][0] < max(planned[0])
-    if device.pads_rows:
-        assert widths[0] == widths[UPDATES_PER_EPOCH] == 48
-        assert sorted(widths) == sorted(planned[0] + planned[1])
+    if device.shapes.pads_batches:
+        assert padded_lengths[0] == padded_lengths[UPDATES_PER_EPOCH] == 48
+        assert sorted(padded_lengths) == sorted(planned[0] + planned[1])
     else:
-        assert widths == planned[0] + planned[1]
+        assert padded_lengths == planned[0] + planned[1]
 
 
 def test_cpu_holds_what_it_uses_and_has_no_cache() -> None:
     diary = Diary()
 
-    run(diary, tiny_assembly(total_updates=6))
+    run(diary, tiny_training_state(total_updates=6))
 
     assert all(report.held_bytes > 0 for report in diary.reports())
-    assert not [event for event in diary.told if isinstance(event, events.Warning)]
+    assert not [event for event in diary.emitted if isinstance(event, events.WarningMessage)]

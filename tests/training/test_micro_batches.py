@@ -20,14 +20,14 @@ labels_of_rows = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=60).
 
 
 def cut(
-    examples: Examples, *, batch_size: int, pads_rows: bool = False, rows: np.ndarray = ROWS
+    examples: Examples, *, batch_size: int, pads_batches: bool = False, rows: np.ndarray = ROWS
 ) -> list[MicroBatch]:
     return list(
         cut_batch(
             examples,
-            Batch(rows, width=14),
+            Batch(rows, padded_length=14),
             batch_size=batch_size,
-            pads_rows=pads_rows,
+            pads_batches=pads_batches,
             torch_device=torch.device("cpu"),
         )
     )
@@ -54,11 +54,11 @@ def test_slices_are_contiguous_and_the_last_may_be_smaller(
 @given(
     labels=labels_of_rows,
     batch_size=st.integers(1, 20),
-    pads_rows=st.booleans(),
+    pads_batches=st.booleans(),
     is_balanced=st.booleans(),
 )
 def test_shares_add_up_to_1_and_are_as_the_weights(
-    labels: np.ndarray, batch_size: int, pads_rows: bool, is_balanced: bool
+    labels: np.ndarray, batch_size: int, pads_batches: bool, is_balanced: bool
 ) -> None:
     weights = (
         balanced_class_weights(labels, classes=CLASSES)
@@ -66,10 +66,12 @@ def test_shares_add_up_to_1_and_are_as_the_weights(
         else np.ones(CLASSES, np.float32)
     )
     lengths = np.full(len(labels), 5)
-    examples = Examples(lambda rows, width: {}, lengths, labels, row_weights(labels, weights))
+    examples = Examples(
+        lambda rows, padded_length: {}, lengths, labels, row_weights(labels, weights)
+    )
     rows = np.arange(len(labels))
 
-    pieces = cut(examples, batch_size=batch_size, pads_rows=pads_rows, rows=rows)
+    pieces = cut(examples, batch_size=batch_size, pads_batches=pads_batches, rows=rows)
 
     shares = torch.cat([piece.shares for piece in pieces])
     assert shares.dtype == torch.float32
@@ -82,7 +84,7 @@ def test_shares_add_up_to_1_and_are_as_the_weights(
 def test_last_slice_is_filled_with_rows_that_have_no_share() -> None:
     examples = random_examples()
 
-    *_, last = cut(examples, batch_size=4, pads_rows=True)
+    *_, last = cut(examples, batch_size=4, pads_batches=True)
 
     assert last.shares[:3].all()
     assert last.shares[3] == 0

@@ -7,12 +7,13 @@ from tiny_models import tiny_model
 from torch import nn
 
 from finetune.model.freeze import freeze_parameters
+from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.training.optimizer import build_optimizer, make_state, set_learning_rate
 
 
 def optimizer_of(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    settings = {"head_rate_factor": 1.0, "weight_decay": 0.01, "is_fused": True, "head": set()}
+    settings = {"head_lr_multiplier": 1.0, "weight_decay": 0.01, "is_fused": True, "head": set()}
     return build_optimizer(model, **{**settings, **options})
 
 
@@ -44,7 +45,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 def test_head_has_a_learning_rate_of_its_own() -> None:
     model = tiny_model()
     head = find_structure(model).head
-    optimizer = optimizer_of(model, head=head, head_rate_factor=10.0)
+    optimizer = optimizer_of(model, head=head, head_lr_multiplier=10.0)
 
     for rate in (0.5, 0.125):
         set_learning_rate(optimizer, rate)
@@ -58,7 +59,7 @@ def test_head_has_a_learning_rate_of_its_own() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     model = tiny_model()
     structure = find_structure(model)
-    freeze_parameters(model, structure, mode="head")
+    freeze_parameters(model, structure, mode=Mode("head"))
 
     optimizer = optimizer_of(model, head=structure.head)
 

@@ -11,7 +11,7 @@ runs = st.integers(1, 300).flatmap(lambda total: st.tuples(st.integers(0, total)
 
 
 def rates_of(schedule: Schedule) -> list[float]:
-    return [schedule.rate_at(update) for update in range(schedule.total_updates)]
+    return [schedule.learning_rate_at(update) for update in range(schedule.total_updates)]
 
 
 def rates_of_transformers(schedule: Schedule) -> list[float]:

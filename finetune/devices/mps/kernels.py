@@ -25,7 +25,7 @@ _COMPOSITES = {
 
 
 def status_of(name: str) -> Status:
-    """Tell how MPS runs an operator.
+    """Return how MPS runs an operator.
 
     Args:
         name: As PyTorch's errors write it, such as ``aten::addmm`` or ``aten::sum.dim_IntList``.
@@ -87,7 +87,7 @@ class KnownFault:
     is_met: Callable[[Mapping[str, Any]], bool]
 
     def is_in(self, torch_version: str) -> bool:
-        """Tell whether a release of PyTorch, such as ``2.13.0+cpu``, has the fault."""
+        """Return whether a release of PyTorch, such as ``2.13.0+cpu``, has the fault."""
         release = TorchVersion(torch_version)
         return (self.first is None or release >= self.first) and (
             self.fixed is None or release < self.fixed

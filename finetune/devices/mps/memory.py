@@ -21,80 +21,91 @@ _MOST_OF_PEAK = 2
 _SMALLEST_FRACTION = 0.001
 
 
-def used_bytes() -> int:
-    """Return the memory of live tensors.
+class MpsMemory:
+    """The unified memory of a Mac, as PyTorch's allocator and the system count it."""
 
-    Metal counts more for the process: the allocator's pools and the compiled graphs.
-    """
-    return torch.mps.current_allocated_memory()
+    is_shared = True
+    # The allocator's own limit lies above the memory of most Macs.
+    swaps = True
 
+    def used_bytes(self) -> int:
+        """Return the memory of live tensors.
 
-def held_bytes() -> int:
-    """Return what Metal counts for the process: the allocator's pools and the compiled graphs."""
-    return torch.mps.driver_allocated_memory()
+        Metal counts more for the process: the allocator's pools and the compiled graphs.
+        """
+        return torch.mps.current_allocated_memory()
 
+    def held_bytes(self) -> int:
+        """Return what Metal counts for the process: allocator pools and compiled graphs."""
+        return torch.mps.driver_allocated_memory()
 
-def is_cache_running_away() -> bool:
-    """Tell whether pools and graphs take more than a run with few shapes needs.
+    def is_cache_running_away(self) -> bool:
+        """Return whether pools and graphs take more than a run with few shapes needs.
 
-    Buffers are kept by size, each shape's beside the others', and three widths that halve take
-    less than twice what the widest does. Half of the recommended memory is no harm in any case;
-    beyond all of it the Mac swaps. Where the allocator does not count its peak, what is in use
-    stands for it.
-    """
-    recommended_bytes = torch.mps.recommended_max_memory()
-    needed_bytes = _MOST_OF_PEAK * (peak_bytes() or used_bytes())
-    return held_bytes() > min(recommended_bytes, max(recommended_bytes // 2, needed_bytes))
+        Buffers are kept by size, each shape's beside the others', and three widths that halve take
+        less than twice what the widest does. Half of the recommended memory is no harm in any case;
+        beyond all of it the Mac swaps. Where the allocator does not count its peak, what is in use
+        stands for it.
+        """
+        recommended_bytes = torch.mps.recommended_max_memory()
+        needed_bytes = _MOST_OF_PEAK * (self.peak_bytes() or self.used_bytes())
+        return self.held_bytes() > min(recommended_bytes, max(recommended_bytes // 2, needed_bytes))
 
+    def peak_bytes(self) -> int | None:
+        """Return the most memory of live tensors, None if the allocator does not count it."""
+        return torch.accelerator.max_memory_allocated() if _counts_peak() else None
 
-def peak_bytes() -> int | None:
-    """Return the most memory that live tensors took, or None if the allocator does not count it."""
-    return torch.accelerator.max_memory_allocated() if _counts_peak() else None
+    def reset_peak(self) -> None:
+        """Count the peak from now on, if the allocator counts it."""
+        if _counts_peak():
+            torch.accelerator.reset_peak_memory_stats()
 
+    def budget_bytes(self, limit_bytes: int | None) -> int:
+        """Return the footprint that this process may have.
 
-def reset_peak() -> None:
-    """Count the peak from now on, if the allocator counts it."""
-    if _counts_peak():
-        torch.accelerator.reset_peak_memory_stats()
+        The allocator's own limit, 1.7 times what Metal recommends, lies above the memory of most
+        Macs: without a budget they swap or freeze long before an error (pytorch#79840).
+        """
+        recommended_bytes = torch.mps.recommended_max_memory()
+        limits = [
+            recommended_bytes,
+            host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes(),
+        ]
+        if watermarks.high_ratio() > 0:
+            limits.append(int(recommended_bytes * watermarks.high_ratio()))
+        if limit_bytes is not None:
+            limits.append(limit_bytes)
+        return min(limits)
 
+    def cap(self, budget_bytes: int) -> None:
+        """Let the allocator refuse what would take the process's footprint beyond a budget.
 
-def budget_bytes(limit_bytes: int | None) -> int:
-    """Return the footprint that this process may have.
+        This moves the high watermark alone. PyTorch compares it with the low one, 1.4, only where
+        the environment sets it; the allocator then frees its cache at the high one instead.
+        """
+        gpu_bytes = torch.mps.driver_allocated_memory()
+        other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes
+        fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()
+        torch.mps.set_per_process_memory_fraction(max(_SMALLEST_FRACTION, fraction))
 
-    The allocator's own limit, 1.7 times what Metal recommends, lies above the memory of most Macs:
-    without a budget they swap or freeze long before an error (pytorch#79840).
-    """
-    recommended_bytes = torch.mps.recommended_max_memory()
-    limits = [
-        recommended_bytes,
-        host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes(),
-    ]
-    if watermarks.high_ratio() > 0:
-        limits.append(int(recommended_bytes * watermarks.high_ratio()))
-    if limit_bytes is not None:
-        limits.append(limit_bytes)
-    return min(limits)
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether the allocator or Metal refused a tensor for its size."""
+        return mentions(error, _OUT_OF_MEMORY)
 
+    def held_peak_bytes(self) -> None:
+        """Return None: the footprint counts against the budget, and has no peak to ask for."""
 
-def cap_memory(budget_bytes: int) -> None:
-    """Let the allocator refuse what would take the process's footprint beyond a budget.
+    def retried_allocations(self) -> int:
+        """Return 0: the allocator does not count."""
+        return 0
 
-    This moves the high watermark alone. PyTorch compares it with the low one, 1.4, only where the
-    environment sets it; the allocator then frees its cache when it reaches the high one instead.
-    """
-    gpu_bytes = torch.mps.driver_allocated_memory()
-    other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes
-    fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()
-    torch.mps.set_per_process_memory_fraction(max(_SMALLEST_FRACTION, fraction))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether the allocator or Metal refused a tensor for its size."""
-    return mentions(error, _OUT_OF_MEMORY)
+    def release(self) -> None:
+        """Give the allocator's free buffers back to Metal."""
+        torch.mps.empty_cache()
 
 
 def _counts_peak() -> bool:
-    """Tell whether the allocator keeps statistics.
+    """Return whether the allocator keeps statistics.
 
     It does from PyTorch 2.13 on (pytorch#186748); before, asking fails (pytorch#186430).
     """

@@ -8,7 +8,7 @@ from batch_finder.simulated_machines import UnifiedMemoryMac
 from tiny_training import simulate_memory
 
 from finetune.devices import macos
-from finetune.devices.mps import memory
+from finetune.devices.mps.memory import MpsMemory
 
 GIB = 2**30
 WITHOUT_STATISTICS = (
@@ -40,7 +40,7 @@ WITHOUT_STATISTICS = (
     ],
 )
 def test_refused_memory_is_out_of_memory(text: str) -> None:
-    assert memory.is_out_of_memory(RuntimeError(text))
+    assert MpsMemory().is_out_of_memory(RuntimeError(text))
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_refused_memory_is_out_of_memory(text: str) -> None:
     ],
 )
 def test_other_errors_are_not_out_of_memory(error: Exception) -> None:
-    assert not memory.is_out_of_memory(error)
+    assert not MpsMemory().is_out_of_memory(error)
 
 
 def test_the_memory_in_use_is_that_of_live_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 1_200)
-    assert memory.used_bytes() == 1_200
+    assert MpsMemory().used_bytes() == 1_200
 
 
 def test_the_peak_is_counted_and_reset_where_the_allocator_counts(
@@ -75,9 +75,9 @@ def test_the_peak_is_counted_and_reset_where_the_allocator_counts(
         torch.accelerator, "max_memory_allocated", lambda: stats["allocated_bytes.all.peak"]
     )
     monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", reset)
-    assert memory.peak_bytes() == 5_000
-    memory.reset_peak()
-    assert memory.peak_bytes() == 1_200
+    assert MpsMemory().peak_bytes() == 5_000
+    MpsMemory().reset_peak()
+    assert MpsMemory().peak_bytes() == 1_200
 
 
 def test_the_peak_is_unknown_where_the_allocator_does_not_count(
@@ -87,8 +87,8 @@ def test_the_peak_is_unknown_where_the_allocator_does_not_count(
         raise RuntimeError(WITHOUT_STATISTICS)
 
     monkeypatch.setattr(torch.accelerator, "memory_stats", refuse)
-    memory.reset_peak()
-    assert memory.peak_bytes() is None
+    MpsMemory().reset_peak()
+    assert MpsMemory().peak_bytes() is None
 
 
 def test_another_failure_of_the_allocator_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_another_failure_of_the_allocator_is_not_hidden(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch.accelerator, "memory_stats", fail)
     with pytest.raises(RuntimeError, match="none is available"):
-        memory.peak_bytes()
+        MpsMemory().peak_bytes()
 
 
 @pytest.fixture
@@ -129,35 +129,35 @@ def test_the_budget_is_what_metal_recommends_where_that_is_free(
     pretend_memory: Callable[..., list[float]],
 ) -> None:
     pretend_memory(available=14)
-    assert memory.budget_bytes(None) == 10.5 * GIB
+    assert MpsMemory().budget_bytes(None) == 10.5 * GIB
 
 
 def test_the_budget_is_what_is_free_less_a_reserve_with_what_the_process_holds(
     pretend_memory: Callable[..., list[float]],
 ) -> None:
     pretend_memory(available=4.8, footprint=0.5)
-    assert memory.budget_bytes(None) == pytest.approx((4.8 - 0.05 * 16 + 0.5) * GIB)
+    assert MpsMemory().budget_bytes(None) == pytest.approx((4.8 - 0.05 * 16 + 0.5) * GIB)
 
 
 def test_the_budget_is_the_limit_that_the_user_or_the_environment_sets(
     pretend_memory: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_memory(available=14)
-    assert memory.budget_bytes(2 * GIB) == 2 * GIB
+    assert MpsMemory().budget_bytes(2 * GIB) == 2 * GIB
     monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.5")
-    assert memory.budget_bytes(None) == 5.25 * GIB
+    assert MpsMemory().budget_bytes(None) == 5.25 * GIB
     monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")
-    assert memory.budget_bytes(None) == 10.5 * GIB
+    assert MpsMemory().budget_bytes(None) == 10.5 * GIB
 
 
 def test_the_cap_leaves_the_gpu_what_the_rest_of_the_process_does_not_hold(
     pretend_memory: Callable[..., list[float]],
 ) -> None:
     fractions = pretend_memory(footprint=1.0)
-    memory.cap_memory(int(5.2 * GIB))
+    MpsMemory().cap(int(5.2 * GIB))
     assert fractions == [pytest.approx(4.2 / 10.5)]
     fractions = pretend_memory(footprint=4.0, driver=3.0)
-    memory.cap_memory(int(5.2 * GIB))
+    MpsMemory().cap(int(5.2 * GIB))
     assert fractions == [pytest.approx(4.2 / 10.5)]
 
 
@@ -165,15 +165,15 @@ def test_the_cap_is_never_zero_which_would_lift_the_limit(
     pretend_memory: Callable[..., list[float]],
 ) -> None:
     fractions = pretend_memory(footprint=1.0)
-    memory.cap_memory(GIB)
-    memory.cap_memory(GIB // 2)
+    MpsMemory().cap(GIB)
+    MpsMemory().cap(GIB // 2)
     assert all(0 < fraction < 0.01 for fraction in fractions)
 
 
 def test_held_memory_is_that_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate_memory(mac := UnifiedMemoryMac(), monkeypatch)
     mac.update(32, 128)
-    assert memory.held_bytes() == mac.driver_bytes > memory.used_bytes() == mac.live_bytes
+    assert MpsMemory().held_bytes() == mac.driver_bytes > MpsMemory().used_bytes() == mac.live_bytes
 
 
 @pytest.mark.parametrize("counts_peak", [True, False])
@@ -183,14 +183,14 @@ def test_cache_of_many_shapes_runs_away_before_the_mac_swaps(
     mac = UnifiedMemoryMac(physical_bytes=64 * GIB, recommended_share=0.78)
     simulate_memory(mac, monkeypatch, counts_peak=counts_peak)
     shapes = 0
-    while not memory.is_cache_running_away():
+    while not MpsMemory().is_cache_running_away():
         shapes += 1
         mac.update(100 + shapes, 128)
     assert shapes > 3
     assert mac.driver_bytes > mac.recommended_bytes / 2
     assert mac.swap_bytes == 0
     torch.mps.empty_cache()
-    assert not memory.is_cache_running_away()
+    assert not MpsMemory().is_cache_running_away()
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
@@ -203,9 +203,9 @@ def test_cache_of_a_run_with_few_shapes_does_not_run_away(
     fixed_and_widest_bytes = mac.fixed_bytes + 128 * rows * mac.token_bytes
     if 2 * fixed_and_widest_bytes > mac.recommended_bytes:
         pytest.skip("is too large for this Mac")
-    for width in (128, 32, 64):
-        mac.update(rows, width)
-        assert not memory.is_cache_running_away()
+    for padded_length in (128, 32, 64):
+        mac.update(rows, padded_length)
+        assert not MpsMemory().is_cache_running_away()
 
 
 def test_cache_beyond_what_metal_recommends_runs_away_whatever_the_peak(
@@ -214,8 +214,8 @@ def test_cache_beyond_what_metal_recommends_runs_away_whatever_the_peak(
     mac = UnifiedMemoryMac()
     simulate_memory(mac, monkeypatch)
     mac.update(50, 128)
-    assert not memory.is_cache_running_away()
-    for width in (64, 32):
-        mac.update(50, width)
+    assert not MpsMemory().is_cache_running_away()
+    for padded_length in (64, 32):
+        mac.update(50, padded_length)
     assert mac.driver_bytes > mac.recommended_bytes
-    assert memory.is_cache_running_away()
+    assert MpsMemory().is_cache_running_away()

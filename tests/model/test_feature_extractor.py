@@ -20,14 +20,15 @@ from transformers import (
 )
 
 from finetune.devices.cpu import CpuDevice
+from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.frozen_prefix import FrozenPrefix, cut_off_frozen, vector_inputs
 from finetune.model.inputs import model_inputs
+from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.collate import collate_rows
-from finetune.training.assemble import Assembly, assemble
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.schedule import Schedule
+from finetune.training.training_state import TrainingState, prepare_training
 
 MODES = ("last-1", "last-2", "last-3", "head", "classifier")
 Inputs = dict[str, torch.Tensor]
@@ -83,17 +84,19 @@ def model_of(name: str) -> PreTrainedModel:
 
 def freeze(model: PreTrainedModel, mode: str) -> Structure:
     structure = find_structure(model)
-    freeze_parameters(model, structure, mode=mode)
+    freeze_parameters(model, structure, mode=Mode(mode))
     return structure
 
 
 def find_cut(
     model: PreTrainedModel, structure: Structure, *, pads_left: bool = False
-) -> FrozenPrefix | None:
-    return cut_off_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=pads_left)
+) -> FeatureExtractor | None:
+    return split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=pads_left)
 
 
-def cut(model: PreTrainedModel, structure: Structure, *, pads_left: bool = False) -> FrozenPrefix:
+def cut(
+    model: PreTrainedModel, structure: Structure, *, pads_left: bool = False
+) -> FeatureExtractor:
     prefix = find_cut(model, structure, pads_left=pads_left)
     assert prefix is not None
     return prefix
@@ -105,11 +108,11 @@ def batch_of(structure: Structure, *, pads_left: bool = False) -> Inputs:
     return model_inputs(tensors, takes_4d_mask=structure.takes_4d_mask)
 
 
-def above(prefix: FrozenPrefix, inputs: Inputs, structure: Structure) -> Inputs:
+def above(prefix: FeatureExtractor, inputs: Inputs, structure: Structure) -> Inputs:
     """Return what the suffix takes in place of a batch; states of padding are zero."""
     states = prefix.states(inputs)
     if not prefix.keeps_tokens:
-        return vector_inputs(states, takes_4d_mask=structure.takes_4d_mask)
+        return pooled_inputs(states, takes_4d_mask=structure.takes_4d_mask)
     mask = inputs["attention_mask"].reshape(len(states), -1)
     return {
         "inputs_embeds": states * mask[..., None],
@@ -119,25 +122,25 @@ def above(prefix: FrozenPrefix, inputs: Inputs, structure: Structure) -> Inputs:
 
 def updated(
     model: nn.Module, inputs: Inputs, structure: Structure, *, precision: str = "fp32"
-) -> Assembly:
+) -> TrainingState:
     """Take four updates on one batch, with the same dropout for the same batch."""
-    assembly = assemble(
+    training_state = prepare_training(
         model,
         head=structure.head,
-        head_rate_factor=1.0,
+        head_lr_multiplier=1.0,
         device=CpuDevice(),
         precision=precision,
         schedule=Schedule(peak=1e-3, warmup_updates=1, total_updates=4),
         weight_decay=0.01,
         max_grad_norm=1.0,
     )
-    set_training(assembly.model)
+    set_training(training_state.model)
     torch.manual_seed(7)
     labels = torch.arange(len(next(iter(inputs.values())))) % CLASSES
     batch = MicroBatch(inputs, labels, torch.full((len(labels),), 1 / len(labels)))
     for number in range(4):
-        assembly.update(number, [batch])
-    return assembly
+        training_state.update(number, [batch])
+    return training_state
 
 
 def whole_and_cut(

@@ -11,7 +11,7 @@ from tiny_training import (
     cut_all_rows,
     random_examples,
     take_updates,
-    tiny_assembly,
+    tiny_training_state,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,16 +36,18 @@ def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
 
 def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict[str, Any]]:
     """Return loss and gradients as PyTorch's own weighted cross-entropy gives them."""
-    assembly = tiny_assembly(dropout=0.0, **options)
+    training_state = tiny_training_state(dropout=0.0, **options)
     examples = examples_of(class_weights, takes_4d_mask=False)
     weights = np.zeros(CLASSES, np.float32)
     weights[examples.labels] = examples.weights
-    logits = assembly.model(**examples.inputs_of(np.arange(ROWS), 16)).logits
+    logits = training_state.model(**examples.inputs_of(np.arange(ROWS), 16)).logits
     loss = torch.nn.functional.cross_entropy(
         logits, torch.from_numpy(examples.labels), torch.from_numpy(weights)
     )
     loss.backward()  # type: ignore[no-untyped-call]
-    return loss.item(), {name: one.grad for name, one in assembly.trained_parameters().items()}
+    return loss.item(), {
+        name: one.grad for name, one in training_state.trained_parameters().items()
+    }
 
 
 @SLICES
@@ -55,12 +57,12 @@ def test_gradients_of_slices_add_up_to_those_of_the_undivided_batch(
     device: Device, class_weights: str, batch_size: int
 ) -> None:
     expected_loss, expected = undivided_gradients(class_weights)
-    assembly = tiny_assembly(device=device, dropout=0.0, max_grad_norm=NO_LIMIT)
+    training_state = tiny_training_state(device=device, dropout=0.0, max_grad_norm=NO_LIMIT)
 
-    [loss] = take_updates(assembly, examples_of(class_weights), [0], batch_size=batch_size)
+    [loss] = take_updates(training_state, examples_of(class_weights), [0], batch_size=batch_size)
 
     assert loss == pytest.approx(expected_loss, abs=1e-6)
-    for name, parameter in assembly.trained_parameters().items():
+    for name, parameter in training_state.trained_parameters().items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-6, msg=name)
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-2
 
@@ -68,14 +70,14 @@ def test_gradients_of_slices_add_up_to_those_of_the_undivided_batch(
 @pytest.mark.parametrize("architecture", ["roberta", "deberta-v2", "modernbert"])
 def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
     _, expected = undivided_gradients("balanced", architecture=architecture)
-    assembly = tiny_assembly(
+    training_state = tiny_training_state(
         architecture=architecture, device=FewShapesDevice(), dropout=0.0, max_grad_norm=NO_LIMIT
     )
     examples = examples_of("balanced", takes_4d_mask=architecture == "roberta")
 
-    take_updates(assembly, examples, [0], batch_size=5)
+    take_updates(training_state, examples, [0], batch_size=5)
 
-    for name, parameter in assembly.trained_parameters().items():
+    for name, parameter in training_state.trained_parameters().items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
@@ -88,7 +90,10 @@ def test_weights_after_several_updates_are_those_of_undivided_batches(
     # Adam makes steps of the learning rate's size out of gradients as small as rounding errors,
     # such as those of BERT's key biases, which are zero but for them.
     options: dict[str, Any] = {"dropout": 0.0, "peak": 1e-5}
-    undivided, sliced = tiny_assembly(**options), tiny_assembly(device=device, **options)
+    undivided, sliced = (
+        tiny_training_state(**options),
+        tiny_training_state(device=device, **options),
+    )
     start = copied_parameters(undivided.model)
 
     take_updates(undivided, examples_of(class_weights), range(4), batch_size=ROWS)
@@ -103,10 +108,10 @@ def test_weights_after_several_updates_are_those_of_undivided_batches(
 def test_gradients_are_scaled_down_to_the_largest_norm() -> None:
     gradients = []
     for max_grad_norm in (NO_LIMIT, 0.01):
-        assembly = tiny_assembly(dropout=0.0, max_grad_norm=max_grad_norm)
-        take_updates(assembly, examples_of("none"), [0])
+        training_state = tiny_training_state(dropout=0.0, max_grad_norm=max_grad_norm)
+        take_updates(training_state, examples_of("none"), [0])
         gradients.append(
-            torch.cat([one.grad.flatten() for one in assembly.trained_parameters().values()])  # type: ignore[union-attr]
+            torch.cat([one.grad.flatten() for one in training_state.trained_parameters().values()])  # type: ignore[union-attr]
         )
 
     free, limited = gradients
@@ -116,17 +121,17 @@ def test_gradients_are_scaled_down_to_the_largest_norm() -> None:
 
 
 def test_update_takes_the_learning_rate_of_its_number() -> None:
-    assembly = tiny_assembly(peak=1e-3, total_updates=12, head_rate_factor=8.0)
+    training_state = tiny_training_state(peak=1e-3, total_updates=12, head_lr_multiplier=8.0)
 
     for number, rate in ((0, 5e-4), (1, 1e-3), (11, 1e-4)):
-        take_updates(assembly, examples_of("none"), [number])
+        take_updates(training_state, examples_of("none"), [number])
 
-        rates = {group["lr"] for group in assembly.optimizer.param_groups}
+        rates = {group["lr"] for group in training_state.optimizer.param_groups}
         assert rates == {rate, 8 * rate}
 
 
 def test_gradients_do_not_add_up_over_updates() -> None:
-    once, twice = (tiny_assembly(dropout=0.0, peak=1e-30) for _ in range(2))
+    once, twice = (tiny_training_state(dropout=0.0, peak=1e-30) for _ in range(2))
 
     take_updates(once, examples_of("none"), [1])
     take_updates(twice, examples_of("none"), [0, 1])
@@ -168,19 +173,19 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoReads]:
 def test_nothing_is_read_during_an_update(
     architecture: str, precision: str, no_reads: NoReads
 ) -> None:
-    assembly = tiny_assembly(architecture=architecture, precision=precision)
-    pieces = cut_all_rows(assembly, examples_of("balanced"), batch_size=5)
+    training_state = tiny_training_state(architecture=architecture, precision=precision)
+    pieces = cut_all_rows(training_state, examples_of("balanced"), batch_size=5)
 
     with no_reads:
-        loss = assembly.update(0, pieces)
+        loss = training_state.update(0, pieces)
 
     assert loss.shape == ()
     assert not loss.requires_grad
 
 
 def test_usual_mask_would_be_read(no_reads: NoReads) -> None:
-    assembly = tiny_assembly()
-    pieces = cut_all_rows(assembly, examples_of("none", takes_4d_mask=False), batch_size=5)
+    training_state = tiny_training_state()
+    pieces = cut_all_rows(training_state, examples_of("none", takes_4d_mask=False), batch_size=5)
 
     with no_reads, pytest.raises(AssertionError, match="_local_scalar_dense reads a tensor"):
-        assembly.update(0, pieces)
+        training_state.update(0, pieces)

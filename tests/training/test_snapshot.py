@@ -2,21 +2,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_training import copied_parameters, random_examples, take_updates, tiny_assembly
+from tiny_training import copied_parameters, random_examples, take_updates, tiny_training_state
 
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
-from finetune.training.assemble import Assembly
-from finetune.training.state import (
+from finetune.training.snapshot import (
     Progress,
     capture_state,
     load_trained_tensors,
     restore_state,
     trained_tensors,
 )
+from finetune.training.training_state import TrainingState
 
 
-def save(folder: Path, assembly: Assembly, progress: Progress) -> None:
-    tensors, state = capture_state(assembly, progress)
+def save(folder: Path, training_state: TrainingState, progress: Progress) -> None:
+    tensors, state = capture_state(training_state, progress)
     write_checkpoint(folder, tensors=tensors, state=state)
 
 
@@ -28,13 +28,13 @@ def test_interrupted_training_goes_on_bit_for_bit(
     tmp_path: Path, mode: str, precision: str
 ) -> None:
     examples = random_examples()
-    whole = tiny_assembly(mode=mode, precision=precision)
+    whole = tiny_training_state(mode=mode, precision=precision)
     expected_losses = take_updates(whole, examples, range(6))
 
-    first = tiny_assembly(mode=mode, precision=precision)
+    first = tiny_training_state(mode=mode, precision=precision)
     losses = take_updates(first, examples, range(3))
     save(tmp_path / "checkpoint", first, Progress(updates=3))
-    second = tiny_assembly(mode=mode, precision=precision)
+    second = tiny_training_state(mode=mode, precision=precision)
     torch.manual_seed(99)
     progress = restore_state(second, *read_checkpoint(tmp_path / "checkpoint"))
     losses += take_updates(second, examples, range(progress.updates, 6))
@@ -48,9 +48,9 @@ def test_interrupted_training_goes_on_bit_for_bit(
 def test_other_random_numbers_would_show() -> None:
     losses = []
     for seed in (0, 1):
-        assembly = tiny_assembly()
+        training_state = tiny_training_state()
         torch.manual_seed(seed)
-        losses.append(take_updates(assembly, random_examples(), [0]))
+        losses.append(take_updates(training_state, random_examples(), [0]))
 
     assert losses[0] != losses[1]
 
@@ -60,37 +60,40 @@ def test_progress_comes_back(tmp_path: Path) -> None:
         updates=7, seconds=1.5, loss_sum=0.1 + 0.2, best_score=0.75, best_updates=4,
         validations_since_best=2,
     )  # fmt: skip
-    save(tmp_path / "checkpoint", tiny_assembly(), progress)
+    save(tmp_path / "checkpoint", tiny_training_state(), progress)
 
-    assert restore_state(tiny_assembly(), *read_checkpoint(tmp_path / "checkpoint")) == progress
+    assert (
+        restore_state(tiny_training_state(), *read_checkpoint(tmp_path / "checkpoint")) == progress
+    )
 
 
 def test_run_may_be_saved_before_its_first_update(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoint", tiny_assembly(), Progress())
-    restored = tiny_assembly()
+    save(tmp_path / "checkpoint", tiny_training_state(), Progress())
+    restored = tiny_training_state()
     restore_state(restored, *read_checkpoint(tmp_path / "checkpoint"))
 
     take_updates(restored, random_examples(), [0])
 
 
 def test_frozen_parameters_are_not_saved() -> None:
-    assembly = tiny_assembly(mode="classifier")
+    training_state = tiny_training_state(mode="classifier")
 
-    tensors, _ = capture_state(assembly, Progress())
+    tensors, _ = capture_state(training_state, Progress())
 
     assert set(tensors["model"]) == {"classifier.weight", "classifier.bias"}
 
 
 def test_trained_parameters_are_copied_in_place() -> None:
-    assembly = tiny_assembly(mode="head")
-    before = assembly.trained_parameters()
+    training_state = tiny_training_state(mode="head")
+    before = training_state.trained_parameters()
     saved = {
-        name: torch.full_like(tensor, 0.5) for name, tensor in trained_tensors(assembly).items()
+        name: torch.full_like(tensor, 0.5)
+        for name, tensor in trained_tensors(training_state).items()
     }
 
-    load_trained_tensors(assembly, saved)
+    load_trained_tensors(training_state, saved)
 
-    for name, parameter in assembly.trained_parameters().items():
+    for name, parameter in training_state.trained_parameters().items():
         assert parameter is before[name]
         assert parameter.eq(0.5).all()
         assert parameter.requires_grad

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from finetune.devices.base import Device
+from finetune.training.accelerator import Accelerator
+from finetune.training.gradients import accumulate_gradients
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.optimizer import build_optimizer, set_learning_rate
-from finetune.training.processes import Processes
 from finetune.training.schedule import Schedule
-from finetune.training.step import gather_gradients
 
 
 @dataclass(frozen=True)
-class Assembly:
+class TrainingState:
     """A model that is ready to be updated.
 
     Args:
@@ -30,19 +30,19 @@ class Assembly:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     device: Device
-    processes: Processes
+    processes: Accelerator
     schedule: Schedule
     max_grad_norm: float
 
     def update(self, number: int, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Take update ``number``, counted from 0, and return its loss, a scalar on the device."""
-        loss = self.gather_gradients(micro_batches)
+        loss = self.accumulate_gradients(micro_batches)
         self.step(number)
         return loss
 
-    def gather_gradients(self, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
+    def accumulate_gradients(self, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Do what comes before an update's step, and return its loss, a scalar on the device."""
-        return gather_gradients(
+        return accumulate_gradients(
             self.model,
             self.optimizer,
             micro_batches,
@@ -50,14 +50,14 @@ class Assembly:
             max_grad_norm=self.max_grad_norm,
         )
 
-    def drop_gradients(self) -> None:
+    def discard_gradients(self) -> None:
         """Forget the gradients of an update that takes no step, whole or not."""
         self.optimizer.zero_grad(set_to_none=True)
         self.processes.end_update_without_step()
 
     def step(self, number: int) -> None:
         """Change the trained parameters by the gradients, as update ``number``, from 0."""
-        set_learning_rate(self.optimizer, self.schedule.rate_at(number))
+        set_learning_rate(self.optimizer, self.schedule.learning_rate_at(number))
         self.optimizer.step()
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
@@ -69,17 +69,17 @@ class Assembly:
         }
 
 
-def assemble(
+def prepare_training(
     model: nn.Module,
     *,
     head: Set[str],
     device: Device,
     precision: str,
     schedule: Schedule,
-    head_rate_factor: float,
+    head_lr_multiplier: float,
     weight_decay: float,
     max_grad_norm: float,
-) -> Assembly:
+) -> TrainingState:
     """Place a model on a device and give it an optimizer.
 
     Args:
@@ -88,17 +88,17 @@ def assemble(
         device: Where to train.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
         schedule: The learning rate of each update.
-        head_rate_factor: The head's learning rate over the core's.
+        head_lr_multiplier: The head's learning rate over the core's.
         weight_decay: Decoupled decay of the matrices.
         max_grad_norm: Largest norm of the gradients.
     """
-    processes = Processes(device, precision=precision)
+    processes = Accelerator(device, precision=precision)
     optimizer = build_optimizer(
         model,
         head=head,
-        head_rate_factor=head_rate_factor,
+        head_lr_multiplier=head_lr_multiplier,
         weight_decay=weight_decay,
         is_fused=device.has_fused_adamw,
     )
     placed, prepared = processes.prepare(model, optimizer)
-    return Assembly(placed, prepared, device, processes, schedule, max_grad_norm)
+    return TrainingState(placed, prepared, device, processes, schedule, max_grad_norm)

@@ -7,12 +7,12 @@ from typing import TypeVar
 import torch
 
 from finetune import events
-from finetune.devices.base import Device, most_rows
+from finetune.devices.base import Device
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Tell
-from finetune.training.assemble import Assembly
+from finetune.events import Emit
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.optimizer import make_state
+from finetune.training.training_state import TrainingState
 
 Result = TypeVar("Result")
 
@@ -25,13 +25,13 @@ class BatchSize:
         rows: How many they are now.
         name: What they are called, such as ``batch size``.
         device: Whose memory it is.
-        tell: Is told when they become fewer.
+        emit: Is told when they become fewer.
     """
 
     rows: int
     name: str
     device: Device
-    tell: Tell
+    emit: Emit
 
     def fit(
         self, attempt: Callable[[int], Result], *, undo: Callable[[], None] = lambda: None
@@ -49,7 +49,7 @@ class BatchSize:
             try:
                 return attempt(self.rows)
             except (RuntimeError, MemoryError) as error:
-                if not self.device.is_out_of_memory(error):
+                if not self.device.memory.is_out_of_memory(error):
                     raise
                 if self.rows == 1:
                     raise BatchDoesNotFit(
@@ -59,32 +59,32 @@ class BatchSize:
                     ) from error
             # Only here: as long as the error is handled, its traceback keeps the tensors alive.
             undo()
-            self.device.release_memory()
+            self.device.memory.release()
             self._halve()
 
-    def keep_right(self, *, width: int) -> None:
+    def clamp(self, *, padded_length: int) -> None:
         """Take no more rows than the device computes right, whatever the memory.
 
         Args:
-            width: Tokens of the widest row.
+            padded_length: Tokens of the widest row.
         """
-        most = most_rows(self.device, width=width)
+        most = self.device.shapes.max_examples(padded_length=padded_length)
         if most is None or self.rows <= most:
             return
         before, self.rows = self.rows, most
-        self.tell(
-            events.Warning(
+        self.emit(
+            events.WarningMessage(
                 f"the {self.name} is {self.rows} instead of {before}: with this PyTorch "
                 f"{self.device.name} computes wrongly on more than "
-                f"{self.device.most_tokens:,} tokens at once",
+                f"{self.device.shapes.max_tokens:,} tokens at once",
                 remedy="a newer PyTorch may take more; the updates stay the same",
             )
         )
 
     def _halve(self) -> None:
         before, self.rows = self.rows, self.rows // 2
-        self.tell(
-            events.Warning(
+        self.emit(
+            events.WarningMessage(
                 f"{self.device.name} ran out of memory: the {self.name} is {self.rows} instead of "
                 f"{before} from here on"
             )
@@ -105,7 +105,7 @@ class BatchSizes:
 
 
 def update_as_memory_allows(
-    assembly: Assembly,
+    training_state: TrainingState,
     number: int,
     *,
     cut: Callable[[int], Iterable[MicroBatch]],
@@ -118,7 +118,7 @@ def update_as_memory_allows(
     made, and asks for no more.
 
     Args:
-        assembly: Changed in place.
+        training_state: Changed in place.
         number: Of the update, counted from 0.
         cut: Cuts the effective batch into pieces of so many rows.
         batch_size: How many to begin with; fewer afterwards if they did not fit.
@@ -129,16 +129,16 @@ def update_as_memory_allows(
     Raises:
         BatchDoesNotFit: If not even one row fits.
     """
-    random_state = assembly.device.random_state()
+    random_state = training_state.device.random_state()
 
-    def gather_gradients(rows: int) -> torch.Tensor:
-        make_state(assembly.optimizer)
-        return assembly.gather_gradients(cut(rows))
+    def accumulate_gradients(rows: int) -> torch.Tensor:
+        make_state(training_state.optimizer)
+        return training_state.accumulate_gradients(cut(rows))
 
     def undo() -> None:
-        assembly.drop_gradients()
-        assembly.device.set_random_state(random_state)
+        training_state.discard_gradients()
+        training_state.device.set_random_state(random_state)
 
-    loss = batch_size.fit(gather_gradients, undo=undo)
-    assembly.step(number)
+    loss = batch_size.fit(accumulate_gradients, undo=undo)
+    training_state.step(number)
     return loss

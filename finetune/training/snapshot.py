@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from finetune.training.assemble import Assembly
+from finetune.training.training_state import TrainingState
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,50 +42,52 @@ class Progress:
         return is_best
 
 
-def trained_tensors(assembly: Assembly) -> Tensors:
+def trained_tensors(training_state: TrainingState) -> Tensors:
     """Return the parameters that train, by name; what is frozen need not be saved."""
-    return {name: one.detach() for name, one in assembly.trained_parameters().items()}
+    return {name: one.detach() for name, one in training_state.trained_parameters().items()}
 
 
-def load_trained_tensors(assembly: Assembly, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_trained_tensors(
+    training_state: TrainingState, tensors: Mapping[str, torch.Tensor]
+) -> None:
     """Copy saved parameters back into the model, in place."""
-    parameters = assembly.trained_parameters()
+    parameters = training_state.trained_parameters()
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)
 
 
 def capture_state(
-    assembly: Assembly, progress: Progress
+    training_state: TrainingState, progress: Progress
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """Return all that the next update depends on, as groups of tensors and as JSON values."""
     optimizer_tensors = {
         f"{index}.{name}": value
-        for index, values in assembly.optimizer.state_dict()["state"].items()
+        for index, values in training_state.optimizer.state_dict()["state"].items()
         for name, value in values.items()
     }
     tensors = {
-        "model": trained_tensors(assembly),
+        "model": trained_tensors(training_state),
         "optimizer": optimizer_tensors,
-        "random": assembly.device.random_state(),
+        "random": training_state.device.random_state(),
     }
     return tensors, {
         "progress": asdict(progress),
-        "gradient_scaler": assembly.processes.scaler_state(),
+        "gradient_scaler": training_state.processes.scaler_state(),
     }
 
 
 def restore_state(
-    assembly: Assembly, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
+    training_state: TrainingState, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
 ) -> Progress:
-    """Put an assembly, and the random numbers to come, where a captured state was."""
-    load_trained_tensors(assembly, tensors["model"])
+    """Put an training_state, and the random numbers to come, where a captured state was."""
+    load_trained_tensors(training_state, tensors["model"])
     optimizer_state: dict[int, Tensors] = {}
     for key, value in tensors["optimizer"].items():
         index, name = key.split(".", 1)
         optimizer_state.setdefault(int(index), {})[name] = value
-    groups = assembly.optimizer.state_dict()["param_groups"]
-    assembly.optimizer.load_state_dict({"state": optimizer_state, "param_groups": groups})
-    assembly.processes.load_scaler_state(state["gradient_scaler"])
-    assembly.device.set_random_state(tensors["random"])
+    groups = training_state.optimizer.state_dict()["param_groups"]
+    training_state.optimizer.load_state_dict({"state": optimizer_state, "param_groups": groups})
+    training_state.processes.load_scaler_state(state["gradient_scaler"])
+    training_state.device.set_random_state(tensors["random"])
     return Progress(**state["progress"])

@@ -3,8 +3,8 @@
 import math
 from contextlib import AbstractContextManager
 
+import accelerate
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
@@ -15,7 +15,7 @@ from finetune.errors import UsageError
 ACCELERATE_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
-class Processes:
+class Accelerator:
     """Places a model on a device and runs its arithmetic in a precision.
 
     Args:
@@ -30,7 +30,7 @@ class Processes:
         # Accelerate keeps device and precision for the whole life of a process and refuses others,
         # but a process may run this tool twice.
         AcceleratorState._reset_state(reset_partial_state=True)
-        self._accelerator = Accelerator(
+        self._accelerator = accelerate.Accelerator(
             cpu=device.torch_device.type == "cpu",
             mixed_precision=ACCELERATE_PRECISION[precision],
             # Given as a plugin, it goes before Accelerate's own variable in the environment:

@@ -11,8 +11,9 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.data.load import HUB_PREFIX
+from finetune.files import read_json, write_text_atomically
 from finetune.model.load import MINILM, MINILM_REPOSITORY
-from finetune.runs.folder import RunFolder, read_json, write_text_atomically
+from finetune.runs.folder import RunFolder
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 DATASET_IDS = {"trec": "CogComp/trec"}
@@ -52,7 +53,7 @@ def _metadata(results: Mapping[str, Any], config: Mapping[str, Any], *, name: st
     data = _name_of_data(results["data"])
     is_on_hub = results["data"].startswith(HUB_PREFIX)
     dataset_id = data if is_on_hub else DATASET_IDS.get(data)
-    figures = [
+    metrics = [
         EvalResult(
             task_type="text-classification",
             dataset_type=dataset_id or data,
@@ -76,7 +77,7 @@ def _metadata(results: Mapping[str, Any], config: Mapping[str, Any], *, name: st
         pipeline_tag="text-classification",
         tags=["finetune-mps"],
         metrics=["accuracy", "f1"],
-        eval_results=figures,
+        eval_results=metrics,
     )
 
 

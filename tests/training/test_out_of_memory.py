@@ -11,19 +11,19 @@ from tiny_training import (
     copied_parameters,
     cut_all_rows,
     random_examples,
-    tiny_assembly,
+    tiny_training_state,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.devices.base import Device
-from finetune.devices.cpu import CpuDevice
-from finetune.devices.cuda import CudaDevice
-from finetune.devices.mps import memory
+from finetune.devices.base import Device, DeviceMemory
+from finetune.devices.cpu import CpuDevice, CpuMemory
+from finetune.devices.cuda import CudaDevice, CudaMemory
+from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Event, Warning
-from finetune.training.assemble import Assembly
+from finetune.events import Event, WarningMessage
 from finetune.training.optimizer import make_state
-from finetune.training.recovery import BatchSize, update_as_memory_allows
+from finetune.training.out_of_memory import BatchSize, update_as_memory_allows
+from finetune.training.training_state import TrainingState
 
 ROWS = 13
 CPU_TEXT = (
@@ -50,19 +50,26 @@ ERRORS = [
 ]
 
 
-class AnyMemory(CpuDevice):
-    """The processor, which knows the errors of all devices."""
+class AnyMemory(CpuMemory):
+    """The processor's memory, which knows the errors of all devices."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return (
-            super().is_out_of_memory(error)
-            or CudaDevice.is_out_of_memory(self, error)  # type: ignore[arg-type]
-            or memory.is_out_of_memory(error)
+        kinds: tuple[DeviceMemory, ...] = (CudaMemory(), MpsMemory())
+        return super().is_out_of_memory(error) or any(
+            kind.is_out_of_memory(error) for kind in kinds
         )
 
 
-class AnyMemoryFewShapes(AnyMemory, FewShapesDevice):
-    """The same with the habits of MPS."""
+class AnyMemoryDevice(CpuDevice):
+    """The processor with that memory."""
+
+    def __init__(self, memory: AnyMemory | None = None) -> None:
+        super().__init__()
+        self.memory = memory or AnyMemory()
+
+
+class AnyMemoryFewShapes(AnyMemoryDevice, FewShapesDevice):
+    """The same with the batch shapes of MPS."""
 
 
 class ScarceMemory(TorchDispatchMode):
@@ -105,28 +112,28 @@ class Training:
     device: Device = field(default_factory=AnyMemory)
     batch_size: int = 8
     options: dict[str, Any] = field(default_factory=dict)
-    told: list[Event] = field(default_factory=list)
+    emitted: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Steps as small as these show no rounding errors, out of which Adam makes steps of the
         # learning rate's size.
         settings = {"dropout": 0.0, "peak": 1e-5, "device": self.device, **self.options}
-        self.assembly: Assembly = tiny_assembly(**settings)
+        self.training_state: TrainingState = tiny_training_state(**settings)
         self.examples = random_examples(ROWS)
-        self.size = BatchSize(self.batch_size, "batch size", self.device, self.told.append)
+        self.size = BatchSize(self.batch_size, "batch size", self.device, self.emitted.append)
         torch.manual_seed(0)
 
     def take(self, number: int, memory: ScarceMemory | None = None) -> float:
         def cut(rows: int) -> Iterator[Any]:
             if memory:
                 memory.begin(rows)
-            return cut_all_rows(self.assembly, self.examples, batch_size=rows)
+            return cut_all_rows(self.training_state, self.examples, batch_size=rows)
 
-        loss = update_as_memory_allows(self.assembly, number, cut=cut, batch_size=self.size)
+        loss = update_as_memory_allows(self.training_state, number, cut=cut, batch_size=self.size)
         return loss.item()
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        return copied_parameters(self.assembly.model)
+        return copied_parameters(self.training_state.model)
 
 
 def assert_same(left: Training, right: Training, *, tolerance: float = 1e-6) -> None:
@@ -139,10 +146,10 @@ def operations_before_the_step() -> int:
     """Return how many operations an update of the largest pieces dispatches up to its step."""
     training = Training()
     counting = ScarceMemory(ROWS, error=ERRORS[0])
-    make_state(training.assembly.optimizer)
+    make_state(training.training_state.optimizer)
     with counting:
-        training.assembly.gather_gradients(
-            cut_all_rows(training.assembly, training.examples, batch_size=8)
+        training.training_state.accumulate_gradients(
+            cut_all_rows(training.training_state, training.examples, batch_size=8)
         )
     return counting.operations
 
@@ -174,7 +181,7 @@ def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_upda
 @pytest.mark.parametrize("at", [0, 1, 40, -1])
 def test_memory_may_run_out_while_the_optimizers_state_is_made(at: int) -> None:
     expected, training = Training(batch_size=4), Training(batch_size=8)
-    tensors = 2 * len(training.assembly.trained_parameters())
+    tensors = 2 * len(training.training_state.trained_parameters())
     scarce = ScarceMemory(4, at=at % tensors, only="zeros_like", error=ERRORS[0])
     scarce.begin(8)
 
@@ -200,7 +207,9 @@ def test_each_text_of_each_device_is_recovered_from(only: str, error: Exception)
     assert_same(training, expected)
 
 
-@pytest.mark.parametrize("device", [AnyMemory(), AnyMemoryFewShapes()], ids=["any", "few shapes"])
+@pytest.mark.parametrize(
+    "device", [AnyMemoryDevice(), AnyMemoryFewShapes()], ids=["any", "few shapes"]
+)
 @pytest.mark.parametrize(("batch_size", "sizes"), [(13, [6, 3, 1]), (8, [4, 2, 1]), (2, [1])])
 def test_pieces_are_halved_until_they_fit_and_stay_so(
     batch_size: int, sizes: list[int], device: Device
@@ -217,7 +226,7 @@ def test_pieces_are_halved_until_they_fit_and_stay_so(
     assert training.size.rows == 1
     assert scarce.failures == len(sizes)
     assert_same(training, expected)
-    warnings = [event.message for event in training.told if isinstance(event, Warning)]
+    warnings = [event.message for event in training.emitted if isinstance(event, WarningMessage)]
     steps = zip([batch_size, *sizes], sizes, strict=False)
     assert warnings == [
         f"cpu ran out of memory: the batch size is {after} instead of {before} from here on"
@@ -259,7 +268,7 @@ def test_other_errors_are_not_met_with_smaller_pieces() -> None:
     with scarce, pytest.raises(RuntimeError, match="can not be multiplied"):
         training.take(0, scarce)
 
-    assert (training.size.rows, training.told) == (8, [])
+    assert (training.size.rows, training.emitted) == (8, [])
 
 
 @pytest.mark.parametrize("only", ["_foreach_add_", "_fused_adamw_"])
@@ -271,14 +280,14 @@ def test_step_that_has_begun_is_not_taken_twice(only: str, at: int) -> None:
     with scarce, pytest.raises(RuntimeError, match="can't allocate memory"):
         training.take(0, scarce)
 
-    assert (scarce.failures, training.size.rows, training.told) == (1, 8, [])
+    assert (scarce.failures, training.size.rows, training.emitted) == (1, 8, [])
 
 
 def test_step_needs_no_memory() -> None:
-    training = Training(options={"device": AnyMemory()})
-    make_state(training.assembly.optimizer)
-    training.assembly.gather_gradients(
-        cut_all_rows(training.assembly, training.examples, batch_size=8)
+    training = Training(options={"device": AnyMemoryDevice()})
+    make_state(training.training_state.optimizer)
+    training.training_state.accumulate_gradients(
+        cut_all_rows(training.training_state, training.examples, batch_size=8)
     )
     operations: list[str] = []
 
@@ -291,7 +300,7 @@ def test_step_needs_no_memory() -> None:
             return func(*args, **(kwargs or {}))
 
     with Listing():
-        training.assembly.step(0)
+        training.training_state.step(0)
 
     # Both work in place.
     assert set(operations) == {"_foreach_add_", "_fused_adamw_"}
@@ -308,10 +317,10 @@ def test_nothing_of_a_failed_attempt_is_alive_at_the_next() -> None:
     def count(*_: Any) -> None:
         alive.append(sum(reference() is not None for reference in activations))
 
-    for module in training.assembly.model.modules():
+    for module in training.training_state.model.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(keep)
-    training.assembly.model.register_forward_pre_hook(count)
+    training.training_state.model.register_forward_pre_hook(count)
     scarce = ScarceMemory(4, at=0, only="native_layer_norm_backward", error=ERRORS[0])
 
     gc.disable()  # What is only found as garbage would be there when the next attempt begins.
@@ -331,11 +340,11 @@ def test_memory_is_given_back_before_the_next_attempt() -> None:
     done: list[str] = []
 
     class Recording(AnyMemory):
-        def release_memory(self) -> None:
-            held = [one.grad for one in training.assembly.model.parameters()]
+        def release(self) -> None:
+            held = [one.grad for one in training.training_state.model.parameters()]
             done.append("released" if not any(one is not None for one in held) else "too early")
 
-    training = Training(device=Recording())
+    training = Training(device=AnyMemoryDevice(Recording()))
     scarce = ScarceMemory(4, at=0, only="_foreach_norm", error=ERRORS[0])
 
     with scarce:
@@ -370,13 +379,13 @@ def test_real_gpu_whose_memory_runs_out_trains_on() -> None:
     device = CudaDevice()
     training, rows = Training(batch_size=2048, device=device), 2048
     training.examples = random_examples(rows)
-    device.release_memory()
-    device.cap_memory(torch.cuda.memory_reserved() + 128 * 2**20)
+    device.memory.release()
+    device.memory.cap(torch.cuda.memory_reserved() + 128 * 2**20)
     try:
         for number in range(3):
             training.take(number)
     finally:
-        device.cap_memory(2**60)
+        device.memory.cap(2**60)
 
     assert 1 < training.size.rows < rows
     expected = Training(batch_size=training.size.rows, device=device)
@@ -387,15 +396,15 @@ def test_real_gpu_whose_memory_runs_out_trains_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "most_tokens", "expected"), [(64, 32_766, 63), (32, 32_766, 32), (64, None, 64)]
+    ("rows", "max_tokens", "expected"), [(64, 32_766, 63), (32, 32_766, 32), (64, None, 64)]
 )
 def test_no_batch_has_more_tokens_than_the_device_computes_right(
-    rows: int, most_tokens: int | None, expected: int
+    rows: int, max_tokens: int | None, expected: int
 ) -> None:
-    told: list[object] = []
+    emitted: list[object] = []
     device = CpuDevice()
-    device.most_tokens = most_tokens
-    size = BatchSize(rows, "batch size", device, told.append)
-    size.keep_right(width=512)
+    device.shapes.max_tokens = max_tokens
+    size = BatchSize(rows, "batch size", device, emitted.append)
+    size.clamp(padded_length=512)
     assert size.rows == expected
-    assert len(told) == (rows != expected)
+    assert len(emitted) == (rows != expected)

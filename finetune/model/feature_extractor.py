@@ -26,7 +26,7 @@ MORE_PADDING = 2
 
 
 @dataclass(frozen=True)
-class FrozenPrefix:
+class FeatureExtractor:
     """A model cut in two at the input of one of its modules.
 
     Args:
@@ -72,9 +72,9 @@ class FrozenPrefix:
         yield from self.model.named_buffers()
 
 
-def cut_off_frozen(
+def split_frozen(
     model: PreTrainedModel, *, takes_4d_mask: bool, pads_left: bool
-) -> FrozenPrefix | None:
+) -> FeatureExtractor | None:
     """Cut a model below what trains; return None where nothing is frozen or no cut does.
 
     Args:
@@ -90,7 +90,7 @@ def cut_off_frozen(
     calls = _record_calls(model, inputs)
     for cut in _possible_cuts(calls):
         keeps_tokens = calls[cut].states.ndim == 3
-        prefix = FrozenPrefix(model, cut, keeps_tokens, _make_suffix(model, calls, cut))
+        prefix = FeatureExtractor(model, cut, keeps_tokens, _make_suffix(model, calls, cut))
         states, wider_states = prefix.states(inputs), prefix.states(wider_inputs)
         if keeps_tokens:
             # What padding becomes is not kept, so that nothing may depend on it.
@@ -100,7 +100,7 @@ def cut_off_frozen(
             )
             above = {"inputs_embeds": states, "attention_mask": inputs["attention_mask"]}
         else:
-            above = vector_inputs(states, takes_4d_mask=takes_4d_mask)
+            above = pooled_inputs(states, takes_4d_mask=takes_4d_mask)
         if _are_close(states, wider_states) and _learn_alike(model, inputs, prefix.suffix, above):
             return prefix
     return None
@@ -120,7 +120,7 @@ def _make_up_texts(
     return mask, model_inputs(tensors, takes_4d_mask=takes_4d_mask)
 
 
-def vector_inputs(states: torch.Tensor, *, takes_4d_mask: bool) -> dict[str, torch.Tensor]:
+def pooled_inputs(states: torch.Tensor, *, takes_4d_mask: bool) -> dict[str, torch.Tensor]:
     """Return what a suffix takes where one vector a text is kept: texts of one token.
 
     Args:

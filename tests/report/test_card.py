@@ -5,8 +5,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from finetune.export.card import write_model_card
-from finetune.runs.folder import RunFolder, write_json
+from finetune.files import write_json
+from finetune.report.card import write_model_card
+from finetune.runs.folder import RunFolder
 
 RESULTS = {
     "model": "bert-base-uncased",
@@ -64,14 +65,14 @@ def test_metadata_is_what_the_hub_reads(tmp_path: Path) -> None:
 def test_body_tells_use_figures_training_and_limits(tmp_path: Path) -> None:
     text = card_of(tmp_path).text
 
-    for told in (
+    for emitted in (
         *("# my-run", 'pipeline("text-classification"', "max_length=48"),
         *("4 rows of the test split", "**75.0 %**", "**73.3 %**"),
         "| DESC | 66.7 % | 100.0 % | 80.0 % | 2 |",
         *("770 of 109,483,778 parameters", "4,906 rows", "83 seconds"),
         "## Limits",
     ):
-        assert told in text
+        assert emitted in text
 
 
 def test_names_of_classes_do_not_break_the_table(tmp_path: Path) -> None:

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from finetune.training.accelerator import Accelerator
 from finetune.training.micro_batches import MicroBatch
-from finetune.training.processes import Processes
 
 
-def gather_gradients(
+def accumulate_gradients(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     micro_batches: Iterable[MicroBatch],
     *,
-    processes: Processes,
+    processes: Accelerator,
     max_grad_norm: float,
 ) -> torch.Tensor:
     """Give the trained parameters the gradients of all micro-batches together.

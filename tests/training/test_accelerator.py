@@ -7,54 +7,57 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
-from tiny_training import copied_parameters, random_examples, take_updates, tiny_assembly
+from tiny_training import copied_parameters, random_examples, take_updates, tiny_training_state
 
 from finetune.devices.cpu import CpuDevice
-from finetune.training.processes import Processes
+from finetune.training.accelerator import Accelerator
 
 
 def test_placed_model_is_the_model_itself() -> None:
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters())
 
-    placed, _ = Processes(CpuDevice(), precision="fp32").prepare(model, optimizer)
+    placed, _ = Accelerator(CpuDevice(), precision="fp32").prepare(model, optimizer)
 
     assert placed is model
 
 
 def test_bf16_is_for_the_arithmetic_alone() -> None:
     examples = random_examples()
-    in_fp32 = tiny_assembly(precision="fp32", dropout=0.0)
+    in_fp32 = tiny_training_state(precision="fp32", dropout=0.0)
     [expected] = take_updates(in_fp32, examples, [0])
 
-    assembly = tiny_assembly(precision="bf16", dropout=0.0)
-    before = copied_parameters(assembly.model)
-    [loss] = take_updates(assembly, examples, [0])
+    training_state = tiny_training_state(precision="bf16", dropout=0.0)
+    before = copied_parameters(training_state.model)
+    [loss] = take_updates(training_state, examples, [0])
 
     assert loss != expected
     assert loss == pytest.approx(expected, abs=0.02)
-    for name, parameter in assembly.trained_parameters().items():
+    for name, parameter in training_state.trained_parameters().items():
         assert parameter.dtype == torch.float32
         assert parameter.grad is not None
         assert parameter.grad.dtype == torch.float32
         assert not torch.equal(parameter, before[name])
     inputs = examples.inputs_of(np.arange(4), 12)
-    assert assembly.model(**inputs).logits.dtype == torch.float32
+    assert training_state.model(**inputs).logits.dtype == torch.float32
 
 
 def test_process_may_run_again_in_another_precision() -> None:
     examples = random_examples()
     losses = {
-        precision: take_updates(tiny_assembly(precision=precision), examples, [0])
+        precision: take_updates(tiny_training_state(precision=precision), examples, [0])
         for precision in ("fp32", "bf16")
     }
 
     for precision in ("bf16", "fp32", "bf16"):
-        assert take_updates(tiny_assembly(precision=precision), examples, [0]) == losses[precision]
+        assert (
+            take_updates(tiny_training_state(precision=precision), examples, [0])
+            == losses[precision]
+        )
 
 
 def test_only_fp16_scales_gradients() -> None:
-    processes = Processes(CpuDevice(), precision="bf16")
+    processes = Accelerator(CpuDevice(), precision="bf16")
 
     assert processes.scaler_state() == {}
     assert processes.skipped_updates() == 0
@@ -67,19 +70,19 @@ def test_accumulation_set_for_accelerate_changes_nothing(monkeypatch: pytest.Mon
     expected: list[float] = []
     actual: list[float] = []
     for norms in (expected, actual):
-        assembly = tiny_assembly(dropout=0.0, max_grad_norm=1e9)
-        take_updates(assembly, examples, [0])
-        norms += [one.grad.norm().item() for one in assembly.trained_parameters().values()]  # type: ignore[union-attr]
+        training_state = tiny_training_state(dropout=0.0, max_grad_norm=1e9)
+        take_updates(training_state, examples, [0])
+        norms += [one.grad.norm().item() for one in training_state.trained_parameters().values()]  # type: ignore[union-attr]
         monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
 
     assert actual == pytest.approx(expected)
 
 
 LAUNCHED = """
-from tiny_training import tiny_assembly
+from tiny_training import tiny_training_state
 from finetune.errors import UsageError
 try:
-    tiny_assembly()
+    tiny_training_state()
 except UsageError as error:
     print(error.message)
 """
@@ -102,17 +105,17 @@ def launch(*, processes: int) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_processes_launched_for_data_parallel_training_are_refused(processes: int) -> None:
-    told = launch(processes=processes)
+    emitted = launch(processes=processes)
 
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.count("launched") == processes
+    assert emitted.returncode == 0, emitted.stderr
+    assert emitted.stdout.count("launched") == processes
 
 
 @pytest.mark.cuda
 def test_update_that_fp16_leaves_out_after_resuming_is_counted() -> None:
     from finetune.devices.cuda import CudaDevice
 
-    processes = Processes(CudaDevice(), precision="fp16")
+    processes = Accelerator(CudaDevice(), precision="fp16")
     scale = processes.scaler_state()["scale"]
 
     layer = torch.nn.Linear(2, 2)

@@ -1,1 +1,0 @@
-"""What leaves the run folder for others: the model card."""
