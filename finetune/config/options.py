@@ -1,0 +1,63 @@
+"""Every option of a run by name and type, for type checkers and editors: ``run(**options)``.
+
+A type checker can't read a ``TypedDict`` off the dataclasses of ``schema``; a test compares them.
+"""
+
+from os import PathLike
+from typing import Literal, TypedDict
+
+from finetune.devices.names import DeviceName, PrecisionName
+
+AnyPath = str | PathLike[str]
+
+
+class Options(TypedDict, total=False):
+    """The options of ``finetune run``, with underscores; what is left out has its default."""
+
+    data: AnyPath
+    validation_file: AnyPath | None
+    test_file: AnyPath | None
+    text_column: str | None
+    label_column: str | None
+    data_dir: AnyPath | None
+    label: str
+    max_train_samples: int | None
+    validation_fraction: float
+    test_fraction: float
+    split_seed: int
+
+    model: AnyPath
+    revision: str | None
+    freeze_core: bool
+    head: Literal["whole", "classifier"]
+    train_layers: int | None
+    max_length: int
+
+    device: DeviceName
+    precision: PrecisionName
+    batch_size: int | Literal["auto"]
+    effective_batch_size: int | None
+    eval_batch_size: int
+    learning_rate: float | None
+    head_lr_multiplier: float | None
+    num_train_epochs: float | None
+    max_steps: int | None
+    warmup_fraction: float
+    weight_decay: float | None
+    max_grad_norm: float
+    class_weights: Literal["none", "balanced"]
+    metric_for_best_model: Literal["accuracy", "macro_f1", "loss"]
+    early_stopping_patience: int | None
+    seed: int
+
+    output_dir: AnyPath | None
+    overwrite: bool
+    logging_steps: int
+    save_strategy: Literal["epoch", "no"]
+
+    feature_cache: bool
+    cache_dir: AnyPath | None
+    cache_gib: float
+
+    memory_limit: str | None
+    time_limit: float
