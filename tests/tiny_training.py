@@ -14,13 +14,12 @@ from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import FewShapes
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.inputs import model_inputs
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.collate import collate_rows
 from finetune.tokenization.encode import EncodedTexts
-from finetune.training.micro_batches import Examples, MicroBatch, cut_batch
+from finetune.tokenization.examples import Examples, inputs_of_texts
+from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import TrainingState, prepare_training
 
@@ -65,7 +64,9 @@ def random_texts(
     lengths = random.integers(3, longest_tokens + 1, size=rows)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = random.integers(5, VOCABULARY_SIZE - 1, size=offsets[-1], dtype=np.int32)
-    return EncodedTexts({"input_ids": tokens}, offsets, {"input_ids": 0}, pads_left, cut_rows=0)
+    return EncodedTexts(
+        {"input_ids": tokens}, offsets, {"input_ids": 0}, pads_left, truncated_texts=0
+    )
 
 
 def random_examples(
@@ -79,12 +80,8 @@ def random_examples(
     texts = random_texts(rows, longest_tokens=longest_tokens)
     labels = np.random.default_rng(rows).integers(0, CLASSES, size=rows)
     weights = np.ones(CLASSES, np.float32) if class_weights is None else class_weights
-
-    def inputs_of(numbers: NDArray[np.int64], padded_length: int) -> dict[str, torch.Tensor]:
-        tensors = collate_rows(texts, numbers, padded_length=padded_length)
-        return model_inputs(tensors, takes_4d_mask=takes_4d_mask)
-
-    return Examples(inputs_of, texts.lengths, labels, weights[labels])
+    inputs = inputs_of_texts(texts, takes_4d_mask=takes_4d_mask)
+    return Examples(inputs.inputs_of, inputs.lengths, labels, weights[labels])
 
 
 def tiny_training_state(

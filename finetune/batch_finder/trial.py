@@ -12,13 +12,14 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from finetune.batch_finder.case import Case
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
-from finetune.evaluation.predict import InputsOf, predict_logits
+from finetune.evaluation.predict import predict_logits
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.inputs import model_inputs
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.buckets import Batch
-from finetune.training.micro_batches import Examples, Inputs, MicroBatch, cut_batch
+from finetune.tokenization.collate import prepare_mask
+from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs
+from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import TrainingState, prepare_training
 
@@ -59,8 +60,7 @@ class Trial:
         self.training_state.optimizer.zero_grad(set_to_none=True)
         predict_logits(
             self.training_state.model,
-            self.inputs_of,
-            np.full(batch_size, self.padded_length),
+            ModelInputs(self.inputs_of, np.full(batch_size, self.padded_length)),
             padded_lengths=[self.padded_length],
             batch_size=batch_size,
             device=self.device,
@@ -207,7 +207,7 @@ def _prepare(
 def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
     def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
         tokens = torch.randint(model.config.vocab_size, (len(rows), padded_length))
-        return model_inputs(
+        return prepare_mask(
             {"input_ids": tokens, "attention_mask": _mask_one(len(rows), padded_length)},
             takes_4d_mask=takes_4d_mask,
         )
@@ -222,7 +222,7 @@ def _repeated_states(states: torch.Tensor, *, takes_4d_mask: bool) -> InputsOf:
         repeated = states.repeat(len(rows), *[1] * (states.ndim - 1))
         if states.ndim == 2:
             return pooled_inputs(repeated, takes_4d_mask=takes_4d_mask)
-        return model_inputs(
+        return prepare_mask(
             {"inputs_embeds": repeated, "attention_mask": _mask_one(len(rows), padded_length)},
             takes_4d_mask=takes_4d_mask,
         )

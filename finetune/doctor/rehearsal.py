@@ -13,15 +13,14 @@ from transformers import PreTrainedModel
 
 from finetune.devices.base import Device
 from finetune.doctor.models import CLASSES, max_tokens
-from finetune.evaluation.predict import InputsOf, predict_logits
+from finetune.evaluation.predict import predict_logits
 from finetune.model.freeze import freeze_parameters
-from finetune.model.inputs import model_inputs
 from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.collate import collate_rows
 from finetune.tokenization.encode import EncodedTexts
-from finetune.training.micro_batches import Examples, Inputs, MicroBatch, cut_batch
+from finetune.tokenization.examples import Examples, ModelInputs, inputs_of_texts
+from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import TrainingState, prepare_training
 
@@ -98,8 +97,7 @@ class Rehearsal:
         }
         logits = predict_logits(
             training_state.model,
-            self._inputs_of(lengths),
-            lengths,
+            self._inputs(lengths),
             padded_lengths=sorted(limits),
             batch_size=rows,
             device=training_state.device,
@@ -110,18 +108,12 @@ class Rehearsal:
         rows = _UPDATES * _ROWS
         lengths = _random_lengths(rows, self.lengths[-1])
         labels = np.random.default_rng(_SEED).integers(CLASSES, size=rows)
-        return Examples(self._inputs_of(lengths), lengths, labels, np.ones(rows, np.float32))
+        inputs = self._inputs(lengths)
+        return Examples(inputs.inputs_of, lengths, labels, np.ones(rows, np.float32))
 
-    def _inputs_of(self, lengths: NDArray[np.int64]) -> InputsOf:
+    def _inputs(self, lengths: NDArray[np.int64]) -> ModelInputs:
         texts = _random_texts(lengths, self.model)
-
-        def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
-            return model_inputs(
-                collate_rows(texts, rows, padded_length=padded_length),
-                takes_4d_mask=self.structure.takes_4d_mask,
-            )
-
-        return inputs_of
+        return inputs_of_texts(texts, takes_4d_mask=self.structure.takes_4d_mask)
 
     def _changes(self, model: nn.Module) -> Tensors:
         before = dict(self.model.named_parameters())
@@ -201,7 +193,7 @@ def _random_texts(lengths: NDArray[np.int64], model: PreTrainedModel) -> Encoded
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         padding={"input_ids": model.config.pad_token_id or 0},
         pads_left=False,
-        cut_rows=0,
+        truncated_texts=0,
     )
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from finetune.model.freeze import set_training
-from finetune.model.inputs import model_inputs
+from finetune.tokenization.collate import prepare_mask
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -117,7 +117,7 @@ def _make_up_texts(
     tokens = nn.functional.pad(tokens, sides, value=model.config.pad_token_id or 0)
     mask = nn.functional.pad(mask, sides)
     tensors = {"input_ids": tokens, "attention_mask": mask}
-    return mask, model_inputs(tensors, takes_4d_mask=takes_4d_mask)
+    return mask, prepare_mask(tensors, takes_4d_mask=takes_4d_mask)
 
 
 def pooled_inputs(states: torch.Tensor, *, takes_4d_mask: bool) -> dict[str, torch.Tensor]:
@@ -128,7 +128,7 @@ def pooled_inputs(states: torch.Tensor, *, takes_4d_mask: bool) -> dict[str, tor
         takes_4d_mask: Whether attention takes a mask of shape [rows, 1, 1, tokens].
     """
     mask = torch.ones(len(states), 1, dtype=torch.bool, device=states.device)
-    return model_inputs(
+    return prepare_mask(
         {"inputs_embeds": states[:, None], "attention_mask": mask}, takes_4d_mask=takes_4d_mask
     )
 

@@ -21,10 +21,13 @@ from transformers import (
 )
 
 from finetune import events
+from finetune.devices.base import BatchShapes
 from finetune.errors import ModelNotFound, ModelUnsupported
 from finetune.events import Emit
 from finetune.hub import fetch_model, fetch_tokenizer
 from finetune.model.structure import Structure, find_structure
+from finetune.tokenization.encode import EncodedTexts, encode_texts
+from finetune.tokenization.examples import ModelInputs, inputs_of_texts
 
 MINILM = "minilm"
 MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
@@ -54,6 +57,20 @@ class Classifier:
         """Tokens of the longest text that the model has positions for."""
         limits = [self.tokenizer.model_max_length, count_positions(self.model)]
         return int(min(limit for limit in limits if limit is not None))
+
+    def encode(self, texts: Sequence[str], *, max_length: int) -> EncodedTexts:
+        """Turn texts into token ids, as many as the maximum and the model's positions allow."""
+        max_tokens = min(max_length, self.max_tokens)
+        return encode_texts(self.tokenizer, texts, max_length=max_tokens)
+
+    def inputs(self, encoded: EncodedTexts) -> ModelInputs:
+        """Return encoded texts as the model reads them."""
+        return inputs_of_texts(encoded, takes_4d_mask=self.structure.takes_4d_mask)
+
+    def padded_lengths(self, longest_tokens: int, shapes: BatchShapes) -> list[int]:
+        """Return the padded lengths that batches may have, within the model's positions."""
+        lengths = shapes.padded_lengths(longest_tokens)
+        return sorted({min(padded_length, self.max_tokens) for padded_length in lengths})
 
 
 def count_positions(model: PreTrainedModel) -> int | None:

@@ -4,9 +4,9 @@ import numpy as np
 
 from finetune import events
 from finetune.events import Emit
-from finetune.pipeline.inputs import encode_for, inputs_maker
 from finetune.pipeline.prepare import Prepared
-from finetune.training.micro_batches import Examples, balanced_class_weights, row_weights
+from finetune.tokenization.examples import Examples
+from finetune.training.micro_batches import balanced_class_weights, row_weights
 
 
 def encode_split(prepared: Prepared, split: str, *, emit: Emit) -> Examples:
@@ -20,12 +20,12 @@ def encode_split(prepared: Prepared, split: str, *, emit: Emit) -> Examples:
     rows = prepared.table[split]
     classifier = prepared.classifier
     max_length = prepared.config.model.max_length
-    encoded = encode_for(classifier, rows["text"], max_length=max_length)
-    if encoded.cut_rows:
+    encoded = classifier.encode(rows["text"], max_length=max_length)
+    if encoded.truncated_texts:
         has_more = classifier.max_tokens > max_length
         emit(
             events.WarningMessage(
-                f"{encoded.cut_rows:,} of the {len(rows):,} {split} texts are longer than "
+                f"{encoded.truncated_texts:,} of the {len(rows):,} {split} texts are longer than "
                 f"{encoded.lengths.max()} tokens and lose their end",
                 remedy="raise --max-length if the end matters"
                 if has_more
@@ -40,7 +40,7 @@ def encode_split(prepared: Prepared, split: str, *, emit: Emit) -> Examples:
         else np.ones(classes, np.float32)
     )
     return Examples(
-        inputs_of=inputs_maker(encoded, classifier),
+        inputs_of=classifier.inputs(encoded).inputs_of,
         lengths=encoded.lengths,
         labels=labels,
         weights=row_weights(labels, weights),

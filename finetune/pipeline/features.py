@@ -14,7 +14,6 @@ from torch import nn
 
 from finetune import events, hub
 from finetune.config.schema import CacheConfig, Config
-from finetune.evaluation.predict import InputsOf
 from finetune.events import Advance, Emit, Stage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.feature_store import FeatureStore, key_of
@@ -23,9 +22,9 @@ from finetune.model.mode import Mode
 from finetune.pipeline.prepare import Prepared
 from finetune.pipeline.trained import place
 from finetune.tokenization.buckets import Batch, plan_evaluation
-from finetune.tokenization.collate import fill_rows
+from finetune.tokenization.collate import fill_batch
+from finetune.tokenization.examples import Examples, Inputs, InputsOf
 from finetune.training.accelerator import Accelerator
-from finetune.training.micro_batches import Examples, Inputs
 from finetune.training.out_of_memory import BatchSize
 
 ADVANCES = 10
@@ -158,7 +157,7 @@ class _FrozenPass:
             self.emit(
                 Stage(f"reusing what the frozen core gave for {len(split.labels):,} {name} rows")
             )
-        order = np.concatenate([batch.rows for batch in batches])
+        order = np.concatenate([batch.indices for batch in batches])
         maker = self._token_inputs if self.prefix.keeps_tokens else self._vector_inputs
         return replace(split, inputs_of=maker(split, lines, order))
 
@@ -198,7 +197,7 @@ class _FrozenPass:
             inputs = split.inputs_of(self._rows(batch, batch_size), batch.padded_length)
             with autocast():
                 states = self.prefix.states({name: one.to(device) for name, one in inputs.items()})
-            rows = len(batch.rows)
+            rows = len(batch.indices)
             if self.prefix.keeps_tokens:
                 mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:rows]
                 yield states.cpu()[:rows][mask.bool()]
@@ -210,8 +209,8 @@ class _FrozenPass:
 
     def _rows(self, batch: Batch, batch_size: int) -> NDArray[np.int64]:
         if not self.prepared.device.shapes.pads_batches:
-            return batch.rows
-        return fill_rows(batch.rows, batch_size=batch_size)
+            return batch.indices
+        return fill_batch(batch.indices, batch_size=batch_size)
 
     def _vector_inputs(
         self, split: Examples, lines: torch.Tensor, order: NDArray[np.int64]

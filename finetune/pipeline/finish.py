@@ -20,7 +20,7 @@ from finetune.report.card import write_model_card
 from finetune.report.write import write_report
 from finetune.runs.checkpoint import read_checkpoint
 from finetune.runs.folder import RunFolder
-from finetune.training.micro_batches import Examples
+from finetune.tokenization.examples import Examples
 from finetune.training.out_of_memory import BatchSizes
 from finetune.training.snapshot import Progress, load_trained_tensors
 from finetune.training.training_state import TrainingState

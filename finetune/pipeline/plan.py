@@ -19,10 +19,9 @@ from finetune.config.schema import (
 )
 from finetune.data.load import SOURCES
 from finetune.model.load import MINILM
-from finetune.pipeline.inputs import padded_lengths_of
 from finetune.pipeline.prepare import Prepared
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
-from finetune.training.micro_batches import Examples
+from finetune.tokenization.examples import Examples
 from finetune.training.schedule import Schedule
 
 
@@ -94,7 +93,7 @@ def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> Train
     )
     return TrainingPlan(
         lengths=lengths,
-        padded_lengths=padded_lengths_of(longest_tokens, prepared.classifier, prepared.device),
+        padded_lengths=prepared.classifier.padded_lengths(longest_tokens, prepared.device.shapes),
         effective_batch_size=rows_of_update,
         num_train_epochs=num_train_epochs,
         schedule=Schedule(

@@ -11,7 +11,6 @@ from finetune.devices.names import DeviceName
 from finetune.devices.select import select_device
 from finetune.evaluation.predict import predict_logits, probabilities
 from finetune.events import Emit
-from finetune.pipeline.inputs import encode_for, inputs_maker, padded_lengths_of
 from finetune.pipeline.score import evaluation_batch_size
 from finetune.pipeline.trained import load_saved_config, load_trained, place
 from finetune.runs.folder import open_run_folder
@@ -47,13 +46,13 @@ def load_predictor(
     batch_size = evaluation_batch_size(config, chosen, emit=emit)
 
     def predict_piece(texts: Sequence[str]) -> list[dict[str, Any]]:
-        encoded = encode_for(classifier, texts, max_length=config.model.max_length)
+        encoded = classifier.encode(texts, max_length=config.model.max_length)
+        longest_tokens = int(encoded.lengths.max())
         logits = batch_size.fit(
             lambda rows: predict_logits(
                 model,
-                inputs_maker(encoded, classifier),
-                encoded.lengths,
-                padded_lengths=padded_lengths_of(int(encoded.lengths.max()), classifier, chosen),
+                classifier.inputs(encoded),
+                padded_lengths=classifier.padded_lengths(longest_tokens, chosen.shapes),
                 batch_size=rows,
                 device=chosen,
             )

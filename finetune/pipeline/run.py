@@ -29,9 +29,9 @@ from finetune.runs.checkpoint import (
 )
 from finetune.runs.environment import describe_environment
 from finetune.runs.folder import RunFolder, create_run_folder, lock, open_run_folder
+from finetune.tokenization.examples import Examples
 from finetune.training.interruption import stop_on_signal
 from finetune.training.loop import LoopSettings, is_over, train
-from finetune.training.micro_batches import Examples
 from finetune.training.out_of_memory import BatchSize, BatchSizes
 from finetune.training.snapshot import Progress, capture_state, restore_state, trained_tensors
 from finetune.training.training_state import TrainingState, prepare_training

@@ -17,11 +17,10 @@ from finetune.evaluation.evaluate import evaluate_logits
 from finetune.evaluation.predict import predict_logits
 from finetune.events import Emit, Stage
 from finetune.pipeline.examples import encode_split
-from finetune.pipeline.inputs import padded_lengths_of
 from finetune.pipeline.prepare import Prepared, load_splits
 from finetune.pipeline.trained import load_saved_config, load_trained, place
 from finetune.runs.folder import open_run_folder
-from finetune.training.micro_batches import Examples
+from finetune.tokenization.examples import Examples
 from finetune.training.out_of_memory import BatchSize
 
 SCORES_SCHEMA_VERSION = 1
@@ -52,8 +51,7 @@ def score_examples(
     logits = batch_size.fit(
         lambda rows: predict_logits(
             model,
-            examples.inputs_of,
-            examples.lengths,
+            examples,
             padded_lengths=padded_lengths,
             batch_size=rows,
             device=prepared.device,
@@ -98,7 +96,7 @@ def evaluate(run: Path, *, split: str, device: DeviceName, emit: Emit) -> dict[s
     emit(Stage(f"evaluating on the {split} split, {prepared.device.description}"))
     examples = encode_split(prepared, split, emit=emit)
     model = place(classifier, prepared.device)
-    padded_lengths = padded_lengths_of(int(examples.lengths.max()), classifier, prepared.device)
+    padded_lengths = classifier.padded_lengths(int(examples.lengths.max()), prepared.device.shapes)
     batch_size = evaluation_batch_size(config, prepared.device, emit=emit)
     metrics, _ = score_examples(
         model, examples, prepared, padded_lengths=padded_lengths, batch_size=batch_size

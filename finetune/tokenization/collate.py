@@ -1,4 +1,4 @@
-"""Rows become tensors of one width, with an explicit mask."""
+"""Encoded texts become tensors of one padded length, with an explicit mask."""
 
 import numpy as np
 import torch
@@ -7,38 +7,52 @@ from numpy.typing import NDArray
 from finetune.tokenization.encode import EncodedTexts
 
 
-def collate_rows(
-    texts: EncodedTexts, rows: NDArray[np.int64], *, padded_length: int
+def collate(
+    texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: int
 ) -> dict[str, torch.Tensor]:
-    """Lay rows out as a rectangle.
+    """Pad some texts to one length.
 
     Args:
-        texts: Where the tokens are.
-        rows: Numbers of the rows: int64 of shape [rows].
-        padded_length: Tokens in a line of the result; at least the longest row.
+        texts: Their token ids.
+        indices: Which of them: int64 of shape [examples].
+        padded_length: At least the tokens of the longest.
 
     Returns:
-        One tensor a column of the texts, int64 of shape [rows, width], and ``attention_mask``,
-        bool of the same shape, true where a token is.
+        For each column of the texts int64 of shape [examples, tokens], and ``attention_mask``, bool
+        of the same shape, true where a token is.
     """
-    lengths = texts.lengths[rows]
+    lengths = texts.lengths[indices]
     positions = np.arange(padded_length)
     first = (padded_length - lengths if texts.pads_left else np.zeros_like(lengths))[:, None]
     mask = (positions >= first) & (positions < first + lengths[:, None])
-    sources = (texts.offsets[rows][:, None] + positions - first)[mask]
+    sources = (texts.offsets[indices][:, None] + positions - first)[mask]
     tensors = {"attention_mask": torch.from_numpy(mask)}
     for name, tokens in texts.columns.items():
-        lines = np.full(mask.shape, texts.padding[name], np.int64)
-        lines[mask] = tokens[sources]
-        tensors[name] = torch.from_numpy(lines)
+        padded = np.full(mask.shape, texts.padding[name], np.int64)
+        padded[mask] = tokens[sources]
+        tensors[name] = torch.from_numpy(padded)
     return tensors
 
 
-def fill_rows(rows: NDArray[np.int64], *, batch_size: int) -> NDArray[np.int64]:
-    """Repeat the last row until there are as many as in a full batch.
+def prepare_mask(
+    tensors: dict[str, torch.Tensor], *, takes_4d_mask: bool
+) -> dict[str, torch.Tensor]:
+    """Give the attention mask the form that the model reads without asking the device.
 
-    For devices that pay for every new shape. A repeated row takes part in nothing: training gives
-    it no weight, evaluation drops its result. A row of padding alone would do harm instead, since
-    attention over nothing is NaN on MPS (pytorch#156707).
+    Args:
+        tensors: Inputs of a model; ``attention_mask`` is bool of shape [examples, tokens].
+        takes_4d_mask: Whether the model takes a mask of shape [examples, 1, 1, tokens].
     """
-    return np.concatenate([rows, np.repeat(rows[-1:], batch_size - len(rows))])
+    mask = tensors["attention_mask"]
+    prepared = mask[:, None, None, :] if takes_4d_mask else mask.long()
+    return {**tensors, "attention_mask": prepared}
+
+
+def fill_batch(indices: NDArray[np.int64], *, batch_size: int) -> NDArray[np.int64]:
+    """Repeat the last index until the batch is full.
+
+    For devices that pay for every new shape. A repeated example takes part in nothing: training
+    gives it no weight, evaluation drops its result. An example of padding alone would do harm,
+    since attention over nothing is NaN on MPS (pytorch#156707).
+    """
+    return np.concatenate([indices, np.repeat(indices[-1:], batch_size - len(indices))])

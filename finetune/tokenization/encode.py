@@ -18,21 +18,21 @@ class EncodedTexts:
 
     Args:
         columns: For each input of the model, such as ``input_ids``, int32 of shape [all tokens].
-        offsets: Where each text begins, and the end of the last: int64 of shape [rows + 1].
+        offsets: Where each text begins, and the end of the last: int64 of shape [texts + 1].
         padding: For each column the value that stands for "no token".
         pads_left: Whether the model expects padding in front of the text.
-        cut_rows: How many texts were longer than the maximum and lost their end.
+        truncated_texts: How many were longer than the maximum and lost their end.
     """
 
     columns: dict[str, NDArray[np.int32]]
     offsets: NDArray[np.int64]
     padding: dict[str, int]
     pads_left: bool
-    cut_rows: int
+    truncated_texts: int
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each text, special ones included: int64 of shape [rows]."""
+        """Tokens of each text, special ones included: int64 of shape [texts]."""
         return np.diff(self.offsets)
 
 
@@ -43,19 +43,19 @@ def encode_texts(
 
     Args:
         tokenizer: A fast tokenizer with a padding token.
-        texts: The texts, in the order of the rows.
+        texts: The texts, in their order.
         max_length: Most tokens a text may keep, special ones included.
     """
     names = [name for name in tokenizer.model_input_names if name != "attention_mask"]
     pieces: dict[str, list[NDArray[np.int32]]] = {name: [] for name in names}
     lengths: list[int] = []
-    cut_rows = 0
+    truncated_texts = 0
     for start in range(0, len(texts), TEXTS_A_CALL):
         encodings = tokenizer(
             list(texts[start : start + TEXTS_A_CALL]), truncation=True, max_length=max_length
         ).encodings
         lengths += [len(encoding.ids) for encoding in encodings]
-        cut_rows += sum(bool(encoding.overflowing) for encoding in encodings)
+        truncated_texts += sum(bool(encoding.overflowing) for encoding in encodings)
         for name in names:
             attribute = {"input_ids": "ids", "token_type_ids": "type_ids"}[name]
             pieces[name] += [np.array(getattr(one, attribute), np.int32) for one in encodings]
@@ -69,5 +69,5 @@ def encode_texts(
             for name in names
         },
         pads_left=tokenizer.padding_side == "left",
-        cut_rows=cut_rows,
+        truncated_texts=truncated_texts,
     )

@@ -12,9 +12,10 @@ from finetune.devices.base import Device, gibibytes
 from finetune.errors import LossNotFinite
 from finetune.events import Emit
 from finetune.model.freeze import set_training
-from finetune.tokenization.buckets import Batch, widest_first
+from finetune.tokenization.buckets import Batch, longest_first
+from finetune.tokenization.examples import Examples
 from finetune.training.guard import ParameterGuard
-from finetune.training.micro_batches import Examples, MicroBatch, cut_batch
+from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.out_of_memory import BatchSize, update_as_memory_allows
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState
@@ -82,7 +83,7 @@ def train(
         epoch, done = divmod(progress.updates, settings.updates_per_epoch)
         batches = settings.plan_epoch(epoch)
         if training_state.device.shapes.pads_batches:
-            batches = widest_first(batches)
+            batches = longest_first(batches)
         left_of_epoch = batches[done:]
         for batch in left_of_epoch[: total_updates - progress.updates]:
             loss = update_as_memory_allows(
@@ -185,7 +186,7 @@ class _Reports:
         now = time.perf_counter()
         seconds = now - self._since
         self._since = now
-        rows = sum(len(batch.rows) for batch in self._batches)
+        rows = sum(len(batch.indices) for batch in self._batches)
         self._batches, self._losses = [], []
         self._progress.seconds += seconds
         self._progress.loss_sum += sum(losses)
@@ -227,7 +228,7 @@ class _Reports:
     def _check_losses(self, losses: Sequence[float]) -> None:
         for index, loss in enumerate(losses):
             if not math.isfinite(loss):
-                rows = self._batches[index].rows.tolist()
+                rows = self._batches[index].indices.tolist()
                 first_rows = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
                 update = self._progress.updates - len(losses) + index + 1
                 raise LossNotFinite(

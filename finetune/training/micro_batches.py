@@ -1,7 +1,7 @@
 """An effective batch, cut into the pieces that go through the device one after another."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,27 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.collate import fill_rows
-
-Inputs = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Examples:
-    """What the rows of a split are to the model.
-
-    Args:
-        inputs_of: Makes the model's inputs from numbers of rows and a width; tensors on the CPU
-            with one line a row.
-        lengths: Tokens of each row: int64 of shape [rows].
-        labels: Number of each row's class: int64 of shape [rows].
-        weights: What each row counts in the loss: float32 of shape [rows].
-    """
-
-    inputs_of: Callable[[NDArray[np.int64], int], Inputs]
-    lengths: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    weights: NDArray[np.float32]
+from finetune.tokenization.collate import fill_batch
+from finetune.tokenization.examples import Examples, Inputs
 
 
 @dataclass(frozen=True)
@@ -68,12 +49,12 @@ def cut_batch(
         pads_batches: Fill a smaller last slice up with rows that have no share.
         torch_device: Where the tensors go.
     """
-    rows = batch.rows
+    rows = batch.indices
     shares = examples.weights[rows] / examples.weights[rows].sum(dtype=np.float64)
     if pads_batches:
         full = math.ceil(len(rows) / batch_size) * batch_size
         shares = np.pad(shares, (0, full - len(rows)))
-        rows = fill_rows(rows, batch_size=full)
+        rows = fill_batch(rows, batch_size=full)
     # The batch moves at once and is cut on the device: each copy from pageable memory waits.
     inputs = {
         name: tensor.to(torch_device)

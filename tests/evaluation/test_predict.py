@@ -11,7 +11,7 @@ from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.evaluation.predict import predict_logits, probabilities
 from finetune.model.structure import find_structure
-from finetune.training.micro_batches import Examples
+from finetune.tokenization.examples import Examples
 
 ROWS = 23
 DEVICES = pytest.mark.parametrize(
@@ -25,8 +25,7 @@ def predict(
     device = device or CpuDevice()
     return predict_logits(
         model,
-        examples.inputs_of,
-        examples.lengths,
+        examples,
         padded_lengths=device.shapes.padded_lengths(int(examples.lengths.max())),
         batch_size=batch_size,
         device=device,

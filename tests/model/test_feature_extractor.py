@@ -22,10 +22,9 @@ from transformers import (
 from finetune.devices.cpu import CpuDevice
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.inputs import model_inputs
 from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
-from finetune.tokenization.collate import collate_rows
+from finetune.tokenization.collate import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import TrainingState, prepare_training
@@ -104,8 +103,8 @@ def cut(
 
 def batch_of(structure: Structure, *, pads_left: bool = False) -> Inputs:
     """Return rows of 3 to 12 tokens, 14 wide."""
-    tensors = collate_rows(random_texts(8, pads_left=pads_left), np.arange(8), width=14)
-    return model_inputs(tensors, takes_4d_mask=structure.takes_4d_mask)
+    tensors = collate(random_texts(8, pads_left=pads_left), np.arange(8), padded_length=14)
+    return prepare_mask(tensors, takes_4d_mask=structure.takes_4d_mask)
 
 
 def above(prefix: FeatureExtractor, inputs: Inputs, structure: Structure) -> Inputs:

@@ -15,10 +15,10 @@ from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.tokenization.buckets import (
     Batch,
+    longest_first,
     plan_epoch,
     plan_evaluation,
     real_token_share,
-    widest_first,
 )
 from finetune.tokenization.encode import encode_texts
 
@@ -35,7 +35,7 @@ lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=300).map(np.
 
 
 def rows_of(batches: Sequence[Batch]) -> list[int]:
-    return [int(row) for batch in batches for row in batch.rows]
+    return [int(row) for batch in batches for row in batch.indices]
 
 
 def plan(lengths: NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> list[Batch]:
@@ -68,14 +68,14 @@ def test_every_row_comes_once_in_batches_that_hold_it(
         plan_evaluation(lengths, batch_size=batch_size, padded_lengths=padded_lengths),
     ):
         assert sorted(rows_of(batches)) == list(range(len(lengths)))
-        sizes = sorted(len(batch.rows) for batch in batches)
+        sizes = sorted(len(batch.indices) for batch in batches)
         assert sizes[1:] == [batch_size] * (len(batches) - 1)
         assert 0 < sizes[0] <= batch_size
         for batch in batches:
             fitting = [
                 padded_length
                 for padded_length in padded_lengths
-                if padded_length >= lengths[batch.rows].max()
+                if padded_length >= lengths[batch.indices].max()
             ]
             assert batch.padded_length == min(fitting)
 
@@ -109,8 +109,8 @@ def test_widths_do_not_rise_or_fall_over_an_epoch() -> None:
 
 def test_rows_of_one_length_meet_others_in_the_next_epoch() -> None:
     def neighbours(batches: Sequence[Batch]) -> set[int]:
-        [batch] = [batch for batch in batches if 0 in batch.rows]
-        return set(batch.rows.tolist())
+        [batch] = [batch for batch in batches if 0 in batch.indices]
+        return set(batch.indices.tolist())
 
     first, second = (neighbours(plan(LIKE_TREC, epoch=epoch)) for epoch in (0, 1))
 
@@ -151,9 +151,9 @@ def test_widest_batch_comes_first_and_the_others_stay_in_order() -> None:
         for number, padded_length in enumerate([16, 32, 64, 64, 8])
     ]
 
-    moved = widest_first(batches)
+    moved = longest_first(batches)
 
-    assert [(batch.padded_length, int(batch.rows[0])) for batch in moved] == [
+    assert [(batch.padded_length, int(batch.indices[0])) for batch in moved] == [
         (64, 2),
         (16, 0),
         (32, 1),
@@ -168,7 +168,7 @@ def test_widest_batch_comes_first_and_the_others_stay_in_order() -> None:
 def test_share_of_real_tokens_is_what_padding_leaves(lengths: NDArray[np.int64]) -> None:
     batches = plan(lengths)
 
-    padding = sum(int((batch.padded_length - lengths[batch.rows]).sum()) for batch in batches)
+    padding = sum(int((batch.padded_length - lengths[batch.indices]).sum()) for batch in batches)
 
     assert real_token_share(batches, lengths) == pytest.approx(
         lengths.sum() / (lengths.sum() + padding)

@@ -5,9 +5,11 @@ import pytest
 import torch
 from tiny_models import tiny_tokenizer
 
-from finetune.tokenization.collate import collate_rows, fill_rows
+from finetune.tokenization.collate import collate, fill_batch, prepare_mask
 from finetune.tokenization.encode import encode_texts
 
+MASK = torch.tensor([[True, True, True], [True, False, False]])
+TENSORS = {"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": MASK}
 TEXTS = ["who wrote the word", "", "how far", "the longest river of the country"]
 
 
@@ -17,7 +19,7 @@ def test_rows_are_laid_out_as_the_tokenizer_pads_them(side: str) -> None:
     tokenizer.padding_side = side
     rows = np.array([2, 0, 3])
 
-    tensors = collate_rows(encode_texts(tokenizer, TEXTS, max_length=20), rows, padded_length=11)
+    tensors = collate(encode_texts(tokenizer, TEXTS, max_length=20), rows, padded_length=11)
 
     expected = tokenizer(
         [TEXTS[row] for row in rows], padding="max_length", max_length=11, return_tensors="pt"
@@ -32,7 +34,7 @@ def test_every_column_has_its_own_padding() -> None:
     encoded = encode_texts(tokenizer, ["who"], max_length=9)
     texts = replace(encoded, padding={"input_ids": 7, "token_type_ids": 1})
 
-    tensors = collate_rows(texts, np.array([0]), padded_length=5)
+    tensors = collate(texts, np.array([0]), padded_length=5)
 
     assert tensors["input_ids"][0, 3:].tolist() == [7, 7]
     assert tensors["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
@@ -42,7 +44,7 @@ def test_every_column_has_its_own_padding() -> None:
 def test_types_are_those_that_a_model_takes() -> None:
     texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
 
-    tensors = collate_rows(texts, np.array([1]), padded_length=2)
+    tensors = collate(texts, np.array([1]), padded_length=2)
 
     assert tensors["input_ids"].dtype == torch.int64
     assert tensors["attention_mask"].dtype == torch.bool
@@ -51,11 +53,33 @@ def test_types_are_those_that_a_model_takes() -> None:
 def test_a_row_may_come_twice() -> None:
     texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
 
-    ids = collate_rows(texts, np.array([0, 2, 2]), padded_length=8)["input_ids"]
+    ids = collate(texts, np.array([0, 2, 2]), padded_length=8)["input_ids"]
 
     assert torch.equal(ids[1], ids[2])
 
 
 def test_missing_rows_are_filled_with_the_last_one() -> None:
-    assert fill_rows(np.array([4, 9, 7]), batch_size=5).tolist() == [4, 9, 7, 7, 7]
-    assert fill_rows(np.array([4, 9, 7]), batch_size=3).tolist() == [4, 9, 7]
+    assert fill_batch(np.array([4, 9, 7]), batch_size=5).tolist() == [4, 9, 7, 7, 7]
+    assert fill_batch(np.array([4, 9, 7]), batch_size=3).tolist() == [4, 9, 7]
+
+
+def test_ready_mask_has_a_place_for_heads_and_queries() -> None:
+    inputs = prepare_mask(TENSORS, takes_4d_mask=True)
+
+    assert inputs["attention_mask"].shape == (2, 1, 1, 3)
+    assert inputs["attention_mask"].dtype == torch.bool
+    assert torch.equal(inputs["attention_mask"][:, 0, 0], MASK)
+    assert inputs["input_ids"] is TENSORS["input_ids"]
+
+
+def test_usual_mask_is_of_numbers() -> None:
+    inputs = prepare_mask(TENSORS, takes_4d_mask=False)
+
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert inputs["attention_mask"].dtype == torch.int64
+
+
+def test_given_tensors_stay_as_they_are() -> None:
+    prepare_mask(TENSORS, takes_4d_mask=True)
+
+    assert TENSORS["attention_mask"] is MASK

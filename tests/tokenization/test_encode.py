@@ -46,7 +46,7 @@ def test_many_texts_are_encoded_as_few_are(
 
     assert rows_of(encoded) == rows_of(expected)
     np.testing.assert_array_equal(encoded.offsets, expected.offsets)
-    assert encoded.cut_rows == expected.cut_rows
+    assert encoded.truncated_texts == expected.truncated_texts
 
 
 def test_offsets_and_lengths_count_special_tokens() -> None:
@@ -75,7 +75,7 @@ def test_long_texts_lose_their_end_and_are_counted() -> None:
 
     encoded = encode_texts(tiny_tokenizer(), texts, max_length=6)
 
-    assert encoded.cut_rows == 2
+    assert encoded.truncated_texts == 2
     assert encoded.lengths.tolist() == [6, 5, 6, 6]
     long, _, fitting, _ = rows_of(encoded)
     assert long == fitting

@@ -23,8 +23,8 @@ from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import LossNotFinite, WrongParametersChanged
 from finetune.tokenization.buckets import Batch, plan_epoch
+from finetune.tokenization.examples import Examples
 from finetune.training.loop import LoopSettings, is_over, train
-from finetune.training.micro_batches import Examples
 from finetune.training.out_of_memory import BatchSize
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState
@@ -121,7 +121,7 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
     run(Diary(), tiny_training_state(total_updates=9), replace(examples, inputs_of=inputs_of))
 
     plan = plan_of(examples)
-    planned = np.concatenate([batch.rows for batch in [*plan(0), *plan(1)[:3]]])
+    planned = np.concatenate([batch.indices for batch in [*plan(0), *plan(1)[:3]]])
     assert seen == planned.tolist()
 
 
@@ -181,7 +181,7 @@ def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.M
 def rows_of_reports(examples: Examples, *, updates: int) -> list[int]:
     """Return the rows of two epochs' reports, each over so many updates."""
     plan = plan_of(examples)
-    sizes = [len(batch.rows) for epoch in (0, 1) for batch in plan(epoch)]
+    sizes = [len(batch.indices) for epoch in (0, 1) for batch in plan(epoch)]
     return [sum(sizes[start : start + updates]) for start in range(0, len(sizes), updates)]
 
 
@@ -340,7 +340,7 @@ def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(report_every
             np.inf
         )
     [*_, odd, _] = plan_of(examples)(0)
-    odd_row = int(odd.rows[1])
+    odd_row = int(odd.indices[1])
 
     def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
         inputs = examples.inputs_of(rows, padded_length)
@@ -356,7 +356,7 @@ def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(report_every
         )
 
     rows = caught.value.message.rpartition("rows ")[2].split(", ")
-    assert [int(row) for row in rows] == odd.rows.tolist()
+    assert [int(row) for row in rows] == odd.indices.tolist()
 
 
 def test_model_that_became_not_a_number_in_its_last_update_is_not_kept() -> None:

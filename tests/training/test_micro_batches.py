@@ -7,8 +7,8 @@ from sklearn.utils.class_weight import compute_class_weight
 from tiny_training import CLASSES, random_examples
 
 from finetune.tokenization.buckets import Batch
+from finetune.tokenization.examples import Examples
 from finetune.training.micro_batches import (
-    Examples,
     MicroBatch,
     balanced_class_weights,
     cut_batch,
