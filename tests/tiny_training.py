@@ -56,6 +56,11 @@ class FewShapesDevice(CpuDevice):
         self.shapes = FewShapes(pads_batches=True)
 
 
+def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU of a run have the batch shapes of MPS."""
+    monkeypatch.setattr("finetune.devices.cpu.BatchShapes", lambda: FewShapes(pads_batches=True))
+
+
 def random_texts(
     rows: int = 23, *, pads_left: bool = False, longest_tokens: int = 12
 ) -> EncodedTexts:

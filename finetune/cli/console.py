@@ -31,7 +31,7 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Emit]:
     bar = Progress(
         BarColumn(bar_width=12),
         TextColumn("{task.completed}/{task.total}"),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[metrics]}"),
         TimeRemainingColumn(compact=True),
         console=console,
         disable=is_quiet or not has_progress or not console.is_terminal,

@@ -182,7 +182,7 @@ def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
 # In the article a base M1 with 8 GB took one row of 512 tokens and no two when all of BERT-base
 # trained, and 64 when its core was frozen.
 @pytest.mark.parametrize(
-    ("mode", "width", "batch"),
+    ("mode", "padded_length", "batch"),
     [
         pytest.param("full", 512, 1, marks=pytest.mark.slow),
         ("head", 512, 64),

@@ -3,14 +3,14 @@
 import pytest
 from batch_finder.simulated_machines import GIB, UnifiedMemoryMac
 
-from finetune.devices.mps import memory
+from finetune.devices.mps.memory import MpsMemory
 
 
 def test_mac_with_8_gb_raises_at_what_pytorch_reports_as_allowed() -> None:
     with pytest.raises(RuntimeError, match=r"max allowed: 9\.07 GB") as caught:
         UnifiedMemoryMac().update(10_000, 128)
 
-    assert memory.is_out_of_memory(caught.value)
+    assert MpsMemory().is_out_of_memory(caught.value)
 
 
 def test_mac_swaps_long_before_it_raises() -> None:

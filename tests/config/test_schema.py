@@ -14,6 +14,7 @@ from finetune.config.schema import (
     default_weight_decay,
     mode_of,
 )
+from finetune.model.mode import Mode
 
 SECTIONS = {name: kind for name, kind in typing.get_type_hints(Config).items()}
 OPTIONS = [option for kind in SECTIONS.values() for option in fields(kind)]
@@ -60,7 +61,7 @@ def test_the_default_learning_rate_follows_from_mode_and_width(
 ) -> None:
     for classifier_input in (0.05, 1.0):
         actual = default_learning_rate(
-            mode, hidden_size=hidden_size, classifier_input=classifier_input
+            Mode(mode), hidden_size=hidden_size, classifier_input=classifier_input
         )
         assert actual == pytest.approx(rate)
 
@@ -71,7 +72,9 @@ def test_the_default_learning_rate_follows_from_mode_and_width(
 def test_the_rate_of_a_classifier_alone_follows_from_the_size_of_what_it_reads(
     classifier_input: float, rate: float
 ) -> None:
-    actual = default_learning_rate("classifier", hidden_size=768, classifier_input=classifier_input)
+    actual = default_learning_rate(
+        Mode("classifier"), hidden_size=768, classifier_input=classifier_input
+    )
     assert actual == rate
 
 
@@ -79,7 +82,7 @@ def test_the_rate_of_a_classifier_alone_follows_from_the_size_of_what_it_reads(
     ("mode", "epochs"), [("full", 3.0), ("last-2", 3.0), ("head", 100.0), ("classifier", 100.0)]
 )
 def test_a_head_alone_trains_longer_by_default(mode: str, epochs: float) -> None:
-    assert default_num_train_epochs(mode) == epochs
+    assert default_num_train_epochs(Mode(mode)) == epochs
 
 
 @pytest.mark.parametrize(
@@ -89,12 +92,12 @@ def test_a_head_alone_trains_longer_by_default(mode: str, epochs: float) -> None
 def test_a_head_alone_stops_early_in_place_of_weight_decay(
     mode: str, patience: int, decay: float
 ) -> None:
-    assert default_early_stopping_patience(mode) == patience
-    assert default_weight_decay(mode) == decay
+    assert default_early_stopping_patience(Mode(mode)) == patience
+    assert default_weight_decay(Mode(mode)) == decay
 
 
 @pytest.mark.parametrize(
     ("mode", "factor"), [("full", 10.0), ("last-2", 10.0), ("head", 1.0), ("classifier", 1.0)]
 )
 def test_a_new_head_learns_faster_than_the_core_beside_it(mode: str, factor: float) -> None:
-    assert default_head_lr_multiplier(mode) == factor
+    assert default_head_lr_multiplier(Mode(mode)) == factor

@@ -25,7 +25,7 @@ from tiny_runs import (
     start_finetune,
     weights_of,
 )
-from tiny_training import FewShapesDevice
+from tiny_training import give_few_shapes
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -124,8 +124,7 @@ def test_weights_are_the_same_where_batches_have_few_shapes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CpuDevice, "pads_batches", True)
-    monkeypatch.setattr(CpuDevice, "widths", FewShapesDevice.padded_lengths)
+    give_few_shapes(monkeypatch)
     options = {**CLOSE, "max_train_samples": 64, "eval_batch_size": 48, **MODES[mode]}
     cached, plain = run_both(folders[architecture], tmp_path, **options)
     assert largest_difference(cached, plain) < 1e-5
@@ -372,7 +371,7 @@ def test_another_device_runs_again(attribute: str, prepared_again: Callable[...,
 
 
 def test_other_batches_run_again(prepared_again: Callable[..., Prepared]) -> None:
-    assert runs_core(replace(prepared_again(), device=FewShapesDevice()))
+    assert runs_core(replace(prepared_again(), device=give_few_shapes()))
 
 
 def write_table(file: Path, *, label: str = "", text: str = "") -> str:
@@ -640,7 +639,7 @@ def test_the_time_of_the_frozen_pass_is_part_of_the_training_time(
 @pytest.mark.parametrize(
     ("options", "epochs"),
     [
-        ({}, 1 + default_early_stopping_patience("head")),
+        ({}, 1 + default_early_stopping_patience(Mode("head"))),
         ({"early_stopping_patience": 3}, 4),
         ({"early_stopping_patience": 0, "num_train_epochs": 25}, 25),
         ({"validation_fraction": 0, "num_train_epochs": 25}, 25),

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tiny_runs import run_tiny
+from tiny_training import give_few_shapes
 from transformers import BertForSequenceClassification
-
-from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.device import MpsDevice
 
 BATCH_SIZE, EVAL_BATCH_SIZE = 16, 64
 Shape = tuple[int, int]
@@ -33,8 +31,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         return original(*args, **inputs)
 
     monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
-    monkeypatch.setattr(CpuDevice, "pads_batches", True)
-    monkeypatch.setattr(CpuDevice, "widths", MpsDevice.padded_lengths)
+    give_few_shapes(monkeypatch)
     return seen
 
 

@@ -54,7 +54,7 @@ def test_it_wants_every_batch_to_have_all_rows(device: MpsDevice) -> None:
 
 
 @pytest.mark.parametrize(
-    ("longest_tokens", "widths"),
+    ("longest_tokens", "padded_lengths"),
     [
         (1, [16]),
         (16, [16]),
