@@ -25,7 +25,7 @@ from tiny_runs import (
     start_finetune,
     weights_of,
 )
-from tiny_training import give_few_shapes
+from tiny_training import FewShapesDevice, give_few_shapes
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -371,7 +371,7 @@ def test_another_device_runs_again(attribute: str, prepared_again: Callable[...,
 
 
 def test_other_batches_run_again(prepared_again: Callable[..., Prepared]) -> None:
-    assert runs_core(replace(prepared_again(), device=give_few_shapes()))
+    assert runs_core(replace(prepared_again(), device=FewShapesDevice()))
 
 
 def write_table(file: Path, *, label: str = "", text: str = "") -> str:
