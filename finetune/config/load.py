@@ -2,36 +2,24 @@
 
 import difflib
 import os
-import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import pydantic
 import yaml
 
 from finetune.config.recipes import find_recipe
-from finetune.config.schema import SECTION_OF_OPTION, Config
+from finetune.config.schema import SECTION_OF_OPTION, Config, ModelConfig
 from finetune.config.sizes import parse_size
+from finetune.config.yaml_file import read_yaml
 from finetune.errors import ConfigurationInvalid
 
 ENVIRONMENT_PREFIX = "FINETUNE_"
-
-Sections = dict[str, dict[str, Any]]
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Reads ``no`` and ``on`` as the words they are, as YAML 1.2 and editors do."""
-
-
-_PlainLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("^(?:true|false)$", re.IGNORECASE), list("tTfF")
-)
+# Options whose names in the files of earlier runs were others.
+RENAMED_OPTIONS = {"head_rate_factor": "head_lr_multiplier"}
 
 
 @dataclass(frozen=True)
@@ -71,25 +59,32 @@ def load_config(
     for origin, option, value in [
         *_read_file(file),
         *_read_environment(environment),
-        *((_flag_name(option), option, value) for option, value in flags.items()),
+        *(("--" + option.replace("_", "-"), option, value) for option, value in flags.items()),
         *(_read_assignment(assignment) for assignment in assignments),
     ]:
         values[option] = os.fspath(value) if isinstance(value, os.PathLike) else value
         origins[option] = origin
-    config = _validate(values, origins)
+    sections: dict[str, dict[str, Any]] = {section.name: {} for section in fields(Config)}
+    for option, value in values.items():
+        sections[SECTION_OF_OPTION[option]][option] = _check_value(option, value, origins[option])
+    types = get_type_hints(Config)
+    config = Config(**{section: types[section](**given) for section, given in sections.items()})
+    _check_mode(config.model)
+    if config.search.memory_limit is not None:
+        parse_size(config.search.memory_limit, origin=origins["memory_limit"])
     return LoadedConfig(config, origins)
 
 
 def dump_config(config: Config) -> str:
-    """Return a configuration as YAML that ``load_config`` reads back to the same values."""
+    """Return a configuration as YAML that ``load_config`` reads back."""
     return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def check_option(option: str, *, origin: str) -> None:
-    """Make sure that an option exists.
+    """Refuse an option that does not exist.
 
     Raises:
-        ConfigurationInvalid: Naming the nearest one that does.
+        ConfigurationInvalid: With the nearest name.
     """
     if option not in SECTION_OF_OPTION:
         raise ConfigurationInvalid(
@@ -101,36 +96,26 @@ def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
     if file is None:
         return
     path = find_recipe(file)
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationInvalid(
-            f"{path} is not YAML: {' '.join(str(error).split())}", remedy="mend the file"
-        ) from error
     sections = [section.name for section in fields(Config)]
-    content = {} if content is None else content
-    if not isinstance(content, dict):
+    content = read_yaml(path)
+    if not isinstance(content, dict | None):
         raise ConfigurationInvalid(
-            f"{path} holds no sections", remedy=f"write its options under {', '.join(sections)}"
+            f"{path} has no sections", remedy=f"write its options under {', '.join(sections)}"
         )
-    for section, options in _with_words_as_keys(content).items():
+    for section, options in (content or {}).items():
         if section not in sections:
             raise ConfigurationInvalid(
                 f"unknown section {section} in {path}", remedy=_did_you_mean(section, sections)
             )
         if not isinstance(options, dict | None):
             raise ConfigurationInvalid(
-                f"section {section} in {path} holds no options",
+                f"section {section} in {path} has no options",
                 remedy="write one `option: value` a line below it, indented",
             )
-        for option, value in _with_words_as_keys(options or {}).items():
+        for name, value in (options or {}).items():
+            option = RENAMED_OPTIONS.get(name) or name
             _check_place(section, option, origin=str(path))
             yield str(path), option, value
-
-
-def _with_words_as_keys(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a mapping with string keys; YAML takes ``3`` and ``on`` for other things."""
-    return {str(key): value for key, value in mapping.items()}
 
 
 def _read_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, str, Any]]:
@@ -157,7 +142,7 @@ def _check_place(section: str, option: str, *, origin: str) -> None:
     check_option(option, origin=origin)
     if SECTION_OF_OPTION[option] != section:
         raise ConfigurationInvalid(
-            f"{option} is no option of section {section} in {origin}",
+            f"{option} is not an option of section {section} in {origin}",
             remedy=f"it belongs to section {SECTION_OF_OPTION[option]}",
         )
 
@@ -166,54 +151,48 @@ def _from_text(text: str) -> str | None:
     return None if text.strip().lower() == "null" else text
 
 
-def _flag_name(option: str) -> str:
-    return "--" + option.replace("_", "-")
-
-
 @cache
-def _schema() -> pydantic.TypeAdapter[Config]:
-    return pydantic.TypeAdapter(Config)
+def _validators() -> dict[str, pydantic.TypeAdapter[Any]]:
+    """Return what checks the value of each option."""
+    return {
+        option: pydantic.TypeAdapter(
+            Annotated[hint, pydantic.BeforeValidator(_spell_choice)]
+            if get_origin(hint) is Literal
+            else hint,
+            config={"allow_inf_nan": False},
+        )
+        for section in get_type_hints(Config).values()
+        for option, hint in get_type_hints(section, include_extras=True).items()
+    }
 
 
-def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
-    sections: Sections = {}
-    for option, value in values.items():
-        sections.setdefault(SECTION_OF_OPTION[option], {})[option] = value
+def _spell_choice(value: Any) -> Any:
+    return value.replace("-", "_") if isinstance(value, str) else value
+
+
+def _check_value(option: str, value: Any, origin: str) -> Any:
+    """Return a value, or what its text stands for, as the type of its option."""
     try:
-        config = _schema().validate_python(sections)
+        # Pydantic takes true for 1 unless it is strict.
+        return _validators()[option].validate_python(value, strict=isinstance(value, bool))
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        option = str(first["loc"][1])
+        problems = " or ".join(one["msg"][:1].lower() + one["msg"][1:] for one in error.errors())
         raise ConfigurationInvalid(
-            f"{origins[option]}: {option} is {values[option]!r}, {_lower_first(first['msg'])}",
+            f"{origin}: {option} is {reprlib.repr(value)}, {problems}",
             remedy="`finetune run --help` shows what each option takes",
         ) from error
-    _check_mode(config)
-    if config.search.memory_limit is not None:
-        parse_size(config.search.memory_limit, origin=origins["memory_limit"])
-    return config
 
 
-def _check_mode(config: Config) -> None:
-    model = config.model
-    if model.train_layers is None:
-        return
-    for flag, contradicts in (
-        ("--freeze-core", model.freeze_core),
-        ("--head classifier", model.head == "classifier"),
-    ):
-        if contradicts:
-            raise ConfigurationInvalid(
-                f"{flag} freezes the whole core, --train-layers trains {model.train_layers} layers",
-                remedy="give one of the two",
-            )
+def _check_mode(model: ModelConfig) -> None:
+    if model.train_layers is not None and (model.freeze_core or model.head == "classifier"):
+        flag = "--freeze-core" if model.freeze_core else "--head classifier"
+        raise ConfigurationInvalid(
+            f"{flag} freezes the whole encoder, --train-layers trains {model.train_layers} layers",
+            remedy="give one of the two",
+        )
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:
     choices = list(known)
     near = difflib.get_close_matches(word.replace("-", "_"), choices, n=1)
     return f"did you mean {near[0]}?" if near else f"known are: {', '.join(choices)}"
-
-
-def _lower_first(message: str) -> str:
-    return message[:1].lower() + message[1:]

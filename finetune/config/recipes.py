@@ -1,5 +1,6 @@
 """The configurations that come with the package."""
 
+import os
 from pathlib import Path
 
 import finetune
@@ -22,16 +23,15 @@ def find_recipe(name: str) -> Path:
         ConfigurationInvalid: If there is neither.
     """
     path = Path(name)
-    if path.is_file():
+    if os.path.exists(path) and not os.path.isdir(path):  # a file, or a pipe such as /dev/stdin
         return path
-    shipped = recipes_folder() / f"{path.stem}.yaml"
+    names = sorted(one.stem for one in recipes_folder().glob("*.yaml"))
     is_a_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
-    if is_a_name and shipped.is_file():
-        return shipped
-    names = ", ".join(sorted(one.stem for one in recipes_folder().glob("*.yaml")))
+    if is_a_name and path.stem in names:
+        return recipes_folder() / f"{path.stem}.yaml"
     raise ConfigurationInvalid(
         f"there is no configuration file {name}",
-        remedy=f"name a YAML file, or one of the recipes that come with the package: {names}",
+        remedy=f"name a YAML file, or one of the recipes {', '.join(names)}",
     )
 
 

@@ -17,12 +17,14 @@ STRICT = {"extra": "forbid", "allow_inf_nan": False}
 DEFAULT_BATCH_SIZE = 32
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _option(default: Any, description: str) -> Any:
+    return field(default=default, metadata={"help": description})
 
 
-Fraction = Annotated[float, Ge(0.0), Lt(1.0)]
-Count = Annotated[int, Ge(1)]
+# The upper bounds refuse what would overflow in kernels, timeouts or byte counts later.
+Count = Annotated[int, Ge(1), Lt(2**31)]
+Seed = Annotated[int, Ge(0), Lt(2**32)]
+Positive = Annotated[float, Gt(0.0), Le(1e6)]
 
 
 @dataclass(frozen=True)
@@ -33,35 +35,38 @@ class DataConfig:
 
     data: str = _option(
         "trec",
-        "trec; questions (shipped with the package); a .csv, .tsv, .jsonl or .parquet file; or "
-        "hub:OWNER/NAME, maybe with @REVISION, for files on the Hub.",
+        "trec; questions (part of the package); a .csv, .tsv, .jsonl or .parquet file; or "
+        "hub:OWNER/NAME, optionally with @REVISION, for a data set of the Hub.",
     )
     validation_file: str | None = _option(
-        None, "Validation split for data from a file. Default: training rows are held out."
+        None, "Validation split of data from a file. Default: held out from the training rows."
     )
     test_file: str | None = _option(
-        None, "Test split for data from a file. Default: rows of the file are held out."
+        None, "Test split of data from a file. Default: held out from the rows of the file."
     )
     text_column: str | None = _option(
-        None, "Column of the texts in files and sets of the Hub. Default: guessed, and printed."
+        None,
+        "Column of the texts in files and data sets of the Hub. Default: guessed and reported.",
     )
     label_column: str | None = _option(
-        None, "Column of the classes, words or numbers. Default: guessed, and printed."
+        None, "Column of the labels, text or integers. Default: guessed and reported."
     )
     data_dir: str | None = _option(
         None, "Folder with TREC's raw files, train_5500.label and TREC_10.label."
     )
-    label: str = _option("label-coarse", "TREC's classes: label-coarse (6) or label-fine (50).")
+    label: str = _option(
+        "label-coarse", "Labels of TREC: label-coarse (6 classes) or label-fine (50 classes)."
+    )
     max_train_samples: Count | None = _option(
         None, "Train on the first N rows of the training split only."
     )
-    validation_fraction: Fraction = _option(
-        0.1, "Share of the training rows held out to choose the best model; 0 for none."
+    validation_fraction: Annotated[float, Ge(0.0), Lt(1.0)] = _option(
+        0.1, "Fraction of the training rows held out for validation; 0 for none."
     )
     test_fraction: Annotated[float, Gt(0.0), Lt(1.0)] = _option(
-        0.1, "Share of the rows held out as test split where the data brings none."
+        0.1, "Fraction of the rows held out as test split where the data has none."
     )
-    split_seed: Annotated[int, Ge(0)] = _option(0, "Seed of the held-out splits alone.")
+    split_seed: Seed = _option(0, "Random seed of the held-out splits.")
 
 
 @dataclass(frozen=True)
@@ -75,15 +80,17 @@ class ModelConfig:
     )
     revision: str | None = _option(None, "Branch, tag or commit of the model on the Hub.")
     freeze_core: bool = _option(
-        False, "Freeze the pretrained core, embeddings and layers; only the head trains."
+        False, "Freeze the encoder, embeddings and layers; only the head trains."
     )
     head: Literal["whole", "classifier"] = _option(
-        "whole", "What of the head trains; classifier freezes the core and the pooler too."
+        "whole", "Part of the head that trains; classifier freezes the encoder and the pooler too."
     )
     train_layers: Count | None = _option(
-        None, "Train only the last N layers of the core, and the head."
+        None, "Train only the last N layers of the encoder, and the head."
     )
-    max_length: Annotated[int, Ge(3)] = _option(128, "Longest text in tokens; the rest is cut.")
+    max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(
+        128, "Maximum length of a text in tokens; the rest is truncated."
+    )
 
 
 @dataclass(frozen=True)
@@ -94,81 +101,87 @@ class TrainingConfig:
 
     device: DeviceName = _option("auto", "Device to train on; auto takes cuda, then mps, then cpu.")
     precision: PrecisionName = _option(
-        "fp32", "Number format of the arithmetic; the weights stay fp32."
+        "fp32", "Precision of the forward pass (autocast); the weights stay fp32."
     )
     batch_size: Count | Literal["auto"] = _option(
         DEFAULT_BATCH_SIZE,
-        "Rows in one forward and backward on the device; auto looks for the fastest that fits.",
+        "Examples per forward and backward pass on the device; auto searches for the fastest "
+        "that fits.",
     )
     effective_batch_size: Count | None = _option(
-        None, "Rows in one update; a multiple of the batch size accumulates. Default: batch size."
-    )
-    eval_batch_size: Count = _option(64, "Rows in one forward of evaluation and prediction.")
-    learning_rate: Annotated[float, Gt(0.0)] | None = _option(
-        None, "Peak learning rate. Default: by mode and width of the model, and printed."
-    )
-    head_lr_multiplier: Annotated[float, Gt(0.0)] | None = _option(
-        None, "The head's learning rate over the core's. Default: 10 if the core trains too."
-    )
-    num_train_epochs: Annotated[float, Gt(0.0)] | None = _option(
-        None, "Passes over the training split. Default: by mode, and printed."
-    )
-    max_steps: Count | None = _option(None, "Stop after N updates, whatever the epochs say.")
-    warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
-        0.1, "Share of the updates in which the learning rate rises to its peak."
-    )
-    weight_decay: Annotated[float, Ge(0.0)] | None = _option(
         None,
-        "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone.",
+        "Examples per update; a multiple of the batch size uses gradient accumulation. "
+        "Default: batch size.",
     )
-    max_grad_norm: Annotated[float, Gt(0.0)] = _option(
-        1.0, "Gradients are scaled down to this norm."
+    eval_batch_size: Count = _option(64, "Examples per forward pass in evaluation and prediction.")
+    learning_rate: Positive | None = _option(
+        None, "Peak learning rate. Default: by mode and hidden size, and reported."
     )
+    head_lr_multiplier: Positive | None = _option(
+        None,
+        "Learning rate of the head as a multiple of the encoder's. Default: 10, 1 for a head "
+        "alone.",
+    )
+    num_train_epochs: Positive | None = _option(
+        None, "Passes over the training split. Default: by mode, and reported."
+    )
+    max_steps: Count | None = _option(None, "Stop after N updates; overrides the number of epochs.")
+    warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
+        0.1, "Fraction of the updates in which the learning rate rises to its peak."
+    )
+    weight_decay: Annotated[float, Ge(0.0), Le(1e6)] | None = _option(
+        None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
+    )
+    max_grad_norm: Positive = _option(1.0, "Gradients are clipped to this norm.")
     class_weights: Literal["none", "balanced"] = _option(
-        "none", "balanced weighs each class by the inverse of its share."
+        "none", "balanced weights the loss of each class by the inverse of its frequency."
     )
     metric_for_best_model: Literal["accuracy", "macro_f1", "loss"] = _option(
-        "accuracy", "Validation figure that chooses the model to keep."
+        "accuracy", "Validation metric that selects the model to keep."
     )
-    early_stopping_patience: Annotated[int, Ge(0)] | None = _option(
+    early_stopping_patience: Annotated[int, Ge(0), Lt(2**31)] | None = _option(
         None,
-        "Stop after N validations in a row without a better model; 0 for never. Default: 30 for a "
-        "head alone, else 0.",
+        "Stop after N validations without improvement; 0 for never. Default: 0, 30 for a head "
+        "alone.",
     )
-    seed: Annotated[int, Ge(0), Lt(2**32)] = _option(42, "Seed of the new head, order and dropout.")
+    seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
 
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """Where the results go and how much is told on the way."""
+    """Where the results go and how often progress is reported and saved."""
 
     __pydantic_config__ = STRICT
 
     output_dir: str | None = _option(
         None, "Run folder. Default: a new folder runs/DATA-MODEL-MODE."
     )
-    overwrite: bool = _option(False, "Delete what the run folder holds and start anew.")
-    logging_steps: Count = _option(10, "Report the loss every N updates.")
+    overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
+    logging_steps: Count = _option(10, "Report the training loss every N updates.")
     save_strategy: Literal["epoch", "no"] = _option(
-        "epoch", "When to keep what resuming needs; Ctrl-C keeps it in any case."
+        "epoch", "When to write a checkpoint; Ctrl-C writes one in any case."
     )
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Whether a frozen core runs once, and where what it gives is kept."""
+    """Whether and where the features of frozen layers are stored."""
 
     __pydantic_config__ = STRICT
 
     feature_cache: bool = _option(
-        True, "Run what is frozen once and keep its output; without, it runs at every update."
+        True,
+        "Compute the features of the frozen layers once and store them; if off, they are "
+        "computed at every update.",
     )
     cache_dir: str | None = _option(
-        None, "Folder of what is kept from run to run. Default: finetune in the Hub's assets cache."
+        None,
+        "Folder of stored features and found batch sizes. Default: finetune in the Hub's "
+        "assets cache.",
     )
-    cache_gib: Annotated[float, Gt(0.0)] = _option(
+    cache_gib: Positive = _option(
         10.0,
-        "GiB that what frozen cores gave may take; what was not used longest goes first.",
+        "Maximum size of the stored features in GiB; the least recently used are deleted first.",
     )
 
 
@@ -179,11 +192,9 @@ class SearchConfig:
     __pydantic_config__ = STRICT
 
     memory_limit: str | None = _option(
-        None, "The most memory that a batch may take, such as 4GiB. Default: what is free."
+        None, "Maximum memory that a batch may use, such as 4GiB. Default: what is free."
     )
-    time_limit: Annotated[float, Gt(0.0)] = _option(
-        300.0, "Seconds that the search may take, a device and mode."
-    )
+    time_limit: Positive = _option(300.0, "Maximum seconds of the search for each device and mode.")
 
 
 @dataclass(frozen=True)
@@ -217,7 +228,7 @@ def mode_of(model: ModelConfig) -> Mode:
 
 
 def effective_batch_size(training: TrainingConfig) -> int:
-    """Return the rows in one update; where the batch size is searched for, its default."""
+    """Return the examples per update; for batch size auto, those of the default batch size."""
     if training.effective_batch_size is not None:
         return training.effective_batch_size
     return DEFAULT_BATCH_SIZE if training.batch_size == "auto" else training.batch_size
@@ -230,15 +241,15 @@ TYPICAL_CLASSIFIER_INPUT = 0.7
 def default_learning_rate(mode: Mode, *, hidden_size: int, classifier_input: float) -> float:
     """Return the peak learning rate for a mode.
 
-    A whole encoder takes 5e-5 at BERT-base's width of 768, the article's rate, and more in
-    proportion as it is narrower (1e-4 at 384). A head, which starts from nothing, takes 5e-4. What
-    a classifier alone takes goes with the size of its inputs: MiniLM's pooler gives numbers ten
-    times as small as BERT-base's, and a rate that suits the one leaves the other 3 points behind.
+    For an encoder it is 5e-5 at BERT-base's hidden size of 768, the article's rate, and inversely
+    proportional to the hidden size (1e-4 at 384); for a new head 5e-4. For a classifier alone it is
+    inversely proportional to its inputs: those from MiniLM's pooler are a tenth of BERT-base's, and
+    one rate for both costs the other 3 points of accuracy.
 
     Args:
         mode: What trains.
-        hidden_size: Width of the core.
-        classifier_input: Root mean square of what the classifier reads; 0 if not known.
+        hidden_size: Of the encoder.
+        classifier_input: Root mean square of the classifier's input; 0 if unknown.
     """
     if mode == "classifier":
         return float(f"{7e-3 / (classifier_input or TYPICAL_CLASSIFIER_INPUT):.2g}")
@@ -247,28 +258,26 @@ def default_learning_rate(mode: Mode, *, hidden_size: int, classifier_input: flo
     return 5e-5 * 768 / hidden_size
 
 
-def default_head_lr_multiplier(mode: Mode) -> float:
-    """Return the head's learning rate over the core's for a mode.
+@dataclass(frozen=True)
+class ModeDefaults:
+    """What an option that is not given is in a mode; as they are here, if the encoder trains.
 
-    Beside a core, which has learnt already, ten times its rate brings a new head along: on TREC
+    Beside an encoder, which is pretrained, a new head takes ten times its learning rate: on TREC
     half a point of accuracy over 10 splits, the same with 5 and 20 (``docs/LOG.md``).
     """
-    return 10.0 if mode.trains_encoder else 1.0
+
+    num_train_epochs: float = 3.0
+    head_lr_multiplier: float = 10.0
+    weight_decay: float = 0.01
+    early_stopping_patience: int = 0
 
 
-def default_num_train_epochs(mode: Mode) -> float:
-    """Return the passes over the data for a mode.
-
-    A head over a core that ran once trains until it improves no more: these are the most.
-    """
-    return 3.0 if mode.trains_encoder else 100.0
+# A head over stored features is trained until it improves no more: the epochs are a maximum.
+HEAD_DEFAULTS = ModeDefaults(
+    num_train_epochs=100.0, head_lr_multiplier=1.0, weight_decay=0.0, early_stopping_patience=30
+)
 
 
-def default_early_stopping_patience(mode: Mode) -> int:
-    """Return after how many validations without a better model a mode stops; 0 for never."""
-    return 0 if mode.trains_encoder else 30
-
-
-def default_weight_decay(mode: Mode) -> float:
-    """Return the weight decay for a mode: a head alone stops early instead."""
-    return 0.01 if mode.trains_encoder else 0.0
+def mode_defaults(mode: Mode) -> ModeDefaults:
+    """Return the defaults of the options that depend on the mode, the learning rate aside."""
+    return ModeDefaults() if mode.trains_encoder else HEAD_DEFAULTS

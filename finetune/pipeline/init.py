@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from datasets import DatasetDict
 
-from finetune.config.schema import Config, DataConfig, default_num_train_epochs
+from finetune.config.schema import Config, DataConfig, mode_defaults
 from finetune.config.starter import make_starter
 from finetune.data.check import STRONG_IMBALANCE, suggest_max_length, weigh_classes
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, choose_columns
@@ -150,8 +150,8 @@ def _notes(facts: TableFacts) -> dict[str, str]:
             f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese."
         ),
         "num_train_epochs": (
-            f"It is {default_num_train_epochs(Mode('full')):g}, or "
-            f"{default_num_train_epochs(Mode('head')):g} where only the head trains."
+            f"It is {mode_defaults(Mode('full')).num_train_epochs:g}, or "
+            f"{mode_defaults(Mode('head')).num_train_epochs:g} where only the head trains."
         ),
         "class_weights": (
             f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}."

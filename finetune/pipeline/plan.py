@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import (
     Config,
-    default_early_stopping_patience,
-    default_head_lr_multiplier,
     default_learning_rate,
-    default_num_train_epochs,
-    default_weight_decay,
     effective_batch_size,
+    mode_defaults,
 )
 from finetune.data.load import SOURCES
 from finetune.model.load import MINILM
@@ -83,7 +80,8 @@ def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> Train
     longest_tokens = max(int(split.lengths.max()) for split in examples.values())
     options = prepared.config.training
     rows_of_update = effective_batch_size(options)
-    num_train_epochs = options.num_train_epochs or default_num_train_epochs(prepared.mode)
+    defaults = mode_defaults(prepared.mode)
+    num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
     updates_per_epoch = math.ceil(len(lengths) / rows_of_update)
     total_updates = options.max_steps or math.ceil(num_train_epochs * updates_per_epoch)
     default_rate = default_learning_rate(
@@ -101,11 +99,11 @@ def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> Train
             warmup_updates=math.ceil(options.warmup_fraction * total_updates),
             total_updates=total_updates,
         ),
-        head_lr_multiplier=options.head_lr_multiplier or default_head_lr_multiplier(prepared.mode),
-        weight_decay=default_weight_decay(prepared.mode)
+        head_lr_multiplier=options.head_lr_multiplier or defaults.head_lr_multiplier,
+        weight_decay=defaults.weight_decay
         if options.weight_decay is None
         else options.weight_decay,
-        early_stopping_patience=default_early_stopping_patience(prepared.mode)
+        early_stopping_patience=defaults.early_stopping_patience
         if options.early_stopping_patience is None
         else options.early_stopping_patience,
         seed=options.seed,

@@ -1,10 +1,14 @@
 import math
+import os
+import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -266,28 +270,126 @@ def test_a_section_without_options_is_refused(section: str, write_yaml: WriteYam
     assert "training" in error_of(write_yaml(section)).message
 
 
-@pytest.mark.parametrize("text", ["- seed", "seed", "7", "'training'", "[]"])
+@pytest.mark.parametrize("text", ["- seed", "seed", "7", "'training'", "[]", "!!x y"])
 def test_a_file_without_sections_is_refused(text: str, write_yaml: WriteYaml) -> None:
     assert "sections" in error_of(write_yaml(text)).message
 
 
-@pytest.mark.parametrize("text", ["a: b: c", "training: {", "\ttraining: 1", "x: \x00", "!!x y"])
+@pytest.mark.parametrize("text", ["a: b: c", "training: {", "\ttraining: 1", "x: \x00"])
 def test_a_file_that_is_not_yaml_is_refused_by_its_name(text: str, write_yaml: WriteYaml) -> None:
     file = write_yaml(text)
-    assert f"{file} is not YAML" in error_of(file).message
+    assert f"{file} is not a YAML configuration" in error_of(file).message
 
 
 def test_a_file_that_is_not_text_is_refused_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"\xff\xfe\x00\x93")
-    assert f"{file} is not YAML" in error_of(str(file)).message
+    assert f"{file} is not a YAML configuration" in error_of(str(file)).message
 
 
 def test_yaml_runs_no_code(write_yaml: WriteYaml, tmp_path: Path) -> None:
     target = tmp_path / "made"
     file = write_yaml(f"training: !!python/object/apply:os.mkdir ['{target}']")
-    assert "not YAML" in error_of(file).message
+    assert "training" in error_of(file).message
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("training: {seed: 1, seed: 2}", "duplicate key seed"),
+        ("training: {seed: 1}\ntraining: {}", "duplicate key training"),
+        ("training: {seed: 1, ? [seed] : 2, ? [seed] : 3}", ""),
+        ("training: &all {seed: 1}\ndata: *all", "alias"),
+        ("&all training: {seed: *all}", "alias"),
+        ("training: &all\n  seed: *all", "alias"),
+        ("[" * 100_000, ""),
+        ("training: " + "{a: " * 5_000 + "}" * 5_000, ""),
+        ("# long\n" * 2**18, "larger than 1 MiB"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_yaml_that_is_ambiguous_endless_or_huge_is_refused(
+    text: str, words: str, write_yaml: WriteYaml
+) -> None:
+    message = error_of(write_yaml(text)).message
+    assert words in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("batch_size: true", "batch_size: 100000000000000000000", "seed: !!float abc"),
+        *("num_train_epochs: 1e308", "learning_rate: true", "learning_rate: 1e7"),
+        *(f"seed: {'9' * 5000}", "seed: 2026-13-45", "seed: [1]", "max_steps: {a: 1}"),
+        *("batch_size: 2147483648", "early_stopping_patience: yes"),
+    ],
+    ids=lambda line: line[:40],
+)
+def test_a_value_of_another_type_or_beyond_all_bounds_is_refused(
+    line: str, write_yaml: WriteYaml
+) -> None:
+    error = error_of(write_yaml(f"training: {{{line}}}"))
+    assert line.partition(":")[0] in error.message
+    assert len(error.message) < 500
+
+
+def test_true_is_no_number_in_python_either() -> None:
+    assert "batch_size is True" in error_of(flags={"batch_size": True}).message
+    assert load(flags={"freeze_core": True, "batch_size": np.int64(8)}).config.model.freeze_core
+
+
+@pytest.mark.parametrize("spelling", ["macro-f1", "macro_f1"])
+def test_a_choice_is_spelt_with_a_hyphen_or_an_underscore(
+    spelling: str, write_yaml: WriteYaml
+) -> None:
+    for loaded in (
+        load(write_yaml(f"training: {{metric_for_best_model: {spelling}}}")),
+        load(environment={"FINETUNE_METRIC_FOR_BEST_MODEL": spelling}),
+        load(assignments=[f"training.metric_for_best_model={spelling}"]),
+        load(flags={"metric_for_best_model": spelling}),
+    ):
+        assert loaded.config.training.metric_for_best_model == "macro_f1"
+
+
+def test_a_hyphen_in_a_text_stays() -> None:
+    assert load(flags={"model": "bert-base"}).config.model.model == "bert-base"
+
+
+def test_the_files_of_earlier_runs_are_read_under_the_names_of_their_time(
+    write_yaml: WriteYaml,
+) -> None:
+    loaded = load(write_yaml("training: {head_rate_factor: 3}"))
+    assert loaded.config.training.head_lr_multiplier == 3.0
+    assert set(loaded.origins) == {"head_lr_multiplier"}
+
+
+def test_a_configuration_is_read_from_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=["training: {seed: 7}"])
+    writer.start()
+    assert load(str(pipe)).config.training.seed == 7
+    writer.join()
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "loop", "\0", "."])
+def test_a_name_that_no_file_can_have_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    assert "no configuration file" in error_of(name).message
+
+
+def test_a_file_that_may_not_be_read_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.touch()
+    monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    assert "mine.yaml can't be read: Permission denied" in error_of(str(file)).message
 
 
 def test_a_missing_file_is_named() -> None:

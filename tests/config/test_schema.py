@@ -6,12 +6,10 @@ import pytest
 from finetune.config.schema import (
     SECTION_OF_OPTION,
     Config,
+    ModeDefaults,
     ModelConfig,
-    default_early_stopping_patience,
-    default_head_lr_multiplier,
     default_learning_rate,
-    default_num_train_epochs,
-    default_weight_decay,
+    mode_defaults,
     mode_of,
 )
 from finetune.model.mode import Mode
@@ -78,26 +76,15 @@ def test_the_rate_of_a_classifier_alone_follows_from_the_size_of_what_it_reads(
     assert actual == rate
 
 
-@pytest.mark.parametrize(
-    ("mode", "epochs"), [("full", 3.0), ("last-2", 3.0), ("head", 100.0), ("classifier", 100.0)]
-)
-def test_a_head_alone_trains_longer_by_default(mode: str, epochs: float) -> None:
-    assert default_num_train_epochs(Mode(mode)) == epochs
+@pytest.mark.parametrize("mode", ["full", "last-2"])
+def test_a_new_head_beside_an_encoder_learns_faster_for_a_few_epochs(mode: str) -> None:
+    assert mode_defaults(Mode(mode)) == ModeDefaults(
+        num_train_epochs=3, head_lr_multiplier=10, weight_decay=0.01, early_stopping_patience=0
+    )
 
 
-@pytest.mark.parametrize(
-    ("mode", "patience", "decay"),
-    [("full", 0, 0.01), ("last-2", 0, 0.01), ("head", 30, 0.0), ("classifier", 30, 0.0)],
-)
-def test_a_head_alone_stops_early_in_place_of_weight_decay(
-    mode: str, patience: int, decay: float
-) -> None:
-    assert default_early_stopping_patience(Mode(mode)) == patience
-    assert default_weight_decay(Mode(mode)) == decay
-
-
-@pytest.mark.parametrize(
-    ("mode", "factor"), [("full", 10.0), ("last-2", 10.0), ("head", 1.0), ("classifier", 1.0)]
-)
-def test_a_new_head_learns_faster_than_the_core_beside_it(mode: str, factor: float) -> None:
-    assert default_head_lr_multiplier(Mode(mode)) == factor
+@pytest.mark.parametrize("mode", ["head", "classifier"])
+def test_a_head_alone_trains_until_it_stops_early_in_place_of_weight_decay(mode: str) -> None:
+    assert mode_defaults(Mode(mode)) == ModeDefaults(
+        num_train_epochs=100, head_lr_multiplier=1, weight_decay=0, early_stopping_patience=30
+    )

@@ -65,8 +65,8 @@ def test_any_name_of_a_column_is_read_back(name: str, tmp_path: Path) -> None:
 def test_each_option_is_explained_by_its_help_and_a_note() -> None:
     lines = starter({"max_length": 64, "seed": 7}, seed="Any number will do.").splitlines()
     comments = " ".join(line.strip(" #") for line in lines)
-    assert "Longest text in tokens; the rest is cut. max_length: 64" in comments
-    assert "Seed of the new head, order and dropout. Any number will do. seed: 7" in comments
+    assert "Maximum length of a text in tokens; the rest is truncated. max_length: 64" in comments
+    assert "order of the examples and dropout. Any number will do. seed: 7" in comments
 
 
 def test_no_comment_is_longer_than_a_line() -> None:

@@ -31,7 +31,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import finetune
 from finetune.config.load import load_config
-from finetune.config.schema import default_early_stopping_patience
+from finetune.config.schema import HEAD_DEFAULTS
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
 from finetune.events import Advance, Emit, Event, Stage, Update, WarningMessage
@@ -639,7 +639,7 @@ def test_the_time_of_the_frozen_pass_is_part_of_the_training_time(
 @pytest.mark.parametrize(
     ("options", "epochs"),
     [
-        ({}, 1 + default_early_stopping_patience(Mode("head"))),
+        ({}, 1 + HEAD_DEFAULTS.early_stopping_patience),
         ({"early_stopping_patience": 3}, 4),
         ({"early_stopping_patience": 0, "num_train_epochs": 25}, 25),
         ({"validation_fraction": 0, "num_train_epochs": 25}, 25),

@@ -1,0 +1,66 @@
+"""YAML files, read so that nothing in them can surprise: no tags, aliases or duplicate keys."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from finetune.errors import ConfigurationInvalid
+
+LARGEST_FILE_BYTES = 2**20
+
+
+def read_yaml(path: Path) -> Any:
+    """Return a file's content: mappings, lists, text and None.
+
+    Raises:
+        ConfigurationInvalid: If it can't be read, is no YAML or is larger than a configuration.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise ValueError("it is larger than 1 MiB")
+        return yaml.load(content.decode(), Loader=_ConfigLoader)
+    except OSError as error:
+        raise ConfigurationInvalid(
+            f"{path} can't be read: {error.strerror}", remedy="check the name after --config"
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationInvalid(
+            f"{path} is not a YAML configuration: {' '.join(str(error).split())}",
+            remedy="correct the file; `finetune config cp` copies one that works",
+        ) from error
+
+
+class _ConfigLoader(yaml.BaseLoader):
+    """Reads every scalar but null as text, from which the schema makes numbers and booleans.
+
+    So ``no`` is a word and ``1e-5`` a number, as in YAML 1.2, and no tag has an effect.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse aliases, with which a short file can describe a huge or a recursive value."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not supported", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Refuse duplicate keys, of which YAML would take the last."""
+        mapping: dict[Hashable, Any] = {}
+        for key, value in node.value:
+            if (name := str(key.value)) in mapping:
+                problem = f"duplicate key {name}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            mapping[name] = self.construct_object(value, deep=True)
+        return mapping
+
+
+_NULL = "tag:yaml.org,2002:null"
+_ConfigLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag == _NULL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_ConfigLoader.add_constructor(_NULL, lambda loader, node: None)
