@@ -117,7 +117,7 @@ class ExtractionTrial:
         """Return what the frozen part gives for one batch, on the device."""
         inputs = self.inputs_of(np.arange(batch_size), self.padded_length)
         with self.training_state.processes.autocast():
-            return self.prefix.states(
+            return self.prefix.extract(
                 {name: one.to(self.device.torch_device) for name, one in inputs.items()}
             )
 
@@ -144,7 +144,7 @@ def build_trial(case: Case, *, device: Device) -> Trial | ExtractionTrial:
         )
     # The parts share their parameters, but each has buffers of its own.
     nn.Module.to(model, device.torch_device)
-    training_state = _prepare(case, prefix.suffix, structure, device=device)
+    training_state = _prepare(case, prefix.trainable, structure, device=device)
     inputs_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
     pass_over_prefix = ExtractionTrial(training_state, prefix, inputs_of, case.padded_length)
     if case.part == "prefix":

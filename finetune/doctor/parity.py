@@ -185,7 +185,7 @@ def check_parity(
 
     Raises:
         ConfigurationInvalid: If the core has fewer than N layers.
-        ModelUnsupported: If it has no core of layers, or no linear classifier on top.
+        ModelUnsupported: If it has no encoder of layers, or no linear classifier on top.
     """
     rehearsal = plan_rehearsal(model, mode=mode, largest_batch=largest_batch)
     with without_tf32():

@@ -133,7 +133,7 @@ def plan_rehearsal(model: PreTrainedModel, *, mode: Mode, largest_batch: int) ->
 
     Raises:
         ConfigurationInvalid: If the core has fewer than N layers.
-        ModelUnsupported: If it has no core of layers, or no linear classifier on top.
+        ModelUnsupported: If it has no encoder of layers, or no linear classifier on top.
     """
     structure = find_structure(model)
     freeze_parameters(model, structure, mode=mode)

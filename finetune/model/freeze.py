@@ -10,9 +10,9 @@ from finetune.model.structure import Structure
 def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> None:
     """Let only the parameters of a mode require gradients.
 
-    Over a frozen core there is no dropout: what a small head finds then is, as with logistic
-    regression, the best that the core's output allows, and validation says when to stop. With
-    dropout MiniLM's classifier alone stays 4 points of accuracy behind on TREC.
+    Over a frozen encoder there is no dropout: a small head then finds, as logistic regression does,
+    the best that the features allow, and validation says when to stop. With dropout MiniLM's
+    classifier alone stays 4 points of accuracy behind on TREC.
 
     Args:
         model: Changed in place.
@@ -20,7 +20,7 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> 
         mode: What trains.
 
     Raises:
-        ConfigurationInvalid: If the core has fewer than N layers.
+        ConfigurationInvalid: If the encoder has fewer than N layers.
     """
     trained = trained_names(structure, mode=mode)
     for name, parameter in model.named_parameters():
@@ -35,7 +35,7 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     """Return the names of the parameters that train in a mode.
 
     Raises:
-        ConfigurationInvalid: If the core has fewer than N layers.
+        ConfigurationInvalid: If the encoder has fewer than N layers.
     """
     if mode == "classifier":
         return structure.classifier
@@ -43,13 +43,13 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
         return structure.head
     layers = mode.trained_layers
     if layers is None:
-        return structure.below.union(*structure.layers, structure.above, structure.head)
+        return structure.encoder | structure.head
     if layers > len(structure.layers):
         raise ConfigurationInvalid(
             f"the model has {len(structure.layers)} layers, not {layers}",
             remedy=f"lower --train-layers to at most {len(structure.layers)}",
         )
-    return structure.head.union(structure.above, *structure.layers[-layers:])
+    return structure.head.union(structure.final_norm, *structure.layers[-layers:])
 
 
 def set_training(model: nn.Module) -> None:

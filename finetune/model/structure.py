@@ -1,21 +1,20 @@
-"""Finds core, layers and head of a sequence classifier by running it once, not by names.
+"""Finds encoder, layers and head of a sequence classifier by running it once, not by names.
 
-A few tokens go through the model while hooks note which module ran when and what shape it returned.
-The layers are the largest list of like modules in the core. What runs after the last of them and
-still returns a vector a token belongs to the core; what returns a vector a text, to the head: so
-BERT's pooler is found to be head although it is stored in the core.
+The layers are the largest list of like modules in the base model. Of what runs after the last of
+them, modules that return a vector a token belong to the encoder, those that return a vector a text
+to the head: BERT's pooler is head, although it is stored in the base model.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.errors import ModelUnsupported
+from finetune.model.calls import Call, record_calls
 
 
 @dataclass(frozen=True)
@@ -23,67 +22,66 @@ class Structure:
     """The names of a classifier's parameters, by where they stand.
 
     Args:
-        below: Embeddings, and whatever else of the core runs before its last layer.
-        layers: Each layer of the core, from the bottom.
-        above: What of the core runs after the last layer, such as a final norm.
-        head: Everything on top of the core, the pooler included.
-        classifier: The part of the head that gives the logits.
-        classifier_input: Root mean square of the numbers that the classifier reads, for some text.
-        takes_4d_mask: Whether attention takes a ready mask of shape [rows, 1, 1, tokens].
+        embeddings: What of the encoder runs before its last layer and is in no layer.
+        layers: Each layer of the encoder, from the bottom.
+        final_norm: What of the encoder runs after the last layer.
+        head: Everything above the encoder, the pooler included.
+        classifier: The linear layer that gives the logits, at the top of the head.
+        classifier_input: Root mean square of what the classifier reads, for some text.
+        takes_4d_mask: Whether attention takes a ready mask of shape [examples, 1, 1, tokens].
     """
 
-    below: frozenset[str]
+    embeddings: frozenset[str]
     layers: tuple[frozenset[str], ...]
-    above: frozenset[str]
+    final_norm: frozenset[str]
     head: frozenset[str]
     classifier: frozenset[str]
     classifier_input: float
     takes_4d_mask: bool
 
+    @property
+    def encoder(self) -> frozenset[str]:
+        """The pretrained part: everything but the head."""
+        return self.embeddings.union(*self.layers, self.final_norm)
+
 
 def find_structure(model: PreTrainedModel) -> Structure:
-    """Find where core, layers and head of a classifier are.
+    """Find where encoder, layers and head of a classifier are.
 
     Args:
         model: A sequence classifier on any device; left as it was.
 
     Raises:
-        ModelUnsupported: If it has no core of layers, or no linear classifier on top.
+        ModelUnsupported: If it has no encoder of layers, or no linear classifier on top.
     """
     layers = _find_layers(model)
     with _in_evaluation(model):
-        calls = _record_calls(model)
-        if layers[-1] not in calls:
-            raise _no_layers(model)
+        tokens = _two_texts(model)
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        calls = record_calls(model, inputs)
         takes_4d_mask = _takes_4d_mask(model)
+    last = next((call for call in calls.values() if call.module is layers[-1]), None)
+    if last is None:
+        raise _no_layers(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    end_of_layers = calls[layers[-1]].order
-    core = set(model.base_model.parameters())
+    base = set(model.base_model.parameters())
     in_layers = {parameter for layer in layers for parameter in layer.parameters()}
-    above: set[nn.Parameter] = set()
-    head = set(names) - core
-    for module, call in calls.items():
-        own = {*module.parameters(recurse=False)} & core - in_layers
-        if call.order > end_of_layers:
-            (above if call.has_tokens else head).update(own)
+    final_norm: set[nn.Parameter] = set()
+    head = set(names) - base
+    for call in calls.values():
+        if call.ended > last.ended:
+            own = {*call.module.parameters(recurse=False)} & base - in_layers
+            (final_norm if _dimensions(call) == 3 else head).update(own)
     classifier = _find_classifier(model, calls)
     return Structure(
-        below=frozenset(names[one] for one in core - in_layers - above - head),
+        embeddings=frozenset(names[one] for one in base - in_layers - final_norm - head),
         layers=tuple(frozenset(names[one] for one in layer.parameters()) for layer in layers),
-        above=frozenset(names[one] for one in above),
+        final_norm=frozenset(names[one] for one in final_norm),
         head=frozenset(names[one] for one in head),
-        classifier=frozenset(names[one] for one in classifier.parameters()),
-        classifier_input=calls[classifier].input_size,
+        classifier=frozenset(names[one] for one in classifier.module.parameters()),
+        classifier_input=_root_mean_square(classifier.features),
         takes_4d_mask=takes_4d_mask,
     )
-
-
-@dataclass(frozen=True)
-class _Call:
-    order: int
-    has_tokens: bool
-    classes: int
-    input_size: float
 
 
 def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -99,17 +97,17 @@ def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 def _no_layers(model: PreTrainedModel) -> ModelUnsupported:
     return ModelUnsupported(
-        f"no core of layers was found in {type(model).__name__}: looked in its base model for a "
+        f"no encoder of layers was found in {type(model).__name__}: looked in its base model for a "
         "list of like modules, each of which runs",
         remedy="choose a BERT-like encoder, such as bert-base-uncased",
     )
 
 
-def _find_classifier(model: PreTrainedModel, calls: dict[nn.Module, _Call]) -> nn.Module:
+def _find_classifier(model: PreTrainedModel, calls: dict[str, Call]) -> Call:
     linear = [
-        module
-        for module, call in calls.items()
-        if isinstance(module, nn.Linear) and call.classes == model.config.num_labels
+        call
+        for call in calls.values()
+        if isinstance(call.module, nn.Linear) and call.output.shape[-1] == model.config.num_labels
     ]
     if not linear:
         raise ModelUnsupported(
@@ -117,31 +115,12 @@ def _find_classifier(model: PreTrainedModel, calls: dict[nn.Module, _Call]) -> n
             f"{model.config.num_labels} outputs",
             remedy="choose a model that AutoModelForSequenceClassification knows",
         )
-    return max(linear, key=lambda module: calls[module].order)
+    return max(linear, key=lambda call: call.ended)
 
 
-def _record_calls(model: PreTrainedModel) -> dict[nn.Module, _Call]:
-    """Run two texts through the model; modules in the order in which they ended."""
-    tokens = _two_texts(model)
-    calls: dict[nn.Module, _Call] = {}
-
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        shape = tuple(first.shape) if isinstance(first, torch.Tensor) else ()
-        calls[module] = _Call(
-            order=len(calls),
-            has_tokens=len(shape) == 3,
-            classes=shape[-1] if shape else 0,
-            input_size=_root_mean_square(inputs),
-        )
-
-    hooks = [module.register_forward_hook(note) for module in model.modules()]
-    try:
-        model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls
+def _dimensions(call: Call) -> int:
+    output = call.first_output
+    return output.ndim if isinstance(output, torch.Tensor) else 0
 
 
 def _two_texts(model: PreTrainedModel) -> torch.Tensor:
@@ -150,11 +129,8 @@ def _two_texts(model: PreTrainedModel) -> torch.Tensor:
     return tokens.to(model.device)
 
 
-def _root_mean_square(inputs: tuple[Any, ...]) -> float:
-    for first in inputs[:1]:
-        if isinstance(first, torch.Tensor) and first.is_floating_point():
-            return first.square().mean().sqrt().item()
-    return 0.0
+def _root_mean_square(features: torch.Tensor | None) -> float:
+    return 0.0 if features is None else features.square().mean().sqrt().item()
 
 
 def _takes_4d_mask(model: PreTrainedModel) -> bool:

@@ -99,7 +99,7 @@ def extract_features(
         name: batch_size.fit(partial(frozen.with_states, name, split))
         for name, split in examples.items()
     }
-    return prefix.suffix, with_states
+    return prefix.trainable, with_states
 
 
 def _frozen_key(prepared: Prepared, prefix: FeatureExtractor) -> str:
@@ -107,7 +107,7 @@ def _frozen_key(prepared: Prepared, prefix: FeatureExtractor) -> str:
     # The names of the classes and of the folder change nothing.
     config = {**prefix.model.config.to_dict(), "id2label": 0, "label2id": 0, "_name_or_path": 0}
     ingredients = [
-        f"cut {prefix.cut}",
+        f"cut {prefix.split_at}",
         f"precision {prepared.config.training.precision}",
         f"device {prepared.device.name} {prepared.device.description}",
         *(f"{package} {version(package)}" for package in ("torch", "transformers", "finetune-mps")),
@@ -158,7 +158,7 @@ class _FrozenPass:
                 Stage(f"reusing what the frozen core gave for {len(split.labels):,} {name} rows")
             )
         order = np.concatenate([batch.indices for batch in batches])
-        maker = self._token_inputs if self.prefix.keeps_tokens else self._vector_inputs
+        maker = self._token_inputs if self.prefix.per_token else self._vector_inputs
         return replace(split, inputs_of=maker(split, lines, order))
 
     def _keep(
@@ -196,9 +196,9 @@ class _FrozenPass:
         for number, batch in enumerate(batches, start=1):
             inputs = split.inputs_of(self._rows(batch, batch_size), batch.padded_length)
             with autocast():
-                states = self.prefix.states({name: one.to(device) for name, one in inputs.items()})
+                states = self.prefix.extract({name: one.to(device) for name, one in inputs.items()})
             rows = len(batch.indices)
-            if self.prefix.keeps_tokens:
+            if self.prefix.per_token:
                 mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:rows]
                 yield states.cpu()[:rows][mask.bool()]
             else:

@@ -109,8 +109,8 @@ def batch_of(structure: Structure, *, pads_left: bool = False) -> Inputs:
 
 def above(prefix: FeatureExtractor, inputs: Inputs, structure: Structure) -> Inputs:
     """Return what the suffix takes in place of a batch; states of padding are zero."""
-    states = prefix.states(inputs)
-    if not prefix.keeps_tokens:
+    states = prefix.extract(inputs)
+    if not prefix.per_token:
         return pooled_inputs(states, takes_4d_mask=structure.takes_4d_mask)
     mask = inputs["attention_mask"].reshape(len(states), -1)
     return {
@@ -154,7 +154,7 @@ def whole_and_cut(
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         ready = above(prefix, inputs, structure)
     updated(whole, inputs, structure, precision=precision)
-    updated(prefix.suffix, ready, structure, precision=precision)
+    updated(prefix.trainable, ready, structure, precision=precision)
     return copied_parameters(whole), copied_parameters(halved)
 
 
@@ -229,8 +229,8 @@ def test_a_model_whose_upper_part_needs_more_than_states_is_left_whole(
 def test_the_cut_is_right_below_what_trains(name: str, mode: str, place: str) -> None:
     model = model_of(name)
     prefix = cut(model, freeze(model, mode))
-    assert prefix.cut == place
-    assert prefix.keeps_tokens == mode.startswith("last")
+    assert prefix.split_at == place
+    assert prefix.per_token == mode.startswith("last")
 
 
 @pytest.mark.parametrize("mode", ["last-1", "last-2"])
@@ -247,10 +247,10 @@ def test_trained_layers_are_above_the_cut_though_a_classifier_of_zeros_hides_the
         for parameter in structure.classifier:
             model.get_parameter(parameter).zero_()
     prefix = cut(model, structure)
-    assert prefix.keeps_tokens
+    assert prefix.per_token
     inputs = batch_of(structure)
     before = copied_parameters(model)
-    updated(prefix.suffix, above(prefix, inputs, structure), structure)
+    updated(prefix.trainable, above(prefix, inputs, structure), structure)
     changed = {
         one for one, value in copied_parameters(model).items() if (value != before[one]).any()
     }
@@ -263,7 +263,7 @@ def test_large_numbers_in_the_states_and_what_they_lose_by_rounding_do_no_harm()
         model.get_parameter("model.layers.0.mlp.Wo.weight")[:2] *= 1e5
     structure = freeze(model, "last-1")
     prefix = cut(model, structure)
-    assert prefix.states(batch_of(structure)).abs().max() > 1000
+    assert prefix.extract(batch_of(structure)).abs().max() > 1000
 
 
 def test_the_states_are_those_of_the_model_without_dropout_or_graph() -> None:
@@ -272,7 +272,7 @@ def test_the_states_are_those_of_the_model_without_dropout_or_graph() -> None:
     prefix = cut(model, structure)
     inputs = batch_of(structure)
     model.train()
-    states = prefix.states(inputs)
+    states = prefix.extract(inputs)
     assert not states.requires_grad
     model.eval()
     expected = model(**inputs, output_hidden_states=True).hidden_states[2]
@@ -286,7 +286,7 @@ def test_the_head_of_bert_reads_the_first_token_of_the_last_layer() -> None:
     inputs = batch_of(structure)
     model.eval()
     expected = model(**inputs, output_hidden_states=True).hidden_states[-1][:, 0]
-    assert torch.equal(prefix.states(inputs), expected)
+    assert torch.equal(prefix.extract(inputs), expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -297,14 +297,14 @@ def test_nothing_below_the_cut_runs_in_an_update(name: str, mode: str) -> None:
     prefix = cut(model, structure)
     ready = above(prefix, batch_of(structure), structure)
     ran: set[str] = set()
-    for layer in prefix.suffix.modules():
+    for layer in prefix.trainable.modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(lambda module, *_: ran.update(names[module]))
     names = {
-        module: {name for name, one in prefix.suffix.named_modules() if one is module}
-        for module in prefix.suffix.modules()
+        module: {name for name, one in prefix.trainable.named_modules() if one is module}
+        for module in prefix.trainable.modules()
     }
-    prefix.suffix(**ready)
+    prefix.trainable(**ready)
     trained = {
         name
         for name, module in model.named_modules()
@@ -318,7 +318,7 @@ def test_nothing_below_the_cut_runs_in_an_update(name: str, mode: str) -> None:
 def test_parameters_are_shared_and_keep_their_names(mode: str) -> None:
     model = model_of("bert")
     prefix = cut(model, freeze(model, mode))
-    suffix = dict(prefix.suffix.named_parameters())
+    suffix = dict(prefix.trainable.named_parameters())
     assert suffix.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
         assert suffix[name] is parameter
@@ -335,9 +335,9 @@ def test_the_whole_model_answers_as_before_and_as_what_is_above_its_cut(mode: st
         expected = untouched.eval()(**inputs).logits
         assert torch.equal(model.eval()(**inputs).logits, expected)
         torch.testing.assert_close(
-            prefix.suffix.eval()(**ready).logits, expected, rtol=0, atol=1e-6
+            prefix.trainable.eval()(**ready).logits, expected, rtol=0, atol=1e-6
         )
-    for module in (*model.modules(), *prefix.suffix.modules()):
+    for module in (*model.modules(), *prefix.trainable.modules()):
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -356,7 +356,7 @@ def test_random_numbers_to_come_are_the_same_on_every_device(
     torch.manual_seed(3)
     seeded.clear()
     prefix = cut(model, structure)
-    prefix.states(batch_of(structure))
+    prefix.extract(batch_of(structure))
     assert torch.equal(torch.rand(4), expected)
     assert seeded == []
 

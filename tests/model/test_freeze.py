@@ -19,9 +19,9 @@ MODES = ("full", "last-1", "last-2", "head", "classifier")
 
 def expected_names(structure: Structure, mode: str) -> frozenset[str]:
     first, second, third = structure.layers
-    above_and_head = structure.above | structure.head
+    above_and_head = structure.final_norm | structure.head
     return {
-        "full": structure.below | first | second | third | above_and_head,
+        "full": structure.embeddings | first | second | third | above_and_head,
         "last-1": third | above_and_head,
         "last-2": second | third | above_and_head,
         "head": structure.head,

@@ -26,7 +26,7 @@ LAYERS = {
     "deberta-v2": "deberta.encoder.layer.",
     "modernbert": "model.layers.",
 }
-ABOVE = {"modernbert": ("model.final_norm.",)}
+FINAL_NORM = {"modernbert": ("model.final_norm.",)}
 HEAD = {
     "bert": ("bert.pooler.", "classifier."),
     "distilbert": ("pre_classifier.", "classifier."),
@@ -53,8 +53,8 @@ def test_core_layers_head_and_classifier_are_found(architecture: str) -> None:
     ]
     assert structure.head == names_under(model, *HEAD[architecture])
     assert structure.classifier == names_under(model, CLASSIFIER.get(architecture, "classifier."))
-    above = ABOVE.get(architecture)
-    assert structure.above == (names_under(model, *above) if above else set())
+    above = FINAL_NORM.get(architecture)
+    assert structure.final_norm == (names_under(model, *above) if above else set())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -62,7 +62,7 @@ def test_every_parameter_stands_in_one_place(architecture: str) -> None:
     model = tiny_model(architecture)
     structure = find_structure(model)
 
-    places = [structure.below, *structure.layers, structure.above, structure.head]
+    places = [structure.embeddings, *structure.layers, structure.final_norm, structure.head]
 
     assert sorted(name for place in places for name in place) == sorted(names_under(model, ""))
 
@@ -168,12 +168,12 @@ class CoreWithoutLayers(PreTrainedModel):
 
 
 def test_model_without_layers_is_refused() -> None:
-    with pytest.raises(ModelUnsupported, match="no core of layers"):
+    with pytest.raises(ModelUnsupported, match="no encoder of layers"):
         find_structure(CoreWithoutLayers(tiny_config("bert")))
 
 
 def test_core_without_a_head_is_refused() -> None:
-    with pytest.raises(ModelUnsupported, match="no core of layers"):
+    with pytest.raises(ModelUnsupported, match="no encoder of layers"):
         find_structure(cast(PreTrainedModel, tiny_model().base_model))
 
 
@@ -196,5 +196,5 @@ def test_model_without_a_linear_classifier_is_refused() -> None:
 def test_model_of_another_build_is_refused_in_words(kind: Any, options: dict[str, Any]) -> None:
     model = AutoModelForSequenceClassification.from_config(kind(**options))  # type: ignore[no-untyped-call]
 
-    with pytest.raises(ModelUnsupported, match="no core of layers"):
+    with pytest.raises(ModelUnsupported, match="no encoder of layers"):
         find_structure(model)
