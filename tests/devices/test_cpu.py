@@ -11,7 +11,7 @@ import torch
 from finetune.devices.cpu import CpuDevice
 
 
-def test_every_length_is_a_width() -> None:
+def test_texts_may_be_padded_to_every_length() -> None:
     assert list(CpuDevice().shapes.padded_lengths(4)) == [1, 2, 3, 4]
 
 

@@ -66,7 +66,7 @@ def test_bf16_depends_on_the_gpu(pretend_nvidia: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("longest_tokens", "padded_lengths"), [(1, [8]), (8, [8]), (9, [8, 16]), (20, [8, 16, 24])]
 )
-def test_widths_are_the_multiples_of_8(
+def test_padded_lengths_are_the_multiples_of_8(
     pretend_nvidia: Callable[..., None], longest_tokens: int, padded_lengths: list[int]
 ) -> None:
     pretend_nvidia()

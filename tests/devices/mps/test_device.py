@@ -64,13 +64,13 @@ def test_it_wants_every_batch_to_have_all_rows(device: MpsDevice) -> None:
         (512, [128, 256, 512]),
     ],
 )
-def test_widths_are_the_longest_length_and_its_halves(
+def test_padded_lengths_are_the_longest_length_and_its_halves(
     device: MpsDevice, longest_tokens: int, padded_lengths: list[int]
 ) -> None:
     assert device.shapes.padded_lengths(longest_tokens) == padded_lengths
 
 
-def test_widths_are_few_ascend_and_hold_the_longest_text(device: MpsDevice) -> None:
+def test_padded_lengths_are_few_ascend_and_hold_the_longest_text(device: MpsDevice) -> None:
     for longest_tokens in range(1, 1025):
         padded_lengths = device.shapes.padded_lengths(longest_tokens)
         assert 1 <= len(padded_lengths) <= 3
