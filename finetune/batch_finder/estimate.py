@@ -1,8 +1,8 @@
 """How large a batch would be on a machine that is not here.
 
-An update is taken on tensors without contents, with what the machine's kernels are known to keep,
-and its live bytes are scaled by what measurements have shown beyond them: the allocator's rounding,
-the insides of operations, and what the process itself holds.
+An update is taken on fake tensors, with what the machine's kernels are known to keep, and its live
+bytes are scaled by what measurements have shown beyond them: the allocator's rounding, temporary
+memory inside operations, and what the process itself holds.
 """
 
 import dataclasses
@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
-from unittest.mock import patch
 
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.initialization import no_init_weights
 
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.kernels import Kernels, imitate_kernels
 from finetune.batch_finder.live_memory import LiveMemory
 from finetune.batch_finder.memory_model import MemoryModel, Point, fit_memory
 from finetune.batch_finder.trial import ExtractionTrial, Trial, build_trial
 from finetune.devices.base import gibibytes
 from finetune.devices.cpu import CpuDevice
+from finetune.devices.emulation import Kernels, keeping_memory_as
 
 # The first shows the floor. The others are on the line of large batches, whatever the model.
 _BATCH_SIZES = (1, 256, 1024)
@@ -60,15 +58,15 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a machine would take, foretold.
+    """The batch sizes that a machine is estimated to take.
 
     Args:
-        batch: Largest batch size that is expected to fit; 0 where not even one row is.
+        batch: Largest batch size that is expected to fit; 0 where not even one example does.
         lowest_batch: What fits if the memory is underestimated as far as it may be.
         highest_batch: What fits if it is overestimated as far as it may be.
-        peak_bytes: Expected peak memory at ``batch``, or of one row where none is expected to fit.
+        peak_bytes: Expected peak memory at ``batch``, or at 1 where none is expected to fit.
         memory_bytes: What training may take.
-        basis: What the figures rest on, in words.
+        basis: What the numbers rest on, for the user.
     """
 
     batch: int
@@ -113,8 +111,8 @@ def model_live_memory(case: Case) -> MemoryModel:
 def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     """Take updates one after another; return the most bytes of tensors alive in each.
 
-    The first begins without the optimizer's state. An evaluation keeps less than an update of the
-    same size and is left out.
+    The first begins without optimizer state. An evaluation keeps less than an update of the same
+    size and is left out.
     """
     peaks = []
     with _fake_trial(case) as (trial, memory):
@@ -132,16 +130,14 @@ def load_calibration(case: Case) -> Calibration:
 
 @contextmanager
 def _fake_trial(case: Case) -> Iterator[tuple[Trial | ExtractionTrial, LiveMemory]]:
-    """Build a trial of fake tensors, followed by a memory."""
+    """Build a trial of fake tensors, and what follows their memory."""
     kernels = Kernels(**_calibrations()[case.device]["kernels"])
     with (
         # What the examples of a trial take from numpy is real.
         FakeTensorMode(allow_non_fake_inputs=True),
         LiveMemory() as memory,
-        imitate_kernels(kernels, is_autocast=case.precision != "fp32"),
+        keeping_memory_as(kernels),
         no_init_weights(),
-        # It fails on fake parameters, which are where they should be.
-        patch.object(nn.Module, "to", lambda module, *_, **__: module),
     ):
         trial = build_trial(_as_fake(case), device=CpuDevice())
         trial.begin()
@@ -150,8 +146,8 @@ def _fake_trial(case: Case) -> Iterator[tuple[Trial | ExtractionTrial, LiveMemor
 
 def _as_fake(case: Case) -> Case:
     """Return the case nearest to a case that fake tensors of the CPU can take."""
-    # Where a model with layers that train is to be cut, only the tensors' contents tell; uncut, its
-    # frozen part runs as well and keeps nothing.
+    # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
+    # frozen layers run as well and keep nothing.
     part = "whole" if case.part == "suffix" and _part_at_work(case) == "core" else case.part
     # The CPU has no fp16, and numbers of bf16 are as large.
     return dataclasses.replace(case, part=part, precision=case.precision.replace("fp16", "bf16"))
@@ -163,19 +159,19 @@ def _largest_batch(model: MemoryModel, *, memory_bytes: float, limit: int) -> in
 
 
 def _part_at_work(case: Case) -> str:
-    """Return what decides the peak: the core's graph, or no more of the core than its forward."""
-    has_core_graph = case.part != "prefix" and case.mode.trains_encoder
-    return "core" if has_core_graph else "head"
+    """Return what decides the peak: the encoder's graph, or no more of it than its forward."""
+    has_encoder_graph = case.part != "prefix" and case.mode.trains_encoder
+    return "core" if has_encoder_graph else "head"
 
 
 def _basis(case: Case, calibration: Calibration) -> str:
     measured = calibration.measurements or "no"
     own = "" if calibration.measurements else " of this project's own"
-    core = "trains" if _part_at_work(case) == "core" else "is frozen"
+    encoder = "trains" if _part_at_work(case) == "core" else "is frozen"
     return (
         f"the live tensors of an update, times {calibration.slope:.2f}, plus "
         f"{gibibytes(calibration.offset_bytes)}: from {measured} measurements{own} on "
-        f"{case.device} where the core {core}; {calibration.source}"
+        f"{case.device} where the encoder {encoder}; {calibration.source}"
     )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from finetune.batch_finder.case import Case
-from finetune.devices.base import Device
+from finetune.devices.base import Device, place
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import predict_logits
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
@@ -143,7 +143,7 @@ def build_trial(case: Case, *, device: Device) -> Trial | ExtractionTrial:
             remedy="use --no-feature-cache",
         )
     # The parts share their parameters, but each has buffers of its own.
-    nn.Module.to(model, device.torch_device)
+    place(model, device.torch_device)
     training_state = _prepare(case, prefix.trainable, structure, device=device)
     inputs_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
     pass_over_prefix = ExtractionTrial(training_state, prefix, inputs_of, case.padded_length)

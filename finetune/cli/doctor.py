@@ -113,7 +113,7 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
             f"what {source} returns runs as it is", remedy="leave out --mode and the like"
         )
     if as_json:
-        show_json(report.to_dict())
+        show_json(report.to_json())
     else:
         show_operators(report, source=source)
     if report.missing:
@@ -132,7 +132,7 @@ def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
         options = DEFAULTS | {"model": None, "batch_size": ROWS_OF_PARITY} | chosen
         report = compare_with_processor(device, **options, emit=emit)
     if as_json:
-        show_json(report.to_dict())
+        show_json(report.to_json())
     else:
         show_parity(report)
     if report.failures:

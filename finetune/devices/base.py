@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import nn
 
 
 class Device(Protocol):
@@ -12,7 +13,7 @@ class Device(Protocol):
 
     Attributes:
         name: The choice that selects it, such as ``cpu``.
-        description: The hardware in words, such as ``NVIDIA H200, 139.8 GiB``.
+        description: The hardware, such as ``NVIDIA H200, 139.8 GiB``.
         torch_device: Where tensors go.
         precisions: Number formats it can compute in, fp32 first.
         has_fused_adamw: Whether PyTorch has a fused AdamW kernel for it.
@@ -71,7 +72,7 @@ class DeviceMemory(Protocol):
         ...
 
     def peak_bytes(self) -> int | None:
-        """Return the most that ``used_bytes`` has been, or None where the device can't tell."""
+        """Return the most that ``used_bytes`` has been, or None where that is not counted."""
         ...
 
     def reset_peak(self) -> None:
@@ -89,8 +90,8 @@ class DeviceMemory(Protocol):
     def held_peak_bytes(self) -> int | None:
         """Return the most memory that counted against the budget since ``reset_peak``.
 
-        More than ``peak_bytes`` by what the allocator keeps for later. None where a process can't
-        tell, but has to be watched from outside.
+        More than ``peak_bytes`` by the allocator's cache. None where the process does not count it
+        and has to be watched from outside.
         """
         ...
 
@@ -163,6 +164,13 @@ class Unusable:
     is_absent: bool = False
 
 
+def place(module: nn.Module, torch_device: torch.device) -> None:
+    """Move a module to a device, unless all of it is there: fake tensors can't be moved."""
+    tensors = (*module.parameters(), *module.buffers())
+    if any(one.device.type != torch_device.type for one in tensors):
+        module.to(torch_device)
+
+
 def why_operation_fails(torch_device: torch.device) -> str | None:
     """Multiply two small matrices on the device; return what went wrong, or None.
 
@@ -191,5 +199,5 @@ def round_up_to_8(tokens: int) -> int:
 
 
 def gibibytes(size_bytes: int) -> str:
-    """Return a size in words, such as ``23.4 GiB``."""
+    """Format a size, such as ``23.4 GiB``."""
     return f"{size_bytes / 2**30:.1f} GiB"

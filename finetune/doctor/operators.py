@@ -1,7 +1,7 @@
-"""Records what an update and an evaluation dispatch, and looks up how MPS would run each of it.
+"""Records what an update and an evaluation dispatch, and looks up how MPS would run each operator.
 
-Nothing is computed: the parameters are stand-ins that know their shape and hold no numbers. The
-batch is real, so that whatever a model asks of it has an answer.
+Nothing is computed: the parameters are fake tensors, which have shapes and no values. The batch is
+real, so that a forward may depend on its values.
 """
 
 import bisect
@@ -10,7 +10,7 @@ import importlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -26,22 +26,18 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.trial import Trial, prepare_trial
 from finetune.config.schema import ModelConfig
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.dispatch import (
-    dispatching_as_mps,
-    name_on_mps,
-    run_composite,
-    run_on_processor,
-)
-from finetune.devices.mps.kernels import KnownFault, Status, known_faults, status_of
+from finetune.devices.emulation import dispatching_as_mps, name_on_mps, run_composite, run_on_cpu
+from finetune.devices.mps.known_faults import Call, KnownFault, known_faults
+from finetune.devices.mps.operators import Status, status_of
 from finetune.doctor.models import max_tokens, random_classifier, with_stars
 from finetune.errors import UsageError
 from finetune.model.mode import Mode
-from finetune.model.structure import Structure, find_structure
+from finetune.model.structure import find_structure
 from finetune.training.training_state import TrainingState
 
 _NOT_HELD = (torch.float64, torch.complex128)
 _SCALING = "gradient scaling"
-# What PyTorch tells its tracer and its profiler goes to no device.
+# Those of PyTorch's tracer and its profiler.
 _NOT_FOR_DEVICES = ("prim", "profiler")
 
 
@@ -80,21 +76,32 @@ class OperatorReport:
         """The operators that MPS does not have."""
         return tuple(one for one in self.operators if one.status == "missing")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON takes it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON."""
         return {
             "schema_version": 1,
-            "operators": [
-                {
-                    "name": one.name,
-                    "status": one.status,
-                    "calls": one.calls,
-                    "modules": list(one.modules),
-                }
-                for one in self.operators
-            ],
+            "operators": [asdict(one) for one in self.operators],
             "warnings": [{"message": one.message, "remedy": one.remedy} for one in self.warnings],
         }
+
+
+@dataclass(frozen=True)
+class AuditedUpdate:
+    """The update of a classifier that is audited.
+
+    Args:
+        mode: What trains.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        batch_size: Examples in the batch. A large one costs nothing, and shows what it breaks.
+        padded_length: Tokens of each example.
+        torch_version: The release whose faults are looked up.
+    """
+
+    mode: Mode
+    precision: str
+    batch_size: int
+    padded_length: int
+    torch_version: str = torch.__version__
 
 
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
@@ -104,84 +111,61 @@ def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> 
         source: A folder, a Hub id, or ``minilm``.
         mode: What trains.
         precision: ``fp32``, ``bf16`` or ``fp16``.
-        batch_size: Texts in the batch.
+        batch_size: Examples in the batch.
 
     Raises:
-        FinetuneError: If the model can't be had, or is none that can be trained so.
+        FinetuneError: If the model can't be loaded, or can't be trained in this mode.
     """
     model = random_classifier(source)
-    return audit_classifier(
-        model,
-        find_structure(model),
-        mode=mode,
-        precision=precision,
-        rows=batch_size,
-        padded_length=max_tokens(model, wanted=ModelConfig.max_length),
-    )
+    padded_length = max_tokens(model, wanted=ModelConfig.max_length)
+    return audit_classifier(model, AuditedUpdate(mode, precision, batch_size, padded_length))
 
 
-def audit_classifier(
-    model: PreTrainedModel,
-    structure: Structure,
-    *,
-    mode: Mode,
-    precision: str,
-    rows: int,
-    padded_length: int,
-    torch_version: str = torch.__version__,
-    computes: bool = False,
-) -> OperatorReport:
+def audit_classifier(model: PreTrainedModel, update: AuditedUpdate) -> OperatorReport:
     """Audit one update of a classifier, as a run takes it, and one evaluation batch.
 
     What is recorded goes from the first forward to the step of the optimizer, and from there to
-    the logits. fp16 is recorded as bf16, which the processor has too and which dispatches the same,
-    with the scaling of the gradients around it.
+    the logits. fp16 is recorded as bf16, which the CPU has too and which dispatches the same, with
+    the scaling of the gradients around it.
 
     Args:
         model: On the CPU; left as it was.
-        structure: Of the model.
-        mode: What trains.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
-        rows: Texts in the batch. A large one costs nothing, and shows what goes wrong with it.
-        padded_length: Tokens in a row.
-        torch_version: The release whose faults are looked up.
-        computes: Whether to compute with a copy of the parameters, which shows the same and takes
-            the time and memory of a real update.
+        update: What is audited.
 
     Raises:
-        ConfigurationInvalid: If the core has fewer than N layers.
+        ConfigurationInvalid: If the encoder has fewer than N layers.
     """
-    stand_in = copy.deepcopy(model) if computes else _without_numbers(model)
     case = Case(
         device=CpuDevice.name,
         architecture=architecture_of(model.config.to_dict()),
         classes=cast(int, model.config.num_labels),
-        mode=mode,
-        padded_length=padded_length,
-        precision="bf16" if precision == "fp16" else precision,
+        mode=update.mode,
+        padded_length=update.padded_length,
+        precision="bf16" if update.precision == "fp16" else update.precision,
     )
-    trial = prepare_trial(case, stand_in, structure, device=CpuDevice())
-    recorder = _Recorder(stand_in, torch_version=torch_version)
+    fake = _fake_copy(model)
+    trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
+    recorder = _Recorder(fake, torch_version=update.torch_version)
     _notice_optimizer(_inner_optimizer(trial.training_state), recorder.places)
-    if precision == "fp16":
+    if update.precision == "fp16":
         trial = _with_scaled_gradients(trial, recorder)
     trial.begin()
     with dispatching_as_mps(), recorder:
-        trial.take_update(batch_size=rows)
+        trial.take_update(batch_size=update.batch_size)
         recorder.begin_evaluation()
-        with _real_logits(stand_in, recorder):
-            trial.evaluate(batch_size=rows)
+        with _real_logits(fake, recorder):
+            trial.evaluate(batch_size=update.batch_size)
     return recorder.report()
 
 
 def audit_module(
     module: nn.Module, batch: Mapping[str, Any], *, torch_version: str = torch.__version__
 ) -> OperatorReport:
-    """Audit the forward and backward of any module, which run for real.
+    """Audit the forward and backward of any module, which are computed.
 
     Args:
-        module: On the CPU; keeps gradients and hooks. It returns a loss, or something with a
-            ``loss``; of any other output the sum is taken.
+        module: On the CPU; keeps gradients and hooks. The backward starts from the output's
+            ``loss``, or from the sum of all floating-point tensors in the output.
         batch: Its keyword arguments.
         torch_version: The release whose faults are looked up.
     """
@@ -232,18 +216,14 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, Any]]:
     )
 
 
-def _without_numbers(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model with stand-ins for its parameters, which take no memory.
+def _fake_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy a model with fake tensors for its parameters, which take no memory.
 
     PyTorch clips their gradients one by one, as it does on MPS, and not in a list, as it does with
-    real ones on the processor.
+    real ones on the CPU.
     """
-    fakes = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(fakes):
-        stand_in = copy.deepcopy(model)
-    # It is on the processor already, and stand-ins can't be moved once something refers to them.
-    cast(Any, stand_in).to = lambda *_, **__: stand_in
-    return stand_in
+    with FakeCopyMode(FakeTensorMode(allow_non_fake_inputs=True)):
+        return copy.deepcopy(model)
 
 
 def _loss_of(output: Any) -> torch.Tensor:
@@ -259,12 +239,15 @@ def _loss_of(output: Any) -> torch.Tensor:
 
 
 class _Places:
-    """Knows which module is at work, in a forward or in the backward of it."""
+    """Knows which module is at work, also in the backward: by the numbers of autograd's nodes.
+
+    ``model.calls`` records calls and their tensors, in a forward alone.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.outside = "loss"
         self._running: list[str] = []
-        # Where in the numbering of the graph's nodes the forward of which module goes on.
+        # Where in the numbering of the graph's nodes the forward of which module continues.
         self._first_nodes: list[int] = []
         self._places: list[str] = []
         self._owners: dict[int, str] = {}
@@ -348,12 +331,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note an operator and run it."""
         kwargs = kwargs or {}
         if not self._has_begun or func.namespace in _NOT_FOR_DEVICES:
-            return run_on_processor(func, *args, **kwargs)
+            return run_on_cpu(func, *args, **kwargs)
         name = name_on_mps(func)
-        if _is_taken_apart(func, name):
+        if _is_decomposed(func, name):
             with self:
                 return func.decompose(*args, **kwargs)
-        result = run_on_processor(func, *args, **kwargs)
+        result = run_on_cpu(func, *args, **kwargs)
         self._note(name, func, args, kwargs, result)
         return result
 
@@ -380,11 +363,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             isinstance(one, torch.Tensor) and one.dtype in _NOT_HELD for one in tensors
         ):
             self._not_held[name].add(place)
-        names = (argument.name for argument in operator._schema.arguments)
-        call = dict(zip(names, args, strict=False)) | kwargs
-        for fault in known_faults(name, torch_version=self._torch_version):
-            if fault.is_met(call):
-                self._faults[name, fault].add(place)
+        call = Call.of(name, operator, args, kwargs)
+        for fault in known_faults(call, torch_version=self._torch_version):
+            self._faults[name, fault].add(place)
 
     def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.WarningMessage]:
         for operator in operators:
@@ -392,7 +373,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield events.WarningMessage(
                     f"MPS has no {operator.name}, which {_listed(operator.modules)} calls",
                     remedy="replace what calls it, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
-                    "runs it on the processor and waits for it each time",
+                    "runs it on the CPU, slowly",
                 )
         for name, places in self._not_held.items():
             yield events.WarningMessage(
@@ -411,8 +392,8 @@ def _listed(places: Iterable[str]) -> str:
     return ", ".join(sorted(places))
 
 
-def _is_taken_apart(operator: torch._ops.OpOverload, name: str) -> bool:
-    """Return whether an operator falls into others before it reaches a device.
+def _is_decomposed(operator: torch._ops.OpOverload, name: str) -> bool:
+    """Return whether an operator is decomposed before it reaches a device.
 
     In training that has happened before a mode sees it, in inference mode it has not.
     """
@@ -420,10 +401,10 @@ def _is_taken_apart(operator: torch._ops.OpOverload, name: str) -> bool:
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what composites dispatch in turn, down to what is no composite: names and calls.
+    """Counts the operators that a composite dispatches, down to those that are no composites.
 
     Args:
-        inside: Composites that are being taken apart: some call themselves.
+        inside: Composites that are being decomposed: some call themselves.
     """
 
     def __init__(self, inside: frozenset[str] = frozenset()) -> None:
@@ -454,7 +435,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note an operator with its parts, and run it."""
         kwargs = kwargs or {}
         self.calls += Counter({name_on_mps(func): 1}) + self.of(func, args, kwargs)
-        return run_on_processor(func, *args, **kwargs)
+        return run_on_cpu(func, *args, **kwargs)
 
 
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -463,9 +444,9 @@ def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _ScaledGradients:
-    """Scales the gradients of an update as Accelerate does in fp16, but not on the processor.
+    """Scales the gradients of an update as Accelerate does in fp16, except on the CPU.
 
-    It takes the place of both the processes and the optimizer of an training_state.
+    It takes the place of both the processes and the optimizer of a training state.
     """
 
     def __init__(self, training_state: TrainingState, recorder: _Recorder) -> None:
@@ -525,7 +506,7 @@ def _notice_optimizer(optimizer: torch.optim.Optimizer, places: _Places) -> None
 
 @contextmanager
 def _real_logits(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Let a model of stand-ins return zeros, which can be read."""
+    """Let a model of fake tensors return zeros, which can be read."""
 
     def replace_logits(_: nn.Module, __: Any, output: Any) -> None:
         with recorder.paused():

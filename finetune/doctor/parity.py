@@ -117,7 +117,7 @@ class ParityReport:
             for module, differences in by_module.items()
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the report as JSON takes it; it has no infinity, for which null stands."""
         return {
             "schema_version": 1,

@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
 
-from finetune.devices.base import Device
+from finetune.devices.base import Device, place
 from finetune.errors import UsageError
 
 ACCELERATE_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -50,7 +50,10 @@ class Accelerator:
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Place a model and let its forward run in the precision; its outputs stay fp32."""
-        prepared_model, prepared_optimizer = self._accelerator.prepare(model, optimizer)
+        place(model, self._accelerator.device)
+        prepared_model, prepared_optimizer = self._accelerator.prepare(
+            model, optimizer, device_placement=[False, False]
+        )
         return prepared_model, prepared_optimizer
 
     def autocast(self) -> AbstractContextManager[None]:

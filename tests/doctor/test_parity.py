@@ -154,7 +154,7 @@ class Garbage(TorchFunctionMode):
 def test_what_is_no_number_fails_everywhere() -> None:
     report = parity_under(Garbage())
     assert wrong_parts(report) == set(report.worst_by_part())
-    emitted = json.dumps(report.to_dict(), allow_nan=False)
+    emitted = json.dumps(report.to_json(), allow_nan=False)
     assert json.loads(emitted)["differences"][0]["error"] is None
 
 

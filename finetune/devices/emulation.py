@@ -1,0 +1,214 @@
+"""Runs on the CPU, also on fake tensors, what the kernels of other devices would.
+
+``dispatching_as_mps`` lets the CPU dispatch MPS's operators, so that they can be listed without a
+Mac; ``keeping_memory_as`` lets operations keep for the backward pass what a device's kernels keep,
+so that an update's memory can be counted. A PyTorch built for the CPU alone can't make modules on
+fake tensors of a GPU.
+
+Most operators are the same on all devices: PyTorch chooses the kernel below them. These differ, as
+read in PyTorch 2.13:
+
+    what                 on the CPU                 on MPS
+    attention, without   …_flash_attention_for_cpu  …_attention_math_for_mps
+      gradient, dropout
+    attention, with      …_flash_attention_for_cpu  in pieces: matmul, softmax and others
+    linear layer         addmm, mm, t, view         linear, linear_backward
+    autocast             in 16 bits: norms, sums    in fp32
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+_aten = torch.ops.aten
+_RUNS_AS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (
+        "aten::_scaled_dot_product_attention_math_for_mps"
+    ),
+}
+# Of the operators that autocast keeps in fp32 on MPS alone, those that encoders use.
+_IN_FP32_ON_MPS = (
+    _aten.layer_norm.default,
+    _aten.softmax.int,
+    _aten.log_softmax.int,
+    _aten.sum.default,
+    _aten.sum.dim_IntList,
+    _aten.cumsum.default,
+    _aten.exp.default,
+    _aten.log.default,
+    _aten.pow.Tensor_Scalar,
+    _aten.rsqrt.default,
+)
+_Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Where the kernels of devices differ in what they keep.
+
+    As read in PyTorch's attention.cpp, Dropout.cpp and autocast_mode.cpp, without a Mac to try it.
+
+    Args:
+        attention: ``matrix`` keeps the scores of each token for each token; ``fused`` keeps a
+            number per token and head; ``cpu`` is fused where nothing is dropped.
+        has_packed_dropout: Dropout keeps a byte per number instead of another number.
+        has_fp32_norms: Autocast computes layer norms in fp32.
+    """
+
+    attention: Literal["cpu", "fused", "matrix"]
+    has_packed_dropout: bool
+    has_fp32_norms: bool
+
+
+@contextmanager
+def keeping_memory_as(kernels: Kernels) -> Iterator[None]:
+    """Let operations on fake tensors of the CPU keep what a device's kernels would."""
+    functions: dict[_Function, _Function] = {
+        # Fake tensors have no values: any two of one shape count as close, and any number will do.
+        torch.allclose: lambda *_, **__: True,
+        torch.Tensor.item: lambda _: 1.0,
+    }
+    if kernels.attention != "cpu":
+        functions[functional.scaled_dot_product_attention] = (
+            _attend_in_pieces if kernels.attention == "matrix" else _attend_without_dropout
+        )
+    if kernels.has_packed_dropout:
+        functions[functional.dropout] = _drop_by_packed_mask
+    in_fp32 = (_aten.layer_norm.default,) if kernels.has_fp32_norms else ()
+    with _autocasting_to_fp32(in_fp32), _Replacing(functions):
+        yield
+
+
+@contextmanager
+def dispatching_as_mps() -> Iterator[None]:
+    """Let the CPU's tensors dispatch what MPS's would, in the whole process for a while."""
+    functions = {functional.scaled_dot_product_attention: _attend_as_mps}
+    with _autocasting_to_fp32(_IN_FP32_ON_MPS) as library, _Replacing(functions):
+        library.impl("linear", _linear, "AutogradCPU")
+        yield
+
+
+def name_on_mps(operator: torch._ops.OpOverload) -> str:
+    """Return the name of what MPS dispatches in an operator's place, such as ``aten::addmm``."""
+    name: str = operator.name()  # type: ignore[no-untyped-call]
+    return _RUNS_AS.get(name, name)
+
+
+def run_on_cpu(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator, also one for which only MPS has a kernel."""
+    if operator is _aten.linear_backward.default:
+        return _linear_backward(*args)
+    return operator(*args, **kwargs)
+
+
+def run_composite(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the kernel that MPS shares with other devices, which dispatches other operators."""
+    return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.MPS), *args, **kwargs)
+
+
+class _Replacing(TorchFunctionMode):
+    """Calls other functions in place of some of PyTorch's."""
+
+    def __init__(self, functions: Mapping[_Function, _Function]) -> None:
+        super().__init__()
+        self._functions = functions
+
+    def __torch_function__(
+        self, func: _Function, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return self._functions.get(func, func)(*args, **(kwargs or {}))
+
+
+def _attend_in_pieces(*args: Any, **kwargs: Any) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return functional.scaled_dot_product_attention(*args, **kwargs)
+
+
+def _attend_as_mps(*args: Any, **kwargs: Any) -> torch.Tensor:
+    tensors = (one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        return _attend_in_pieces(*args, **kwargs)
+    return functional.scaled_dot_product_attention(*args, **kwargs)
+
+
+def _attend_without_dropout(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    **options: Any,
+) -> torch.Tensor:
+    """Attend by the CPU's fused kernel, which has no dropout; others drop within theirs."""
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **options)
+
+
+def _drop_by_packed_mask(
+    tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    return torch.native_dropout(tensor, p, train=True)[0] if training and p > 0 else tensor
+
+
+@contextmanager
+def _autocasting_to_fp32(operators: Iterable[torch._ops.OpOverload]) -> Iterator[Any]:
+    """Let the CPU's autocast compute some operators in fp32; yield the library that does so."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for operator in operators:
+        library.impl(operator, _in_fp32(operator), "AutocastCPU")
+    try:
+        yield library
+    finally:
+        library._destroy()
+
+
+def _in_fp32(operator: torch._ops.OpOverload) -> _Function:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return operator(*tree_map_only(torch.Tensor, _to_fp32, args), **kwargs)
+
+    return run
+
+
+def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer as one operator forward and one backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        # Above autograd, linear would be decomposed.
+        with torch._C._AutoDispatchBelowAutograd():
+            output: torch.Tensor = _aten.linear.default(inputs, weight, bias)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        inputs, weight = ctx.saved_tensors
+        return _aten.linear_backward.default(inputs, gradient, weight, ctx.needs_input_grad)
+
+
+def _linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    return _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
+
+
+def _linear_backward(
+    inputs: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, needed: list[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    gradients = gradient.flatten(0, -2)
+    return (
+        gradient @ weight if needed[0] else None,
+        gradients.T @ inputs.flatten(0, -2) if needed[1] else None,
+        gradients.sum(0) if needed[2] else None,
+    )

@@ -1,0 +1,236 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+import finetune
+from finetune.devices.mps.known_faults import Call, known_faults
+
+TORCH = "2.13.0"
+ATTENTION = "_scaled_dot_product_attention_math_for_mps"
+HALF = torch.bfloat16
+LONG_SUM = "pytorch#177116, #195163"
+
+
+def faults_met(name: str, *, torch_version: str = TORCH, **arguments: object) -> list[str]:
+    """Return the reports of those faults that a call meets."""
+    call = Call(f"aten::{name}", arguments)
+    return [fault.source for fault in known_faults(call, torch_version=torch_version)]
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a tensor of any size that takes no memory."""
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def test_arguments_have_the_names_of_the_schema() -> None:
+    tensor = torch.zeros(2, 3, 4)
+    call = Call.of("aten::bmm", torch.ops.aten.bmm.default, (tensor,), {"mat2": tensor})
+    assert call == Call("aten::bmm", {"self": tensor, "mat2": tensor})
+    assert call.has("mat2")
+    assert not call.has("bias")
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "sources"),
+    [("2.3.1", ["pytorch#118115"]), ("2.3.1+cpu", ["pytorch#118115"]), ("2.4.0+cpu", [])],
+)
+@pytest.mark.parametrize("name", ["addcmul_", "addcdiv_"])
+def test_updates_in_place_of_tensors_with_gaps_were_lost_before_2_4(
+    name: str, torch_version: str, sources: list[str]
+) -> None:
+    gaps = torch.zeros(3, 2).T
+    assert faults_met(name, torch_version=torch_version, self=gaps) == sources
+    assert faults_met(name, torch_version=torch_version, self=torch.zeros(2, 3)) == []
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "tokens", "head_size", "sources"),
+    [
+        ("2.11.0", 8, 64, ["pytorch#181133", "pytorch#169222", "pytorch#182285, #184180"]),
+        ("2.12.0", 8, 64, ["pytorch#169222", "pytorch#182285, #184180"]),
+        (TORCH, 8, 64, ["pytorch#169222"]),
+        ("2.11.0", 9, 64, []),
+        ("2.11.0", 8, 32, []),
+        ("2.8.0", 9, 64, ["pytorch#156707"]),
+        ("2.7.1", 8, 64, ["pytorch#156707"]),
+    ],
+)
+def test_attention_over_few_tokens_has_faults(
+    torch_version: str, tokens: int, head_size: int, sources: list[str]
+) -> None:
+    query = torch.zeros(2, tokens, 3, head_size).permute(0, 2, 1, 3)
+    mask = torch.zeros(2, 1, tokens, tokens)
+    call = {"query": query, "key": query, "attn_mask": mask}
+    assert faults_met(ATTENTION, torch_version=torch_version, **call) == sources
+
+
+def test_attention_over_few_tokens_is_right_without_mask_gaps_and_partial_blocks() -> None:
+    query, key = torch.zeros(2, 3, 8, 64), torch.zeros(2, 3, 32, 64)
+    assert faults_met(ATTENTION, torch_version="2.11.0", query=query, key=key) == []
+
+
+# On M1 and M2. 64 examples of 512 tokens are the article's.
+@pytest.mark.parametrize("torch_version", [TORCH, "2.14.0"])
+@pytest.mark.parametrize(
+    ("tokens", "sources"), [(64 * 512, [LONG_SUM]), (32_767, [LONG_SUM]), (32_766, [])]
+)
+def test_gradients_of_many_tokens_are_wrong(
+    torch_version: str, tokens: int, sources: list[str]
+) -> None:
+    call = {"self": empty(1, tokens, 768), "grad_output": empty(1, tokens, 768)}
+    weight = empty(768, 768)
+    name = "linear_backward"
+    assert faults_met(name, torch_version=torch_version, **call, weight=weight) == sources
+    assert faults_met(name, torch_version="2.6.0", **call, weight=weight) == []
+    # A side of the result that is not tiled.
+    assert faults_met(name, torch_version=torch_version, **call, weight=empty(6, 768)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("mm", {"self": empty(16, 32_767), "mat2": empty(32_767, 16)}),
+        (
+            "addmm",
+            {"self": empty(16), "mat1": empty(16, 32_767), "mat2": empty(32_767, 16)},
+        ),
+        ("bmm", {"self": empty(1, 16, 32_767), "mat2": empty(1, 32_767, 16)}),
+        ("linear", {"input": empty(2, 8, 32_767), "weight": empty(16, 32_767)}),
+        (
+            "linear_backward",
+            {
+                "self": empty(16, 16),
+                "grad_output": empty(16, 32_767),
+                "weight": empty(32_767, 16),
+            },
+        ),
+    ],
+)
+def test_every_product_with_long_sums_is_wrong(name: str, call: dict[str, object]) -> None:
+    assert faults_met(name, torch_version="2.14.0", **call) == [LONG_SUM]
+
+
+def test_a_linear_layer_without_bias_may_have_any_input() -> None:
+    layer = {"weight": empty(768, 768), "bias": None}
+    assert faults_met("linear", input=empty(8, 1, 768), **layer) == []
+    assert faults_met("linear", input=empty(65_537, 2, 768), **layer) == []
+
+
+@pytest.mark.parametrize(("torch_version", "is_wrong"), [(TORCH, True), ("2.14.0", False)])
+@pytest.mark.parametrize(
+    ("shape", "source"),
+    [
+        # One vector per example, on M1 with macOS 26.
+        ((8, 1, 768), "pytorch#188438"),
+        ((1, 768), "pytorch#188438"),
+        ((8, 768), None),
+        ((768,), None),
+        ((65_537, 2, 64), "pytorch#189495"),
+        ((65_536, 2, 64), None),
+        ((65_537, 64), None),
+    ],
+)
+def test_a_linear_layer_with_bias_was_wrong_for_some_inputs_before_2_14(
+    shape: tuple[int, ...], source: str | None, torch_version: str, is_wrong: bool
+) -> None:
+    call = {"input": empty(*shape), "weight": empty(6, shape[-1]), "bias": empty(6)}
+    expected = [source] if source and is_wrong else []
+    assert faults_met("linear", torch_version=torch_version, **call) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "is_wrong"),
+    [
+        ("linear", {"input": empty(2, 3, 4, dtype=HALF)}, True),
+        ("linear", {"input": empty(2, 3, 4, dtype=HALF), "bias": empty(6)}, False),
+        ("linear", {"input": empty(6, 4, dtype=HALF)}, False),
+        ("linear", {"input": empty(2, 3, 4)}, False),
+        ("linear_backward", {"self": empty(2, 3, 4), "grad_output": empty(2, 3, 6)}, False),
+        (
+            "linear_backward",
+            {"self": empty(2, 3, 4), "grad_output": empty(2, 3, 6, dtype=HALF)},
+            True,
+        ),
+    ],
+)
+def test_linear_layers_in_16_bits_were_random_on_m5(
+    name: str, call: dict[str, object], is_wrong: bool
+) -> None:
+    expected = ["pytorch#180776, #181936"] if is_wrong else []
+    call = call | {"weight": empty(6, 4)}
+    assert faults_met(name, torch_version="2.12.0", **call) == expected
+    assert faults_met(name, **call) == []
+
+
+def test_products_of_expanded_tensors_had_rows_of_zeros() -> None:
+    matrix = empty(3, 4)
+    expanded = {"self": empty(1, 3).expand(5, 3), "mat2": matrix}
+    assert faults_met("mm", torch_version="2.12.0", **expanded) == ["pytorch#180201"]
+    assert faults_met("mm", **expanded) == []
+    # One row has no other.
+    assert faults_met("mm", torch_version="2.12.0", self=empty(1, 3), mat2=matrix) == []
+
+
+def test_product_of_very_many_elements_is_wrong() -> None:
+    left, right = empty(65537, 256, 64), empty(65537, 64, 256)
+    assert faults_met("bmm", self=left, mat2=right) == ["pytorch#197636"]
+    assert faults_met("bmm", self=left[1:], mat2=right[1:]) == []
+
+
+@pytest.mark.parametrize(("examples", "sources"), [(9, ["pytorch#109457"]), (8, [])])
+def test_very_many_outputs_of_a_linear_layer_were_wrong(examples: int, sources: list[str]) -> None:
+    call = {"input": empty(examples, 1024, 768), "weight": empty(50_304, 768)}
+    assert faults_met("linear", **call) == sources
+
+
+def test_softmax_over_very_many_numbers_was_nan() -> None:
+    assert faults_met("_softmax", self=empty(10, 12_416, 12_416)) == ["pytorch#96602, open"]
+    assert faults_met("_softmax", self=empty(9, 12_416, 12_416)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "met", "unmet", "source"),
+    [
+        ("_fused_adamw_", {"found_inf": torch.ones(())}, {}, "pytorch#186360"),
+        (
+            "_amp_foreach_non_finite_check_and_unscale_",
+            {"self": [empty(2), empty(2, dtype=HALF)]},
+            {"self": [empty(2)]},
+            "pytorch#184286",
+        ),
+        (
+            "native_layer_norm_backward",
+            {"output_mask": [False, True, True]},
+            {"output_mask": [True, True, True]},
+            "pytorch#183825",
+        ),
+        (
+            "native_layer_norm_backward",
+            {"output_mask": [False, False, True]},
+            {"output_mask": [False, False, False]},
+            "pytorch#183825",
+        ),
+        ("embedding_dense_backward", {"padding_idx": 0}, {"padding_idx": -1}, "pytorch#185119"),
+    ],
+)
+def test_faults_that_2_13_has_fixed(
+    name: str, met: dict[str, object], unmet: dict[str, object], source: str
+) -> None:
+    assert faults_met(name, torch_version="2.12.1", **met) == [source]
+    assert faults_met(name, torch_version="2.12.1", **unmet) == []
+    assert faults_met(name, **met) == []
+
+
+def test_a_norm_misreads_parameters_of_another_format() -> None:
+    half, single = empty(2, dtype=HALF), empty(2)
+    source = "pytorch#190054"
+    assert faults_met("native_layer_norm", input=half, weight=single) == [source]
+    assert faults_met("native_layer_norm", input=half, weight=half) == []
+    assert faults_met("native_layer_norm", input=half, weight=None) == []
+
+
+def test_no_copy_of_the_package_is_asynchronous() -> None:
+    """The GPU may read memory that is free already (pytorch#189690)."""
+    package = Path(finetune.__file__).parent
+    assert not [path for path in package.rglob("*.py") if "non_blocking" in path.read_text()]

@@ -1,0 +1,34 @@
+from importlib import resources
+
+import pytest
+
+from finetune.devices.mps.operators import status_of
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("aten::addmm", "native"),  # by its structured variant, addmm.out
+        ("aten::gelu_backward", "native"),  # by gelu_backward.grad_input
+        ("aten::linear", "native"),  # also a composite elsewhere
+        ("aten::_fused_adamw_", "native"),
+        ("aten::embedding", "composite"),  # explicit
+        ("aten::dropout", "composite"),  # implicit: without a list of kernels
+        ("aten::native_dropout.out", "composite"),  # generated
+        ("aten::take", "missing"),
+        ("aten::linalg_eig", "missing"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "missing"),
+        ("torchvision::nms", "missing"),
+    ],
+)
+def test_status_follows_the_list_that_pytorch_is_made_from(name: str, status: str) -> None:
+    assert status_of(name) == status
+
+
+def test_structured_operator_without_a_kernel_is_missing_in_all_its_variants() -> None:
+    assert {status_of(f"aten::heaviside{suffix}") for suffix in ("", "_", ".out")} == {"missing"}
+
+
+def test_the_list_comes_with_the_installed_torch() -> None:
+    listed = resources.files("torchgen") / "packaged" / "ATen" / "native" / "native_functions.yaml"
+    assert listed.is_file()
