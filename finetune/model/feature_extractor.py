@@ -39,12 +39,14 @@ class FeatureExtractor:
         split_at: Name of the module whose input are the features: the first that trains or, where
             the head reads one vector a text, the one that reads it.
         per_token: Whether every token has features, or the text as a whole.
+        hidden_size: Numbers in the features of a token or a text.
         trainable: A model over the same parameters that takes the features as ``inputs_embeds``.
     """
 
     model: PreTrainedModel
     split_at: str
     per_token: bool
+    hidden_size: int
     trainable: nn.Module
 
     def extract(self, inputs: Inputs) -> torch.Tensor:
@@ -91,8 +93,13 @@ def split_frozen(
     model.train(False)
     calls = record_calls(model, texts.inputs_of(np.arange(examples), int(texts.lengths.max())))
     for name, features in _possible_splits(calls, examples=examples).items():
-        trainable = _make_trainable(model, calls, name, examples=examples)
-        extractor = FeatureExtractor(model, name, features.ndim == 3, trainable)
+        extractor = FeatureExtractor(
+            model,
+            name,
+            per_token=features.ndim == 3,
+            hidden_size=features.shape[-1],
+            trainable=_make_trainable(model, calls, name, examples=examples),
+        )
         if _is_exact(extractor, texts, takes_4d_mask=takes_4d_mask):
             return extractor
     return None

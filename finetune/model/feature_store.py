@@ -1,45 +1,49 @@
-"""What a frozen core gave for texts, kept in files from run to run.
+"""Features of frozen layers, kept on disk from run to run.
 
-A file holds one line of numbers a token or a text, without padding; then, as JSON, what they are;
-then the sha256 of it all. It is read by mapping it: the system holds it in memory while there is
-room, and gives that memory up when there is none. It is found by a key made of everything that its
-content depends on.
+An entry is ``KEY.safetensors``, the features without padding, and ``KEY.json``, written last, which
+says what they are. Features are mapped into memory, so that the system gives their memory up where
+it is short. The key is a hash of all that they depend on.
 """
 
 import hashlib
 import json
+import math
 import os
-import tempfile
+import shutil
+import struct
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+from uuid import uuid4
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from finetune import events
 from finetune.events import Emit
-from finetune.files import PARTIAL_SUFFIX, flush_to_disk
+from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json
 
-SUFFIX = ".lines"
-PARTIAL = SUFFIX + PARTIAL_SUFFIX
-DIGEST_CHARACTERS = 64
-MOST_FACTS_BYTES = 2**16
+SUFFIX = ".safetensors"
+FACTS = ".json"
+# Of earlier versions, which had a file format of their own.
+OLD_SUFFIX = ".lines"
+TENSOR = "features"
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # A file that a process still writes to has changed since.
 LEFTOVER_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of the store.
+    """One entry of the store.
 
     Args:
-        key: What its content depends on, hashed.
-        size_bytes: Size of the file.
+        key: What its features depend on, hashed.
+        size_bytes: Size of the features.
         used_at: When it was last read or written, in seconds since 1970.
         facts: What it says of itself: shape, dtype, and what its writer noted. Empty if it is
             damaged.
@@ -53,74 +57,97 @@ class Entry:
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """Files with the states of frozen cores.
+    """Features on disk. What was read or written through this object is not evicted by it.
 
     Args:
         folder: Where they are; made when needed.
-        limit_bytes: Size that all files together may have. When a new one would not fit, those
-            that were not used for the longest time go.
+        limit_bytes: Size of all entries together. Where a new one does not fit, those that were not
+            used for the longest time go.
     """
 
     folder: Path
     limit_bytes: int
+    _keys_in_use: set[str] = field(default_factory=set, init=False)
+
+    def would_fit(self, size_bytes: int) -> bool:
+        """Whether the disk has room for features, with that of entries they would evict."""
+        existing = next(one for one in (self.folder, *self.folder.parents) if one.is_dir())
+        evicted_bytes = sum(one.size_bytes for one in self._evicted_by(size_bytes) or ())
+        return size_bytes <= shutil.disk_usage(existing).free + evicted_bytes
 
     def read(self, key: str, *, emit: Emit) -> torch.Tensor | None:
-        """Return the lines kept under a key, mapped: floats of shape [lines, hidden], or None.
+        """Return the features kept under a key, mapped: [tokens or texts, hidden], or None.
 
         None as well, with a warning, if the bytes are not those that were written.
         """
         file = self._file(key)
         try:
-            lines = _read_lines(file)
+            _verify(file, sha256=read_json(file.with_suffix(FACTS))["sha256"])
+            features = _map(file)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             emit(events.WarningMessage(f"{file} is damaged and is made anew"))
             return None
-        # Where a store may only be read, nobody evicts what was not used for long.
+        self._keys_in_use.add(key)
+        # A store that may only be read has nothing to evict.
         with suppress(OSError):
             os.utime(file)
-        return lines
+        return features
 
     def write(
-        self, key: str, pieces: Iterable[torch.Tensor], *, notes: Mapping[str, Any]
+        self,
+        key: str,
+        pieces: Iterable[torch.Tensor],
+        *,
+        shape: tuple[int, int],
+        notes: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Keep lines under a key and return them, mapped.
+        """Keep features under a key and return them, mapped.
 
-        The key stands for nothing before all is on the disk. Lines that are larger than the limit
-        are not kept beyond this process.
+        Features that do not fit the limit beside those in use are not kept beyond this process.
 
         Args:
             key: Letters and digits.
-            pieces: The lines in their order, each piece of shape [lines, hidden] on the CPU.
+            pieces: The features in their order, on the CPU, each of shape [any, hidden].
+            shape: Of all pieces together.
             notes: What is said of them in the list of the store.
 
         Raises:
             OSError: If the disk is full or the folder can't be written to.
+            SafetensorError: If the pieces are not of that shape.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._delete_leftovers()
-        descriptor, name = tempfile.mkstemp(dir=self.folder, suffix=PARTIAL)
-        partial = Path(name)
+        pieces = iter(pieces)
+        first = next(pieces, torch.empty(0, shape[1]))
+        header = _header(shape, first.dtype)
+        evicted = self._evicted_by(len(header) + math.prod(shape) * first.itemsize, key=key)
+        for entry in evicted or ():
+            _delete(self._file(entry.key).with_suffix(FACTS))
+            _delete(self._file(entry.key))
+        partial = self.folder / f"{uuid4().hex}{PARTIAL_SUFFIX}"
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                _write_lines(file, pieces, notes=notes)
+            digest = _write(partial, chain([header], map(_bytes_of, chain([first], pieces))))
             # What is mapped stays, whatever becomes of the file's name.
-            lines = _lines_in(_map(partial))
-            if partial.stat().st_size <= self.limit_bytes:
+            features = _map(partial)
+            if evicted is not None:
                 flush_to_disk(partial)
                 os.replace(partial, self._file(key))
-                self._evict(keep=key)
+                facts = {"shape": shape, "dtype": str(first.dtype).removeprefix("torch.")}
+                _write(partial, [json.dumps({**notes, **facts, "sha256": digest}).encode()])
+                flush_to_disk(partial)
+                os.replace(partial, self._file(key).with_suffix(FACTS))
+                self._keys_in_use.add(key)
         finally:
             partial.unlink(missing_ok=True)
-        return lines
+        return features
 
     def entries(self) -> list[Entry]:
         """Return what the store holds, the last used first."""
         found = []
         for file in self.folder.glob(f"*{SUFFIX}"):
-            # Another process may be deleting it.
-            with suppress(OSError):
+            with suppress(FileNotFoundError):  # another process may be deleting it
                 status = file.stat()
                 found.append(Entry(file.stem, status.st_size, status.st_mtime, _read_facts(file)))
         return sorted(found, key=lambda entry: -entry.used_at)
@@ -128,23 +155,29 @@ class FeatureStore:
     def clear(self) -> int:
         """Delete all files, those that killed processes left too; return how many bytes."""
         freed_bytes = 0
-        for file in (*self.folder.glob(f"*{SUFFIX}"), *self.folder.glob(f"*{PARTIAL}")):
-            with suppress(FileNotFoundError):
-                size_bytes = file.stat().st_size
-                file.unlink()
-                freed_bytes += size_bytes
+        for suffix in (FACTS, SUFFIX, PARTIAL_SUFFIX, OLD_SUFFIX):
+            for file in self.folder.glob(f"*{suffix}"):
+                freed_bytes += _delete(file)
         return freed_bytes
 
-    def _evict(self, *, keep: str) -> None:
-        left_bytes = self.limit_bytes
-        for entry in sorted(self.entries(), key=lambda entry: entry.key != keep):
-            left_bytes -= entry.size_bytes
-            if left_bytes < 0:
-                self._file(entry.key).unlink(missing_ok=True)
+    def _evicted_by(self, size_bytes: int, *, key: str | None = None) -> list[Entry] | None:
+        """Return what goes to make room for a new entry; None if it has no room all the same."""
+        others = [entry for entry in self.entries() if entry.key != key]
+        left_bytes = self.limit_bytes - size_bytes
+        left_bytes -= sum(one.size_bytes for one in others if one.key in self._keys_in_use)
+        if left_bytes < 0:
+            return None
+        evicted = []
+        for entry in others:
+            if entry.key not in self._keys_in_use:
+                left_bytes -= entry.size_bytes
+                if left_bytes < 0:
+                    evicted.append(entry)
+        return evicted
 
     def _delete_leftovers(self) -> None:
         """Delete what killed processes left; it has no name that anybody would look for."""
-        for partial in self.folder.glob(f"*{PARTIAL}"):
+        for partial in self.folder.glob(f"*{PARTIAL_SUFFIX}"):
             with suppress(FileNotFoundError):
                 if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
                     partial.unlink()
@@ -153,72 +186,11 @@ class FeatureStore:
         return self.folder / f"{key}{SUFFIX}"
 
 
-def _write_lines(
-    file: IO[bytes], pieces: Iterable[torch.Tensor], *, notes: Mapping[str, Any]
-) -> None:
-    """Write pieces one after another, then what they are, then the sha256 of it all."""
-    digest = hashlib.sha256()
-
-    def add(content: bytes | memoryview) -> None:
-        file.write(content)
-        digest.update(content)
-
-    lines, width, dtype = 0, 0, torch.float32
-    for piece in pieces:
-        add(_bytes_of(piece).data)
-        lines, width, dtype = lines + len(piece), piece.shape[1], piece.dtype
-    facts = {**notes, "shape": [lines, width], "dtype": str(dtype).removeprefix("torch.")}
-    add(f"\n{json.dumps(facts)}\n".encode())
-    file.write(digest.hexdigest().encode())
-
-
-def _read_lines(file: Path) -> torch.Tensor:
-    """Map a file's lines.
-
-    Raises:
-        OSError: If there is no such file, or it can't be read.
-        ValueError: If its bytes are not those that were written.
-    """
-    content = _map(file)
-    digest = hashlib.sha256(content[:-DIGEST_CHARACTERS].data).hexdigest()
-    if content[-DIGEST_CHARACTERS:].tobytes() != digest.encode():
-        raise ValueError(f"{file} is damaged")
-    return _lines_in(content)
-
-
-def _map(file: Path) -> NDArray[np.uint8]:
-    # In mode c nobody writes to the file, and PyTorch does not warn that it can't be written to.
-    return np.memmap(file, np.uint8, mode="c")
-
-
-def _lines_in(content: NDArray[np.uint8]) -> torch.Tensor:
-    facts = _facts_at(content[-MOST_FACTS_BYTES:].tobytes())
-    lines, width = facts["shape"]
-    dtype: torch.dtype = getattr(torch, facts["dtype"])
-    numbers = torch.from_numpy(content[: lines * width * dtype.itemsize])
-    return numbers.view(dtype).reshape(lines, width)
-
-
-def _read_facts(file: Path) -> Mapping[str, Any]:
-    """Return what a file says of itself; nothing if that can't be read."""
-    with file.open("rb") as opened:
-        size_bytes = opened.seek(0, os.SEEK_END)
-        opened.seek(max(0, size_bytes - MOST_FACTS_BYTES))
-        end = opened.read()
-    try:
-        facts = _facts_at(end)
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
-
-
-def _facts_at(end: bytes) -> Any:
-    _, facts, _ = end.rsplit(b"\n", 2)
-    return json.loads(facts)
-
-
 def key_of(parts: Iterable[str | torch.Tensor]) -> str:
-    """Return a key of texts and tensors on the CPU, in their order: 64 letters and digits."""
+    """Return a key of texts and tensors on the CPU, in their order: 64 letters and digits.
+
+    Each part is forgotten before the next is asked for.
+    """
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
@@ -226,10 +198,58 @@ def key_of(parts: Iterable[str | torch.Tensor]) -> str:
         else:
             # Without shape and dtype, different tensors may have the same bytes.
             digest.update(f"{tuple(part.shape)}{part.dtype}".encode())
-            digest.update(_bytes_of(part).data)
+            digest.update(_bytes_of(part))
     return digest.hexdigest()
 
 
-def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    content: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return content
+def _header(shape: tuple[int, int], dtype: torch.dtype) -> bytes:
+    """Return what a safetensors file with one tensor begins with."""
+    data_bytes = math.prod(shape) * dtype.itemsize
+    tensor = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [0, data_bytes]}
+    header = json.dumps({TENSOR: tensor}).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header
+
+
+def _write(file: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write a file piece by piece; return its sha256."""
+    digest = hashlib.sha256()
+    with file.open("wb") as opened:
+        for piece in pieces:
+            opened.write(piece)
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _verify(file: Path, *, sha256: str) -> None:
+    with file.open("rb") as opened:
+        if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
+            raise ValueError(f"{file} is damaged")
+
+
+def _map(file: Path) -> torch.Tensor:
+    with safe_open(file, framework="pt") as opened:
+        features: torch.Tensor = opened.get_tensor(TENSOR)
+    return features
+
+
+def _delete(file: Path) -> int:
+    """Delete a file, which another process may do first; return its bytes."""
+    with suppress(FileNotFoundError):
+        size_bytes = file.stat().st_size
+        file.unlink()
+        return size_bytes
+    return 0
+
+
+def _read_facts(file: Path) -> Mapping[str, Any]:
+    """Return what an entry says of itself; nothing if that can't be read."""
+    try:
+        facts = read_json(file.with_suffix(FACTS))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

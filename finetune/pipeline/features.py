@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,7 @@ class _FrozenPass:
             split.inputs_of(self._rows(batch, batch_size), batch.padded_length) for batch in batches
         )
         parts = (part for one in inputs for name in sorted(one) for part in (name, one[name]))
-        key = key_of((self.key, *parts))
+        key = key_of(chain([self.key], parts))
         lines = self.store.read(key, emit=self.emit)
         if lines is None:
             self.emit(Stage(f"running the frozen core once over {len(split.labels):,} {name} rows"))
@@ -171,8 +172,12 @@ class _FrozenPass:
             "split": name,
             "rows": len(split.labels),
         }
+        vectors = split.lengths.sum() if self.prefix.per_token else len(split.labels)
+        shape = (int(vectors), self.prefix.hidden_size)
         try:
-            return self.store.write(key, self._pieces(split, batches, batch_size), notes=notes)
+            return self.store.write(
+                key, self._pieces(split, batches, batch_size), shape=shape, notes=notes
+            )
         except OSError as error:
             self.emit(
                 events.WarningMessage(

@@ -1,16 +1,20 @@
+import hashlib
+import json
 import os
 import resource
-import signal
-import subprocess
-import sys
+import shutil
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from finetune.events import Event, WarningMessage
 from finetune.model.feature_store import FeatureStore, key_of
@@ -37,12 +41,17 @@ def read_quietly(store: FeatureStore, key: str) -> torch.Tensor | None:
     return lines
 
 
+def write(store: FeatureStore, key: str, lines: torch.Tensor, **options: Any) -> torch.Tensor:
+    options = {"notes": {}, **options}
+    return store.write(key, pieces_of(lines), shape=(len(lines), lines.shape[1]), **options)
+
+
 def keep(
     store: FeatureStore, key: str, lines: torch.Tensor, *, used_at: float | None = None
 ) -> Path:
     """Keep lines, as last used at a time; return their file."""
-    store.write(key, pieces_of(lines), notes={"rows": len(lines)})
-    file = store.folder / f"{key}.lines"
+    write(store, key, lines, notes={"rows": len(lines)})
+    file = store.folder / f"{key}.safetensors"
     if used_at is not None:
         os.utime(file, (used_at, used_at))
     return file
@@ -60,20 +69,12 @@ def store(tmp_path: Path) -> FeatureStore:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lines_come_back_bit_for_bit(store: FeatureStore, dtype: torch.dtype) -> None:
     lines = random_lines(dtype=dtype)
-    written = store.write("a", pieces_of(lines), notes={})
+    written = write(store, "a", lines)
     read = read_quietly(store, "a")
     assert read is not None
     for one in (written, read):
         assert one.dtype == dtype
         assert torch.equal(one.view(torch.uint8), lines.view(torch.uint8))
-
-
-def test_lines_that_hold_line_ends_come_back(store: FeatureStore) -> None:
-    lines = torch.full((50_000,), int.from_bytes(b"\n\n\n\n", "little"), dtype=torch.int32)
-    keep(store, "a", lines.view(torch.float32).reshape(-1, 8))
-    read = read_quietly(store, "a")
-    assert read is not None
-    assert torch.equal(read.view(torch.int32).reshape(-1), lines)
 
 
 def test_a_key_that_nobody_wrote_stands_for_nothing(store: FeatureStore) -> None:
@@ -82,14 +83,66 @@ def test_a_key_that_nobody_wrote_stands_for_nothing(store: FeatureStore) -> None
     assert read_quietly(store, "b") is None
 
 
-def test_what_is_read_is_mapped_and_not_copied(store: FeatureStore) -> None:
-    keep(store, "a", random_lines(2**14, 256))
-    lines = read_quietly(store, "a")
-    assert lines is not None
-    mapped = Path("/proc/self/maps")
-    if not mapped.exists():
+def test_features_are_safetensors_that_others_can_read(store: FeatureStore) -> None:
+    lines = random_lines(7, 3, torch.bfloat16)
+    file = keep(store, "a", lines)
+    assert torch.equal(load_file(file)["features"], lines)
+    assert json.loads((store.folder / "a.json").read_text()) == {
+        "rows": 7,
+        "shape": [7, 3],
+        "dtype": "bfloat16",
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+    }
+
+
+def anonymous_bytes() -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
         pytest.skip("needs /proc")
-    assert str(store.folder / "a.lines") in mapped.read_text()
+    [line] = [one for one in status.read_text().splitlines() if one.startswith("RssAnon")]
+    return int(line.split()[1]) * 1024
+
+
+def test_what_is_read_is_mapped_and_not_copied(store: FeatureStore) -> None:
+    file = keep(store, "a", torch.zeros(2**12, 2**11))
+    before = anonymous_bytes()
+    features = read_quietly(store, "a")
+    assert features is not None
+    assert features.sum() == 0
+    assert anonymous_bytes() - before < 2**23 < file.stat().st_size
+    assert str(file) in Path("/proc/self/maps").read_text()
+
+
+def test_pieces_are_written_as_they_come(store: FeatureStore) -> None:
+    def pieces() -> Iterator[torch.Tensor]:
+        for _ in range(64):
+            yield torch.zeros(64, 2**11)
+
+    before = anonymous_bytes()
+    peaks = []
+    store.write(
+        "a",
+        (piece for piece in pieces() if not peaks.append(anonymous_bytes() - before)),  # type: ignore[func-returns-value]
+        shape=(2**12, 2**11),
+        notes={},
+    )
+    assert max(peaks) < 2**23
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (11, 4), (10, 5)])
+def test_pieces_of_another_shape_than_said_are_an_error_and_leave_nothing(
+    shape: tuple[int, int], store: FeatureStore
+) -> None:
+    with pytest.raises(SafetensorError):
+        store.write("a", pieces_of(random_lines(10, 4)), shape=shape, notes={})
+    assert list(store.folder.iterdir()) == []
+
+
+def test_a_split_without_texts_is_kept(store: FeatureStore) -> None:
+    assert store.write("a", [], shape=(0, 4), notes={}).shape == (0, 4)
+    read = read_quietly(store, "a")
+    assert read is not None
+    assert read.shape == (0, 4)
 
 
 def test_changes_to_what_was_read_do_not_reach_the_file(store: FeatureStore) -> None:
@@ -109,10 +162,6 @@ def test_changes_to_what_was_read_do_not_reach_the_file(store: FeatureStore) -> 
         lambda content: content[:10],
         lambda content: b"",
         lambda content: bytes([content[0] ^ 1]) + content[1:],
-        lambda content: content.replace(b'"shape": [10, 4]', b'"shape": [20, 2]'),
-        lambda content: content.replace(b"float32", b"int32\0\0"),
-        lambda content: content.replace(b"{", b"["),
-        lambda content: content[:-64] + b"0" * 64,
         lambda content: content + b"\n",
         lambda content: b"not a file of this store",
     ],
@@ -127,16 +176,36 @@ def test_damage_is_told_and_what_is_made_anew_takes_its_place(
     assert store.read("a", emit=emitted.append) is None
     [warning] = emitted
     assert isinstance(warning, WarningMessage)
-    assert "a.lines is damaged" in warning.message
+    assert "a.safetensors is damaged" in warning.message
     keep(store, "a", random_lines())
     assert file.read_bytes() == content
+    assert read_quietly(store, "a") is not None
+
+
+@pytest.mark.parametrize(
+    "facts", ["", "{", "[]", "null", "{}", '{"sha256": 3}', '{"sha256": "0"}', "\udcff"]
+)
+def test_facts_that_say_something_else_are_damage(facts: str, store: FeatureStore) -> None:
+    keep(store, "a", random_lines())
+    (store.folder / "a.json").write_bytes(facts.encode("utf-8", "surrogateescape"))
+    emitted: list[Event] = []
+    assert store.read("a", emit=emitted.append) is None
+    assert len(emitted) == 1
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_half_an_entry_is_none(suffix: str, store: FeatureStore) -> None:
+    keep(store, "a", random_lines())
+    (store.folder / f"a{suffix}").unlink()
+    assert read_quietly(store, "a") is None
+    keep(store, "a", random_lines())
     assert read_quietly(store, "a") is not None
 
 
 def test_a_single_bit_anywhere_in_a_file_is_found(store: FeatureStore) -> None:
     file = keep(store, "a", random_lines(3, 2))
     content = file.read_bytes()
-    for position in range(len(content)):
+    for position in range(0, len(content), 3):
         flipped = bytes([content[position] ^ 4])
         file.write_bytes(content[:position] + flipped + content[position + 1 :])
         emitted: list[Event] = []
@@ -150,29 +219,22 @@ def test_a_failure_halfway_leaves_nothing(store: FeatureStore) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.write("a", failing(), notes={})
+        store.write("a", failing(), shape=(20, 4), notes={})
     assert list(store.folder.iterdir()) == []
     assert read_quietly(store, "a") is None
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from finetune.model.feature_store import FeatureStore
-
-def pieces():
-    yield torch.ones(100_000, 4)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-FeatureStore(Path(sys.argv[1]), limit_bytes=2**30).write("a", pieces(), notes={})
-"""
-
-
 def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: FeatureStore) -> None:
-    process = subprocess.run([sys.executable, "-c", KILLED, str(store.folder)], check=False)
-    assert process.returncode == -signal.SIGKILL
-    [leftover] = store.folder.iterdir()
+    def dying() -> Iterator[torch.Tensor]:
+        yield random_lines()
+        left.extend((path, path.read_bytes()) for path in store.folder.iterdir())
+        raise KeyboardInterrupt
+
+    left: list[tuple[Path, bytes]] = []
+    with pytest.raises(KeyboardInterrupt):
+        store.write("a", dying(), shape=(20, 4), notes={})
+    [(leftover, content)] = left
+    leftover.write_bytes(content)
     assert read_quietly(store, "a") is None
     assert store.entries() == []
 
@@ -181,52 +243,129 @@ def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: Fe
     yesterday = time.time() - 25 * 3600
     os.utime(leftover, (yesterday, yesterday))
     keep(store, "c", random_lines())
-    assert sorted(path.name for path in store.folder.iterdir()) == ["b.lines", "c.lines"]
+    assert sorted(path.name for path in store.folder.iterdir()) == [
+        f"{key}{suffix}" for key in "bc" for suffix in (".json", ".safetensors")
+    ]
 
 
-def test_what_was_not_used_for_the_longest_time_goes_first(tmp_path: Path) -> None:
-    lines = random_lines()
-    size_bytes = keep(FeatureStore(tmp_path, limit_bytes=GIB), "a", lines).stat().st_size
-    store = FeatureStore(tmp_path, limit_bytes=3 * size_bytes)
+@pytest.fixture
+def three_fit(tmp_path: Path) -> Callable[[], FeatureStore]:
+    """Return what opens a store, as each run does, with room for three entries of ten lines."""
+    size_bytes = keep(FeatureStore(tmp_path / "size", limit_bytes=GIB), "a", random_lines()).stat()
+    return lambda: FeatureStore(tmp_path / "features", limit_bytes=3 * size_bytes.st_size)
+
+
+def test_what_was_not_used_for_the_longest_time_goes_first(
+    three_fit: Callable[[], FeatureStore],
+) -> None:
     now = time.time()
     for age, key in enumerate("abc"):
-        keep(store, key, lines, used_at=now - 100 + age)
-    assert keys_of(store) == ["c", "b", "a"]
-    assert read_quietly(store, "a") is not None
-    keep(store, "d", lines)
-    assert sorted(keys_of(store)) == ["a", "c", "d"]
+        keep(three_fit(), key, random_lines(), used_at=now - 100 + age)
+    assert keys_of(three_fit()) == ["c", "b", "a"]
+    assert read_quietly(three_fit(), "a") is not None
+    keep(three_fit(), "d", random_lines())
+    assert sorted(keys_of(three_fit())) == ["a", "c", "d"]
+    assert not (three_fit().folder / "b.json").exists()
 
 
-def test_what_was_just_written_stays_even_beside_files_from_the_future(tmp_path: Path) -> None:
-    lines = random_lines()
-    size_bytes = keep(FeatureStore(tmp_path, limit_bytes=GIB), "a", lines).stat().st_size
-    os.utime(tmp_path / "a.lines", (2**32, 2**32))
-    store = FeatureStore(tmp_path, limit_bytes=size_bytes)
-    keep(store, "b", lines)
-    assert keys_of(store) == ["b"]
+def test_what_this_run_has_read_or_written_is_not_evicted(
+    three_fit: Callable[[], FeatureStore],
+) -> None:
+    now = time.time()
+    for age, key in enumerate("abc"):
+        keep(three_fit(), key, random_lines(), used_at=now - 100 + age)
+    run = three_fit()
+    assert read_quietly(run, "a") is not None
+    os.utime(run.folder / "a.safetensors", (1, 1))
+    keep(run, "d", random_lines(), used_at=2)
+    keep(run, "e", random_lines(), used_at=3)
+    assert sorted(keys_of(run)) == ["a", "d", "e"]
+    lines = random_lines(9)
+    assert torch.equal(write(run, "f", lines), lines)
+    assert sorted(keys_of(run)) == ["a", "d", "e"]
+
+
+def test_what_was_just_written_stays_even_beside_files_from_the_future(
+    three_fit: Callable[[], FeatureStore],
+) -> None:
+    for key in "abc":
+        keep(three_fit(), key, random_lines(), used_at=2**32)
+    keep(three_fit(), "d", random_lines())
+    assert "d" in keys_of(three_fit())
+    assert len(keys_of(three_fit())) == 3
+
+
+def test_room_is_made_before_an_entry_is_written(three_fit: Callable[[], FeatureStore]) -> None:
+    for key in "abc":
+        keep(three_fit(), key, random_lines())
+    store = three_fit()
+
+    def pieces() -> Iterator[torch.Tensor]:
+        yield random_lines()[:5]
+        assert len(store.entries()) == 2
+        yield random_lines()[5:]
+
+    store.write("d", pieces(), shape=(10, 4), notes={})
+
+
+def test_an_entry_that_takes_the_place_of_its_own_evicts_no_other(
+    three_fit: Callable[[], FeatureStore],
+) -> None:
+    for key in "abca":
+        keep(three_fit(), key, random_lines())
+    assert sorted(keys_of(three_fit())) == ["a", "b", "c"]
 
 
 def test_lines_that_are_evicted_or_cleared_stay_readable_to_whom_they_were_given(
-    tmp_path: Path,
+    three_fit: Callable[[], FeatureStore],
 ) -> None:
-    lines, others = random_lines(), random_lines(12)
-    store = FeatureStore(tmp_path, limit_bytes=400)
-    written = store.write("a", pieces_of(lines), notes={})
-    read = read_quietly(store, "a")
-    keep(store, "b", others)
-    assert keys_of(store) == ["b"]
-    store.clear()
+    lines = random_lines()
+    written = write(three_fit(), "a", lines)
+    read = read_quietly(three_fit(), "a")
+    for key in "bcd":
+        keep(three_fit(), key, lines)
+    assert "a" not in keys_of(three_fit())
+    three_fit().clear()
     assert read is not None
     assert torch.equal(written, lines)
     assert torch.equal(read, lines)
 
 
-def test_lines_larger_than_the_limit_are_given_back_and_not_kept(tmp_path: Path) -> None:
-    store = FeatureStore(tmp_path, limit_bytes=400)
-    keep(store, "small", random_lines())
+def test_lines_larger_than_the_limit_are_given_back_and_not_kept(
+    three_fit: Callable[[], FeatureStore],
+) -> None:
+    keep(three_fit(), "small", random_lines())
     large = random_lines(1000)
-    assert torch.equal(store.write("large", pieces_of(large), notes={}), large)
-    assert [path.name for path in tmp_path.iterdir()] == ["small.lines"]
+    assert torch.equal(write(three_fit(), "large", large), large)
+    names = sorted(path.name for path in three_fit().folder.iterdir())
+    assert names == ["small.json", "small.safetensors"]
+
+
+def test_the_disk_is_asked_for_room_and_what_would_be_evicted_counts(
+    three_fit: Callable[[], FeatureStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def free(free_bytes: int) -> None:
+        usage = shutil.disk_usage("/")._replace(free=free_bytes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+    free(500)
+    store = three_fit()
+    size_bytes = store.limit_bytes // 3
+    assert store.would_fit(500)
+    assert not store.would_fit(501)  # before there is a folder
+    for key in "abc":
+        keep(three_fit(), key, random_lines())
+    free(size_bytes - 1)
+    assert three_fit().would_fit(size_bytes)
+    assert three_fit().would_fit(2 * size_bytes)
+    free(store.limit_bytes)
+    # What is larger than the limit evicts nothing.
+    assert three_fit().would_fit(store.limit_bytes)
+    assert not three_fit().would_fit(store.limit_bytes + 1)
+    free(size_bytes - 1)
+    for key in "abc":
+        read_quietly(store, key)
+    assert not store.would_fit(size_bytes)
 
 
 def test_two_writers_of_one_key_do_not_disturb_each_other(store: FeatureStore) -> None:
@@ -242,7 +381,7 @@ def test_two_writers_of_one_key_do_not_disturb_each_other(store: FeatureStore) -
     def write() -> None:
         try:
             for _ in range(3):
-                assert torch.equal(store.write("a", slowly(), notes={}), lines)
+                assert torch.equal(store.write("a", slowly(), shape=(1000, 4), notes={}), lines)
         except BaseException as error:
             errors.append(error)
             both_write.abort()
@@ -253,7 +392,7 @@ def test_two_writers_of_one_key_do_not_disturb_each_other(store: FeatureStore) -
     for thread in threads:
         thread.join()
     assert errors == []
-    assert [path.name for path in store.folder.iterdir()] == ["a.lines"]
+    assert sorted(path.name for path in store.folder.iterdir()) == ["a.json", "a.safetensors"]
     read = read_quietly(store, "a")
     assert read is not None
     assert torch.equal(read, lines)
@@ -287,7 +426,7 @@ def test_a_folder_that_is_a_file_holds_nothing_and_takes_nothing(
     assert store.entries() == []
     assert store.clear() == 0
     with pytest.raises(OSError, match="file"):
-        store.write("a", pieces_of(random_lines()), notes={})
+        write(store, "a", random_lines())
 
 
 def test_a_store_that_may_only_be_read_is_read(
@@ -310,32 +449,58 @@ def test_entries_say_what_they_are_the_last_used_first(store: FeatureStore) -> N
     assert (first.key, second.key) == ("a", "b")
     assert first.size_bytes == file.stat().st_size
     assert first.used_at == pytest.approx(now - 10, abs=0.01)
-    assert first.facts == {"rows": 10, "shape": [10, 4], "dtype": "float32"}
+    assert {**first.facts, "sha256": ""} == {
+        "rows": 10,
+        "shape": [10, 4],
+        "dtype": "float32",
+        "sha256": "",
+    }
     assert second.facts["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("junk", [b"", b"\0" * 100, b"\n[1]\n", b"\n{}\n", b"\xff\xfe\n{\n"])
-def test_junk_is_listed_takes_room_and_goes_like_the_rest(junk: bytes, tmp_path: Path) -> None:
-    store = FeatureStore(tmp_path, limit_bytes=400)
-    (tmp_path / "junk.lines").write_bytes(junk * 10)
-    os.utime(tmp_path / "junk.lines", (1, 1))
-    [entry] = store.entries()
+@pytest.mark.parametrize("facts", [None, "", "[1]", "\udcff{"])
+def test_junk_is_listed_takes_room_and_goes_like_the_rest(
+    facts: str | None, three_fit: Callable[[], FeatureStore]
+) -> None:
+    keep(three_fit(), "a", random_lines())
+    junk = three_fit().folder / "junk.safetensors"
+    junk.write_bytes(b"\0" * (three_fit().limit_bytes // 2))
+    os.utime(junk, (1, 1))
+    if facts is not None:
+        junk.with_suffix(".json").write_bytes(facts.encode("utf-8", "surrogateescape"))
+    _, entry = three_fit().entries()
     assert (entry.key, entry.facts) == ("junk", {})
-    keep(store, "a", random_lines())
-    keep(store, "b", random_lines(12))
-    assert keys_of(store) == ["b"]
+    keep(three_fit(), "b", random_lines())
+    assert sorted(keys_of(three_fit())) == ["a", "b"]
 
 
 def test_clearing_frees_what_is_kept_and_leaves_what_is_not_the_stores(
     store: FeatureStore,
 ) -> None:
-    size_bytes = keep(store, "a", random_lines()).stat().st_size
-    (store.folder / "half.lines.partial").write_bytes(b"123")
+    keep(store, "a", random_lines())
+    (store.folder / "half.partial").write_bytes(b"123")
+    (store.folder / "of an earlier version.lines").write_bytes(b"12345")
+    (store.folder / "of an earlier version.lines.partial").write_bytes(b"1")
+    size_bytes = sum(path.stat().st_size for path in store.folder.iterdir())
     (store.folder / "notes.txt").write_text("mine")
     (store.folder / "folder.txt").mkdir()
-    assert store.clear() == size_bytes + 3
+    assert store.clear() == size_bytes
     assert sorted(path.name for path in store.folder.iterdir()) == ["folder.txt", "notes.txt"]
     assert store.clear() == 0
+
+
+def test_a_key_takes_one_part_at_a_time() -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def parts() -> Iterator[str | torch.Tensor]:
+        for number in range(3):
+            assert all(one() is None for one in alive[:-1])
+            tensor = torch.full((3,), number)
+            alive.append(weakref.ref(tensor))
+            yield tensor
+            del tensor
+
+    assert key_of(parts()) == key_of([torch.full((3,), number) for number in range(3)])
 
 
 def test_every_part_of_a_key_and_their_order_count() -> None:

@@ -154,10 +154,7 @@ def test_bf16_keeps_states_in_two_bytes_a_number(folders: dict[str, Path], tmp_p
             max_steps=1,
             freeze_core=True,
         )
-        sizes[precision] = {
-            json.loads(file.read_bytes().rsplit(b"\n", 2)[1])["dtype"]
-            for file in cache.rglob("*.lines")
-        }
+        sizes[precision] = {json.loads(file.read_text())["dtype"] for file in cache.rglob("*.json")}
     assert sizes["fp32"] == {"float32"}
     assert sizes["bf16"] <= {"bfloat16", "float32"}
 
@@ -438,7 +435,7 @@ def test_the_same_run_over_what_was_kept_has_the_same_bits(
 def test_damage_is_told_and_mended(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"freeze_core": True, "cache_dir": str(tmp_path / "cache")}
     run_tiny(tmp_path / "first", model=tiny_folder, **options)
-    for file in (tmp_path / "cache").rglob("*.lines"):
+    for file in (tmp_path / "cache").rglob("*.safetensors"):
         content = bytearray(file.read_bytes())
         content[40] ^= 8
         file.write_bytes(content)
@@ -476,7 +473,7 @@ def test_states_larger_than_the_limit_are_used_and_not_kept(
     options = {"train_layers": 1, "cache_dir": str(tmp_path / "cache"), "cache_gib": 1e-6}
     run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
     assert not was_emitted(emitted, WarningMessage, "kept")
-    assert list((tmp_path / "cache").rglob("*.lines*")) == []
+    assert list((tmp_path / "cache").rglob("*.*")) == []
     run_tiny(tmp_path / "kept", model=tiny_folder, **(options | {"cache_gib": 1}))
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "kept"))
 
