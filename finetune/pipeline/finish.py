@@ -1,6 +1,5 @@
 """What a run leaves when its updates are done: the best model and its figures."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from finetune.events import Emit, Stage
 from finetune.files import read_jsonl, write_json, write_jsonl
 from finetune.model.freeze import count_parameters
+from finetune.model.save import save_classifier
 from finetune.pipeline.plan import TrainingPlan
 from finetune.pipeline.predict import answers
 from finetune.pipeline.prepare import Prepared
@@ -49,7 +49,7 @@ def finish(
     best_folder = folder.checkpoints_folder / BEST_CHECKPOINT
     tensors, _ = read_checkpoint(best_folder)
     load_trained_tensors(training_state, tensors["model"])
-    _save_model(folder, prepared)
+    save_classifier(prepared.classifier, folder.model_folder)
     results = {
         "schema_version": RESULTS_SCHEMA_VERSION,
         **_facts(prepared, plan),
@@ -76,17 +76,6 @@ def finish(
     write_report(folder)
     shutil.rmtree(best_folder)
     return {**results, "output_dir": str(folder.path)}
-
-
-def _save_model(folder: RunFolder, prepared: Prepared) -> None:
-    """Write the model whole or not at all."""
-    partial = folder.model_folder.with_name(folder.model_folder.name + ".partial")
-    for leftover in (partial, folder.model_folder):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    prepared.classifier.model.save_pretrained(partial)
-    prepared.classifier.tokenizer.save_pretrained(partial)
-    os.replace(partial, folder.model_folder)
 
 
 def _facts(prepared: Prepared, plan: TrainingPlan) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import save_tiny_model
+from transformers import PreTrainedTokenizerFast
+
+from finetune.model.load import Classifier, load_classifier
+from finetune.model.save import save_classifier
+
+NAMES = ["good", "bad"]
+
+
+def load(folder: Path) -> Classifier:
+    return load_classifier(str(folder), revision=None, class_names=NAMES, emit=lambda event: None)
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Classifier:
+    return load(save_tiny_model(tmp_path / "pretrained"))
+
+
+def test_a_saved_classifier_comes_back_bit_for_bit(classifier: Classifier, tmp_path: Path) -> None:
+    save_classifier(classifier, tmp_path / "model")
+
+    again = load(tmp_path / "model")
+
+    for name, tensor in classifier.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor)
+    assert again.tokenizer.get_vocab() == classifier.tokenizer.get_vocab()
+    assert again.structure == classifier.structure
+    assert list(again.class_names) == NAMES
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007, 0o077])
+def test_files_have_the_permissions_that_the_user_gives_to_files(
+    umask: int, classifier: Classifier, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        save_classifier(classifier, tmp_path / "model")
+    finally:
+        os.umask(before)
+
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "model").iterdir()}
+    assert modes == {0o666 & ~umask}
+
+
+def test_a_failure_halfway_leaves_what_was_there_and_can_be_made_good(
+    classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = tmp_path / "model"
+    save_classifier(classifier, folder)
+    (folder / "README.md").write_text("of the first")
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerFast, "save_pretrained", fail)
+        with pytest.raises(OSError, match="No space"):
+            save_classifier(classifier, folder)
+    assert (folder / "README.md").read_text() == "of the first"
+
+    save_classifier(classifier, folder)
+
+    assert not (folder / "README.md").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "pretrained"]
+    load(folder)
