@@ -35,6 +35,23 @@ def test_order_of_the_texts_is_kept() -> None:
     assert rows_of(encoded) == ids_one_by_one(TEXTS, max_length=20)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("max_length", [3, 6, 20])
+def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.truncation_side = side
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    texts = [*TEXTS, "a [MASK] [SEP] b", "déjà vu \u200b 都", "\x00\ud7ff", " \t\n"]
+    expected = tokenizer(texts, truncation=True, max_length=max_length)
+    # What an earlier call has left must not matter.
+    tokenizer(texts, truncation=True, padding="max_length", max_length=4)
+
+    encoded = encode_texts(tokenizer, texts, max_length=max_length)
+
+    for column in ("input_ids", "token_type_ids"):
+        assert rows_of(encoded, column) == expected[column]
+
+
 @pytest.mark.parametrize("texts_a_call", [1, 2, 3, 6, 7])
 def test_many_texts_are_encoded_as_few_are(
     monkeypatch: pytest.MonkeyPatch, texts_a_call: int
