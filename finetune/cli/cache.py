@@ -1,6 +1,7 @@
-"""``finetune cache``: what frozen cores gave, kept for the next run."""
+"""``finetune cache``: the stored features of frozen layers."""
 
 import os
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,14 +13,14 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  finetune cache ls          what is kept, the last used first
-  finetune cache clear       delete all of it; the next run makes it anew
+  finetune cache ls          the entries, the last used first
+  finetune cache clear       delete all; the next run computes its features anew
 """
 
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """Look at, or delete, what frozen cores gave for texts."""
+    """List or delete the stored features of frozen layers."""
 
 
 @command.command()
@@ -27,19 +28,30 @@ def command() -> None:
 @json_option
 @debug_option
 def ls(*, as_json: bool, **flags: Any) -> None:
-    """List what is kept, the last used first."""
-    from finetune.cli.console import show_json, show_kept
+    """List the entries, the last used first."""
+    from finetune.cli.console import as_text, mebibytes, show_json, show_lines, show_table
 
     store = _open_store(flags)
     entries = store.entries()
-    if not as_json:
-        show_kept(entries, folder=store.folder)
+    if as_json:
+        listed = [
+            {**one.facts, "key": one.key, "size_bytes": one.size_bytes, "used_at": one.used_at}
+            for one in entries
+        ]
+        show_json({"schema_version": 1, "folder": str(store.folder), "entries": listed})
         return
-    rows = [
-        {**one.facts, "key": one.key, "size_bytes": one.size_bytes, "used_at": one.used_at}
-        for one in entries
-    ]
-    show_json({"schema_version": 1, "folder": str(store.folder), "entries": rows})
+    if entries:
+        names = ("rows", "data", "split", "model", "mode")
+        rows = [
+            (
+                datetime.fromtimestamp(entry.used_at).strftime("%Y-%m-%d %H:%M"),
+                mebibytes(entry.size_bytes),
+                *(as_text(entry.facts.get(name, "?")) for name in names),
+            )
+            for entry in entries
+        ]
+        show_table(("last used", "size", *names), rows, numbers=("size", "rows"))
+    show_lines(f"{mebibytes(sum(one.size_bytes for one in entries))} in {store.folder}")
 
 
 @command.command()
@@ -47,15 +59,15 @@ def ls(*, as_json: bool, **flags: Any) -> None:
 @json_option
 @debug_option
 def clear(*, as_json: bool, **flags: Any) -> None:
-    """Delete all that is kept."""
-    from finetune.cli.console import show_json, show_lines, size_in_words
+    """Delete all entries."""
+    from finetune.cli.console import mebibytes, show_json, show_lines
 
     store = _open_store(flags)
     freed_bytes = store.clear()
     if as_json:
         show_json({"schema_version": 1, "folder": str(store.folder), "freed_bytes": freed_bytes})
     else:
-        show_lines(f"deleted {size_in_words(freed_bytes)} in {store.folder}")
+        show_lines(f"deleted {mebibytes(freed_bytes)} in {store.folder}")
 
 
 def _open_store(flags: dict[str, Any]) -> "FeatureStore":

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from finetune.cli.options import (
 
 EXAMPLES = """\b
 Examples:
-  finetune config show -c trec_head --seed 7    each value, and where it comes from
-  finetune config cp trec_head mine.yaml        a recipe to start from
-  finetune config validate mine.yaml            what is wrong with it, if anything
+  finetune config show -c trec_head --seed 7    each value and its origin
+  finetune config cp trec_head mine.yaml        start from a recipe
+  finetune config validate mine.yaml            is it valid
   finetune config schema > finetune.schema.json
 """
 SCHEMA_IN_EDITORS = """\b
@@ -43,12 +42,11 @@ def command() -> None:
 @json_option
 @debug_option
 def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
-    """Show what each option of a run would be, and why.
+    """Show the value of each option and its origin.
 
-    The origin of a value is default, a file, a variable of the environment, or a flag; later ones
-    win.
+    The origin is default, a file, an environment variable or a flag; a later one overrides.
     """
-    from finetune.cli.console import show_json
+    from finetune.cli.console import show_json, show_table
     from finetune.config.describe import describe_options
     from finetune.config.load import load_config
 
@@ -59,17 +57,22 @@ def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **f
     if as_json:
         show_json({"schema_version": 1, "options": options})
         return
-    _show_options(options)
+    rows = []
+    section = ""
+    for one in options:
+        value = one["value"] if isinstance(one["value"], str) else json.dumps(one["value"])
+        is_first, section = one["section"] != section, one["section"]
+        rows.append((section if is_first else "", one["option"], value, one["origin"]))
+    show_table(("section", "option", "value", "origin"), rows)
 
 
 @command.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 @debug_option
 def validate(*, files: tuple[str, ...]) -> None:
-    """Check YAML files, each by itself.
+    """Check YAML files, each without the environment and the others.
 
-    Neither the environment nor another file plays a part. The first file that is not valid ends
-    the check, with exit code 2.
+    The first invalid file ends the command with exit code 2.
     """
     from finetune.config.load import load_config
 
@@ -104,36 +107,9 @@ def list_recipes() -> None:
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @debug_option
 def copy(*, name: str, file: Path | None) -> None:
-    """Copy the recipe NAME to a new FILE.
-
-    FILE is by default NAME.yaml in the current folder.
-    """
+    """Copy the recipe NAME to a new FILE, by default NAME.yaml in the current folder."""
     from finetune.config.recipes import copy_recipe
 
     file = file or Path(f"{name}.yaml")
     copy_recipe(name, to=file)
-    click.echo(f"{file} is written; run it with: finetune run --config {shlex.quote(str(file))}")
-
-
-def _show_options(options: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("section", "option", "value", "origin", box=None, pad_edge=False)
-    section = None
-    for option in options:
-        is_first = option["section"] != section
-        section = option["section"]
-        table.add_row(
-            section if is_first else "",
-            option["option"],
-            Text(_as_yaml(option["value"]), overflow="fold"),
-            Text(option["origin"], overflow="fold"),
-            style="bold" if option["origin"] != "default" else None,
-        )
-    Console(highlight=False).print(table)
-
-
-def _as_yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    click.echo(f"written: {file}; run it with: finetune run --config {shlex.quote(str(file))}")

@@ -1,4 +1,4 @@
-"""``finetune data``: looks at data before a run."""
+"""``finetune data``."""
 
 import os
 from dataclasses import fields
@@ -12,14 +12,14 @@ from finetune.config.schema import DataConfig
 EXAMPLES = """\b
 Examples:
   finetune data check                               TREC
-  finetune data check --data reviews.csv            a file of yours
+  finetune data check --data reviews.csv            your own file
   finetune data check --data hub:owner/name --json
 """
 
 
 @click.group()
 def command() -> None:
-    """Look at data before a run."""
+    """Check the data of a run."""
 
 
 @command.command(epilog=EXAMPLES)
@@ -29,10 +29,10 @@ def command() -> None:
 def check(
     *, config: str | None, as_json: bool, quiet: bool, no_progress: bool, **flags: Any
 ) -> None:
-    """Show what the data holds and what is odd about it.
+    """Print statistics of the data and suggest what to change.
 
-    Rows, classes, repeated and contradictory texts, test rows that stand in the training split,
-    and how long the texts are for the model. No model is loaded but its tokenizer.
+    Rows and classes, duplicates, texts with several labels, test rows that are in the training
+    split too, and lengths in tokens. Of the model, only the tokenizer is loaded.
     """
     from finetune.cli.console import show_json, showing
     from finetune.cli.findings import show_findings

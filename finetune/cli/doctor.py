@@ -17,7 +17,7 @@ from finetune.model.mode import Mode
 
 EXAMPLES = """\b
 Examples:
-  finetune doctor                    what an issue should quote
+  finetune doctor                    what to paste into an issue
   finetune doctor --device mps       exit code 4 if a Mac's GPU can't be used
   finetune doctor --ops --model minilm --mode head
   finetune doctor --parity --device mps --precision bf16
@@ -38,8 +38,8 @@ def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode
 @click.option(
     "--device", type=click.Choice(DEVICE_NAMES), default="auto", help="Device that must work."
 )
-@click.option("--ops", is_flag=True, help="Look up whether MPS has a model's operators.")
-@click.option("--parity", is_flag=True, help="Compare what the device computes with the CPU.")
+@click.option("--ops", is_flag=True, help="Check whether MPS has a model's operators.")
+@click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU's.")
 @click.option(
     "--model",
     help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
@@ -50,30 +50,30 @@ def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
-    help=f"Most rows at once. Default: {ROWS_OF_OPS}; for --parity {ROWS_OF_PARITY}.",
+    help=f"Largest batch. Default: {ROWS_OF_OPS}; for --parity {ROWS_OF_PARITY}.",
 )
 @json_option
 @debug_option
 def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: Any) -> None:
-    """Say whether this machine is ready, and what to do if not.
+    """Check whether this machine is ready, and print what to do if not.
 
-    Looks at processor, system, versions, memory, disks, the Hub, and tries each GPU. Whatever it
-    finds, the exit code is 0 as long as the device works.
+    Checks CPU, system, versions, memory, disks and the Hub, and tries each GPU. The exit code is 0
+    if the device works, else 4.
 
-    With --ops: whether MPS has all operators that a model needs, which any machine can tell. With
-    --parity: whether the device computes what the CPU does, in evaluations and in ten updates. If
-    not, the exit code is 1.
+    With --ops: does MPS have all operators that a model needs? This works on any machine. With
+    --parity: do the results of the device agree with the CPU's, in evaluation and in ten updates?
+    If not, the exit code is 1.
     """
     chosen = given(options)
     if ops and parity:
-        raise UsageError("--ops and --parity are two commands", remedy="leave one of them out")
+        raise UsageError("--ops and --parity exclude each other", remedy="give one of them")
     if ops:
         _audit(chosen, as_json=as_json)
     elif parity:
         _compare(device, chosen, as_json=as_json)
     elif chosen:
         flag = next(iter(chosen)).replace("_", "-")
-        raise UsageError(f"--{flag} is for --ops and --parity", remedy="add one of them")
+        raise UsageError(f"--{flag} needs --ops or --parity", remedy="add one of them")
     else:
         _check(device, as_json=as_json)
 
@@ -109,9 +109,7 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
     elif not chosen:
         report = audit_factory(source)
     else:
-        raise UsageError(
-            f"what {source} returns runs as it is", remedy="leave out --mode and the like"
-        )
+        raise UsageError(f"{source} takes no other options", remedy="leave out --mode and the like")
     if as_json:
         show_json(report.to_json())
     else:
@@ -138,6 +136,6 @@ def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
     if report.failures:
         parts = ", ".join(dict.fromkeys(one.part for one in report.failures))
         raise FinetuneError(
-            f"{report.device} in {report.precision} differs from the processor: {parts}",
+            f"{report.device} in {report.precision} differs from the CPU: {parts}",
             remedy="use --device cpu or another torch, and report what this command prints",
         )

@@ -14,20 +14,22 @@ from finetune.devices.names import DeviceName
     "--split",
     type=click.Choice(["test", "validation", "train"]),
     default="test",
-    help="Split to try the model on.  [default: test]",
+    help="Split to evaluate on.  [default: test]",
 )
 @device_option
 @output_options
 def command(
     run: Path, *, split: str, device: DeviceName, as_json: bool, quiet: bool, no_progress: bool
 ) -> None:
-    """Try the model in the run folder RUN on the data it was made from."""
+    """Evaluate the model in the run folder RUN on a split of its data."""
     from finetune.cli.console import show_json, show_metrics, showing
+    from finetune.report.baseline import warn_unless_better
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.pipeline.api import evaluate
 
         metrics = evaluate(run, split=split, device=device, emit=emit)
+        warn_unless_better(metrics["accuracy"], metrics["confusion_matrix"], emit=emit)
     if as_json:
         show_json(metrics)
         return

@@ -19,7 +19,6 @@ Examples:
   finetune init reviews.csv --output mine.yaml --label-column stars --model minilm
 """
 MOST_CLASSES_SHOWN = 20
-LONGEST_EXAMPLE = 60
 
 
 @click.command(epilog=EXAMPLES)
@@ -43,10 +42,10 @@ def command(
     quiet: bool,
     no_progress: bool,
 ) -> None:
-    """Look at a table of texts and write a configuration to start from.
+    """Write a configuration for a table of texts.
 
-    DATA is a .csv, .tsv, .jsonl or .parquet file. The configuration explains the options that one
-    changes first, and runs as it is.
+    DATA is a .csv, .tsv, .jsonl or .parquet file. The columns are guessed. The configuration
+    explains the most important options and can be run without changes.
     """
     from finetune.cli.console import show_json, show_lines, showing
     from finetune.config.write import write_new_file
@@ -63,17 +62,13 @@ def command(
     _show_facts(facts)
     name = shlex.quote(str(file))
     show_lines(
-        f"{file} is written; what is odd about the data: finetune data check --config {name}",
+        f"written: {file}; check the data with: finetune data check --config {name}",
         f"train with: finetune run --config {name}",
     )
 
 
 def _show_facts(facts: "TableFacts") -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from finetune.cli.console import show_facts
+    from finetune.cli.console import shorten, show_facts, show_table
 
     show_facts(
         {
@@ -82,18 +77,10 @@ def _show_facts(facts: "TableFacts") -> None:
             "text column": f"{facts.text_column} ({facts.text_reason})",
             "label column": f"{facts.label_column} ({facts.label_reason})",
             "rows of a run": facts.rows_of_a_run,
-            "classes": len(facts.class_rows),
+            "classes": f"{len(facts.class_rows)}\n",
         }
     )
-    classes = Table("class", box=None, pad_edge=False)
-    classes.add_column("rows", justify="right")
-    classes.add_column("example")
-    for name, rows in list(facts.class_rows.items())[:MOST_CLASSES_SHOWN]:
-        example = Text(" ".join(facts.examples.get(name, "").split()))
-        example.truncate(LONGEST_EXAMPLE, overflow="ellipsis")
-        classes.add_row(Text(name), f"{rows:,}", example)
-    if len(facts.class_rows) > MOST_CLASSES_SHOWN:
-        classes.add_row("...")
-    console = Console(highlight=False)
-    console.print()
-    console.print(classes)
+    shown = list(facts.class_rows.items())[:MOST_CLASSES_SHOWN]
+    rows = [(name, f"{rows:,}", shorten(facts.examples.get(name, ""))) for name, rows in shown]
+    rows += [("...", "", "")] * (len(facts.class_rows) > MOST_CLASSES_SHOWN)
+    show_table(("class", "rows", "example"), rows, numbers=("rows",))

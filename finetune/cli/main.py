@@ -1,4 +1,4 @@
-"""The command ``finetune``: its verbs, loaded when they are called, and its exit codes."""
+"""The command ``finetune``: its commands, imported when they are called, and its exit codes."""
 
 import importlib
 import os
@@ -12,15 +12,15 @@ from finetune.errors import FinetuneError, Interrupted, UsageError
 
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
-    "evaluate": "Try a run's model on the data it was made from.",
+    "evaluate": "Evaluate a run's model on a split of its data.",
     "predict": "Classify texts with a run's model.",
-    "init": "Write a configuration to start from for a table.",
-    "data": "Look at data before a run.",
+    "init": "Write a configuration for a table of texts.",
+    "data": "Check the data of a run: classes, duplicates, leaks, lengths.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",
-    "cache": "Look at, or delete, what frozen cores gave for texts.",
-    "doctor": "Say whether this machine is ready.",
+    "cache": "List or delete the stored features of frozen layers.",
+    "doctor": "Check whether this machine is ready.",
     "config": "Show, check and copy configurations.",
-    "completion": "Print the script that completes commands in a shell.",
+    "completion": "Print the completion script of a shell.",
 }
 
 
@@ -58,8 +58,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 bad data, 4 no such device, 5 out of memory,
-    6 offline and not in the cache, 130 interrupted.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 bad data, 4 device not available, 5 out of
+    memory, 6 offline and not in the cache, 130 interrupted.
     """
 
 
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
         place = error.ctx.command_path if error.ctx else "finetune"
         _leave(UsageError(error.format_message(), remedy=f"see {place} --help"), arguments)
     except (KeyboardInterrupt, click.Abort):
-        _leave(Interrupted("stopped", remedy="nothing was lost; run the command again"), arguments)
+        _leave(Interrupted("stopped", remedy="run the command again"), arguments)
     except FinetuneError as error:
         _leave(error, arguments)
     except BrokenPipeError:

@@ -20,7 +20,7 @@ assignments_option = click.option(
     "assignments",
     multiple=True,
     metavar="SECTION.OPTION=VALUE",
-    help="Set an option by its place in the YAML file; may be repeated.",
+    help="Set any option; may be repeated.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
@@ -32,12 +32,12 @@ debug_option = click.option(
 
 
 def config_options(command: Command) -> Command:
-    """Give a command a flag for each option of the schema; what is not given stays out."""
+    """Give a command a flag for each option of the schema."""
     return chosen_options(*SECTION_OF_OPTION)(command)
 
 
 def chosen_options(*names: str) -> Callable[[Command], Command]:
-    """Return what gives a command a flag for each of these options of the schema."""
+    """Return a decorator that adds a flag for each of these options of the schema."""
     options = [option for section in fields(Config) for option in fields(section.type)]  # type: ignore[arg-type]
     chosen = [option for option in options if option.name in names]
 
@@ -50,11 +50,11 @@ def chosen_options(*names: str) -> Callable[[Command], Command]:
 
 
 def output_options(command: Command) -> Command:
-    """Give a command the flags that say how it shows what it does."""
+    """Give a command the flags for its output."""
     for option in (
         debug_option,
-        click.option("--no-progress", is_flag=True, help="Plain lines instead of a moving one."),
-        click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only."),
+        click.option("--no-progress", is_flag=True, help="Print progress as lines, not as a bar."),
+        click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only."),
         json_option,
     ):
         command = option(command)
@@ -62,9 +62,14 @@ def output_options(command: Command) -> Command:
 
 
 def device_option(command: Command) -> Command:
-    """Give a command that uses a trained model the choice of a device."""
+    """Give a command that uses a trained model ``--device``, which the environment may set."""
     return click.option(
-        "--device", type=click.Choice(DEVICE_NAMES), default="auto", help="Device to use."
+        "--device",
+        type=click.Choice(DEVICE_NAMES),
+        default="auto",
+        envvar="FINETUNE_DEVICE",
+        show_envvar=True,
+        help="Device to use.  [default: auto]",
     )(command)
 
 
@@ -85,13 +90,13 @@ def _flag(option: Field[Any]) -> Callable[[Command], Command]:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return what click makes of an annotation: its plain type, or a choice."""
+    """Return the type of a flag: a plain type, or a choice."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kind(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
         if any(get_origin(one) is Literal for one in get_args(annotation)):
-            # A number or a word: the configuration tells them apart.
+            # A number or a word: the configuration parses it.
             return str
         return _kind(next(one for one in get_args(annotation) if one is not types.NoneType))
     if origin is Literal:

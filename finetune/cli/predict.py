@@ -15,7 +15,7 @@ from finetune.runs.folder import open_run_folder
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help="File with a text a line, or -."
+    "-f", "--file", type=click.Path(path_type=Path), help="File with one text per line, or -."
 )
 @device_option
 @output_options
@@ -31,13 +31,13 @@ def command(
 ) -> None:
     """Classify texts with the model in the run folder RUN.
 
-    The texts are arguments, the lines of a file, or the lines of standard input; blank lines are
-    passed over. The answers keep their order: a table, or with --json one object a line.
+    The texts are arguments, the lines of a file or of standard input; blank lines are skipped. The
+    output has their order: a table, or with --json one object per line.
     """
-    from finetune.cli.console import show_answers, show_json, showing
+    from finetune.cli.console import show_json, show_table, showing
 
     if texts and file is not None:
-        raise UsageError("texts were given and a --file", remedy="give one of the two")
+        raise UsageError("both texts and --file were given", remedy="give one of them")
     open_run_folder(run)
     lines = [_check_encoding(text) for text in texts] or _read_lines(file)
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
@@ -48,7 +48,8 @@ def command(
         for answer in answers:
             show_json(answer)
         return
-    show_answers(answers)
+    rows = [(one["label"], f"{one['probability']:.3f}", one["text"]) for one in answers]
+    show_table(("label", "probability", "text"), rows)
 
 
 def _check_encoding(text: str) -> str:
@@ -78,6 +79,6 @@ def _read_lines(file: Path | None) -> list[str]:
     texts = [line for line in lines if line.strip()]
     if not texts:
         raise DataNotFound(
-            f"{file or 'standard input'} holds no text", remedy="give one text a line"
+            f"{file or 'standard input'} has no texts", remedy="write one text per line"
         )
     return texts

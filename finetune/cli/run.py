@@ -15,26 +15,31 @@ from finetune.cli.options import (
 EXAMPLES = """\b
 Examples:
   finetune run                                BERT-base on TREC, from the Hub
-  finetune run --freeze-core --device mps     its head only, on a Mac's GPU
+  finetune run --freeze-core --device mps     only its head, on a Mac's GPU
   finetune run --config offline               without a network
 """
 
 
 @click.command(epilog=EXAMPLES)
 @config_option
-@click.option("--resume-from-checkpoint", metavar="RUN", help="Go on with the run in this folder.")
+@click.option("--resume-from-checkpoint", metavar="RUN", help="Resume the run in this folder.")
 @assignments_option
-@click.option("--dry-run", is_flag=True, help="Say what the run would do, and do not do it.")
+@click.option("--dry-run", is_flag=True, help="Print what the run would do, and stop.")
 @config_options
 @output_options
 def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Fine-tune a classifier and write a run folder."""
     from finetune.cli.console import show_facts, show_json, show_lines, show_metrics, showing
+    from finetune.report.baseline import warn_unless_better
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.pipeline.api import run
 
         results = run(emit=emit, dry_run=dry_run, **given(flags))
+        if not dry_run:
+            warn_unless_better(
+                results["test_accuracy"], results["test_confusion_matrix"], emit=emit
+            )
     if as_json:
         show_json(results)
         return

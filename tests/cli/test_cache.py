@@ -30,8 +30,8 @@ def test_ls_shows_what_is_kept_and_how_much_it_is(command: Command, tmp_path: Pa
     outcome = command("cache", "ls", "--cache-dir", tmp_path)
     assert outcome.code == 0, outcome.errors
     header, line, total = lines_of(outcome.output)
-    assert header == "last used size rows of model mode"
-    assert line.endswith("4.9 MiB 40,000 questions, train [red]tiny[/] head")
+    assert header == "last used size rows data split model mode"
+    assert line.endswith("4.9 MiB 40,000 questions train [red]tiny[/] head")
     assert total == f"4.9 MiB in {tmp_path / 'features'}"
 
 
@@ -126,7 +126,7 @@ def test_a_run_keeps_what_its_frozen_core_gave_and_says_so(
     first = command(*run, "--output-dir", tmp_path / "first")
     assert first.code == 0, first.errors
     assert "running the frozen core once over 64 train rows" in first.errors
-    assert "  64/64 rows" in first.errors.splitlines()
+    assert "  64/64 examples" in first.errors.splitlines()
     entries = json.loads(command("cache", "ls", "--cache-dir", cache, "--json").output)["entries"]
     assert {(one["split"], one["rows"]) for one in entries} == {
         ("train", 64),
@@ -136,7 +136,7 @@ def test_a_run_keeps_what_its_frozen_core_gave_and_says_so(
     assert {(one["mode"], one["model"]) for one in entries} == {("head", str(tiny_folder))}
     second = command(*run, "--output-dir", tmp_path / "second")
     assert "reusing what the frozen core gave for 64 train rows" in second.errors
-    assert "  64/64 rows" not in second.errors.splitlines()
+    assert "  64/64 examples" not in second.errors.splitlines()
 
 
 def test_a_run_can_do_without(command: Command, tiny_folder: Path, tmp_path: Path) -> None:

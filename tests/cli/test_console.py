@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from finetune.cli.console import show_answers, show_metrics, showing
+from finetune.cli.console import as_text, shorten, show_metrics, show_table, showing
 from finetune.events import Advance, Event, Stage, Update, Validation, WarningMessage
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
@@ -82,7 +82,7 @@ def test_rows_are_counted_in_lines_elsewhere_than_on_a_terminal(
     with showing(is_quiet=False, has_progress=True) as emit:
         emit(Advance(done=640, total=1280))
         emit(Advance(done=1280, total=1280))
-    assert capsys.readouterr().err == "  640/1,280 rows\n  1,280/1,280 rows\n"
+    assert capsys.readouterr().err == "  640/1,280 examples\n  1,280/1,280 examples\n"
 
 
 def test_quiet_counts_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,22 +157,65 @@ def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatc
     assert shown.getvalue().endswith(("\x1b[?25h", "\x1b[2K"))  # the cursor shows, the line is gone
 
 
-def test_figures_are_shown_by_class(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12}
-    show_metrics("the test", {"accuracy": 0.9, "macro_f1": 0.8, "per_class": {"NUM": row}})
+ROW = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12}
+METRICS = {"accuracy": 0.9, "macro_f1": 0.8, "confusion_matrix": [[9, 1], [2, 0]]}
+
+
+def test_metrics_are_shown_beside_the_baseline_and_by_class(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_metrics("the test", METRICS | {"per_class": {"NUM": ROW}})
     title, _, header, line = capsys.readouterr().out.strip().splitlines()
-    assert title == "the test: accuracy 90.0%, macro F1 80.0%"
+    assert title == "the test: accuracy 90.0% (largest class: 83.3%), macro F1 80.0%"
     assert header.split() == ["class", "precision", "recall", "F1", "rows"]
     assert line.split() == ["NUM", "50.0%", "100.0%", "66.7%", "12"]
 
 
 def test_a_class_may_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12}
-    show_metrics(
-        "[red]x[/]", {"accuracy": 1.0, "macro_f1": 1.0, "per_class": {"[bold]": row, ":a:": row}}
-    )
-    show_answers([{"label": "[bold]", "probability": 0.5, "text": "[/]"}])
+    show_metrics("[red]x[/]", METRICS | {"per_class": {"[bold]": ROW, ":a:": ROW}})
     output = capsys.readouterr().out
-    assert "[red]x[/]: accuracy 100.0%" in output
-    assert output.count("[bold]") == 2
+    assert "[red]x[/]: accuracy 90.0%" in output
+    assert "[bold]" in output
     assert ":a:" in output
+
+
+def test_a_table_has_the_width_of_a_terminal_and_none_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("word " * 40, "1,000"), ("[/]", "1")]
+    show_table(("text", "count"), rows, numbers=("count",))
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert len(header) == len(first) == len(second) == 200 + 2 + 5
+    assert second.startswith("[/] ")
+    assert second.endswith("      1")
+    for folds in (True, False):
+        with terminal(monkeypatch, "stdout") as shown:
+            show_table(("text", "count"), rows, folds=folds)
+        assert len(shown.getvalue().splitlines()) == (3 + 2 if folds else 3)
+
+
+def test_a_table_without_titles_has_no_header(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(("", ""), [("a", "b")])
+    assert capsys.readouterr().out == "a  b\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1234567, "1,234,567"),
+        (1234.5678, "1,235"),
+        (5e-5, "5e-05"),
+        ({"a": 1000, "b": "c"}, "a: 1,000, b: c"),
+        (None, "None"),
+    ],
+)
+def test_values_are_shown_as_people_read_them(value: object, shown: str) -> None:
+    assert as_text(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a\n b", "a b"), ("x" * 60, "x" * 60), ("x" * 61, "x" * 59 + "…")],
+)
+def test_an_example_is_one_short_line(text: str, shown: str) -> None:
+    assert shorten(text) == shown

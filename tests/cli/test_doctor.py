@@ -112,6 +112,7 @@ list(shown([Check("hub", "warning", "silent", "wait")]))
     assert piped.stdout.splitlines()[0] == b"warning  hub             silent"
 
 
+@pytest.mark.slow
 def test_it_takes_seconds_and_neither_transformers_nor_datasets() -> None:
     started = time.perf_counter()
     child = subprocess.run(
@@ -209,7 +210,7 @@ def test_parity_tells_parts_and_modules_and_a_verdict(command: Command, tiny_fol
     ]  # fmt: skip
     assert all(" ok " in line for line in parts.splitlines()[1:])
     assert "\nbert.encoder.layer.*.attention.self.key  " in modules
-    assert verdict == "cpu in bf16 computes what the processor does in fp32\n"
+    assert verdict == "cpu in bf16 agrees with the CPU in fp32\n"
 
 
 def test_parity_that_fails_says_where(command: Command, tiny_folder: Path) -> None:
@@ -217,7 +218,7 @@ def test_parity_that_fails_says_where(command: Command, tiny_folder: Path) -> No
         outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16", "--json")
     assert outcome.code == 1
     assert json.loads(outcome.output)["passes"] is False
-    assert "error: cpu in bf16 differs from the processor: evaluation, logits" in outcome.errors
+    assert "error: cpu in bf16 differs from the CPU: evaluation, logits" in outcome.errors
 
 
 def test_parity_of_a_device_that_does_not_work_has_exit_code_4(

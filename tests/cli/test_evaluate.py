@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from machines import LINUX, pretend
 from tiny_runs import Command
 
 import finetune
@@ -61,3 +62,19 @@ def test_evaluating_changes_nothing_in_the_run(command: Command, finished_run: P
     before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
     assert command("evaluate", finished_run, "--device=cpu", "-q").code == 0
     assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
+
+
+@pytest.mark.parametrize("command_and_texts", [["evaluate"], ["predict", "Who?"]])
+def test_the_device_may_be_set_by_the_environment(
+    command_and_texts: list[str],
+    command: Command,
+    finished_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, *texts = command_and_texts
+    monkeypatch.setenv("FINETUNE_DEVICE", "gpu")
+    command(name, finished_run, *texts).assert_refused(2, "FINETUNE_DEVICE", "gpu")
+    pretend(LINUX, monkeypatch)
+    monkeypatch.setenv("FINETUNE_DEVICE", "mps")
+    command(name, finished_run, *texts).assert_refused(4, "MPS")
+    assert command(name, finished_run, *texts, "--device", "cpu").code == 0

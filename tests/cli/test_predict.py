@@ -147,6 +147,7 @@ def test_many_texts_keep_their_order(command: Command, finished_run: Path, type_
     assert predicted_texts(command("predict", finished_run, "--json")) == texts
 
 
+@pytest.mark.slow
 def test_quiet_prints_the_answers_and_nothing_else_in_a_pipe(finished_run: Path) -> None:
     process = start_finetune(
         *("predict", finished_run, "-q", "--json"),

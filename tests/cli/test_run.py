@@ -74,6 +74,7 @@ def test_every_source_of_an_option_takes_its_turn(
     assert (training["batch_size"], training["max_steps"]) == (8, 1)
 
 
+@pytest.mark.slow
 def test_a_configuration_makes_the_same_run_in_another_process(
     finished_run: Path, tmp_path: Path
 ) -> None:
