@@ -35,7 +35,7 @@ from accelerate.utils import find_executable_batch_size
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import load_calibration, model_live_memory
-from finetune.batch_finder.find import Answer, Bounds, find_batch
+from finetune.batch_finder.find import Answer, Bounds, find_case
 from finetune.batch_finder.prober import Prober
 from finetune.batch_finder.trial import Trial, build_trial
 from finetune.batch_finder.worker import end_with_parent
@@ -234,7 +234,7 @@ def search(case: Case, *, device: Device, cap_bytes: int | None, limit: int) -> 
         memory_limit_bytes=cap_bytes,
         time_limit_seconds=SEARCH_SECONDS,
     )
-    return find_batch(case, device=device, bounds=bounds, memory=None, on_probe=lambda _: None)
+    return find_case(case, device=device, bounds=bounds, cache=None, on_probe=lambda _: None)
 
 
 def describe_search(answer: Answer) -> dict[str, Any]:

@@ -7,17 +7,20 @@ The command line's verbs as functions:
     results = finetune.run(data="questions", model="minilm", freeze_core=True)
     finetune.evaluate(results["output_dir"])
     finetune.predict(results["output_dir"], ["Who wrote Faust?"])
+    finetune.find_batch(model="minilm", device="cpu").results
 """
 
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["evaluate", "predict", "run"]
+__all__ = ["evaluate", "find_batch", "predict", "run"]
 
 
 def __getattr__(name: str) -> Any:
     """Load the functions when they are first used: torch and transformers take seconds."""
+    if name == "find_batch":
+        return import_module("finetune.api.find_batch").find_batch
     if name in __all__:
         return getattr(import_module("finetune.pipeline.api"), name)
     raise AttributeError(f"module 'finetune' has no attribute {name!r}")

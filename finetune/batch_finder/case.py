@@ -1,4 +1,4 @@
-"""What a search is about: which training step, of which model, where."""
+"""What a search is about: an update of which model, and where."""
 
 import dataclasses
 import json
@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from finetune.model.mode import Mode
 
-Part = Literal["whole", "prefix", "suffix"]
+Part = Literal["whole", "features", "trainable"]
 
-# What a model's config says beside its architecture: where it comes from, and its old classes.
+# Where a model comes from and its former classes: neither changes the shape of its tensors.
 _NOT_ARCHITECTURE = {
     "_name_or_path",
     "architectures",
@@ -23,17 +23,17 @@ _NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that the memory of an update depends on, but for the number of rows.
+    """Everything that the memory of an update depends on, but for the batch size.
 
     Args:
         device: Name of the device.
-        architecture: The model's config without what is not architecture.
-        classes: How many the model tells apart.
+        architecture: The model's config, as ``architecture_of`` returns it.
+        classes: Number of classes.
         mode: What trains.
-        padded_length: Tokens that the widest batch is padded to.
+        padded_length: Tokens of each example, padding included.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic.
-        part: ``whole`` for an update on texts. Where the frozen part of a model runs only once,
-            ``prefix`` for its forward, and ``suffix`` for an update on what it gave.
+        part: ``whole`` for an update on texts. Where features of the frozen layers are stored,
+            ``features`` for their extraction and ``trainable`` for an update on them.
     """
 
     device: str
@@ -45,18 +45,18 @@ class Case:
     part: Part = "whole"
 
     def to_json(self) -> str:
-        """Return the case as one line, the same for equal cases."""
+        """Return one line of JSON, the same for equal cases."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, line: str) -> "Case":
-        """Return the case that ``to_json`` wrote."""
+        """Return the case of a line that ``to_json`` returned."""
         fields = json.loads(line)
         return cls(**fields | {"mode": Mode(fields["mode"])})
 
 
 def architecture_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a model's ``config.to_dict()`` decides its tensors, as JSON would give it."""
+    """Return what of a model's ``config.to_dict()`` decides its tensors, in JSON's types."""
     kept = {name: value for name, value in model_config.items() if name not in _NOT_ARCHITECTURE}
     architecture: dict[str, Any] = json.loads(json.dumps(kept))
     return architecture

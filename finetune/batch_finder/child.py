@@ -1,4 +1,4 @@
-"""A child process that talks in lines of JSON and never outlives its parent."""
+"""A child process that reads and writes lines of JSON and never outlives its parent."""
 
 import contextlib
 import json
@@ -19,16 +19,14 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """A module of the package that runs in a process of its own.
-
-    It gets a session of its own as well, so that Ctrl-C reaches the parent alone.
+    """A module of the package in a process and a session of its own: Ctrl-C ends the parent alone.
 
     Args:
-        module: Name of the module to run. It finds what the parent finds.
+        module: Name of the module to run, with the parent's ``sys.path``.
     """
 
     def __init__(self, module: str) -> None:
-        # The child appends to it, so that reading moves no place that it writes to.
+        # In append mode, reading does not move the place that the child writes to.
         self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
@@ -43,11 +41,11 @@ class Child:
 
     @property
     def process_id(self) -> int:
-        """The number by which the system knows it."""
+        """The system's number of it."""
         return self._process.pid
 
     def send(self, value: Any) -> None:
-        """Write a line to the child; one that has ended shows it when it is asked for an answer."""
+        """Write a line to the child; if it has ended, ``receive`` says so."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(value).encode() + b"\n")
@@ -73,13 +71,15 @@ class Child:
 
     def kill(self) -> None:
         """End the child at once, and whatever it has started."""
-        with contextlib.suppress(ProcessLookupError):
+        # Of a child that has ended and is not yet reaped, macOS says "Operation not permitted".
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process_id, signal.SIGKILL)
+        self._process.kill()
         self._process.communicate()
         self._errors.close()
 
     def ending(self) -> str:
-        """Wait for the child's end; return how it came, such as ``was killed by SIGSEGV``."""
+        """Wait for the child's end; return its cause, such as ``was killed by SIGSEGV``."""
         status = self._process.wait()
         if status >= 0:
             return f"ended with exit code {status}"

@@ -148,7 +148,7 @@ def _as_fake(case: Case) -> Case:
     """Return the case nearest to a case that fake tensors of the CPU can take."""
     # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
     # frozen layers run as well and keep nothing.
-    part = "whole" if case.part == "suffix" and _part_at_work(case) == "core" else case.part
+    part = "whole" if case.part == "trainable" and _part_at_work(case) == "core" else case.part
     # The CPU has no fp16, and numbers of bf16 are as large.
     return dataclasses.replace(case, part=part, precision=case.precision.replace("fp16", "bf16"))
 
@@ -160,7 +160,7 @@ def _largest_batch(model: MemoryModel, *, memory_bytes: float, limit: int) -> in
 
 def _part_at_work(case: Case) -> str:
     """Return what decides the peak: the encoder's graph, or no more of it than its forward."""
-    has_encoder_graph = case.part != "prefix" and case.mode.trains_encoder
+    has_encoder_graph = case.part != "features" and case.mode.trains_encoder
     return "core" if has_encoder_graph else "head"
 
 

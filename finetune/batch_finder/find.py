@@ -1,23 +1,24 @@
-"""The largest batch size and the fastest of one case on one device, searched for or remembered."""
+"""The largest batch size and the fastest of one case on one device, searched for or cached."""
 
-import dataclasses
 import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.outcomes import Outcome, Probe
-from finetune.batch_finder.prober import WORKER, Prober
+from finetune.batch_finder.prober import Prober
 from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
 from finetune.files import read_json, write_json
 
-# What an answer depends on: this package decides what it recommends.
+# What a result depends on; this package decides what it recommends.
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
+# Free memory is never quite the same twice. A budget larger by this is worth another search.
+_MORE_BUDGET = 1.05
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Bounds:
     """Where a search ends.
 
     Args:
-        limit: Largest size worth trying, in rows.
-        first: Size to begin with; None for a small one.
+        limit: Largest batch size worth trying.
+        first: Batch size to begin with; None for a small one.
         memory_limit_bytes: The most memory that the user allows; None for as much as there is.
         time_limit_seconds: Time for the search, the start of its first process included.
     """
@@ -36,22 +37,29 @@ class Bounds:
     memory_limit_bytes: int | None
     time_limit_seconds: float
 
+    def clamp(self, max_examples: int | None) -> "Bounds":
+        """Return bounds of no more than some examples, None for any number."""
+        if max_examples is None:
+            return self
+        limit = min(self.limit, max_examples)
+        return replace(self, limit=limit, first=self.first and min(self.first, limit))
+
 
 @dataclass(frozen=True)
 class Answer:
     """What was found, and under which budget.
 
     Args:
-        found: The sizes.
+        found: The batch sizes.
         budget_bytes: Memory that a probe might hold.
         seconds: Wall time of all that it took to find them.
-        is_remembered: Whether an earlier search found it, and one probe confirmed it now.
+        is_cached: Whether an earlier search found them, and one probe confirmed it now.
     """
 
     found: Found
     budget_bytes: int
     seconds: float
-    is_remembered: bool
+    is_cached: bool
 
     @property
     def peak_bytes(self) -> int | None:
@@ -64,67 +72,81 @@ class Answer:
         return peaks[-1] if peaks else None
 
 
-def find_batch(
+def find_case(
     case: Case,
     *,
     device: Device,
     bounds: Bounds,
-    memory: Path | None,
-    on_probe: "OnProbe",
-    worker: str = WORKER,
+    cache: Path | None,
+    on_probe: Callable[[Outcome], None],
 ) -> Answer:
     """Search for a case's batch sizes, or confirm what an earlier search found.
 
+    With more memory than it had then, the search begins where the earlier one ended.
+
     Args:
         case: What is trained, on which device.
-        device: That device. The parent does not touch it: children train.
+        device: That device. Only child processes use it.
         bounds: Where the search ends.
-        memory: Folder with the answers of earlier searches; None to search in any case.
-        on_probe: Is told of each probe.
-        worker: Name of the module that the children run.
+        cache: Folder of the results of earlier searches; None to search in any case.
+        on_probe: Is called with the outcome of each probe.
 
     Raises:
-        BatchDoesNotFit: If not even one row fits.
+        BatchDoesNotFit: If not even one example fits.
         ProbeFailed: If a probe failed for another reason than memory.
-        ModelUnsupported: If the case asks for a part of a model that can't be cut in two.
+        ModelUnsupported: If the model can't be split into the case's part.
     """
     started = time.perf_counter()
-    file = None if memory is None else memory / f"{_key(case, device, bounds)}.json"
+    file = None if cache is None else cache / f"{_key(case, device, bounds)}.json"
     with Prober(
         case,
         device=device,
         limit_bytes=bounds.memory_limit_bytes,
         timeout_seconds=bounds.time_limit_seconds,
-        worker=worker,
     ) as prober:
-        verify = _reporting(prober.probe_afresh, on_probe)
+        probe, verify = (_reporting(one, on_probe) for one in (prober.probe, prober.probe_afresh))
         budget_bytes = prober.budget_bytes()
-        remembered = None if file is None else _read(file)
-        if remembered is not None:
-            outcome = verify(remembered.recommended)
-            if outcome.verdict == "fits" and not outcome.is_strained:
-                seconds = time.perf_counter() - started
-                return Answer(remembered, budget_bytes, seconds, is_remembered=True)
+        cached = None if file is None else _read(file)
+        first = bounds.first
+        if cached and _may_grow(cached, budget_bytes):
+            first = cached.found.max_verified
+        elif cached and _is_confirmed(verify(cached.found.recommended)):
+            return Answer(cached.found, budget_bytes, time.perf_counter() - started, is_cached=True)
         found = search(
-            _reporting(prober.probe, on_probe),
+            probe,
             verify=verify,
             budget_bytes=budget_bytes,
             limit=bounds.limit,
-            first=bounds.first,
+            first=first,
             time_limit_seconds=bounds.time_limit_seconds - (time.perf_counter() - started),
-            # Where no one can tell the peak from inside, nothing refuses memory either.
             slows_down=device.memory.swaps,
         )
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, dataclasses.asdict(found))
-    return Answer(found, budget_bytes, time.perf_counter() - started, is_remembered=False)
+        write_json(file, asdict(_Cached(found, budget_bytes)))
+    return Answer(found, budget_bytes, time.perf_counter() - started, is_cached=False)
 
 
-OnProbe = Callable[[Outcome], None]
+@dataclass(frozen=True)
+class _Cached:
+    """What an earlier search found, and the budget that it had."""
+
+    found: Found
+    budget_bytes: int
 
 
-def _reporting(probe: Probe, on_probe: OnProbe) -> Probe:
+def _may_grow(cached: _Cached, budget_bytes: int) -> bool:
+    """Return whether memory ended the earlier search, and there is more of it now."""
+    found = cached.found
+    was_short = found.first_failed is not None or found.recommended < found.fastest
+    return was_short and budget_bytes > _MORE_BUDGET * cached.budget_bytes
+
+
+def _is_confirmed(outcome: Outcome) -> bool:
+    return outcome.verdict == "fits" and not outcome.is_strained
+
+
+def _reporting(probe: Probe, on_probe: Callable[[Outcome], None]) -> Probe:
     def probe_and_report(batch_size: int) -> Outcome:
         outcome = probe(batch_size)
         on_probe(outcome)
@@ -134,21 +156,21 @@ def _reporting(probe: Probe, on_probe: OnProbe) -> Probe:
 
 
 def _key(case: Case, device: Device, bounds: Bounds) -> str:
-    """Return a key of all that the answer depends on."""
+    """Return a key of all that a result depends on but the budget."""
     ingredients = [
         case.to_json(),
         device.description,
         *(f"{package} {version(package)}" for package in _PACKAGES),
-        json.dumps(dataclasses.asdict(bounds), sort_keys=True),
+        json.dumps(asdict(bounds), sort_keys=True),
     ]
     return hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
 
 
-def _read(file: Path) -> Found | None:
+def _read(file: Path) -> _Cached | None:
     """Return what an earlier search wrote, or None if there is nothing that can be read."""
     try:
         fields = read_json(file)
-        probes = tuple(Outcome(**outcome) for outcome in fields.pop("probes"))
-        return Found(**fields, probes=probes)
+        probes = tuple(Outcome(**outcome) for outcome in fields["found"].pop("probes"))
+        return _Cached(Found(**fields["found"], probes=probes), int(fields["budget_bytes"]))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -15,8 +15,8 @@ class Measurement:
     """What updates at a batch size took.
 
     Args:
-        peak_bytes: The most memory that the process held, None where only others can tell.
-        examples_per_second: Rows a second of updates in their steady state.
+        peak_bytes: The most memory that the process held, None where it can't measure itself.
+        examples_per_second: Of updates in their steady state.
         is_strained: Whether memory came only once the allocator had freed its cache.
     """
 
@@ -32,12 +32,12 @@ def measure(trial: Trial | ExtractionTrial, *, batch_size: int, budget_bytes: in
     was measured before.
 
     Args:
-        trial: What is measured; for a frozen prefix, a pass over it counts as an update.
-        batch_size: Rows of each update and of the evaluation.
+        trial: What is measured; extracting the features of one batch counts as an update.
+        batch_size: Examples of each update and of the evaluation.
         budget_bytes: Allocations beyond it fail.
 
     Raises:
-        Exception: Whatever PyTorch raises, when memory runs out and else.
+        Exception: Whatever PyTorch raises, out of memory or other.
     """
     device = trial.device
     trial.begin()
@@ -56,7 +56,7 @@ def measure(trial: Trial | ExtractionTrial, *, batch_size: int, budget_bytes: in
 
 
 def _best_rate(trial: Trial | ExtractionTrial, *, batch_size: int) -> float:
-    """Return the rows a second of the best of some series of updates, each twice as long."""
+    """Return the best examples per second of some series of updates, each twice as long."""
     updates = 1 if trial.device.torch_device.type == "cpu" else 2
     best_rate = timed_seconds = 0.0
     while timed_seconds < _LEAST_TIMED_SECONDS:

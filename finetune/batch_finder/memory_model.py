@@ -15,8 +15,8 @@ class Point:
     """The peak memory that was measured at one batch size.
 
     Args:
-        batch_size: Rows, from 1.
-        peak_bytes: The most memory in use while the batch was trained on.
+        batch_size: Examples, from 1.
+        peak_bytes: The most memory in use during an update.
     """
 
     batch_size: int
@@ -27,14 +27,14 @@ class Point:
 class MemoryModel:
     """Peak memory as a hinge, ``max(floor, base + row * batch_size)``.
 
-    The floor is the optimizer's step, which needs the same whatever the batch: it is the peak of
-    small batches. BERT-base with 128 tokens in bf16 on an H200 takes 2,160 MiB from 1 row to 4 and
-    49.5 MiB a row from there.
+    The floor is the optimizer's step, which takes the same whatever the batch: it is the peak of
+    small batches. BERT-base with 128 tokens in bf16 on an H200 takes 2,160 MiB for 1 to 4 examples
+    and 49.5 MiB for each one more.
 
     Args:
         floor_bytes: Peak of small batches.
         base_bytes: Where the line of large batches would start.
-        row_bytes: Memory of one row more; 0 where no growth was seen.
+        row_bytes: Memory of one example more; 0 where no growth was seen.
     """
 
     floor_bytes: float

@@ -1,4 +1,4 @@
-"""What probes have told about a device so far."""
+"""The outcomes of the probes so far, and what follows from them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ class Outcome:
     """What one probe found.
 
     Args:
-        batch_size: Rows of the batch.
+        batch_size: Examples of an update.
         verdict: Whether it fits; ``failed`` says that something other than memory went wrong.
         peak_bytes: The most memory in use, None where unknown.
-        examples_per_second: Rows a second of updates in their steady state, None unless it fits.
+        examples_per_second: Of updates in their steady state, None unless it fits.
         seconds: Wall time of the probe, the start of a process included.
-        reason: In words, for what does not fit: what happened.
-        is_strained: Whether it fits, but only just: the allocator had to free its cache and try
-            again, or the system began to swap.
+        reason: Why it does not fit.
+        is_strained: Whether it barely fits: the allocator had to free its cache and try again, or
+            the system began to swap.
     """
 
     batch_size: int
@@ -62,7 +62,7 @@ class History:
     checked_sizes: set[int] = field(default_factory=set)
 
     def add(self, outcome: Outcome, *, is_fresh: bool) -> None:
-        """Remember an outcome, and see the earlier ones in its light."""
+        """Add an outcome, and judge the speed of the earlier ones by it."""
         self.outcomes.append(outcome)
         if self.slows_down:
             self.outcomes = [_judge_speed(each, among=self.outcomes) for each in self.outcomes]
@@ -83,7 +83,7 @@ class History:
 
     @property
     def speeds(self) -> dict[int, float]:
-        """Rows a second of the sizes that passed."""
+        """Examples per second of the sizes that passed."""
         return {
             size: outcome.examples_per_second
             for size, outcome in self.passed.items()
@@ -97,7 +97,7 @@ class History:
 
     @property
     def bound(self) -> int | None:
-        """The smallest size above the largest that passed which failed for memory."""
+        """The smallest size that failed for memory, above the largest that passed."""
         return min((size for size in self.sizes("too_big") if size > self.largest), default=None)
 
     @property
@@ -122,15 +122,15 @@ class History:
         )
 
     def affordable_size(self, seconds: float) -> int:
-        """Predict the largest size whose probe ends in time, and half of one that did not at most.
+        """Predict the largest size whose probe ends in time; at most half of one that did not.
 
         The time is predicted from above, as if an update had no fixed part.
         """
         if not self.speeds:
             return self.limit
         size = max(self.speeds)
-        seconds_a_row = UPDATES_A_PROBE / self.speeds[size]
-        in_time = size + (seconds - self.passed[size].seconds) / seconds_a_row
+        seconds_per_example = UPDATES_A_PROBE / self.speeds[size]
+        in_time = size + (seconds - self.passed[size].seconds) / seconds_per_example
         too_slow = min(self.sizes("timed_out"), default=2 * self.limit)
         return math.floor(min(in_time, too_slow / 2))
 

@@ -1,8 +1,7 @@
-"""Has a child process train at a size, watches it, and survives whatever becomes of it."""
+"""Has a child process train at a batch size, watches it, and survives whatever becomes of it."""
 
 import math
 import time
-from types import TracebackType
 from typing import Any
 
 from finetune.batch_finder.case import Case
@@ -19,7 +18,7 @@ _SAMPLE_SECONDS = 0.02
 _HOST_SAMPLE_SECONDS = 0.25
 # Most searches need three fresh children within a few seconds, or one more.
 _SPARES = 2
-# A child that another kills while it holds this share of its budget has been killed for memory.
+# A child that is killed while it holds this share of its budget has been killed for memory.
 _NEARLY_SHARE = 0.9
 # What oneDNN says when it gets no memory for the code that it makes, but of other reasons as well.
 _VAGUE_TEXT = "could not create a primitive"
@@ -58,12 +57,7 @@ class Prober:
     def __enter__(self) -> "Prober":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_child()
         while self._spares:
             self._spares.pop().kill()
@@ -91,7 +85,7 @@ class Prober:
 
         Raises:
             ProbeFailed: If the first child fails before it knows its budget.
-            ModelUnsupported: If the case asks for a part of a model that can't be cut in two.
+            ModelUnsupported: If the model can't be split into the case's part.
         """
         started = time.perf_counter()
         self.budget_bytes()
@@ -99,29 +93,22 @@ class Prober:
         self._has_trained = True
         watch = self._watch(child)
         child.send(batch_size)
+        verdict: Verdict = "fits"
+        examples_per_second, is_strained, reason = None, False, ""
         try:
             measurement = watch.await_answer("measurement")
-            peak_bytes: int = measurement["peak_bytes"] or watch.peak_bytes
+            peak_bytes = measurement["peak_bytes"] or watch.peak_bytes
             watch.check_budget(peak_bytes)
             watch.check_error_text()
+            examples_per_second = measurement["examples_per_second"]
+            is_strained = measurement["is_strained"]
         except _Stopped as stop:
             self._end_child()
-            seconds = time.perf_counter() - started
-            return Outcome(
-                batch_size,
-                stop.verdict,
-                peak_bytes=watch.peak_bytes or None,
-                examples_per_second=None,
-                seconds=seconds,
-                reason=stop.reason,
-            )
+            peak_bytes = watch.peak_bytes or None
+            verdict, reason = stop.verdict, stop.reason
+        seconds = time.perf_counter() - started
         return Outcome(
-            batch_size,
-            "fits",
-            peak_bytes=peak_bytes,
-            examples_per_second=measurement["examples_per_second"],
-            seconds=time.perf_counter() - started,
-            is_strained=measurement["is_strained"],
+            batch_size, verdict, peak_bytes, examples_per_second, seconds, reason, is_strained
         )
 
     def probe_afresh(self, batch_size: int) -> Outcome:
@@ -131,12 +118,7 @@ class Prober:
         return self.probe(batch_size)
 
     def _watch(self, child: Child) -> "_Watch":
-        return _Watch(
-            child,
-            device=self._device,
-            budget_bytes=self._budget_bytes,
-            timeout_seconds=self._timeout_seconds,
-        )
+        return _Watch(child, self._device, self._budget_bytes, self._timeout_seconds)
 
     def _start_child(self) -> Child:
         child = self._spares.pop(0) if self._spares else Child(self._worker)
@@ -174,27 +156,27 @@ class _Stopped(Exception):
 
 
 class _Watch:
-    """Looks at a child and at the machine's memory while a child works.
+    """Looks at a child and at the machine's memory while the child works.
 
     Attributes:
         peak_bytes: The most of the machine's memory that the child was seen to hold.
     """
 
     def __init__(
-        self, child: Child, *, device: Device, budget_bytes: int | None, timeout_seconds: float
+        self, child: Child, device: Device, budget_bytes: int | None, timeout_seconds: float
     ) -> None:
         self.peak_bytes = 0
         self._child, self._device, self._budget_bytes = child, device, budget_bytes
         self._timeout_seconds = timeout_seconds
         self._host = HostWatch()
-        self._started = self._host_asked = time.perf_counter()
+        self._started = self._host_sampled = time.perf_counter()
 
     def await_answer(self, name: str) -> Any:
-        """Return what the child says under a name.
+        """Return the child's answer of a name.
 
         Raises:
-            _Stopped: If it will not be said, or if the child had to be given up.
-            ModelUnsupported: If the case asks for a part of a model that can't be cut in two.
+            _Stopped: If there will be none, or if the child had to be given up.
+            ModelUnsupported: If the model can't be split into the case's part.
         """
         while True:
             answer = self._receive()
@@ -239,7 +221,7 @@ class _Watch:
             return _Stopped("too_big", f"{ending}: {line}")
         if ending.endswith("SIGKILL") and (self._was_nearly_full() or self._host.has_killed()):
             return _Stopped("too_big", f"{ending}, which the system does when memory runs out")
-        lines = self._child.error_lines() or ["it said nothing"]
+        lines = self._child.error_lines() or ["it wrote no error"]
         return _Stopped("failed", f"{ending}: {lines[-1]}")
 
     def _check_memory(self) -> None:
@@ -250,9 +232,9 @@ class _Watch:
 
     def _check_host(self) -> None:
         now = time.perf_counter()
-        if now - self._host_asked < _HOST_SAMPLE_SECONDS:
+        if now - self._host_sampled < _HOST_SAMPLE_SECONDS:
             return
-        self._host_asked = now
+        self._host_sampled = now
         if why_short := self._host.why_short():
             raise _Stopped("too_big", why_short)
 
@@ -260,8 +242,6 @@ class _Watch:
         return self.peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
 
     def _line_about_memory(self) -> str | None:
+        is_out_of_memory = self._device.memory.is_out_of_memory
         lines = self._child.error_lines()
-        return next(
-            (line for line in lines if self._device.memory.is_out_of_memory(RuntimeError(line))),
-            None,
-        )
+        return next((line for line in lines if is_out_of_memory(RuntimeError(line))), None)

@@ -1,19 +1,19 @@
 """Which batch size to train with: a fast one that a run will not run out of memory with.
 
-A probe takes a few updates at one width. A run takes thousands at many widths and evaluates in
-between, and what they leave in an allocator's cache a probe does not see: on a CPU, 50 updates of
-mixed widths took a fifth more for their rows than a probe had. So a recommended size leaves room: a
-tenth of the budget, and a quarter of the rows that the memory ends at. A size at which the
-allocator had to try again is not recommended. The fastest size mostly leaves room, for a device is
-busy long before it is full.
+A probe takes a few updates at one padded length. A run takes thousands at many lengths and
+evaluates in between, which leaves more in an allocator's cache: on a CPU, 50 updates of mixed
+lengths took a fifth more per example than a probe. So a recommended size leaves room: a tenth of
+the budget, and a quarter of the batch size at which memory ends. A size at which the allocator had
+to try again is not recommended. The fastest size mostly leaves room, since a device is busy long
+before it is full.
 """
 
 from finetune.batch_finder.outcomes import History
 from finetune.batch_finder.speed_model import fastest_size, promising_size
 
-# What a recommended size uses at most, of the budget and of the rows that the memory ends at.
+# What a recommended size uses at most, of the budget and of the size at which memory ends.
 SAFE_BUDGET_SHARE = 0.9
-SAFE_ROWS_SHARE = 0.75
+SAFE_SIZE_SHARE = 0.75
 # An untried size is worth a probe if all that would do as well are this much larger or smaller.
 WORTHWHILE_SHARE = 0.75
 # After this many probes none is spent on a size that is only smaller, and not safer.
@@ -34,7 +34,7 @@ def size_worth_probing(history: History) -> int | None:
     fastest = fastest_size(history.speeds)
     size = promising_size(history.speeds)
     if _leaves_room(fastest, history):
-        # Once the search has come down from the largest, a smaller size gains little more.
+        # Once the search has come down from the largest, a smaller size adds little more.
         has_come_down = history.outcomes[-1].batch_size < history.largest
         is_cheap = len(history.outcomes) < FEW_PROBES and not has_come_down
         is_worth = is_cheap and size <= WORTHWHILE_SHARE * fastest
@@ -54,7 +54,7 @@ def _leaves_room(size: int, history: History) -> bool:
     return (
         not outcome.is_strained
         and (outcome.peak_bytes or 0) <= SAFE_BUDGET_SHARE * history.budget_bytes
-        and (end is None or size <= SAFE_ROWS_SHARE * end)
+        and (end is None or size <= SAFE_SIZE_SHARE * end)
     )
 
 
@@ -69,5 +69,5 @@ def _largest_with_room(history: History) -> int:
     cramped = min(size for size in history.passed if not _leaves_room(size, history))
     bounds = [cramped - 1, history.predict_largest(budget_share=SAFE_BUDGET_SHARE)]
     if end := _end_of_memory(history):
-        bounds.append(int(SAFE_ROWS_SHARE * end))
+        bounds.append(int(SAFE_SIZE_SHARE * end))
     return min(bound for bound in bounds if bound is not None)

@@ -1,8 +1,8 @@
 """Which batch size to try next, and when to stop: numbers only, no device.
 
-The search asks probes, which really train at a size. It grows until the memory model has a slope,
-goes near the size that the model predicts, and encloses the largest that fits to 1 %. One probe
-more looks for a smaller size that is as fast.
+A probe really trains at a size. The search grows until the memory model has a slope, goes near the
+size that the model predicts, and brackets the largest that fits to 1 %. One more probe looks for a
+smaller size that is as fast.
 """
 
 import math
@@ -16,12 +16,12 @@ from finetune.errors import BatchDoesNotFit, ProbeFailed
 
 __all__ = ["Found", "Outcome", "Probe", "Verdict", "search"]
 
-# Large enough to stand out from the flat part of most memory curves, and small enough to fit nearly
-# everywhere; where it does not, a single row is next.
+# Beyond the flat part of most memory curves, and small enough to fit nearly everywhere; where it
+# does not, a single example is next.
 FIRST_SIZE = 4
 # The search tries no new size after this many probes; what remains is to check the one it found.
 MOST_PROBES = 8
-# How closely the largest size is enclosed, as a share of it; one row is always close enough.
+# How closely the largest size is bracketed, as a share of it; one example is always enough.
 TOLERANCE_SHARE = 0.01
 # The same after two failures, each of which costs a process.
 TIRED_TOLERANCE_SHARE = 0.02
@@ -44,7 +44,7 @@ class Found:
         predicted_maximum: Largest size that the memory model expects to fit, where the search ran
             out of time before it ran out of memory; None elsewhere, or if too little is known.
         fastest: Smallest probed size whose speed is within 3 % of the best.
-        recommended: Size to train with: the fastest of those that leave room.
+        recommended: Size to train with: the fastest that leaves room.
         probes: All outcomes, in order.
         seconds: Time of all probes.
     """
@@ -79,16 +79,16 @@ def search(
         budget_bytes: Memory that a batch may use.
         limit: Largest size worth trying, from 1.
         first: Size to begin with, in 1..limit; None for a small one. Where the device slows down,
-            the search begins with one row whatever this is: only the speed of a size that is not
-            swapped tells that another one is.
-        time_limit_seconds: Time for all probes. None is begun that would probably end later, but
-            for those without which there is no answer.
+            the search begins with one example in any case: only the speed of a size that is not
+            swapped shows that another one is.
+        time_limit_seconds: Time for all probes. None is begun that would probably end later,
+            except those without which there is no result.
         slows_down: Whether the device swaps rather than refuse memory, so that a size which strains
             it, or is less than half as fast as a smaller one, is too big.
 
     Raises:
-        BatchDoesNotFit: If not even one row fits.
-        ProbeFailed: If a probe failed for another reason than memory, or timed out at one row.
+        BatchDoesNotFit: If not even one example fits.
+        ProbeFailed: If a probe failed for another reason than memory, or timed out at one example.
     """
     history = History(budget_bytes=budget_bytes, limit=limit, slows_down=slows_down)
     while attempt := _next_attempt(
@@ -114,7 +114,7 @@ class _Attempt(NamedTuple):
 
 
 def _next_attempt(history: History, *, first: int | None, seconds_left: float) -> _Attempt | None:
-    """Return what to try next, or None when all is known that there is time for."""
+    """Return what to try next, or None when nothing is left that there is time for."""
     return (
         _attempt_to_bracket(history, first=first, seconds_left=seconds_left)
         or _attempt_to_check(history)
@@ -125,10 +125,10 @@ def _next_attempt(history: History, *, first: int | None, seconds_left: float) -
 def _attempt_to_bracket(
     history: History, *, first: int | None, seconds_left: float
 ) -> _Attempt | None:
-    """Return the size that says most about the largest, if there is time for it.
+    """Return the size that narrows the bracket of the largest most, if there is time for it.
 
     While the search grows, a process is used again and half the time is kept for the check. Near
-    the prediction every size may turn out to be the largest, so that its probe is the check too.
+    the prediction every size may be the largest, so that its probe is the check too.
     """
     size = _bracketing_size(history, first=first)
     if size is None or _is_exhausted(history):
@@ -171,23 +171,23 @@ def _raise_if_hopeless(history: History) -> None:
     if last.verdict == "failed":
         raise ProbeFailed(
             f"a probe of batch size {last.batch_size} failed: {last.reason}",
-            remedy="that has nothing to do with memory: see what finetune doctor says",
+            remedy="memory is not the cause: see what finetune doctor says",
         )
     if history.largest or last.batch_size > 1:
         return
     if last.verdict == "timed_out":
         raise ProbeFailed(
-            f"even a batch of one row takes too long: {last.reason}",
+            f"even a batch of one example takes too long: {last.reason}",
             remedy="raise --time-limit, or lower --max-length",
         )
     raise BatchDoesNotFit(
-        f"not even a batch of one row fits in memory: {last.reason}",
+        f"not even a batch of one example fits in memory: {last.reason}",
         remedy="lower --max-length, use --freeze-core, or raise --memory-limit",
     )
 
 
 def _bracketing_size(history: History, *, first: int | None) -> int | None:
-    """Return the size to try for the largest, or None when it is enclosed."""
+    """Return the size to try for the largest, or None when it is bracketed."""
     low, high = history.largest, history.bound
     if not low:
         return _first_size(history, first=first)
@@ -210,7 +210,7 @@ def _first_size(history: History, *, first: int | None) -> int:
 
 
 def _grown_size(history: History) -> int:
-    """Return a size that fits if the rows took at most half of the peak so far, or the double."""
+    """Return a size that fits if examples took at most half of the peak so far, or the double."""
     low, high = history.largest, history.bound
     size = max(2 * low, 2 * _proportional_size(history) - low)
     return size if high is None else min(size, math.isqrt(low * high))
@@ -221,8 +221,8 @@ def _size_near(predicted: int, history: History) -> int:
     low, high = history.largest, history.bound
     aim = math.ceil(AIM_SHARE * predicted)
     if aim < low + _tolerance(history):
-        # Where a step of the tolerance fails, the largest size is enclosed. Beyond the prediction,
-        # which was too low then, steps grow.
+        # If one tolerance more fails, the largest size is bracketed. Beyond the prediction, which
+        # was too low then, the distance grows.
         size = low + (low - aim if low > predicted else _tolerance(history))
         return size if high is None else min(size, (low + high) // 2)
     if high is None or aim < high:
@@ -241,7 +241,7 @@ def _size_below(high: int, history: History) -> int:
 
 
 def _proportional_size(history: History) -> int:
-    """Return the size that fits even if all of the peak so far was due to the rows."""
+    """Return the size that fits even if all of the peak so far was due to the examples."""
     peak_bytes = history.passed[history.largest].peak_bytes
     if not peak_bytes:
         return history.largest
@@ -249,14 +249,14 @@ def _proportional_size(history: History) -> int:
 
 
 def _tolerance(history: History) -> int:
-    """Return how many rows may lie between the largest size and one that does not fit."""
+    """Return how far apart the largest size and one that does not fit may be."""
     is_tired = len(history.sizes("too_big")) >= 2
     share = TIRED_TOLERANCE_SHARE if is_tired else TOLERANCE_SHARE
     return max(1, int(share * history.largest))
 
 
 def _predict_maximum(history: History) -> int | None:
-    """Predict the largest size, if it was time that kept the search from enclosing it."""
+    """Predict the largest size, if it was time that kept the search from bracketing it."""
     is_bracketed = _bracketing_size(history, first=None) is None
     is_exhausted = _is_exhausted(history) and not history.sizes("timed_out")
     predicted = history.predict_largest()

@@ -13,7 +13,7 @@ def fastest_size(speeds: Mapping[int, float]) -> int:
     """Return the smallest batch size whose speed is within 3 % of the best.
 
     Args:
-        speeds: Rows a second by batch size; at least one.
+        speeds: Examples per second by batch size; at least one.
 
     >>> fastest_size({8: 70.0, 32: 98.0, 128: 100.0})
     32
@@ -26,10 +26,10 @@ def promising_size(speeds: Mapping[int, float]) -> int:
     """Predict the smallest size that is about as fast as the fastest.
 
     Between the fastest size and the next smaller one, which is slower, the seconds of an update are
-    taken to lie on a line: a fixed cost and one for each row.
+    taken to lie on a line: a fixed cost and one for each example.
 
     Args:
-        speeds: Rows a second by batch size; at least one.
+        speeds: Examples per second by batch size; at least one.
 
     Returns:
         A size up to the fastest: that one itself where no smaller one is known.
@@ -42,7 +42,7 @@ def promising_size(speeds: Mapping[int, float]) -> int:
     if slow == fast:
         return fast
     slow_seconds, fast_seconds = slow / speeds[slow], fast / speeds[fast]
-    row_seconds = (fast_seconds - slow_seconds) / (fast - slow)
-    fixed_seconds = slow_seconds - row_seconds * slow
+    example_seconds = (fast_seconds - slow_seconds) / (fast - slow)
+    fixed_seconds = slow_seconds - example_seconds * slow
     speed = min(AIM_SHARE * max(speeds.values()), speeds[fast])
-    return min(fast, math.ceil(speed * fixed_seconds / (1 - speed * row_seconds)))
+    return min(fast, math.ceil(speed * fixed_seconds / (1 - speed * example_seconds)))

@@ -26,13 +26,13 @@ from finetune.training.training_state import TrainingState, prepare_training
 
 @dataclass(frozen=True)
 class Trial:
-    """Training as ``run`` does it, on random rows of the greatest width.
+    """Training as ``run`` does it, on random examples of the greatest padded length.
 
     Args:
         training_state: The model on its device, and its optimizer.
         inputs_of: Makes the model's inputs.
-        classes: How many it tells apart.
-        padded_length: Tokens in a row.
+        classes: Number of classes.
+        padded_length: Tokens of each example, padding included.
     """
 
     training_state: TrainingState
@@ -46,7 +46,7 @@ class Trial:
         return self.training_state.device
 
     def begin(self) -> None:
-        """Forget the updates taken so far, but for the weights: the state of a run's start."""
+        """Return to the state of a run's start, but for the weights."""
         self.training_state.optimizer.zero_grad(set_to_none=True)
         self.training_state.optimizer.state.clear()
         set_training(self.training_state.model)
@@ -84,51 +84,45 @@ class Trial:
 
 @dataclass(frozen=True)
 class ExtractionTrial:
-    """The one pass over the frozen part of a model, as ``run`` does it.
+    """Feature extraction as ``run`` does it, and evaluation on the features at the same batch size.
 
     Args:
-        training_state: The model on its device.
-        prefix: What is frozen of it.
-        inputs_of: Makes the model's inputs.
-        padded_length: Tokens in a row.
+        trainable: The update on features that follows it.
+        extractor: The frozen layers.
+        inputs_of: Makes the whole model's inputs.
     """
 
-    training_state: TrainingState
-    prefix: FeatureExtractor
+    trainable: Trial
+    extractor: FeatureExtractor
     inputs_of: InputsOf
-    padded_length: int
 
     @property
     def device(self) -> Device:
         """Where it runs."""
-        return self.training_state.device
+        return self.trainable.device
 
     def begin(self) -> None:
-        """Do nothing: a pass leaves nothing behind."""
+        """Return to the state of a run's start, but for the weights."""
+        self.trainable.begin()
 
     def take_update(self, *, batch_size: int) -> None:
-        """Run one batch, in place of an update, and bring what it gives to the CPU."""
-        self.run(batch_size=batch_size).cpu()
+        """Extract the features of one batch, in place of an update."""
+        inputs = self.inputs_of(np.arange(batch_size), self.trainable.padded_length)
+        _extract(self.extractor, inputs, self.trainable.training_state).cpu()
 
     def evaluate(self, *, batch_size: int) -> None:
-        """Do nothing: what follows runs on the rest of the model."""
-
-    def run(self, *, batch_size: int) -> torch.Tensor:
-        """Return what the frozen part gives for one batch, on the device."""
-        inputs = self.inputs_of(np.arange(batch_size), self.padded_length)
-        with self.training_state.processes.autocast():
-            return self.prefix.extract(
-                {name: one.to(self.device.torch_device) for name, one in inputs.items()}
-            )
+        """Predict one batch from features, beside the state of an optimizer that took an update."""
+        self.trainable.take_update(batch_size=1)
+        self.trainable.evaluate(batch_size=batch_size)
 
 
 def build_trial(case: Case, *, device: Device) -> Trial | ExtractionTrial:
     """Build a case's model and make it ready.
 
     Raises:
-        ModelUnsupported: If a part is wanted of a model that can't be cut in two.
+        ModelUnsupported: If the model can't be split into the case's part.
     """
-    # The processor takes seconds for random weights, and is needed where a model is cut in two.
+    # Random weights take the CPU seconds, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared
     with device.torch_device if is_made_there else torch.device("cpu"):
         model = build_model(case)
@@ -136,22 +130,27 @@ def build_trial(case: Case, *, device: Device) -> Trial | ExtractionTrial:
     if case.part == "whole":
         return prepare_trial(case, model, structure, device=device)
     freeze_parameters(model, structure, mode=case.mode)
-    prefix = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
-    if prefix is None:
+    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
+    if extractor is None:
         raise ModelUnsupported(
-            f"the frozen part of {type(model).__name__} can't be cut off",
+            f"the frozen layers of {type(model).__name__} can't be split off",
             remedy="use --no-feature-cache",
         )
     # The parts share their parameters, but each has buffers of its own.
     place(model, device.torch_device)
-    training_state = _prepare(case, prefix.trainable, structure, device=device)
+    training_state = _prepare(case, extractor.trainable, structure, device=device)
     inputs_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
-    pass_over_prefix = ExtractionTrial(training_state, prefix, inputs_of, case.padded_length)
-    if case.part == "prefix":
-        return pass_over_prefix
-    states = pass_over_prefix.run(batch_size=1).cpu()
-    inputs_of = _repeated_states(states, takes_4d_mask=structure.takes_4d_mask)
-    return Trial(training_state, inputs_of, case.classes, case.padded_length)
+    one_example = inputs_of(np.arange(1), case.padded_length)
+    features = _extract(extractor, one_example, training_state).cpu()
+    trainable = Trial(
+        training_state,
+        _repeated_features(features, takes_4d_mask=structure.takes_4d_mask),
+        case.classes,
+        case.padded_length,
+    )
+    if case.part == "trainable":
+        return trainable
+    return ExtractionTrial(trainable, extractor, inputs_of)
 
 
 def build_model(case: Case) -> PreTrainedModel:
@@ -191,7 +190,7 @@ def prepare_trial(
 def _prepare(
     case: Case, model: nn.Module, structure: Structure, *, device: Device
 ) -> TrainingState:
-    # The figures change the weights alone, and neither memory nor time.
+    # These numbers change the weights alone, and neither memory nor time.
     return prepare_training(
         model,
         head=structure.head,
@@ -215,12 +214,21 @@ def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
     return inputs_of
 
 
-def _repeated_states(states: torch.Tensor, *, takes_4d_mask: bool) -> InputsOf:
-    """Make the inputs of a suffix from one row's states: [1, width, hidden] or [1, hidden]."""
+def _extract(
+    extractor: FeatureExtractor, inputs: Inputs, training_state: TrainingState
+) -> torch.Tensor:
+    """Return the features of one batch, on the device."""
+    torch_device = training_state.device.torch_device
+    with training_state.processes.autocast():
+        return extractor.extract({name: one.to(torch_device) for name, one in inputs.items()})
+
+
+def _repeated_features(features: torch.Tensor, *, takes_4d_mask: bool) -> InputsOf:
+    """Make inputs from one example's features, [1, padded length, hidden] or [1, hidden]."""
 
     def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
-        repeated = states.repeat(len(rows), *[1] * (states.ndim - 1))
-        if states.ndim == 2:
+        repeated = features.repeat(len(rows), *[1] * (features.ndim - 1))
+        if features.ndim == 2:
             return pooled_inputs(repeated, takes_4d_mask=takes_4d_mask)
         return prepare_mask(
             {"inputs_embeds": repeated, "attention_mask": _mask_one(len(rows), padded_length)},
@@ -230,8 +238,8 @@ def _repeated_states(states: torch.Tensor, *, takes_4d_mask: bool) -> InputsOf:
     return inputs_of
 
 
-def _mask_one(rows: int, padded_length: int) -> torch.Tensor:
+def _mask_one(examples: int, padded_length: int) -> torch.Tensor:
     """Return a mask with one token masked: where none is, attention takes a cheaper path."""
-    mask = torch.ones(rows, padded_length, dtype=torch.bool)
+    mask = torch.ones(examples, padded_length, dtype=torch.bool)
     mask[0, -1] = False
     return mask

@@ -1,13 +1,13 @@
-"""The child process that trains at the sizes it is told, so that only it pays for a bad one.
+"""The child process that trains at the batch sizes it receives: only it ends by a bad one.
 
 It reads lines of JSON from standard input: first ``{"case": ..., "limit_bytes": ...,
 "budget_bytes": ...}``, with the budget of the process before it or null, then batch sizes. It
-answers with its ``budget_bytes`` as soon as it knows them, that it is ``ready``, what each size
-took as a ``measurement``, or what is ``unsupported`` or another ``failure``, after which it ends.
-It also ends when standard input does.
+answers with its ``budget_bytes`` as soon as it knows them, that it is ``ready``, a ``measurement``
+of each size, or what is ``unsupported`` or another ``failure``, after which it ends. It also ends
+when standard input does.
 
-PyTorch is imported once the process is bound to its parent, since that takes seconds, and before it
-reads anything, so that a process can be kept ready.
+PyTorch, whose import takes seconds, is imported once the process is bound to its parent, and before
+it reads anything, so that a process can be kept ready.
 """
 
 import contextlib
@@ -61,11 +61,11 @@ def main() -> None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process with its parent, where it can, and before all others."""
+    """Let the kernel kill this process with its parent, and before others for memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Where a sandbox does not allow this, the parent's watch and the cap have to do.
+        # Where a sandbox forbids this, the parent's watch and the cap remain.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -97,7 +97,7 @@ def open_answers() -> Callable[[Any], None]:
 
 
 def _describe(error: BaseException) -> str:
-    """Return an error's kind and the first line of its text."""
+    """Return an error's class and the first line of its text."""
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 

@@ -1,8 +1,6 @@
 """``finetune find-batch``."""
 
-import os
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,65 +25,26 @@ OPTIONS = [
 @click.command(epilog=EXAMPLES)
 @config_option
 @chosen_options(*OPTIONS, "device", "precision")
-@click.option("--limit", type=click.IntRange(min=1), help="Largest size tried. Default: the rows.")
-@click.option("--fresh", is_flag=True, help="Search again, whatever an earlier search has found.")
-@click.option("--for", "machine", metavar="MACHINE", help="Foretell a Mac's, such as m1-8gb.")
-@click.option("--memory", metavar="SIZE", help="Foretell those of a Mac with so much memory.")
+@click.option("--limit", type=int, help="Largest size tried. Default: the rows of the data.")
+@click.option("--fresh", is_flag=True, help="Search again, even if an earlier search found sizes.")
+@click.option("--for", "machine", metavar="MACHINE", help="Estimate for a Mac, such as m1-8gb.")
+@click.option("--memory", metavar="SIZE", help="Estimate for a Mac with this much memory.")
 @click.option("--output-dir", default="runs/find-batch", help="Folder of the JSON and the picture.")
 @output_options
-def command(
-    *,
-    config: str | None,
-    limit: int | None,
-    fresh: bool,
-    machine: str | None,
-    memory: str | None,
-    output_dir: str,
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
-    **flags: Any,
-) -> None:
+def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Find the largest batch size that fits, and the fastest.
 
     Tries sizes by really training, each device in a process of its own that may use no more memory
     than is free. Without the name of a mode: all of the model, and its head alone.
     """
-    from finetune.cli.batches import show_estimates, show_results
+    from finetune.cli.batches import show_batches
     from finetune.cli.console import show_json, showing
 
-    is_estimated = machine is not None or memory is not None
-    if machine is not None and memory is not None:
-        raise click.UsageError("--for and --memory both name a machine: give one of them")
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
-        from finetune.config.load import load_config
-        from finetune.pipeline.find import (
-            Task,
-            estimate_batches,
-            find_batches,
-            keep_results,
-        )
-        from finetune.runs.folder import check_writable
+        from finetune.api.find_batch import find_batch
 
-        loaded = load_config(
-            file=config, environment=os.environ, flags=given(flags), assignments=()
-        )
-        task = Task(
-            loaded.config,
-            has_max_length="max_length" in loaded.origins,
-            limit=limit,
-            is_fresh=fresh,
-        )
-        if is_estimated:
-            found = estimate_batches(task, machine=machine, memory=memory, emit=emit)
-        else:
-            folder = Path(output_dir).expanduser()
-            check_writable(folder)
-            found = find_batches(task, emit=emit)
-            keep_results(found, folder)
+        found = find_batch(emit=emit, **given(flags))
     if as_json:
-        show_json(found)
-    elif is_estimated:
-        show_estimates(found["estimates"])
+        show_json(found.to_json())
     else:
-        show_results(found["results"], folder=output_dir)
+        show_batches(found, folder=flags["output_dir"])

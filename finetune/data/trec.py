@@ -26,9 +26,7 @@ HUB_REPOSITORY = "CogComp/trec"
 HUB_REVISION = "65752bf53af25bc935a0dce92fb5b6c930728450"
 ORIGINAL_ADDRESS = "https://cogcomp.seas.upenn.edu/Data/QA/QC"
 
-# Of the training file, under BERT's uncased vocabulary and with its special tokens.
 TRAINING_ROWS = 5452
-LONGEST_TOKENS = 41
 
 _FINE_OF_COARSE = {
     "ABBR": "abb exp",

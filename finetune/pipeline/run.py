@@ -1,5 +1,6 @@
 """A run, from its configuration to a folder with a model and its figures."""
 
+import dataclasses
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +14,18 @@ from finetune.errors import BatchDoesNotFit, Interrupted, UsageError
 from finetune.events import Emit, Stage
 from finetune.files import write_json, write_text_atomically
 from finetune.pipeline.examples import encode_split
-from finetune.pipeline.features import extract_features
-from finetune.pipeline.find import with_found_sizes
+from finetune.pipeline.features import (
+    cache_folder,
+    caches_features,
+    extract_features,
+    make_feature_extractor,
+)
 from finetune.pipeline.finish import BEST_CHECKPOINT, finish
 from finetune.pipeline.journal import continue_journal, journal
 from finetune.pipeline.plan import TrainingPlan, plan_training, with_plan
 from finetune.pipeline.prepare import Prepared, find_run_folder, prepare
 from finetune.pipeline.score import evaluation_batch_size, score_examples
+from finetune.runs.batch_sizes import SizeRequest, find_sizes
 from finetune.runs.checkpoint import (
     checkpoint_path,
     latest_checkpoint,
@@ -61,7 +67,7 @@ def run(config: Config, *, emit: Emit, resume_from: Path | None = None) -> dict[
             examples[split] = encode_split(prepared, split, emit=emit)
     plan = plan_training(prepared, examples)
     if config.training.batch_size == "auto":
-        prepared = with_found_sizes(prepared, plan, emit=emit)
+        prepared = _with_found_sizes(prepared, plan, emit=emit)
     if resume_from is None:
         create_run_folder(folder.path, overwrite=config.output.overwrite)
     sizes = _batch_sizes(prepared, plan, emit=emit)
@@ -92,6 +98,27 @@ def run(config: Config, *, emit: Emit, resume_from: Path | None = None) -> dict[
         progress.seconds += encoding_seconds + frozen_seconds
         _train(folder, prepared, plan, sizes, training_state, examples, progress, emit=emit)
         return finish(folder, prepared, plan, sizes, training_state, examples, progress, emit=emit)
+
+
+def _with_found_sizes(prepared: Prepared, plan: TrainingPlan, *, emit: Emit) -> Prepared:
+    config, classifier, mode = prepared.config, prepared.classifier, prepared.mode
+    request = SizeRequest(
+        device=prepared.device,
+        classifier=classifier,
+        mode=mode,
+        padded_length=plan.padded_lengths[-1],
+        precision=config.training.precision,
+        batch_size=plan.effective_batch_size,
+        eval_batch_size=config.training.eval_batch_size,
+        stores_features=caches_features(config, mode)
+        and make_feature_extractor(classifier) is not None,
+    )
+    folder = cache_folder(config.cache, "batches")
+    found = find_sizes(request, config.search, cache=folder, emit=emit)
+    training = dataclasses.replace(
+        config.training, batch_size=found.training, eval_batch_size=found.evaluation
+    )
+    return dataclasses.replace(prepared, config=dataclasses.replace(config, training=training))
 
 
 def _batch_sizes(prepared: Prepared, plan: TrainingPlan, *, emit: Emit) -> BatchSizes:

@@ -1,36 +1,25 @@
-"""A picture of memory and speed against the batch size."""
+"""A picture of memory and speed by batch size."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Row = Mapping[str, Any]
+from finetune.batch_finder.results import BatchResult
 
 
-def draw_batches(results: Sequence[Row], *, to: Path) -> None:
-    """Draw the probes that fitted: peak memory above, examples a second below.
+def draw_batches(results: Sequence[BatchResult], *, to: Path) -> None:
+    """Draw the probes that fitted: peak memory above, examples per second below.
 
     Args:
-        results: As ``finetune find-batch --json`` prints them.
+        results: One per device and mode.
         to: The picture, by its suffix a ``.svg`` or ``.png``.
     """
     figure = Figure(figsize=(7.6, 5.6), layout="constrained")
     memory, speed = figure.subplots(2, sharex=True)
     for index, result in enumerate(results):
-        color = f"C{index}"
-        label = f"{result['device']}, {result['mode']}, {result['max_length']} tokens"
-        # The prefix's probes are of another kind than those of updates.
-        part = result["probes"][-1]["part"] if result["probes"] else None
-        probes = [one for one in result["probes"] if one["part"] == part]
-        _plot(memory, probes, "peak_bytes", unit=2**30, label=label, color=color)
-        _plot(speed, probes, "examples_per_second", unit=1, label=label, color=color)
-        if result["budget_bytes"]:
-            memory.axhline(result["budget_bytes"] / 2**30, color=color, linestyle=":", linewidth=1)
-        if result["recommended"]:
-            speed.axvline(result["recommended"], color=color, linestyle=":", linewidth=1)
+        _draw_result(result, memory, speed, color=f"C{index}")
     memory.set_ylabel("peak memory, GiB")
     memory.set_title("Dotted: the budget; below, the recommended size", loc="left", fontsize=9)
     speed.set_ylabel("examples/s")
@@ -42,10 +31,24 @@ def draw_batches(results: Sequence[Row], *, to: Path) -> None:
     figure.savefig(to, metadata={"Date": None})
 
 
-def _plot(
-    axes: Axes, probes: Iterable[Row], key: str, *, unit: float, label: str, color: str
-) -> None:
-    points = sorted((one["batch"], one[key] / unit) for one in probes if one[key] is not None)
-    if points:
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label, color=color)
+def _draw_result(result: BatchResult, memory: Axes, speed: Axes, *, color: str) -> None:
+    label = f"{result.device}, {result.mode}, {result.padded_length} tokens"
+    # Probes of feature extraction can't be compared with those of updates.
+    part = result.probes[-1].part if result.probes else None
+    outcomes = [probe.outcome for probe in result.probes if probe.part == part]
+    peaks = [(one.batch_size, one.peak_bytes / 2**30) for one in outcomes if one.peak_bytes]
+    speeds = [
+        (one.batch_size, one.examples_per_second) for one in outcomes if one.examples_per_second
+    ]
+    _plot(memory, peaks, label=label, color=color)
+    _plot(speed, speeds, label=label, color=color)
+    if result.budget_bytes:
+        memory.axhline(result.budget_bytes / 2**30, color=color, linestyle=":", linewidth=1)
+    if result.recommended:
+        speed.axvline(result.recommended, color=color, linestyle=":", linewidth=1)
+
+
+def _plot(axes: Axes, points: Iterable[tuple[int, float]], *, label: str, color: str) -> None:
+    if ordered := sorted(points):
+        axes.plot(*zip(*ordered, strict=True), marker="o", markersize=4, label=label, color=color)
     axes.grid(axis="y", linewidth=0.4)

@@ -12,12 +12,9 @@ from tiny_runs import TEXTS, have_same_bits, run_tiny, tiny_folder, weights_of
 from tiny_training import random_examples, take_updates, tiny_training_state
 
 import finetune
-from finetune.config.load import load_config
-from finetune.devices.base import Device
 from finetune.devices.select import select_device
 from finetune.doctor.parity import check_parity
 from finetune.model.mode import Mode
-from finetune.pipeline.find import Task, find_batches
 from finetune.training.guard import ParameterGuard
 
 __all__ = ["tiny_folder"]
@@ -114,14 +111,13 @@ def test_minilm_learns_questions(gpu: Device, mode: str, tmp_path: Path) -> None
 def test_the_largest_batch_is_found_within_a_small_memory(
     gpu: Device, trained: Mapping[str, Any], tiny_folder: Path
 ) -> None:
-    flags = {"model": str(tiny_folder), "device": gpu.name, "max_length": 16, **trained}
-    bounds = {"memory_limit": "1GiB", "feature_cache": False}
-    loaded = load_config(file=None, environment={}, flags=flags | bounds, assignments=())
-    task = Task(loaded.config, has_max_length=True, limit=100_000, is_fresh=True)
-    [result] = find_batches(task, emit=lambda event: None)["results"]
-    assert 1 <= result["recommended"] <= result["max_verified"] <= 100_000
-    assert result["peak_bytes"] <= result["budget_bytes"] <= 2**30
-    assert len(result["probes"]) <= 9
+    [result] = finetune.find_batch(
+        model=tiny_folder, device=gpu.name, max_length=16, limit=100_000, fresh=True,
+        memory_limit="1GiB", feature_cache=False, **trained,
+    ).results  # fmt: skip
+    assert 1 <= result.recommended <= result.max_verified <= 100_000
+    assert result.peak_bytes <= result.budget_bytes <= 2**30
+    assert len(result.probes) <= 9
 
 
 def test_a_run_goes_the_same_way_twice(gpu: Device, tiny_folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""The commands as Python functions, one file per command."""

@@ -1,0 +1,235 @@
+"""The batch sizes that suit a model on this machine's devices, or on a Mac that is not here."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+from finetune import events
+from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.parts import estimate_parts, search_parts
+from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
+from finetune.config.load import check_option, load_config
+from finetune.config.options import Options
+from finetune.config.schema import Config, mode_of
+from finetune.config.sizes import parse_size
+from finetune.data.trec import TRAINING_ROWS
+from finetune.devices.base import Device
+from finetune.devices.mps.chips import Mac, find_mac
+from finetune.devices.mps.device import MpsDevice
+from finetune.devices.select import select_device, usable_devices
+from finetune.errors import (
+    BatchDoesNotFit,
+    ConfigurationInvalid,
+    DataNotFound,
+    HubNotReachable,
+    ModelNotFound,
+    ModelUnsupported,
+    UsageError,
+)
+from finetune.events import Emit, Stage
+from finetune.files import write_json
+from finetune.model.load import load_tokenizer
+from finetune.model.mode import Mode
+from finetune.model.shape import load_shape, most_positions
+from finetune.pipeline.features import cache_folder, caches_features
+from finetune.pipeline.prepare import load_splits
+from finetune.report.batches import draw_batches
+from finetune.runs.batch_sizes import bounds_of
+from finetune.runs.folder import check_writable
+from finetune.tokenization.encode import encode_texts
+
+# The article padded every text to this length.
+ARTICLE_TOKENS = 512
+SMALLEST_MEMORY_BYTES = 2**30
+
+
+def find_batch(
+    config: str | Path | None = None,
+    *,
+    machine: str | None = None,
+    memory: str | None = None,
+    limit: int | None = None,
+    fresh: bool = False,
+    emit: Emit = lambda event: None,
+    **options: Unpack[Options],
+) -> FoundBatches:
+    """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
+
+    Args:
+        config: A YAML file or the name of a recipe.
+        machine: A Mac such as ``m1-8gb``, to estimate its batch sizes instead of searching here.
+        memory: The memory of such a Mac, such as ``16GiB``, in place of its name.
+        limit: Largest batch size worth trying, from 1; None for the rows of the data.
+        fresh: Search even if an earlier search has found the batch sizes.
+        emit: Receives progress events.
+        options: The options of ``finetune run``; those of data, model, device, precision, cache
+            and search count. Where none of them names a mode, it looks at ``full`` and ``head``.
+            ``output_dir`` is for the results of a search as JSON and as a picture.
+
+    Raises:
+        UsageError: If the options make no sense, or no such machine is known.
+        BatchDoesNotFit: If nowhere even one example fits.
+        ProbeFailed: If a probe failed for another reason than memory.
+    """
+    for option in options:
+        check_option(option, origin="finetune.find_batch()")
+    if machine is not None and memory is not None:
+        raise UsageError("--for and --memory both name a machine", remedy="give one of them")
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit is {limit}", remedy="give at least 1")
+    output_dir = options.pop("output_dir", None)
+    file = None if config is None else str(config)
+    loaded = load_config(file=file, environment=os.environ, flags=options, assignments=())
+    task = _Task(loaded.config, "max_length" in loaded.origins, limit, emit)
+    if machine is not None or memory is not None:
+        mac = _mac_with(memory or "") if machine is None else find_mac(machine)
+        return FoundBatches(estimates=tuple(_estimate(task, mac)))
+    folder = None if output_dir is None else Path(output_dir).expanduser()
+    if folder is not None:
+        check_writable(folder)
+    found = FoundBatches(results=tuple(_search(task, is_fresh=fresh)))
+    if not any(result.max_verified for result in found.results):
+        raise BatchDoesNotFit(
+            "not even a batch of one example fits in memory",
+            remedy="lower --max-length, use --freeze-core, or raise --memory-limit",
+        )
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "find-batch.json", found.to_json())
+        draw_batches(found.results, to=folder / "find-batch.svg")
+    return found
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What batch sizes are looked for.
+
+    Args:
+        config: The options.
+        has_max_length: Whether the user has given the length, in place of the data's own.
+        limit: Largest batch size worth trying; None for the rows of the data.
+        emit: Receives progress events.
+    """
+
+    config: Config
+    has_max_length: bool
+    limit: int | None
+    emit: Emit
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """What trains: the mode that the options name, or else all of it and the head alone."""
+        mode = mode_of(self.config.model)
+        return (mode, Mode("head")) if mode == "full" else (mode,)
+
+    def case(self, device: Device, mode: Mode, longest_tokens: int) -> Case:
+        """Return the case of texts of up to some tokens, within the model's positions."""
+        shape = load_shape(self.config.model.model, revision=self.config.model.revision)
+        padded_length = device.shapes.padded_lengths(longest_tokens)[-1]
+        return Case(
+            device=device.name,
+            architecture=architecture_of(shape.to_dict()),
+            # Their number changes next to nothing.
+            classes=6,
+            mode=mode,
+            padded_length=min(padded_length, most_positions(shape) or padded_length),
+            precision=self.config.training.precision,
+        )
+
+
+def _search(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
+    """Search on every device that the options allow, in each mode."""
+    config = task.config
+    # An invalid limit is refused before anything is loaded.
+    bounds = bounds_of(config.search, limit=1, first=None)
+    longest_tokens, rows = _measure_data(task)
+    choice = config.training.device
+    for device in (
+        usable_devices(emit=task.emit)
+        if choice == "auto"
+        else [select_device(choice, emit=task.emit)]
+    ):
+        for mode in task.modes:
+            yield search_parts(
+                task.case(device, mode, longest_tokens),
+                stores_features=caches_features(config, mode),
+                device=device,
+                bounds=replace(bounds, limit=rows),
+                cache=None if is_fresh else cache_folder(config.cache, "batches"),
+                emit=task.emit,
+            )
+
+
+def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:
+    """Estimate each length and mode, with stored features and without."""
+    longest_tokens, rows = _measure_data(task)
+    device = MpsDevice()
+    for tokens in [longest_tokens] if task.has_max_length else [longest_tokens, ARTICLE_TOKENS]:
+        estimates = []
+        for mode in task.modes:
+            case = task.case(device, mode, tokens)
+            task.emit(Stage(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
+            estimates += [
+                estimate_parts(case, mac, stores_features=stores_features, limit=rows)
+                for stores_features in dict.fromkeys([caches_features(task.config, mode), False])
+            ]
+        _warn_of_wrong_results(device, estimates, emit=task.emit)
+        yield from estimates
+
+
+def _warn_of_wrong_results(device: Device, estimates: list[EstimateResult], *, emit: Emit) -> None:
+    """Warn where memory allows more examples of a padded length than the device computes right."""
+    padded_length = estimates[0].padded_length
+    most = device.shapes.max_examples(padded_length=padded_length)
+    # Where features are stored, only their extraction is sure to see all tokens.
+    if most is not None and max(one.features_batch or one.batch for one in estimates) > most:
+        emit(
+            events.WarningMessage(
+                f"more than {most:,} examples of {padded_length} tokens fit",
+                remedy=f"a run takes no more: with this PyTorch {device.name} computes wrongly on "
+                f"more than {device.shapes.max_tokens:,} tokens at once",
+            )
+        )
+
+
+def _mac_with(memory: str) -> Mac:
+    memory_bytes = parse_size(memory, origin="--memory")
+    if memory_bytes < SMALLEST_MEMORY_BYTES:
+        raise ConfigurationInvalid(
+            f"--memory is {memory!r}, which is less than any Mac has",
+            remedy="write for example 16GiB",
+        )
+    return Mac(f"Mac with {memory}", memory_bytes)
+
+
+def _measure_data(task: _Task) -> tuple[int, int]:
+    """Return the tokens of the longest text, and the largest batch size of interest."""
+    options, max_length = task.config.data, task.config.model.max_length
+    is_published = options.data == "trec" and options.data_dir is None
+    most = task.limit
+    if most is None and is_published:
+        most = min(TRAINING_ROWS, options.max_train_samples or TRAINING_ROWS)
+    if task.has_max_length and most:
+        return max_length, most
+    try:
+        table = load_splits(task.config, emit=task.emit)
+        rows = most or len(table["train"])
+        if task.has_max_length:
+            return max_length, rows
+        tokenizer = load_tokenizer(task.config.model.model, revision=task.config.model.revision)
+    except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
+        if not (is_published and most):
+            raise
+        task.emit(
+            events.WarningMessage(
+                f"the length of {options.data}'s texts is not known: {error.message}",
+                remedy=f"batch sizes are for texts of {max_length} tokens; see --max-length",
+            )
+        )
+        return max_length, most
+    texts = [text for split in table.values() for text in split["text"]]
+    longest_tokens = int(encode_texts(tokenizer, texts, max_length=max_length).lengths.max())
+    task.emit(Stage(f"the longest text of {options.data} has {longest_tokens} tokens"))
+    return longest_tokens, rows
