@@ -3,8 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
+import pytest
+
+from finetune.batch_finder import find
+from finetune.batch_finder.case import Case
 from finetune.batch_finder.search import Outcome
+from finetune.devices.base import Device
+from finetune.errors import ModelUnsupported
 
 MIB = 2**20
 GIB = 2**30
@@ -160,6 +167,53 @@ def did_not_fit(
         seconds=seconds,
         reason=reason or verdict,
     )
+
+
+@dataclass
+class SimulatedProber:
+    """Takes the place of ``Prober``: no child process, but a machine in numbers.
+
+    Args:
+        machine: What each probe runs on.
+        can_split: Whether its models can be split at the first trainable layer.
+        cases: Of the searches so far, in order.
+    """
+
+    machine: SimulatedMachine = field(default_factory=SimulatedMachine)
+    can_split: bool = True
+    cases: list[Case] = field(default_factory=list)
+
+    def __call__(self, case: Case, *, device: Device, limit_bytes: int | None, **_: Any) -> Any:
+        self.cases.append(case)
+        self.limit_bytes = limit_bytes
+        if limit_bytes is not None:
+            self.machine = replace(self.machine, budget_bytes=limit_bytes)
+        return self
+
+    def __enter__(self) -> "SimulatedProber":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def budget_bytes(self) -> int:
+        return self.machine.budget_bytes
+
+    def probe(self, batch_size: int) -> Outcome:
+        if self.cases[-1].part != "whole" and not self.can_split:
+            raise ModelUnsupported("the frozen layers of Model can't be split off", remedy="-")
+        return self.machine.probe(batch_size)
+
+    def probe_afresh(self, batch_size: int) -> Outcome:
+        return self.probe(batch_size)
+
+
+@pytest.fixture
+def prober(monkeypatch: pytest.MonkeyPatch) -> SimulatedProber:
+    """Searches run on a simulated machine, which the test may change."""
+    simulated = SimulatedProber()
+    monkeypatch.setattr(find, "Prober", simulated)
+    return simulated
 
 
 @dataclass

@@ -61,9 +61,9 @@ def bert_base_case(device: str, *, mode: str, padded_length: int) -> Case:
         ("full", "whole"),
         ("last-1", "whole"),
         ("head", "whole"),
-        ("last-1", "prefix"),
-        ("head", "prefix"),
-        ("head", "suffix"),
+        ("last-1", "features"),
+        ("head", "features"),
+        ("head", "trainable"),
     ],
 )
 def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
@@ -81,7 +81,7 @@ def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
 
 def test_an_update_on_what_a_frozen_part_gave_takes_no_more_than_one_on_texts() -> None:
     whole = tiny_case(mode=Mode("last-1"))
-    assert live_peaks(replace(whole, part="suffix"), [64]) <= live_peaks(whole, [64])
+    assert live_peaks(replace(whole, part="trainable"), [64]) <= live_peaks(whole, [64])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -1,62 +1,63 @@
-"""What an earlier search found is confirmed by one probe; the children are ``odd_worker``'s."""
+"""What an earlier search found is confirmed by one probe, or searched on from."""
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import odd_worker
-import psutil
 import pytest
-from tiny_models import tiny_config
+from batch_finder.simulated_machines import (
+    GIB,
+    SimulatedMachine,
+    SimulatedProber,
+    did_not_fit,
+    prober,
+)
 
-from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.find import Answer, Bounds, find_batch
+from finetune.batch_finder import find
+from finetune.batch_finder.case import Case
+from finetune.batch_finder.find import Answer, Bounds, find_case
+from finetune.batch_finder.outcomes import Outcome
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ProbeFailed
 from finetune.model.mode import Mode
 
-TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("full"), 16, "fp32")
-BOUNDS = Bounds(limit=100, first=None, memory_limit_bytes=None, time_limit_seconds=60.0)
+__all__ = ["prober"]
+CASE = Case("cpu", {"hidden_size": 32}, 6, Mode("full"), 16, "fp32")
+BOUNDS = Bounds(limit=1000, first=None, memory_limit_bytes=None, time_limit_seconds=60.0)
 
 
 class OtherCpu(CpuDevice):
-    """A processor with another memory."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.description = "another processor"
+        self.description = "another CPU"
 
 
-def find(
-    memory: Path | None,
+def find_in(
+    cache: Path | None,
     *,
-    case: Case = TINY,
+    case: Case = CASE,
     bounds: Bounds = BOUNDS,
     device: CpuDevice | None = None,
-) -> tuple[Answer, int]:
-    """Search with a worker that only pretends to train; return the answer and its probes."""
-    emitted: list[Any] = []
-    answer = find_batch(
-        case, device=device or CpuDevice(), bounds=bounds, memory=memory, on_probe=emitted.append,
-        worker="odd_worker",
-    )  # fmt: skip
-    return answer, len(emitted)
-
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    assert psutil.Process().children(recursive=True) == []
+) -> tuple[Answer, list[int]]:
+    """Search; return the answer and the sizes that were probed."""
+    outcomes: list[Outcome] = []
+    answer = find_case(
+        case, device=device or CpuDevice(), bounds=bounds, cache=cache, on_probe=outcomes.append
+    )
+    return answer, [outcome.batch_size for outcome in outcomes]
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Path:
-    """A folder that remembers one search."""
+def cache(prober: SimulatedProber, tmp_path: Path) -> Path:
+    """A folder that holds the result of one search with 8 GiB, which memory ended."""
     folder = tmp_path / "batches"
-    answer, probes = find(folder)
-    assert probes == len(answer.found.probes) > 1
+    answer, sizes = find_in(folder)
+    assert len(sizes) == len(answer.found.probes) > 1
+    assert (answer.found.max_verified, answer.found.first_failed) == (125, 126)
     return folder
 
 
@@ -65,106 +66,206 @@ def only_file(folder: Path) -> Path:
     return file
 
 
-def test_the_second_search_is_one_probe_and_the_same_answer(memory: Path) -> None:
-    first = json.loads(only_file(memory).read_text())
-    answer, probes = find(memory)
-    assert (probes, answer.is_remembered) == (1, True)
+def found_in(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())["found"]
+    return found
+
+
+def test_the_second_search_is_one_probe_and_the_same_answer(cache: Path) -> None:
+    first = found_in(only_file(cache))
+    answer, sizes = find_in(cache)
+    assert sizes == [first["recommended"]]
+    assert answer.is_cached
     assert json.loads(json.dumps(dataclasses.asdict(answer.found))) == first
-    assert answer.budget_bytes == odd_worker.BUDGET_BYTES
-    assert answer.peak_bytes == 100_000
-    assert 0 < answer.seconds < answer.found.seconds + 10
+    assert answer.budget_bytes == 8 * GIB
+    assert answer.peak_bytes == SimulatedMachine().peak_bytes(125)
+    assert 0 < answer.seconds < 10
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"case": dataclasses.replace(TINY, mode=Mode("head"))},
-        {"case": dataclasses.replace(TINY, padded_length=24)},
-        {"case": dataclasses.replace(TINY, precision="bf16")},
-        {"case": dataclasses.replace(TINY, part="suffix")},
-        {"case": dataclasses.replace(TINY, architecture=TINY.architecture | {"hidden_size": 64})},
-        {"bounds": dataclasses.replace(BOUNDS, limit=99)},
-        {"bounds": dataclasses.replace(BOUNDS, memory_limit_bytes=2**30)},
+        {"case": dataclasses.replace(CASE, mode=Mode("head"))},
+        {"case": dataclasses.replace(CASE, padded_length=24)},
+        {"case": dataclasses.replace(CASE, precision="bf16")},
+        {"case": dataclasses.replace(CASE, part="trainable")},
+        {"case": dataclasses.replace(CASE, architecture={"hidden_size": 64})},
+        {"bounds": dataclasses.replace(BOUNDS, limit=999)},
+        {"bounds": dataclasses.replace(BOUNDS, memory_limit_bytes=2**33)},
         {"device": OtherCpu()},
     ],
     ids=["mode", "length", "precision", "part", "model", "limit", "memory limit", "device"],
 )
-def test_another_case_machine_or_limit_is_searched_anew(
-    changed: dict[str, Any], memory: Path
+def test_another_case_device_or_limit_is_searched_anew(
+    changed: dict[str, Any], cache: Path
 ) -> None:
-    answer, probes = find(memory, **changed)
-    assert not answer.is_remembered
-    assert probes > 1
-    assert len(list(memory.iterdir())) == 2
+    answer, sizes = find_in(cache, **changed)
+    assert not answer.is_cached
+    assert len(sizes) > 1
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_another_version_of_a_package_is_searched_anew(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "version", lambda name: version(name) + "+newer")
+    answer, _ = find_in(cache)
+    assert not answer.is_cached
+
+
+@pytest.mark.parametrize(("before_gib", "now_gib"), [(4, 8), (8, 24)])
+def test_with_more_memory_the_search_begins_where_the_earlier_one_ended(
+    before_gib: int, now_gib: int, prober: SimulatedProber, tmp_path: Path
+) -> None:
+    prober.machine = SimulatedMachine(budget_bytes=before_gib * GIB)
+    before, _ = find_in(tmp_path)
+    prober.machine = SimulatedMachine(budget_bytes=now_gib * GIB)
+    now, sizes = find_in(tmp_path)
+    assert not now.is_cached
+    assert sizes[0] == before.found.max_verified < now.found.max_verified
+    assert now.found.max_verified >= 0.98 * prober.machine.largest_fitting()
+    # That is what is cached now, with its budget.
+    again, sizes = find_in(tmp_path)
+    assert (again.is_cached, sizes) == (True, [now.found.recommended])
+
+
+def test_memory_that_varies_a_little_is_no_reason_to_search(
+    cache: Path, prober: SimulatedProber
+) -> None:
+    prober.machine = SimulatedMachine(budget_bytes=int(1.05 * 8 * GIB))
+    assert find_in(cache)[0].is_cached
+    prober.machine = SimulatedMachine(budget_bytes=int(1.06 * 8 * GIB))
+    assert not find_in(cache)[0].is_cached
+
+
+def test_with_less_memory_the_size_is_confirmed_where_it_still_fits(
+    cache: Path, prober: SimulatedProber
+) -> None:
+    prober.machine = SimulatedMachine(budget_bytes=7 * GIB)
+    answer, sizes = find_in(cache)
+    assert answer.is_cached
+    assert sizes == [answer.found.recommended]
+    prober.machine = SimulatedMachine(budget_bytes=4 * GIB)
+    answer, sizes = find_in(cache)
+    assert not answer.is_cached
+    assert answer.found.max_verified <= prober.machine.largest_fitting()
+
+
+def test_more_memory_changes_nothing_where_it_did_not_end_the_search(
+    prober: SimulatedProber, tmp_path: Path
+) -> None:
+    bounds = dataclasses.replace(BOUNDS, limit=50)
+    before, _ = find_in(tmp_path, bounds=bounds)
+    assert (before.found.max_verified, before.found.first_failed) == (50, None)
+    prober.machine = SimulatedMachine(budget_bytes=80 * GIB)
+    answer, sizes = find_in(tmp_path, bounds=bounds)
+    assert (answer.is_cached, sizes) == (True, [before.found.recommended])
+
+
+def test_more_memory_counts_where_the_fastest_size_left_no_room(
+    prober: SimulatedProber, tmp_path: Path
+) -> None:
+    bounds = dataclasses.replace(BOUNDS, limit=37, first=37)
+    prober.machine = SimulatedMachine(budget_bytes=4 * GIB, strain_share=0.7)
+    before, _ = find_in(tmp_path, bounds=bounds)
+    assert (before.found.first_failed, before.found.fastest) == (None, 37)
+    assert before.found.recommended < 37
+    prober.machine = SimulatedMachine(budget_bytes=8 * GIB)
+    now, sizes = find_in(tmp_path, bounds=bounds)
+    assert (sizes[0], now.found.recommended) == (37, 37)
 
 
 def cut_off(text: str) -> str:
     return text[: len(text) // 2]
 
 
-def without_its_probes(text: str) -> str:
+def without_probes(text: str) -> str:
     fields = json.loads(text)
-    del fields["probes"]
+    del fields["found"]["probes"]
+    return json.dumps(fields)
+
+
+def without_budget(text: str) -> str:
+    fields = json.loads(text)
+    del fields["budget_bytes"]
     return json.dumps(fields)
 
 
 def with_an_unknown_field(text: str) -> str:
-    return json.dumps(json.loads(text) | {"unknown": 1})
+    fields = json.loads(text)
+    fields["found"]["unknown"] = 1
+    return json.dumps(fields)
 
 
 @pytest.mark.parametrize(
     "damage",
-    [cut_off, without_its_probes, with_an_unknown_field, lambda _: "", lambda _: "[]",
-     lambda _: "3", lambda _: "null"],
+    [cut_off, without_probes, without_budget, with_an_unknown_field, lambda _: "", lambda _: "[]",
+     lambda _: "null"],
 )  # fmt: skip
-def test_a_damaged_memory_is_replaced_by_a_new_search(
-    damage: Callable[[str], str], memory: Path
+def test_a_damaged_file_is_replaced_by_a_new_search(
+    damage: Callable[[str], str], cache: Path
 ) -> None:
-    file = only_file(memory)
+    file = only_file(cache)
     whole = file.read_text()
     file.write_text(damage(whole))
-    answer, probes = find(memory)
-    assert not answer.is_remembered
-    assert probes > 1
-    assert json.loads(file.read_text())["max_verified"] == json.loads(whole)["max_verified"]
+    answer, sizes = find_in(cache)
+    assert not answer.is_cached
+    assert len(sizes) > 1
+    assert found_in(file) == json.loads(whole)["found"]
 
 
-@pytest.mark.parametrize("size", [odd_worker.NO_MEMORY, odd_worker.STRAINED])
-def test_a_remembered_size_that_no_longer_fits_is_searched_anew(size: int, memory: Path) -> None:
-    file = only_file(memory)
-    whole = file.read_text()
-    recommended = json.loads(whole)["recommended"]
-    file.write_text(json.dumps(json.loads(whole) | {"recommended": size}))
-    answer, probes = find(memory)
-    assert not answer.is_remembered
-    assert answer.found.recommended == recommended
-    assert probes == 1 + len(answer.found.probes)
-    assert json.loads(file.read_text())["recommended"] == recommended
+@pytest.mark.parametrize("trouble", ["too_big", "strained"])
+def test_a_cached_size_that_no_longer_fits_is_searched_anew(
+    trouble: str, cache: Path, prober: SimulatedProber
+) -> None:
+    before = found_in(only_file(cache))
+    shares = {"strain_share": 0.5} if trouble == "strained" else {"capacity_share": 0.5}
+    prober.machine = SimulatedMachine(**shares)
+    answer, sizes = find_in(cache)
+    assert not answer.is_cached
+    assert len(sizes) == 1 + len(answer.found.probes)
+    assert sizes[0] == before["recommended"] > answer.found.recommended
+    assert found_in(only_file(cache))["recommended"] == answer.found.recommended
 
 
-def test_without_a_folder_nothing_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_folder_nothing_is_cached(
+    prober: SimulatedProber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        answer, probes = find(None)
-        assert not answer.is_remembered
-        assert probes > 1
+        answer, sizes = find_in(None)
+        assert not answer.is_cached
+        assert len(sizes) > 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_that_fails_is_not_cached(
+    prober: SimulatedProber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prober, "probe", lambda size: did_not_fit(size, "failed"))
+    with pytest.raises(ProbeFailed):
+        find_in(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_start_of_the_first_process_counts_as_time_of_the_search(
+    prober: SimulatedProber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 59.0, 59.5])
+    monkeypatch.setattr(find, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    answer, _ = find_in(None)
+    # One second is left to search in, too little for the largest size.
+    assert answer.found.max_verified < 125
+    assert answer.seconds == 59.5
 
 
 @pytest.mark.parametrize(
-    ("size", "error"), [(odd_worker.FAILS, ProbeFailed), (odd_worker.SEGFAULT, ProbeFailed)]
-)
-def test_a_search_that_fails_is_not_remembered(
-    size: int, error: type[Exception], tmp_path: Path
+    ("first", "most", "expected"),
+    [(None, None, (100, None)), (None, 30, (30, None)), (64, 30, (30, 30)), (64, 80, (80, 64)),
+     (64, 200, (100, 64))],
+)  # fmt: skip
+def test_bounds_are_clamped_to_what_the_device_computes_right(
+    first: int | None, most: int | None, expected: tuple[int, int | None]
 ) -> None:
-    bounds = dataclasses.replace(BOUNDS, limit=200, first=size)
-    with pytest.raises(error):
-        find(tmp_path, bounds=bounds)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_start_of_the_first_process_counts_as_time_of_the_search() -> None:
-    answer, _ = find(None)
-    assert answer.seconds > answer.found.seconds
+    clamped = dataclasses.replace(BOUNDS, limit=100, first=first).clamp(most)
+    assert (clamped.limit, clamped.first) == expected

@@ -270,7 +270,7 @@ def test_single_row_is_recommended_where_no_more_fit() -> None:
 
 
 def test_nothing_fits() -> None:
-    with pytest.raises(BatchDoesNotFit, match="not even a batch of one row") as caught:
+    with pytest.raises(BatchDoesNotFit, match="not even a batch of one example") as caught:
         find(lambda size: did_not_fit(size, "too_big", reason="tried to allocate 8 GiB"))
 
     assert "tried to allocate 8 GiB" in caught.value.message

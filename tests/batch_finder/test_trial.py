@@ -3,10 +3,10 @@ import resource
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_config
-from torch import nn
 
 from finetune.batch_finder.case import Case, Part, architecture_of
 from finetune.batch_finder.measure import measure
@@ -44,7 +44,7 @@ def test_every_architecture_takes_updates_and_evaluates(architecture: str) -> No
         trial.evaluate(batch_size=batch_size)
 
 
-def test_what_trains_is_what_the_mode_says() -> None:
+def test_a_trial_trains_what_its_mode_names() -> None:
     trial = tiny_trial(mode=Mode("head"))
     trial.begin()
     changed = changed_names(trial, 4)
@@ -64,7 +64,7 @@ def test_the_model_has_the_shape_of_its_config_and_as_many_classes_as_wanted() -
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_one_token_is_masked_and_all_rows_are_as_wide_as_the_case() -> None:
+def test_one_token_is_masked_and_all_examples_have_the_padded_length() -> None:
     trial = tiny_trial()
     inputs = trial.inputs_of(torch.arange(5).numpy(), 16)
     assert inputs["input_ids"].shape == (5, 16)
@@ -84,29 +84,53 @@ def test_a_beginning_forgets_all_but_the_weights() -> None:
     assert trial.training_state.model.training
 
 
-@pytest.mark.parametrize(("mode", "states_ndim"), [("last-1", 3), ("head", 2), ("classifier", 2)])
-def test_the_parts_of_a_frozen_model_are_its_pass_and_an_update_on_what_that_gave(
-    mode: str, states_ndim: int
+@pytest.mark.parametrize(("mode", "tokens"), [("last-1", 16), ("head", 1), ("classifier", 1)])
+def test_the_parts_of_a_split_model_are_feature_extraction_and_an_update_on_features(
+    mode: str, tokens: int
 ) -> None:
-    prefix = build_trial(tiny_case(mode=Mode(mode), part="prefix"), device=CpuDevice())
-    assert isinstance(prefix, ExtractionTrial)
-    states = prefix.run(batch_size=3)
-    assert (len(states), states.ndim, states.requires_grad) == (3, states_ndim, False)
-    suffix = tiny_trial(mode=Mode(mode), part="suffix")
-    ran: list[nn.Module] = []
-    first_layer = suffix.training_state.model.get_submodule("bert.encoder.layer.0.attention")
-    first_layer.register_forward_hook(lambda module, *_: ran.append(module))
-    suffix.begin()
+    extraction = build_trial(tiny_case(mode=Mode(mode), part="features"), device=CpuDevice())
+    assert isinstance(extraction, ExtractionTrial)
+    # The first layer is frozen: features are extracted through it, and training leaves it out.
+    ran: list[int] = []
+    whole_model = extraction.extractor.model
+    first_layer = whole_model.get_submodule("bert.encoder.layer.0.attention")
+    first_layer.register_forward_hook(lambda module, given, result: ran.append(len(given[0])))
+    extraction.begin()
+    extraction.take_update(batch_size=3)
+    assert ran == [3]
+
+    trainable = tiny_trial(mode=Mode(mode), part="trainable")
+    features = trainable.inputs_of(np.arange(3), 16)["inputs_embeds"]
+    assert (features.shape, features.requires_grad) == ((3, tokens, 32), False)
+    first_layer = trainable.training_state.model.get_submodule("bert.encoder.layer.0.attention")
+    first_layer.register_forward_hook(lambda module, given, result: ran.append(len(given[0])))
+    trainable.begin()
     whole = tiny_trial(mode=Mode(mode))
     whole.begin()
-    assert changed_names(suffix, 3) == changed_names(whole, 3)
-    suffix.evaluate(batch_size=3)
-    assert ran == []
+    assert changed_names(trainable, 3) == changed_names(whole, 3)
+    trainable.evaluate(batch_size=3)
+    assert ran == [3]
+
+
+def test_a_probe_of_feature_extraction_evaluates_beside_the_optimizers_state() -> None:
+    extraction = build_trial(tiny_case(mode=Mode("last-1"), part="features"), device=CpuDevice())
+    assert isinstance(extraction, ExtractionTrial)
+    training_state = extraction.trainable.training_state
+    evaluated: list[tuple[int, bool]] = []
+    training_state.model.get_submodule("classifier").register_forward_hook(
+        lambda module, given, result: evaluated.append((len(given[0]), module.training))
+    )
+    extraction.begin()
+    extraction.evaluate(batch_size=5)
+    assert evaluated[-1] == (5, False)
+    assert len(training_state.optimizer.state) > 0
+    extraction.begin()
+    assert len(training_state.optimizer.state) == 0
 
 
 def test_a_model_of_which_nothing_is_frozen_has_no_parts() -> None:
-    with pytest.raises(ModelUnsupported, match="can't be cut off"):
-        build_trial(tiny_case(mode=Mode("full"), part="prefix"), device=CpuDevice())
+    with pytest.raises(ModelUnsupported, match="can't be split off"):
+        build_trial(tiny_case(mode=Mode("full"), part="features"), device=CpuDevice())
 
 
 @pytest.fixture
@@ -116,7 +140,7 @@ def _lift_cap() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
-@pytest.mark.parametrize("part", ["whole", "prefix", "suffix"])
+@pytest.mark.parametrize("part", ["whole", "features", "trainable"])
 @pytest.mark.usefixtures("_lift_cap")
 def test_each_part_is_measured(part: Part) -> None:
     device = CpuDevice()
@@ -129,7 +153,7 @@ def test_each_part_is_measured(part: Part) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("part", ["whole", "prefix", "suffix"])
+@pytest.mark.parametrize("part", ["whole", "features", "trainable"])
 @pytest.mark.parametrize("mode", ["last-1", "head"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_each_part_is_measured_on_a_real_gpu(part: Part, mode: str, precision: str) -> None:

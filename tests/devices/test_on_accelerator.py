@@ -12,6 +12,7 @@ from tiny_runs import TEXTS, have_same_bits, run_tiny, tiny_folder, weights_of
 from tiny_training import random_examples, take_updates, tiny_training_state
 
 import finetune
+from finetune.devices.base import Device
 from finetune.devices.select import select_device
 from finetune.doctor.parity import check_parity
 from finetune.model.mode import Mode

@@ -1,34 +1,33 @@
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_finder.simulated_machines import did_not_fit, fits
+from batch_finder.test_results import RESULT
 
+from finetune.batch_finder.case import Part
+from finetune.batch_finder.results import BatchResult, PartProbe
 from finetune.report.batches import draw_batches
 
 
-def probe(batch: int, *, part: str = "whole", outcome: str = "fits") -> dict[str, Any]:
-    fits = outcome == "fits"
-    return {
-        "part": part,
-        "batch": batch,
-        "outcome": outcome,
-        "peak_bytes": 2**28 + batch * 2**20 if fits else None,
-        "examples_per_second": 100.0 + batch if fits else None,
-        "seconds": 1.0,
-        "reason": "" if fits else "it held more than 1.0 GiB",
-    }
+def probe(batch: int, *, part: Part = "whole") -> PartProbe:
+    outcome = fits(batch, peak_bytes=2**28 + batch * 2**20, examples_per_second=100.0 + batch)
+    return PartProbe(part, outcome)
 
 
-def result(**changed: Any) -> dict[str, Any]:
-    return {
-        "device": "cpu",
-        "mode": "full",
-        "max_length": 41,
-        "budget_bytes": 2**30,
-        "recommended": 64,
-        "probes": [probe(4), probe(64), probe(96), probe(128, outcome="too_big")],
-    } | changed
+TOO_BIG = PartProbe("whole", did_not_fit(128, "too_big"))
+
+
+def result(**changed: Any) -> BatchResult:
+    return replace(
+        RESULT,
+        **{
+            "mode": "full", "padded_length": 41, "budget_bytes": 2**30, "recommended": 64,
+            "probes": (probe(4), probe(64), probe(96), TOO_BIG),
+        } | changed,
+    )  # fmt: skip
 
 
 def texts_of(picture: Path) -> str:
@@ -37,7 +36,7 @@ def texts_of(picture: Path) -> str:
 
 
 def test_each_device_and_mode_has_a_line_of_memory_and_of_speed(tmp_path: Path) -> None:
-    results = [result(), result(mode="head", probes=[probe(8, part="prefix"), probe(32)])]
+    results = [result(), result(mode="head", probes=(probe(8, part="features"), probe(32)))]
     draw_batches(results, to=tmp_path / "two.svg")
     drawn = texts_of(tmp_path / "two.svg")
     assert ElementTree.fromstring(drawn).tag.endswith("svg")
@@ -48,13 +47,13 @@ def test_each_device_and_mode_has_a_line_of_memory_and_of_speed(tmp_path: Path) 
 @pytest.mark.parametrize(
     "empty",
     [
-        result(probes=[]),
-        result(probes=[probe(1, outcome="too_big")], recommended=0, budget_bytes=None),
-        result(probes=[probe(4) | {"peak_bytes": None}]),
+        result(probes=()),
+        result(probes=(TOO_BIG,), recommended=0, budget_bytes=None),
+        result(probes=(PartProbe("whole", fits(4, peak_bytes=None)),)),
     ],
     ids=["no probe", "nothing fits", "peak not known"],
 )
-def test_what_is_not_known_is_left_out(empty: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_not_known_is_left_out(empty: BatchResult, tmp_path: Path) -> None:
     draw_batches([empty], to=tmp_path / "alone.svg")
     draw_batches([empty, result(mode="head")], to=tmp_path / "beside.svg")
     assert "cpu, head" in texts_of(tmp_path / "beside.svg")

@@ -1,0 +1,52 @@
+import os
+import signal
+
+import psutil
+import pytest
+
+from finetune.batch_finder.child import Child, ChildEnded
+
+
+def test_a_child_that_has_ended_is_not_yet_reaped_and_is_killed_on_a_mac(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On macOS, killpg answers EPERM for a group of which nothing is left but a zombie."""
+
+    def killpg(group: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    child = Child("no_such_module")
+    with pytest.raises(ChildEnded):
+        child.receive(seconds=60)
+    monkeypatch.setattr(os, "killpg", killpg)
+    child.kill()
+    assert not psutil.pid_exists(child.process_id)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_child_that_lives_is_ended_at_once(
+    refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def killpg(group: int, number: int) -> None:
+        asked.append((group, number))
+        if refuses:
+            raise PermissionError(1, "Operation not permitted")
+        os.kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    child = Child("http.server")
+    child.kill()
+    assert asked == [(child.process_id, signal.SIGKILL)]
+    assert not psutil.pid_exists(child.process_id)
+
+
+def test_a_line_that_a_child_can_no_longer_read_is_no_error() -> None:
+    child = Child("no_such_module")
+    try:
+        assert child.ending() == "ended with exit code 1"
+        child.send({"batch_size": 1})
+        assert child.error_lines()[-1].endswith("No module named no_such_module")
+    finally:
+        child.kill()
