@@ -1,214 +1,217 @@
-"""Fetch models and data from the Hugging Face Hub and the web.
+"""Fetch models and data from the Hugging Face Hub and the web; no other module uses the network.
 
-No other module touches the network. What was fetched once is served from the cache when the Hub
-does not answer or ``HF_HUB_OFFLINE`` is set. ``huggingface_hub`` does the transfers and honours
-its variables: ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME``, ``HF_HUB_ETAG_TIMEOUT``,
-``HF_HUB_DOWNLOAD_TIMEOUT``. What it leaves out is done here: a limit to how long it waits for the
-first answer, the comparison of a download with its published checksum, and errors that say what
-to do.
+A revision is resolved to a commit once, and all files are of that commit. What was fetched is
+served from the cache when the Hub does not answer or ``HF_HUB_OFFLINE`` is set.
+
+``huggingface_hub`` does the transfers and reads its environment variables. It lacks three things,
+which are here: a limit to the wait for the first answer, the comparison of what arrived with the
+published sha256, and errors that say what to do.
 """
 
+import glob
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Literal
+from typing import Any, Literal
 
-from huggingface_hub import (
-    HfApi,
-    constants,
-    get_session,
-    hf_hub_download,
-    snapshot_download,
-    try_to_load_from_cache,
-)
+from huggingface_hub import HfApi, constants, get_session, snapshot_download
+from huggingface_hub import errors as hub_errors
+from huggingface_hub.file_download import repo_folder_name
 
-# HTTPError is httpx2's or, before huggingface_hub 2, httpx's.
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
-from finetune.errors import (
-    ChecksumDiffers,
-    DataNotFound,
-    FinetuneError,
-    HubNotReachable,
-    ModelIsGated,
-    ModelNotFound,
-    ModelUnsupported,
-)
+from finetune import errors
+from finetune.errors import ChecksumDiffers, DataNotFound, HubNotReachable, ModelUnsupported
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHARDS_INDEX = "model.safetensors.index.json"
+LONGEST_PAUSE_SECONDS = 10
+LIMIT_WINDOW_SECONDS = 300  # of the Hub's rate limit, where a 429 names no time
 
 Kind = Literal["model", "dataset"]
+# httpx2's or, before huggingface_hub 2, httpx's.
+HTTPError: Any = hub_errors.HTTPError  # type: ignore[attr-defined]
 
 
-def fetch_model(repository: str, *, revision: str | None) -> Path:
-    """Return a folder with a model's config, tokenizer and safetensors.
+@dataclass(frozen=True)
+class Snapshot:
+    """Files in a folder, and the Hub's commit that they are of, if they are of the Hub."""
 
-    Only files of the repository's top level are fetched, and of several formats of the weights only
-    safetensors. They come last, so a cache that holds them holds everything.
+    folder: Path
+    commit: str | None
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at one commit, and the paths of its files.
+
+    Where the Hub does not answer, these are the files in the cache, and ``unreachable`` says so.
+    """
+
+    kind: Kind
+    name: str
+    commit: str
+    files: frozenset[str]
+    unreachable: HubNotReachable | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the cache keeps the files of this commit."""
+        return _cache_of(self.kind, self.name) / "snapshots" / self.commit
+
+    def has_cached(self, names: Iterable[str]) -> bool:
+        """Return whether the cache holds all of these files."""
+        return all((self.folder / name).is_file() for name in names)
+
+    def fetch(self, names: Iterable[str]) -> Snapshot:
+        """Return the folder with these files, downloaded if the cache lacks one, and verified.
+
+        Raises:
+            DataNotFound: If there is no such file; ``ModelUnsupported`` for a model.
+            ChecksumDiffers: If a file arrived damaged. It is removed from the cache.
+            HubNotReachable: If the Hub does not answer and the cache does not hold the files.
+        """
+        needed = sorted(names)
+        if missing := set(needed) - self.files:
+            self.refuse(f"has no file {min(missing)}", remedy="look for it at {page}")
+        with _hub_errors_explained(self.kind, self.name):
+            if not self.has_cached(needed):
+                snapshot_download(
+                    self.name,
+                    repo_type=self.kind,
+                    revision=self.commit,
+                    allow_patterns=[glob.escape(name) for name in needed],
+                )
+            for name in needed:
+                _verify(self.folder / name)
+        return Snapshot(self.folder, self.commit)
+
+    def refuse(self, reason: str, *, remedy: str) -> None:
+        """Raise that the Hub does not answer or, if it does, that a repository lacks something."""
+        error = ModelUnsupported if self.kind == "model" else DataNotFound
+        page = _page(self.kind, self.name)
+        raise self.unreachable or error(
+            f"the {self.kind} {self.name!r} {reason}", remedy=remedy.format(page=page)
+        )
+
+
+def fetch_model(repository: str, *, revision: str | None) -> Snapshot:
+    """Return a folder with the config, tokenizer and safetensors of a repository's top level.
+
+    The weights come last, so that a cache that holds them holds everything.
 
     Args:
         repository: Id on the Hub, such as ``bert-base-uncased`` or ``owner/name``.
         revision: Branch, tag or commit; ``None`` for the main branch.
 
     Raises:
-        ModelNotFound: If the Hub knows no such repository or revision.
-        ModelIsGated: If the Hub wants a token that may read it.
+        FinetuneError: As :func:`resolve` does.
         ModelUnsupported: If it has no config or no safetensors. No file has been fetched then.
         ChecksumDiffers: If weights arrived damaged. They are removed from the cache.
-        HubNotReachable: If the Hub does not answer and the cache does not hold the model.
     """
-    with _hub_errors_explained("model", repository):
-        listed = _list_files("model", repository, revision=revision)
-        if listed is not None:
-            _refuse_unsupported(repository, names=listed)
-        folder, fetch = _fetch_config_and_tokenizer(repository, listed, revision=revision)
-        names = {path.name for path in folder.iterdir()} if listed is None else listed
-        for name in _weight_files(folder, names=names):
-            _verify(fetch(name))
-    return folder
+    model = _resolve_model(repository, revision=revision)
+    if not model.files & {WEIGHTS, SHARDS_INDEX}:
+        model.refuse(
+            "has no safetensors; pickled weights are not loaded",
+            remedy="look at {page}/discussions for a converted revision and give it as --revision"
+            " refs/pr/N, or choose another model",
+        )
+    model.fetch(filter(_is_config_or_tokenizer, model.files))
+    weights = {WEIGHTS}
+    if WEIGHTS not in model.files:
+        index = json.loads((model.folder / SHARDS_INDEX).read_text())
+        weights = set(index["weight_map"].values())
+    return model.fetch(weights)
 
 
-def fetch_tokenizer(repository: str, *, revision: str | None) -> Path:
+def fetch_tokenizer(repository: str, *, revision: str | None) -> Snapshot:
     """Return a folder with a model's config and tokenizer, and no weights unless they are cached.
 
     Arguments and errors are those of :func:`fetch_model`.
     """
-    with _hub_errors_explained("model", repository):
-        listed = _list_files("model", repository, revision=revision)
-        if listed is not None:
-            _refuse_without_config(repository, names=listed)
-        folder, _ = _fetch_config_and_tokenizer(repository, listed, revision=revision)
-    return folder
+    model = _resolve_model(repository, revision=revision)
+    return model.fetch(filter(_is_config_or_tokenizer, model.files))
 
 
-def list_dataset_files(repository: str, *, revision: str | None) -> set[str]:
-    """Return the paths of a dataset repository's files or, offline, of those in the cache.
+def fetch_dataset(repository: str, names: Iterable[str], *, commit: str) -> Snapshot:
+    """Return a folder with files of a dataset; the Hub is not asked if all are in the cache.
+
+    Errors are those of :func:`resolve` and :meth:`Repository.fetch`.
+    """
+    needed = frozenset(names)
+    dataset = Repository("dataset", repository, commit, needed)
+    if not dataset.has_cached(needed):
+        dataset = resolve("dataset", repository, revision=commit)
+    return dataset.fetch(needed)
+
+
+def resolve(kind: Kind, repository: str, *, revision: str | None) -> Repository:
+    """Resolve a revision to a commit and list its files, in one request of bounded time.
 
     Raises:
-        DataNotFound: If the Hub has no such repository or revision, or keeps it from us.
-        HubNotReachable: If the Hub does not answer and the cache holds nothing of it.
+        ModelNotFound: If the Hub has no such model or revision; ``DataNotFound`` for a dataset.
+        ModelIsGated: If the Hub refuses access to the model; ``DataNotFound`` for a dataset.
+        HubNotReachable: If the Hub does not answer and the cache holds nothing of the revision.
     """
-    with _hub_errors_explained("dataset", repository):
-        names = _list_files("dataset", repository, revision=revision)
-        if names is not None:
-            return names
-        folder = Path(
-            snapshot_download(
-                repository, repo_type="dataset", revision=revision, local_files_only=True
-            )
-        )
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-
-
-def fetch_dataset_file(repository: str, path: str, *, revision: str | None) -> Path:
-    """Return one file of a dataset repository; see :func:`fetch_model` for the cache.
-
-    Args:
-        repository: Id on the Hub, ``owner/name``.
-        path: Path of the file inside the repository.
-        revision: Branch, tag or commit; ``None`` for the main branch. A commit that is in the cache
-            is not asked for again.
-
-    Raises:
-        DataNotFound: If the Hub has no such repository, revision or file, or keeps it from us.
-        ChecksumDiffers: If the file arrived damaged. It is removed from the cache.
-        HubNotReachable: If the Hub does not answer and the cache does not hold the file.
-    """
-    with _hub_errors_explained("dataset", repository):
-        is_commit = re.fullmatch("[0-9a-f]{40}", revision or "") is not None
-        is_cached = is_commit and isinstance(
-            try_to_load_from_cache(repository, path, repo_type="dataset", revision=revision), str
-        )
-        is_offline = is_cached or _list_files("dataset", repository, revision=revision) is None
-        local = hf_hub_download(
-            repository,
-            path,
-            repo_type="dataset",
-            revision=revision,
-            local_files_only=is_offline,
-        )
-        return _verify(Path(local))
+    revision = revision or constants.DEFAULT_REVISION
+    with _hub_errors_explained(kind, repository):
+        try:
+            info = _ask(kind, repository, revision, timeout_seconds=constants.HF_HUB_ETAG_TIMEOUT)
+        except HubNotReachable as error:
+            return _resolve_in_cache(kind, repository, revision, because=error)
+        if info.sha != revision:  # the library stores what a branch stands for when it is given one
+            ref = _cache_of(kind, repository) / "refs" / revision
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(info.sha)
+    files = frozenset(file.rfilename for file in info.siblings or ())
+    return Repository(kind, repository, info.sha, files)
 
 
 def fetch_file(url: str, *, sha256: str, to: Path) -> Path:
     """Download a file from the web to ``to``, unless it is there already, and return ``to``.
 
-    The file appears under its name only when it is complete and verified.
-
-    Args:
-        url: Its address.
-        sha256: The published checksum, in hexadecimal digits.
-        to: Where it goes; folders are made as needed.
+    The file appears under its name only when it is complete and has the published checksum.
 
     Raises:
         ChecksumDiffers: If what arrived is not the published file.
         HubNotReachable: If the address does not answer, or ``HF_HUB_OFFLINE`` is set.
     """
-    if to.is_file() and _file_sha256(to) == sha256:
+    if to.is_file() and file_sha256(to) == sha256:
         return to
     to.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=to.parent) as scratch:
         unverified = Path(scratch) / to.name
         try:
             _download(url, to=unverified)
-        except (HTTPError, OfflineModeIsEnabled) as error:
-            raise HubNotReachable(
-                f"{url} can't be downloaded: {_first_line(error)}", remedy=_way_online()
-            ) from error
-        if _file_sha256(unverified) != sha256:
+        except (HTTPError, hub_errors.OfflineModeIsEnabled) as error:
+            reason = f"{url} can't be downloaded: {_first_line(error)}"
+            raise HubNotReachable(reason, remedy=_way_online()) from error
+        if file_sha256(unverified) != sha256:
             raise ChecksumDiffers(
                 f"the file at {url} is not the published one",
-                remedy="run again; if it stays so, the file was changed or a proxy answers",
+                remedy="run again; if it happens again, the file was changed or a proxy answers",
             )
         os.replace(unverified, to)
     return to
 
 
 def ask_hub(*, model: str, timeout_seconds: float) -> None:
-    """Ask the Hub for a model's list of files, as a run does first, and forget the answer.
-
-    The asking goes on in a thread, since the time-outs of a request leave out the search for the
-    server's address, which a dead name server can draw out.
-
-    Args:
-        model: Id on the Hub; a model that it does not know is an answer too.
-        timeout_seconds: How long to wait, all in all.
+    """Ask the Hub for a model, as a run does first; that it has no such model is an answer too.
 
     Raises:
         HubNotReachable: If the Hub does not answer in time, or ``HF_HUB_OFFLINE`` is set.
-        ModelIsGated: If the Hub refuses the user's token, whatever it is asked for.
+        ModelIsGated: If the Hub refuses the user's token.
     """
-    failures: SimpleQueue[FinetuneError | None] = SimpleQueue()
-
-    def ask() -> None:
-        failures.put(_why_silent(model, timeout_seconds=timeout_seconds))
-
-    Thread(target=ask, daemon=True).start()
-    try:
-        failure = failures.get(timeout=timeout_seconds)
-    except Empty:
-        failure = _not_reachable(f"no answer within {timeout_seconds:g} s")
-    if failure is not None:
-        raise failure
+    with suppress(errors.ModelNotFound):
+        _ask("model", model, None, timeout_seconds=timeout_seconds)
 
 
 def cache_folder(name: str) -> Path:
@@ -216,131 +219,86 @@ def cache_folder(name: str) -> Path:
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
 
 
-def _list_files(kind: Kind, repository: str, *, revision: str | None) -> set[str] | None:
-    """Return the names of a repository's files, or ``None`` if the Hub does not answer.
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-    This comes before every download because it is the one request with a limit on its time: the
-    library's own listing has none, and its ``hf_hub_download`` goes on trying for minutes.
+
+def _resolve_model(repository: str, *, revision: str | None) -> Repository:
+    model = resolve("model", repository, revision=revision)
+    if CONFIG not in model.files:
+        remedy = "choose a model in the format of the transformers library"
+        model.refuse(f"has no {CONFIG}", remedy=remedy)
+    return model
+
+
+def _ask(kind: Kind, repository: str, revision: str | None, *, timeout_seconds: float) -> Any:
+    """Return what the Hub says of a repository; after a 429 with a short pause, ask again.
+
+    A thread asks, since the time-outs of a request do not cover the look-up of the server's
+    address, which a dead name server can delay.
     """
-    try:
-        return _ask_for_files(
-            kind,
-            repository,
-            revision=revision,
-            timeout_seconds=constants.HF_HUB_ETAG_TIMEOUT,
-        )
-    except HubNotReachable:
-        return None
+    ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def ask_once() -> None:
+        try:
+            answers.put(ask(repository, revision=revision, timeout=timeout_seconds))
+        except Exception as error:  # raised below, in the thread that waits
+            answers.put(error)
+
+    for may_ask_again in (True, False):
+        Thread(target=ask_once, daemon=True).start()
+        try:
+            answer = answers.get(timeout=timeout_seconds)
+        except Empty:
+            answer = HTTPError(f"no answer within {timeout_seconds:g} s")
+        pause_seconds = _pause_seconds(answer)
+        if not (may_ask_again and 0 <= pause_seconds <= LONGEST_PAUSE_SECONDS):
+            break
+        time.sleep(pause_seconds)
+    if isinstance(answer, Exception):
+        failure = f"the Hub at {constants.ENDPOINT} can't be reached"
+        raise _explain(answer, kind, repository, failure) from answer
+    return answer
 
 
-def _ask_for_files(
-    kind: Kind, repository: str, *, revision: str | None, timeout_seconds: float
-) -> set[str]:
-    hub = HfApi()
-    ask = hub.model_info if kind == "model" else hub.dataset_info
-    try:
-        facts = ask(repository, revision=revision, timeout=timeout_seconds)
-    except HfHubHTTPError as error:
-        if error.response.status_code == 429 or error.response.status_code >= 500:
-            raise _not_reachable(_first_line(error)) from error
-        raise
-    except json.JSONDecodeError as error:
-        raise _not_reachable("another server answers, such as a hotel's network") from error
-    except OfflineModeIsEnabled as error:
-        raise _not_reachable("HF_HUB_OFFLINE is set") from error
-    except HTTPError as error:
-        raise _not_reachable(_first_line(error)) from error
-    return {file.rfilename for file in facts.siblings or ()}
+def _resolve_in_cache(
+    kind: Kind, repository: str, revision: str, *, because: HubNotReachable
+) -> Repository:
+    reason = f"the {kind} {repository!r} is not in the cache, and {because.message}"
+    unreachable = HubNotReachable(reason, remedy=because.remedy)
+    cache = _cache_of(kind, repository)
+    ref = cache / "refs" / revision
+    folder = cache / "snapshots" / (ref.read_text() if ref.is_file() else revision)
+    if not folder.is_dir():
+        raise unreachable from because
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    files = frozenset(path.as_posix() for path in paths)
+    return Repository(kind, repository, folder.name, files, unreachable)
 
 
-def _why_silent(model: str, *, timeout_seconds: float) -> FinetuneError | None:
-    try:
-        _ask_for_files("model", model, revision=None, timeout_seconds=timeout_seconds)
-    except HubNotReachable as error:
-        return error
-    except RepositoryNotFoundError:
-        return None  # that it has no such model only the Hub can tell
-    except HfHubHTTPError as error:
-        if error.response.status_code == 401:
-            return _explain(error, kind="model", repository=model)
-        return _not_reachable(_first_line(error))
-    return None
-
-
-def _not_reachable(reason: str) -> HubNotReachable:
-    return HubNotReachable(
-        f"the Hub at {constants.ENDPOINT} can't be reached: {reason}", remedy=_way_online()
-    )
-
-
-def _fetch_config_and_tokenizer(
-    repository: str, listed: set[str] | None, *, revision: str | None
-) -> tuple[Path, Callable[[str], Path]]:
-    """Return the folder that they lie in, and the function that fetches another file of it."""
-    is_offline = listed is None
-    config = hf_hub_download(repository, CONFIG, revision=revision, local_files_only=is_offline)
-    folder = Path(config).parent
-
-    def fetch(name: str) -> Path:
-        return Path(
-            hf_hub_download(repository, name, revision=folder.name, local_files_only=is_offline)
-        )
-
-    names = {path.name for path in folder.iterdir()} if listed is None else listed
-    for name in sorted(filter(_is_config_or_tokenizer, names)):
-        fetch(name)
-    return folder, fetch
-
-
-def _refuse_without_config(repository: str, *, names: set[str]) -> None:
-    if CONFIG not in names:
-        raise ModelUnsupported(
-            f"the model {repository!r} has no {CONFIG}",
-            remedy="choose a model in the format of the transformers library",
-        )
-
-
-def _refuse_unsupported(repository: str, *, names: set[str]) -> None:
-    _refuse_without_config(repository, names=names)
-    if not names & {WEIGHTS, SHARDS_INDEX}:
-        raise ModelUnsupported(
-            f"the model {repository!r} has no safetensors; pickled weights are not loaded",
-            remedy=f"look at {_page('model', repository)}/discussions for a converted revision and "
-            "give it as --revision refs/pr/N, or choose another model",
-        )
+def _cache_of(kind: Kind, repository: str) -> Path:
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repository, repo_type=kind))
 
 
 def _is_config_or_tokenizer(name: str) -> bool:
     return "/" not in name and name.endswith((".json", ".txt", ".model"))
 
 
-def _weight_files(folder: Path, *, names: set[str]) -> list[str]:
-    """Return the names of the files that make up the weights."""
-    if SHARDS_INDEX in names and WEIGHTS not in names:
-        return sorted(set(json.loads((folder / SHARDS_INDEX).read_text())["weight_map"].values()))
-    return [WEIGHTS]
+def _verify(path: Path) -> None:
+    """Remove a file from the cache, and raise, if it is not what the Hub published.
 
-
-def _verify(path: Path) -> Path:
-    """Return ``path`` if the file is what the Hub published, else remove it from the cache.
-
-    The cache names a large file by the sha256 that the Hub told, and links to it; the library
-    itself compares no more than the size. A cache without symbolic links has no such names.
+    The cache names a large file by its published sha256, and links to it. A cache without symbolic
+    links has no such names.
     """
     blob = path.parent / path.readlink() if path.is_symlink() else path
-    if re.fullmatch("[0-9a-f]{64}", blob.name) and _file_sha256(path) != blob.name:
+    if re.fullmatch("[0-9a-f]{64}", blob.name) and file_sha256(path) != blob.name:
         for damaged in (path.resolve(), blob, path):
             damaged.unlink(missing_ok=True)
-        raise ChecksumDiffers(
-            f"{path.name} arrived damaged from the Hub and was removed",
-            remedy="run again to download it anew",
-        )
-    return path
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        reason = f"{path.name} arrived damaged from the Hub and was removed"
+        raise ChecksumDiffers(reason, remedy="run again to download it again")
 
 
 def _download(url: str, *, to: Path) -> None:
@@ -353,56 +311,55 @@ def _download(url: str, *, to: Path) -> None:
 
 @contextmanager
 def _hub_errors_explained(kind: Kind, repository: str) -> Iterator[None]:
-    # hf_xet, the Hub's transfer protocol, tells every failure as a bare RuntimeError.
+    # hf_xet, the Hub's transfer protocol, reports every failure as a bare RuntimeError.
     try:
         yield
-    except (HTTPError, HFValidationError, OSError, RuntimeError) as error:
-        raise _explain(error, kind=kind, repository=repository) from error
+    except (HTTPError, hub_errors.HFValidationError, OSError, RuntimeError) as error:
+        failure = f"the download of the {kind} {repository!r} broke off"
+        raise _explain(error, kind, repository, failure) from error
 
 
-def _explain(error: Exception, *, kind: Kind, repository: str) -> FinetuneError:
-    """Return our error for one of the library's."""
+def _explain(error: Exception, kind: Kind, repository: str, failure: str) -> errors.FinetuneError:
+    """Return our error for one of the library's; ``failure`` is what it kept from being done."""
     what, page = f"the {kind} {repository!r}", _page(kind, repository)
-    not_found = ModelNotFound if kind == "model" else DataNotFound
-    refused = ModelIsGated if kind == "model" else DataNotFound
-    match error:
-        case LocalEntryNotFoundError():
-            return HubNotReachable(
-                f"{what} is not in the cache, and the Hub can't be reached", remedy=_way_online()
-            )
-        case GatedRepoError():
-            return refused(
-                f"{what} is only for users who accepted its terms",
-                remedy=f"accept them at {page} and set HF_TOKEN to a token of yours",
-            )
-        case RepositoryNotFoundError() | HFValidationError():
-            return not_found(
-                f"there is no folder and on the Hub no {kind} {repository!r}",
-                remedy=f"check the spelling; if {page} is private, set HF_TOKEN",
-            )
-        case RevisionNotFoundError():
-            return not_found(
-                f"{what} has no such revision", remedy=f"choose one of those at {page}/tree/main"
-            )
-        case RemoteEntryNotFoundError():
-            return not_found(
-                f"{what} lacks the file {error.response.url.path.rpartition('/')[2]}",
-                remedy=f"look for it at {page}/tree/main",
-            )
-        case HfHubHTTPError(response=response) if response.status_code in (401, 403):
-            return refused(
-                f"the Hub refuses {what} to this HF_TOKEN",
-                remedy="make a token that may read it at https://huggingface.co/settings/tokens",
-            )
-        case OSError(errno=int()):
-            return FinetuneError(
-                f"the cache in {constants.HF_HUB_CACHE} can't be written: {error.strerror}",
-                remedy="make room there, or set HF_HOME to a folder on another disk",
-            )
-    return HubNotReachable(
-        f"the download of {what} broke off: {_first_line(error)}",
-        remedy="run again; files that are complete are not downloaded anew",
-    )
+    not_found = errors.ModelNotFound if kind == "model" else DataNotFound
+    refused = errors.ModelIsGated if kind == "model" else DataNotFound
+    status = error.response.status_code if isinstance(error, hub_errors.HfHubHTTPError) else 0
+    if isinstance(error, hub_errors.GatedRepoError):
+        reason = f"{what} is only for users who accepted its terms"
+        return refused(reason, remedy=f"accept them at {page} and set HF_TOKEN to a token of yours")
+    if isinstance(error, hub_errors.RepositoryNotFoundError | hub_errors.HFValidationError):
+        reason = f"there is no folder and on the Hub no {kind} {repository!r}"
+        return not_found(reason, remedy=f"check the spelling; if {page} is private, set HF_TOKEN")
+    if isinstance(error, hub_errors.RevisionNotFoundError):
+        reason = f"{what} has no such revision"
+        return not_found(reason, remedy=f"choose one of those at {page}/tree/main")
+    if status in (401, 403):
+        remedy = "make a token that may read it at https://huggingface.co/settings/tokens"
+        return refused(f"the Hub refuses {what} to this HF_TOKEN", remedy=remedy)
+    if status == 429:
+        reason = f"the Hub limits requests; wait {_pause_seconds(error)} s"
+        remedy = "then run again; with a token in HF_TOKEN the limit is higher"
+        return HubNotReachable(reason, remedy=remedy)
+    if isinstance(error, OSError) and error.errno is not None:
+        reason = f"the cache in {constants.HF_HUB_CACHE} can't be written: {error.strerror}"
+        remedy = "make room there, or set HF_HOME to a folder on another disk"
+        return errors.FinetuneError(reason, remedy=remedy)
+    if isinstance(error, json.JSONDecodeError):
+        cause = "another server answers, such as a hotel's network"
+    elif isinstance(error, hub_errors.OfflineModeIsEnabled):
+        cause = "HF_HUB_OFFLINE is set"
+    else:
+        cause = _first_line(error)
+    return HubNotReachable(f"{failure}: {cause}", remedy=_way_online())
+
+
+def _pause_seconds(answer: object) -> int:
+    """Return the seconds to wait if the Hub has limited our requests, and -1 if it has not."""
+    if not isinstance(answer, hub_errors.HfHubHTTPError) or answer.response.status_code != 429:
+        return -1
+    named = answer.response.headers.get("Retry-After", "")
+    return int(named) if named.isdigit() else LIMIT_WINDOW_SECONDS
 
 
 def _page(kind: Kind, repository: str) -> str:

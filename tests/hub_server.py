@@ -34,6 +34,7 @@ class Failures:
         gated: Repositories whose terms nobody has accepted.
         refuses_tokens: Every token is refused.
         down: Every request is answered with 503.
+        limits_for_seconds: The next requests are answered with 429 and these pauses.
         web_page: Every request is answered with a page, as a hotel's network does.
         delay_seconds: Time before each answer.
         cut_after_bytes: Names of files whose transfer breaks off after so many bytes of the file.
@@ -43,6 +44,7 @@ class Failures:
     gated: set[str] = field(default_factory=set)
     refuses_tokens: bool = False
     down: bool = False
+    limits_for_seconds: list[str] = field(default_factory=list)
     web_page: bool = False
     delay_seconds: float = 0.0
     cut_after_bytes: dict[str, int] = field(default_factory=dict)
@@ -153,14 +155,18 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = True
         elif hub.failures.down:
             self._refuse(503)
+        elif hub.failures.limits_for_seconds:
+            self._refuse(429, headers={"Retry-After": hub.failures.limits_for_seconds.pop(0)})
         elif hub.failures.refuses_tokens and "Authorization" in self.headers:
             self._refuse(
                 401, headers={"X-Error-Message": "Invalid credentials in Authorization header"}
             )
         elif hub.failures.web_page:
             self._send(b"<html>Please log in</html>", content_type="text/html")
+        elif asked := re.fullmatch(r"/api/(models|datasets)/(.+?)/tree/(.+)", path):
+            self._list_files(*asked.groups())
         elif asked := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/(.+))?", path):
-            self._tell_what_a_repository_holds(*asked.groups())
+            self._describe_repository(*asked.groups())
         elif asked := re.fullmatch(
             r"/(datasets/)?(.+?)/resolve/(refs/[^/]+/[^/]+|[^/]+)/(.+)", path
         ):
@@ -169,22 +175,21 @@ class _Answer(BaseHTTPRequestHandler):
         else:
             self._refuse(404)
 
-    def _tell_what_a_repository_holds(
-        self, kind: str, repository: str, revision: str | None
-    ) -> None:
+    def _describe_repository(self, kind: str, repository: str, revision: str | None) -> None:
         folder, commit = self._open(kind, repository, revision or "main")
-        if folder is None:
-            return
-        names = sorted(
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-        )
-        facts = {
-            "id": repository,
-            "sha": commit,
-            "private": False,
-            "siblings": [{"rfilename": name} for name in names],
-        }
-        self._send(json.dumps(facts).encode(), content_type="application/json")
+        if folder is not None:
+            siblings = [{"rfilename": name} for name in _files_in(folder)]
+            info = {"id": repository, "sha": commit, "private": False, "siblings": siblings}
+            self._send(json.dumps(info).encode(), content_type="application/json")
+
+    def _list_files(self, kind: str, repository: str, revision: str) -> None:
+        folder, _ = self._open(kind, repository, revision)
+        if folder is not None:
+            files = [
+                {"type": "file", "path": name, "size": (folder / name).stat().st_size, "oid": ""}
+                for name in _files_in(folder)
+            ]
+            self._send(json.dumps(files).encode(), content_type="application/json")
 
     def _send_file(self, kind: str, repository: str, revision: str, name: str) -> None:
         folder, commit = self._open(kind, repository, revision)
@@ -223,8 +228,11 @@ class _Answer(BaseHTTPRequestHandler):
         has_token = "Authorization" in self.headers
         commit = MAIN_COMMIT if revision == "main" else revision
         folder = hub.folders[kind].get(repository)
-        if named := hub.folders[kind].get(f"{repository}@{revision}"):
-            folder, commit = named, hashlib.sha1(revision.encode()).hexdigest()
+        for name, named in hub.folders[kind].items():
+            own, _, own_revision = name.partition("@")
+            own_commit = hashlib.sha1(own_revision.encode()).hexdigest()
+            if own == repository and own_revision and revision in (own_revision, own_commit):
+                folder, commit = named, own_commit
         if folder is None:
             self._refuse(404 if has_token else 401, code="RepoNotFound")
         elif repository in hub.failures.gated:
@@ -248,6 +256,11 @@ class _Answer(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+
+
+def _files_in(folder: Path) -> list[str]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def _first_byte(header: str | None) -> int:

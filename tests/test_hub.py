@@ -22,16 +22,18 @@ from finetune.errors import (
     ModelUnsupported,
 )
 from finetune.hub import (
+    Snapshot,
     ask_hub,
     cache_folder,
-    fetch_dataset_file,
+    fetch_dataset,
     fetch_file,
     fetch_model,
     fetch_tokenizer,
-    list_dataset_files,
+    resolve,
 )
 
 MODEL = "acme/tiny"
+ROWS = "default/train/0000.parquet"
 DATASET = "acme/rows"
 NEEDED = {"config.json", "vocab.txt", "tokenizer.json", "model.safetensors"}
 
@@ -60,6 +62,10 @@ def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
         yield server
 
 
+def fetch_rows() -> Snapshot:
+    return resolve("dataset", DATASET, revision=None).fetch([ROWS])
+
+
 def cached_files(tmp_path: Path) -> set[str]:
     """Return the names of the complete files that the cache shows."""
     return {path.name for path in tmp_path.glob("home/hub/*/snapshots/*/**/*") if path.is_file()}
@@ -74,7 +80,9 @@ def unfinished_files(tmp_path: Path) -> list[Path]:
 def test_a_model_comes_with_what_it_needs_and_nothing_else(
     hub: HubServer, tmp_path: Path, model_folder: Path
 ) -> None:
-    folder = fetch_model(MODEL, revision=None)
+    snapshot = fetch_model(MODEL, revision=None)
+    assert snapshot.commit == MAIN_COMMIT
+    folder = snapshot.folder
     assert {path.name for path in folder.iterdir()} == NEEDED
     assert sorted(hub.downloads()) == sorted(NEEDED)
     for name in NEEDED:
@@ -96,7 +104,7 @@ def test_a_sharded_model_comes_with_the_shards_that_its_index_names(
     write_files(model_folder, shards)
     index = {"weight_map": {"a": shards[0], "b": shards[1], "c": shards[1]}}
     (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    folder = fetch_model(MODEL, revision=None)
+    folder = fetch_model(MODEL, revision=None).folder
     assert {path.name for path in folder.glob("*.safetensors")} == set(shards)
 
 
@@ -111,11 +119,11 @@ def test_the_cache_serves_a_model_when_the_network_is_down(
 
 def test_offline_mode_asks_nobody(hub: HubServer, tmp_path: Path) -> None:
     folder = fetch_model(MODEL, revision=None)
-    rows = fetch_dataset_file(DATASET, "default/train/0000.parquet", revision=None)
+    rows = fetch_rows()
     hub.requests.clear()
     with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
         assert fetch_model(MODEL, revision=None) == folder
-        assert fetch_dataset_file(DATASET, "default/train/0000.parquet", revision=None) == rows
+        assert fetch_rows() == rows
         with pytest.raises(HubNotReachable, match="not in the cache") as raised:
             fetch_model("acme/other", revision=None)
         with pytest.raises(HubNotReachable):
@@ -153,14 +161,14 @@ def test_a_slow_hub_is_given_up_in_bounded_time(hub: HubServer) -> None:
         fetch_model(MODEL, revision=None)
 
 
-def test_a_broken_hub_is_told_as_not_reachable(hub: HubServer) -> None:
+def test_a_broken_hub_is_not_reachable(hub: HubServer) -> None:
     hub.failures.down = True
     with pytest.raises(HubNotReachable) as raised:
         fetch_model(MODEL, revision=None)
     assert "HF_ENDPOINT" in raised.value.remedy
 
 
-def test_a_web_page_in_place_of_the_hub_is_told_as_not_reachable(hub: HubServer) -> None:
+def test_a_web_page_in_place_of_the_hub_is_not_reachable(hub: HubServer) -> None:
     hub.failures.web_page = True
     with pytest.raises(HubNotReachable):
         fetch_model(MODEL, revision=None)
@@ -181,7 +189,7 @@ def test_a_hub_that_knows_the_model_or_not_has_answered(hub: HubServer) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_hub_that_does_not_answer_is_told_with_the_reason(
+def test_a_hub_that_does_not_answer_is_reported_with_the_reason(
     hub: HubServer, failure: dict[str, Any], reason: str
 ) -> None:
     for name, value in failure.items():
@@ -199,7 +207,7 @@ def test_a_server_that_is_no_hub_has_not_answered(hub: HubServer, tmp_path: Path
         ask_hub(model=MODEL, timeout_seconds=5)
 
 
-def test_a_broken_off_download_leaves_nothing_half_written_and_goes_on_next_time(
+def test_a_broken_off_download_leaves_nothing_half_written_and_resumes_next_time(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -240,7 +248,7 @@ def test_a_gated_model_names_its_page_and_the_token(
     assert "HF_TOKEN" in raised.value.remedy
 
 
-def test_a_refused_token_is_told_as_such(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_token_is_named(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
     hub.failures.refuses_tokens = True
     with pytest.raises(ModelIsGated, match="HF_TOKEN"):
@@ -254,7 +262,7 @@ def test_an_unknown_model_asks_to_check_the_spelling(hub: HubServer, name: str) 
     assert "spelling" in raised.value.remedy
 
 
-def test_an_unknown_revision_is_told_as_such(hub: HubServer) -> None:
+def test_an_unknown_revision_is_reported_as_such(hub: HubServer) -> None:
     with pytest.raises(ModelNotFound, match="revision"):
         fetch_model(MODEL, revision="v9")
 
@@ -275,7 +283,7 @@ def test_a_repository_without_config_is_refused(hub: HubServer, model_folder: Pa
         fetch_model(MODEL, revision=None)
 
 
-def test_a_cache_that_can_not_be_written_is_told_as_such(hub: HubServer, tmp_path: Path) -> None:
+def test_a_cache_that_can_not_be_written_is_named(hub: HubServer, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
     with pytest.raises(FinetuneError, match="cache") as raised:
         fetch_model(MODEL, revision=None)
@@ -284,7 +292,7 @@ def test_a_cache_that_can_not_be_written_is_told_as_such(hub: HubServer, tmp_pat
 
 def test_a_tokenizer_comes_without_the_weights(hub: HubServer, model_folder: Path) -> None:
     (model_folder / "model.safetensors").unlink()
-    folder = fetch_tokenizer(MODEL, revision=None)
+    folder = fetch_tokenizer(MODEL, revision=None).folder
     assert {path.name for path in folder.iterdir()} == NEEDED - {"model.safetensors"}
     (model_folder / "config.json").unlink()
     with pytest.raises(ModelUnsupported, match=r"config\.json"):
@@ -304,47 +312,81 @@ def test_the_files_of_a_dataset_are_listed_or_offline_those_in_the_cache(
     hub: HubServer, tmp_path: Path
 ) -> None:
     write_files(tmp_path / "dataset", ["README.md"])
-    rows = "default/train/0000.parquet"
-    assert list_dataset_files(DATASET, revision=None) == {rows, "README.md"}
+    online = resolve("dataset", DATASET, revision=None)
+    assert (online.commit, online.files) == (MAIN_COMMIT, {ROWS, "README.md"})
     with (
         hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
         pytest.raises(HubNotReachable, match=DATASET),
     ):
-        list_dataset_files(DATASET, revision=None)
-    fetch_dataset_file(DATASET, rows, revision=None)
+        resolve("dataset", DATASET, revision=None)
+    online.fetch([ROWS])
     with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
-        assert list_dataset_files(DATASET, revision=None) == {rows}
+        offline = resolve("dataset", DATASET, revision=None)
+        assert (offline.commit, offline.files) == (MAIN_COMMIT, {ROWS})
+        with pytest.raises(HubNotReachable, match="HF_HUB_OFFLINE is set"):
+            offline.fetch(["README.md"])
     with pytest.raises(DataNotFound, match="acme/raws"):
-        list_dataset_files("acme/raws", revision=None)
+        resolve("dataset", "acme/raws", revision=None)
 
 
-def test_a_file_of_a_dataset_is_fetched_and_then_served_from_the_cache(
-    hub: HubServer, tmp_path: Path
-) -> None:
-    path = fetch_dataset_file(DATASET, "default/train/0000.parquet", revision="a" * 40)
-    expected = tmp_path / "dataset/default/train/0000.parquet"
-    assert path.read_bytes() == expected.read_bytes()
+def test_all_files_are_of_the_commit_that_was_resolved(hub: HubServer, tmp_path: Path) -> None:
+    dataset = resolve("dataset", DATASET, revision=None)
+    pushed = tmp_path / "pushed"
+    write_files(pushed, [ROWS, "more.parquet"])
+    hub.folders["datasets"][f"{DATASET}@main"] = pushed
+    assert dataset.fetch([ROWS]) == Snapshot(dataset.folder, MAIN_COMMIT)
+    assert resolve("dataset", DATASET, revision="main").commit != MAIN_COMMIT
+    assert all("/main/" not in path for method, path in hub.requests if "/resolve/" in path)
+
+
+def test_files_of_a_commit_in_the_cache_are_not_asked_for(hub: HubServer, tmp_path: Path) -> None:
+    snapshot = fetch_dataset(DATASET, [ROWS], commit="a" * 40)
+    assert (snapshot.folder / ROWS).read_bytes() == (tmp_path / "dataset" / ROWS).read_bytes()
     hub.requests.clear()
-    assert fetch_dataset_file(DATASET, "default/train/0000.parquet", revision="a" * 40) == path
+    assert fetch_dataset(DATASET, [ROWS], commit="a" * 40) == snapshot
     assert hub.requests == []
 
 
 def test_a_damaged_file_of_a_dataset_is_removed(hub: HubServer, tmp_path: Path) -> None:
     hub.failures.altered.add("0000.parquet")
     with pytest.raises(ChecksumDiffers):
-        fetch_dataset_file(DATASET, "default/train/0000.parquet", revision=None)
+        fetch_rows()
     assert cached_files(tmp_path) == set()
     assert unfinished_files(tmp_path) == []
 
 
-def test_data_that_the_hub_lacks_is_told_with_a_remedy(hub: HubServer) -> None:
-    with pytest.raises(DataNotFound, match=r"9999\.parquet"):
-        fetch_dataset_file(DATASET, "default/train/9999.parquet", revision=None)
+def test_data_that_the_hub_lacks_is_refused_with_a_remedy(hub: HubServer) -> None:
+    with pytest.raises(DataNotFound, match=r"no file 9999\.parquet"):
+        fetch_dataset(DATASET, ["9999.parquet"], commit=MAIN_COMMIT)
     with pytest.raises(DataNotFound, match="acme/raws"):
-        fetch_dataset_file("acme/raws", "0000.parquet", revision=None)
+        fetch_dataset("acme/raws", ["0000.parquet"], commit=MAIN_COMMIT)
     hub.failures.gated.add(DATASET)
     with pytest.raises(DataNotFound, match="terms"):
-        fetch_dataset_file(DATASET, "default/train/0000.parquet", revision=None)
+        fetch_rows()
+
+
+def test_a_short_limit_of_requests_is_waited_for(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("finetune.hub.time.sleep", pauses.append)
+    hub.failures.limits_for_seconds = ["10"]
+    assert fetch_tokenizer(MODEL, revision=None).commit == MAIN_COMMIT
+    assert pauses == [10]
+
+
+@pytest.mark.parametrize(
+    ("pauses", "wait"), [(["11"], 11), (["3", "4"], 4), (["Wed, 21 Oct 2026 07:28:00 GMT"], 300)]
+)
+def test_a_limit_of_requests_is_not_mistaken_for_being_offline(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, pauses: list[str], wait: int
+) -> None:
+    monkeypatch.setattr("finetune.hub.time.sleep", lambda seconds: None)
+    hub.failures.limits_for_seconds = pauses
+    with pytest.raises(HubNotReachable, match=f"the Hub limits requests; wait {wait} s") as raised:
+        fetch_model(MODEL, revision=None)
+    assert raised.value.exit_code == 6
+    assert "HF_TOKEN" in raised.value.remedy
 
 
 def test_a_file_from_the_web_appears_complete_and_verified(
@@ -382,7 +424,9 @@ def test_files_from_elsewhere_are_kept_beside_the_cache_of_the_hub(
 
 
 def test_the_variables_of_the_hub_are_honoured(hub: HubServer, tmp_path: Path) -> None:
-    code = f"from finetune.hub import fetch_model; print(fetch_model({MODEL!r}, revision=None))"
+    code = (
+        f"from finetune.hub import fetch_model; print(fetch_model({MODEL!r}, revision=None).folder)"
+    )
     home = tmp_path / "elsewhere"
 
     def fetch_in_a_child(**variables: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,7 @@ class Options(TypedDict, total=False):
     test_file: AnyPath | None
     text_column: str | None
     label_column: str | None
+    encoding: str | None
     data_dir: AnyPath | None
     label: str
     max_train_samples: int | None

@@ -51,6 +51,9 @@ class DataConfig:
     label_column: str | None = _option(
         None, "Column of the labels, text or integers. Default: guessed and reported."
     )
+    encoding: str | None = _option(
+        None, "Encoding of text files, such as gb18030. Default: detected, and printed."
+    )
     data_dir: str | None = _option(
         None, "Folder with TREC's raw files, train_5500.label and TREC_10.label."
     )

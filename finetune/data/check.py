@@ -1,17 +1,20 @@
-"""What is odd about data: repeats, contradictions, test rows that stand in the training split.
+"""What is odd about data: repeats, contradictions, test rows that are in the training split.
 
 Two texts are the same here if they are for the splits that are held out: up to case and spaces.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from datasets import DatasetDict
+import pyarrow
+import pyarrow.compute as pc
+from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
-from finetune.data.repeats import normal_form, rows_by_text
+from finetune.data.repeats import number_texts
+from finetune.data.tables import column_of
 
 EXAMPLES = 3
 SHORT_CHARACTERS = 3
@@ -20,160 +23,210 @@ STRONG_IMBALANCE = 10.0
 # A tail is long if the longest text has more than so many times the tokens of all but 0.5 %.
 LONG_TAIL = 2.0
 
-Metrics = dict[str, Any]
+
+@dataclass(frozen=True)
+class Repeats:
+    """Rows that repeat an earlier row's text exactly, or ignoring case and spaces, and examples."""
+
+    rows: int
+    texts: int
+    rows_up_to_case: int
+    texts_up_to_case: int
+    examples: list[str]
 
 
-def check_splits(splits: DatasetDict) -> Metrics:
-    """Look for what is odd in splits, ``train`` among them, without a model.
+@dataclass(frozen=True)
+class Conflict:
+    """A text with several labels."""
 
-    Returns:
-        By split: ``rows``, ``classes``, ``repeats``, ``conflicts``, ``short_texts`` and, of all
-        but ``train``, ``overlap``. Of ``train`` alone: ``balance``. Each is what the function of
-        this module says that finds it.
-    """
+    text: str
+    labels: list[str]
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """How many texts have several labels, and examples."""
+
+    texts: int
+    examples: list[Conflict]
+
+
+@dataclass(frozen=True)
+class ShortTexts:
+    """Rows with a text shorter than ``SHORT_CHARACTERS``, and how many of them are empty."""
+
+    rows: int
+    empty: int
+    examples: list[str]
+
+
+@dataclass(frozen=True)
+class SharedText:
+    """A row whose text is in the training split, and the labels that it has there."""
+
+    text: str
+    label: str
+    train_labels: list[str]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Rows whose texts are in the training split; ``disagreeing`` have a label they lack there."""
+
+    rows: int
+    disagreeing: int
+    examples: list[SharedText]
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The largest and the smallest class with rows, the ratio of their rows, and rare classes."""
+
+    largest: str
+    smallest: str
+    ratio: float
+    rare: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found: by split, except for the balance of the training split."""
+
+    rows: dict[str, int]
+    classes: dict[str, dict[str, int]]
+    repeats: dict[str, Repeats]
+    conflicts: dict[str, Conflicts]
+    short_texts: dict[str, ShortTexts]
+    overlap: dict[str, Overlap]
+    balance: Balance
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the findings as JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of texts."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the lengths as JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SplitLengths(Lengths):
+    """Tokens of texts, and the texts that are longer than the maximum; their share in 0..1."""
+
+    cut_rows: int
+    cut_share: float
+
+
+@dataclass(frozen=True)
+class LengthFindings:
+    """Tokens of the texts of each split under a model's tokenizer."""
+
+    model: str
+    max_length: int
+    suggested_max_length: int
+    splits: dict[str, SplitLengths]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the lengths as JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What was found, and what a user can do about it."""
+
+    finding: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A split's texts, their numbers over all splits, and its labels, by name and by number."""
+
+    texts: pyarrow.ChunkedArray
+    numbers: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    names: Sequence[str]
+
+    def labels_of(self, number: int) -> list[str]:
+        """Return the names of the labels that a text has here."""
+        return sorted({self.names[label] for label in self.labels[self.numbers == number]})
+
+
+def check_splits(splits: DatasetDict) -> Findings:
+    """Look for what is odd in splits, ``train`` among them, without a model."""
     names = splits["train"].features["label"].names
-    texts = {split: list(rows["text"]) for split, rows in splits.items()}
-    labels = {split: [names[label] for label in rows["label"]] for split, rows in splits.items()}
-    counts = {split: Counter(labels[split]) for split in splits}
-    classes = {split: {name: counts[split][name] for name in names} for split in splits}
-    return {
-        "rows": {split: len(rows) for split, rows in splits.items()},
-        "classes": classes,
-        "repeats": {split: find_repeats(texts[split]) for split in splits},
-        "conflicts": {split: find_conflicts(texts[split], labels[split]) for split in splits},
-        "short_texts": {split: find_short_texts(texts[split]) for split in splits},
-        "overlap": {
-            split: find_overlap(
-                texts[split],
-                labels[split],
-                train_texts=texts["train"],
-                train_labels=labels["train"],
-            )
-            for split in splits
+    texts = {split: column_of(rows, "text") for split, rows in splits.items()}
+    numbers = np.split(
+        number_texts(pyarrow.chunked_array([c for t in texts.values() for c in t.chunks])),
+        np.cumsum([len(rows) for rows in splits.values()])[:-1],
+    )
+    parts = {
+        split: _Split(texts[split], own, column_of(rows, "label").to_numpy(), names)
+        for (split, rows), own in zip(splits.items(), numbers, strict=True)
+    }
+    classes = {
+        split: dict(
+            zip(names, np.bincount(part.labels, minlength=len(names)).tolist(), strict=True)
+        )
+        for split, part in parts.items()
+    }
+    return Findings(
+        rows={split: len(rows) for split, rows in splits.items()},
+        classes=classes,
+        repeats={split: _find_repeats(part) for split, part in parts.items()},
+        conflicts={split: _find_conflicts(part) for split, part in parts.items()},
+        short_texts={split: _find_short_texts(part.texts) for split, part in parts.items()},
+        overlap={
+            split: _find_overlap(part, train=parts["train"])
+            for split, part in parts.items()
             if split != "train"
         },
-        "balance": weigh_classes(classes["train"]),
-    }
+        balance=weigh_classes(classes["train"]),
+    )
 
 
-def find_repeats(texts: Sequence[str]) -> Metrics:
-    """Count the rows that repeat an earlier row's text.
-
-    Returns:
-        ``rows`` that do so letter for letter, and the ``texts`` that recur in this way;
-        ``rows_up_to_case`` and ``texts_up_to_case``, the same with case and spaces ignored;
-        ``examples`` of the latter.
-    """
-    recurring = [count for count in Counter(texts).values() if count > 1]
-    groups = [rows for rows in rows_by_text(texts).values() if len(rows) > 1]
-    return {
-        "rows": sum(recurring) - len(recurring),
-        "texts": len(recurring),
-        "rows_up_to_case": sum(map(len, groups)) - len(groups),
-        "texts_up_to_case": len(groups),
-        "examples": [texts[rows[0]] for rows in groups[:EXAMPLES]],
-    }
+def count_classes(table: Dataset) -> dict[str, int]:
+    """Return the rows of each class, in the order of the classes."""
+    names = table.features["label"].names
+    counts = np.bincount(column_of(table, "label").to_numpy(), minlength=len(names))
+    return dict(zip(names, counts.tolist(), strict=True))
 
 
-def find_conflicts(texts: Sequence[str], labels: Sequence[str]) -> Metrics:
-    """Find the texts that have several labels.
-
-    Returns:
-        How many ``texts``, and ``examples`` with ``text`` and ``labels``.
-    """
-    conflicts = [
-        {"text": texts[rows[0]], "labels": sorted({labels[row] for row in rows})}
-        for rows in rows_by_text(texts).values()
-        if len({labels[row] for row in rows}) > 1
-    ]
-    return {"texts": len(conflicts), "examples": conflicts[:EXAMPLES]}
-
-
-def find_short_texts(texts: Sequence[str]) -> Metrics:
-    """Find the texts of fewer than ``SHORT_CHARACTERS`` characters besides the spaces around them.
-
-    Returns:
-        How many ``rows``, how many of them are ``empty``, and ``examples``.
-    """
-    short = [text for text in texts if len(text.strip()) < SHORT_CHARACTERS]
-    return {
-        "rows": len(short),
-        "empty": sum(not text.strip() for text in short),
-        "examples": short[:EXAMPLES],
-    }
-
-
-def find_overlap(
-    texts: Sequence[str],
-    labels: Sequence[str],
-    *,
-    train_texts: Sequence[str],
-    train_labels: Sequence[str],
-) -> Metrics:
-    """Find the rows of a split whose texts stand in the training split too.
-
-    Returns:
-        How many ``rows``; how many of them are ``disagreeing``, with a label that the text has
-        not there; and ``examples``, these first, with ``text``, ``label`` and ``train_labels``.
-    """
-    train_rows = rows_by_text(train_texts)
-    shared = []
-    for text, label in zip(texts, labels, strict=True):
-        if rows := train_rows.get(normal_form(text)):
-            there = sorted({train_labels[row] for row in rows})
-            shared.append({"text": text, "label": label, "train_labels": there})
-    shared.sort(key=lambda row: row["label"] in row["train_labels"])
-    return {
-        "rows": len(shared),
-        "disagreeing": sum(row["label"] not in row["train_labels"] for row in shared),
-        "examples": shared[:EXAMPLES],
-    }
-
-
-def weigh_classes(counts: Mapping[str, int]) -> Metrics:
-    """Compare the largest and the smallest class.
+def weigh_classes(counts: Mapping[str, int]) -> Balance:
+    """Compare the largest and the smallest class that has rows.
 
     Args:
-        counts: Rows of each class.
-
-    Returns:
-        The ``largest`` class; the ``smallest`` of those that have rows; ``ratio``, the rows of
-        the one over those of the other; and ``rare``, the rows of each class that has fewer than
-        ``RARE_ROWS``.
+        counts: Rows of each class; those with fewer than ``RARE_ROWS`` are rare.
     """
     present = {name: count for name, count in counts.items() if count > 0}
     largest, smallest = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
-    return {
-        "largest": largest,
-        "smallest": smallest,
-        "ratio": present[largest] / present[smallest],
-        "rare": {name: count for name, count in counts.items() if count < RARE_ROWS},
-    }
+    rare = {name: count for name, count in counts.items() if count < RARE_ROWS}
+    return Balance(largest, smallest, present[largest] / present[smallest], rare)
 
 
-def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> Metrics:
-    """Describe how long the texts of a split are.
+def describe_lengths(lengths: NDArray[np.int64]) -> Lengths:
+    """Describe the tokens of texts, special ones included: int64 of shape [rows]."""
+    p50, p95, p99 = (float(np.percentile(lengths, share)) for share in (50, 95, 99))
+    return Lengths(float(lengths.mean()), p50, p95, p99, int(lengths.max()))
 
-    Args:
-        lengths: Tokens of each text, special ones included: int64 of shape [rows].
-        max_length: Most tokens that a text may keep.
 
-    Returns:
-        ``mean``, ``p50``, ``p95``, ``p99`` and ``max``, in tokens; ``cut_rows``, the texts that
-        are longer than the maximum, and ``cut_share``, in 0..1.
-    """
+def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> SplitLengths:
+    """Describe the tokens of a split's texts, int64 of shape [rows], under a maximum."""
     cut_rows = int(np.count_nonzero(lengths > max_length))
-    cut = {"cut_rows": cut_rows, "cut_share": cut_rows / len(lengths)}
-    return {**describe_lengths(lengths), **cut}
-
-
-def describe_lengths(lengths: NDArray[np.int64]) -> Metrics:
-    """Return ``mean``, ``p50``, ``p95``, ``p99`` and ``max`` of lengths, int64 of shape [rows]."""
-    return {
-        "mean": float(lengths.mean()),
-        **{f"p{share}": float(np.percentile(lengths, share)) for share in (50, 95, 99)},
-        "max": int(lengths.max()),
-    }
+    described = describe_lengths(lengths).to_json()
+    return SplitLengths(**described, cut_rows=cut_rows, cut_share=cut_rows / len(lengths))
 
 
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
@@ -192,69 +245,111 @@ def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
     return min(8 * int(np.ceil(needed / 8)), max_tokens)
 
 
-def suggest_changes(findings: Metrics, *, lengths: Metrics | None) -> list[dict[str, str]]:
-    """Return what a user may want to change, each as ``finding`` and ``remedy``.
-
-    Args:
-        findings: What :func:`check_splits` returns.
-        lengths: ``max_length``; ``suggested_max_length``; and of each of the ``splits`` what
-            :func:`measure_lengths` returns. ``None`` if the lengths are not known.
-    """
+def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> list[Suggestion]:
+    """Return what a user may want to change; ``None`` if the lengths are not known."""
     pairs = [
-        *_about_balance(findings["balance"]),
+        *_about_balance(findings.balance),
         *_about_texts(findings),
-        *_about_overlap(findings["overlap"]),
         *(_about_lengths(lengths) if lengths else ()),
     ]
-    return [{"finding": finding, "remedy": remedy} for finding, remedy in pairs]
+    return [Suggestion(finding, remedy) for finding, remedy in pairs]
 
 
-def _about_balance(balance: Metrics) -> Iterator[tuple[str, str]]:
-    if balance["ratio"] >= STRONG_IMBALANCE:
+def _find_repeats(split: _Split) -> Repeats:
+    exact = pc.value_counts(split.texts).field("counts").to_numpy()
+    numbers, first_rows, counts = np.unique(split.numbers, return_index=True, return_counts=True)
+    repeated = first_rows[counts > 1]
+    return Repeats(
+        rows=int((exact - 1).sum()),
+        texts=int((exact > 1).sum()),
+        rows_up_to_case=len(split.numbers) - len(numbers),
+        texts_up_to_case=len(repeated),
+        examples=_texts_at(split, np.sort(repeated)),
+    )
+
+
+def _find_conflicts(split: _Split) -> Conflicts:
+    pairs = np.unique(np.stack([split.numbers, split.labels]), axis=1)
+    numbers, label_counts = np.unique(pairs[0], return_counts=True)
+    in_conflict = numbers[label_counts > 1]
+    _, first_rows = np.unique(split.numbers, return_index=True)
+    first_rows = np.sort(first_rows[np.isin(numbers, in_conflict)])
+    examples = [
+        Conflict(split.texts[row].as_py(), split.labels_of(split.numbers[row]))
+        for row in first_rows[:EXAMPLES].tolist()
+    ]
+    return Conflicts(len(in_conflict), examples)
+
+
+def _find_short_texts(texts: pyarrow.ChunkedArray) -> ShortTexts:
+    characters = pc.utf8_length(pc.utf8_trim_whitespace(texts)).to_numpy()
+    rows = np.flatnonzero(characters < SHORT_CHARACTERS)
+    examples = [texts[row].as_py() for row in rows[:EXAMPLES].tolist()]
+    return ShortTexts(len(rows), int(np.count_nonzero(characters == 0)), examples)
+
+
+def _find_overlap(split: _Split, *, train: _Split) -> Overlap:
+    """Find the rows of a split whose texts are in the training split too.
+
+    The examples begin with those whose label the text does not have there.
+    """
+    shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
+    labelled = np.stack([split.numbers, split.labels]), np.stack([train.numbers, train.labels])
+    codes, train_codes = (number * len(split.names) + label for number, label in labelled)
+    agrees = np.isin(codes[shared], train_codes)
+    examples = [
+        SharedText(
+            split.texts[row].as_py(),
+            split.names[split.labels[row]],
+            train.labels_of(split.numbers[row]),
+        )
+        for row in shared[np.argsort(agrees, kind="stable")][:EXAMPLES].tolist()
+    ]
+    return Overlap(len(shared), int(np.count_nonzero(~agrees)), examples)
+
+
+def _texts_at(split: _Split, rows: NDArray[np.int64]) -> list[str]:
+    return [split.texts[row].as_py() for row in rows[:EXAMPLES].tolist()]
+
+
+def _about_balance(balance: Balance) -> Iterator[tuple[str, str]]:
+    if balance.ratio >= STRONG_IMBALANCE:
         yield (
-            f"{balance['largest']} has {balance['ratio']:.1f} times the training rows of"
-            f" {balance['smallest']}",
+            f"{balance.largest} has {balance.ratio:.1f} times the training rows of"
+            f" {balance.smallest}",
             "--class-weights balanced",
         )
-    if balance["rare"]:
-        classes = ", ".join(f"{name} ({count})" for name, count in balance["rare"].items())
+    if balance.rare:
+        classes = ", ".join(f"{name} ({count})" for name, count in balance.rare.items())
         yield (
             f"classes with fewer than {RARE_ROWS} training rows: {classes}",
             "bring more rows of them, or join them with others",
         )
 
 
-def _about_texts(findings: Metrics) -> Iterator[tuple[str, str]]:
-    for split, conflicts in findings["conflicts"].items():
-        if conflicts["texts"]:
+def _about_texts(findings: Findings) -> Iterator[tuple[str, str]]:
+    for split, conflicts in findings.conflicts.items():
+        if conflicts.texts:
+            found = f"texts of {split} with several labels: {conflicts.texts:,}"
+            yield found, "decide on one label for each"
+    for split, short in findings.short_texts.items():
+        if short.rows:
+            found = f"texts of {split} shorter than {SHORT_CHARACTERS} characters: {short.rows:,}"
+            yield found, "look whether they say enough to be classified"
+    for split, shared in findings.overlap.items():
+        if shared.rows:
             yield (
-                f"texts of {split} with several labels: {conflicts['texts']:,}",
-                "decide on one label for each",
-            )
-    for split, short in findings["short_texts"].items():
-        if short["rows"]:
-            yield (
-                f"texts of {split} with fewer than {SHORT_CHARACTERS} characters:"
-                f" {short['rows']:,}",
-                "look whether they say enough to be classified",
-            )
-
-
-def _about_overlap(overlap: Mapping[str, Metrics]) -> Iterator[tuple[str, str]]:
-    for split, shared in overlap.items():
-        if shared["rows"]:
-            yield (
-                f"rows of {split} whose text stands in train too: {shared['rows']:,}, with another"
-                f" label there: {shared['disagreeing']:,}",
-                "take them out of train: a model that has seen them looks better than it is",
+                f"rows of {split} whose text is in train too: {shared.rows:,}, with another"
+                f" label there: {shared.disagreeing:,}",
+                "remove them from train: a model that has seen them looks better than it is",
             )
 
 
-def _about_lengths(lengths: Metrics) -> Iterator[tuple[str, str]]:
-    if lengths["suggested_max_length"] > lengths["max_length"]:
-        train = lengths["splits"]["train"]
+def _about_lengths(lengths: LengthFindings) -> Iterator[tuple[str, str]]:
+    if lengths.suggested_max_length > lengths.max_length:
+        train = lengths.splits["train"]
         yield (
-            f"training texts of more than {lengths['max_length']} tokens, which lose their end:"
-            f" {train['cut_rows']:,} ({train['cut_share']:.1%})",
-            f"--max-length {lengths['suggested_max_length']}",
+            f"training texts longer than {lengths.max_length} tokens, which are cut:"
+            f" {train.cut_rows:,} ({train.cut_share:.1%})",
+            f"--max-length {lengths.suggested_max_length}",
         )

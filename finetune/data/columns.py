@@ -1,9 +1,12 @@
 """Which column of a table holds the texts, and which one their classes."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
+
+import pyarrow
+import pyarrow.compute as pc
 
 from finetune.errors import DataError, DataNotFound, DataUnreadable, UsageError
 
@@ -17,7 +20,7 @@ LABEL_NAMES = (
     *("topic", "y", "label_coarse", "coarse_label"),
 )
 
-Values = Mapping[str, Sequence[str]]
+NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?"
 
 
 class Columns(NamedTuple):
@@ -27,7 +30,9 @@ class Columns(NamedTuple):
     label: str
 
 
-def choose_columns(values: Values, *, text: str | None, label: str | None, table: str) -> Columns:
+def choose_columns(
+    values: pyarrow.Table, *, text: str | None, label: str | None, table: str
+) -> Columns:
     """Return the columns of the texts and of their classes, guessed where they are not named.
 
     A name that says what a column holds decides. Without one, the label is the column with few
@@ -35,7 +40,7 @@ def choose_columns(values: Values, *, text: str | None, label: str | None, table
     longest values.
 
     Args:
-        values: The values of each column, as text.
+        values: The columns, as text.
         text: Name of the texts' column; ``None`` to guess it.
         label: Name of the classes' column; ``None`` to guess it.
         table: What errors call the table.
@@ -47,7 +52,7 @@ def choose_columns(values: Values, *, text: str | None, label: str | None, table
         DataError: If several columns look like the one to guess.
     """
     for option, name in (("--text-column", text), ("--label-column", label)):
-        if name is not None and name not in values:
+        if name is not None and name not in values.column_names:
             raise _unknown(name, values, option=option, table=table)
     if text is not None and text == label:
         raise UsageError(
@@ -68,14 +73,15 @@ def is_number(value: str) -> bool:
     >>> is_number("-3.0"), is_number("1e3"), is_number("nan")
     (True, True, False)
     """
-    return re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", value) is not None
+    return re.fullmatch(NUMBER, value) is not None
 
 
 def _find_by_name(
-    known: Sequence[str], values: Values, *, without: str | None, option: str
+    known: Sequence[str], values: pyarrow.Table, *, without: str | None, option: str
 ) -> str | None:
-    plain_names = {name: re.sub(r"[\s-]", "_", name.strip().casefold()) for name in values}
-    found = [name for name in values if plain_names[name] in known and name != without]
+    names = values.column_names
+    plain_names = {name: re.sub(r"[\s-]", "_", name.strip().casefold()) for name in names}
+    found = [name for name in names if plain_names[name] in known and name != without]
     certain = [name for name in found if plain_names[name] == known[0]]
     candidates = certain or found
     if len(candidates) > 1:
@@ -83,63 +89,67 @@ def _find_by_name(
     return candidates[0] if candidates else None
 
 
-def _find_few_values(values: Values, *, without: str | None, table: str) -> str:
+def _find_few_values(values: pyarrow.Table, *, without: str | None, table: str) -> str:
     """Return the one column whose values recur: there are two, or each comes three times."""
     candidates = []
-    for name, column in values.items():
-        distinct, rows = len(set(column) - {""}), len(column)
+    rows = len(values)
+    for name in values.column_names:
+        distinct = len(set(pc.unique(values[name]).to_pylist()) - {""})
         if name != without and 2 <= distinct <= max(2, rows // 3) and distinct < rows:
             candidates.append(name)
     return _only(candidates, values, option="--label-column", holds="classes", table=table)
 
 
-def _find_longest(values: Values, *, without: str, table: str) -> str:
+def _find_longest(values: pyarrow.Table, *, without: str, table: str) -> str:
     """Return the one column whose texts are more than twice as long as any other's."""
     lengths = {
-        name: sum(map(len, column)) / len(column)
-        for name, column in values.items()
-        if name != without and not all(is_number(value) for value in column if value)
+        name: pc.mean(pc.utf8_length(values[name])).as_py()
+        for name in values.column_names
+        if name != without
+        and not pc.all(pc.match_substring_regex(values[name], f"^({NUMBER})?$")).as_py()
     }
     candidates = [name for name in lengths if 2 * lengths[name] >= max(lengths.values())]
     return _only(candidates, values, option="--text-column", holds="texts", table=table)
 
 
-def _only(candidates: Sequence[str], values: Values, *, option: str, holds: str, table: str) -> str:
+def _only(
+    candidates: Sequence[str], values: pyarrow.Table, *, option: str, holds: str, table: str
+) -> str:
     if not candidates:
         raise DataNotFound(
-            f"no column of {table} looks as if it held {holds}",
-            remedy=f"name it with {option}; there are: {_listed(values)}",
+            f"no column of {table} seems to hold {holds}",
+            remedy=f"name it with {option}; there are: {_listed(values.column_names)}",
         )
     if len(candidates) > 1:
         raise _ambiguous(candidates, option=option)
     return candidates[0]
 
 
-def _refuse_values_as_names(values: Values, *, table: str) -> None:
+def _refuse_values_as_names(values: pyarrow.Table, *, table: str) -> None:
     """Refuse a file whose first row was taken for the names of its columns."""
-    for name, column in values.items():
-        if is_number(name) or name in column:
+    for name in values.column_names:
+        if is_number(name) or pc.index(values[name], name).as_py() >= 0:
             raise DataUnreadable(
-                f"{table} has no line with the names of its columns: it begins with"
-                f" {_listed(values)}",
+                f"{table} has no header row: it begins with {_listed(values.column_names)}",
                 remedy="put a line such as text,label at its top, or, if those are names, choose"
                 " with --text-column and --label-column",
             )
 
 
-def _unknown(name: str, values: Values, *, option: str, table: str) -> DataNotFound:
-    names = {known.casefold(): known for known in values}
+def _unknown(name: str, values: pyarrow.Table, *, option: str, table: str) -> DataNotFound:
+    names = {known.casefold(): known for known in values.column_names}
     near = get_close_matches(name.casefold(), names, n=1)
     guess = f"did you mean {names[near[0]]!r}? " if near else ""
     return DataNotFound(
-        f"{table} has no column {name!r} with a text or a number a row",
-        remedy=f"{guess}{option} takes one of: {_listed(values)}",
+        f"{table} has no column {name!r} of texts or numbers",
+        remedy=f"{guess}{option} takes one of: {_listed(values.column_names)}",
     )
 
 
 def _ambiguous(candidates: Sequence[str], *, option: str) -> DataError:
+    kind = option.strip("-").partition("-")[0]
     return DataError(
-        f"several columns may be the one for {option}: {_listed(candidates)}",
+        f"can't tell which column is the {kind}: {_listed(candidates)}",
         remedy=f"choose one with {option}",
     )
 

@@ -1,64 +1,113 @@
 """Bytes of a file become text."""
 
 import codecs
+import re
 from pathlib import Path
 from typing import NamedTuple
 
-from finetune.errors import DataUnreadable
+from charset_normalizer import from_bytes
+
+from finetune.errors import DataUnreadable, UsageError
 
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: ("utf-8-sig", "UTF-8 with a byte-order mark"),
     codecs.BOM_UTF16_LE: ("utf-16", "UTF-16"),
     codecs.BOM_UTF16_BE: ("utf-16", "UTF-16"),
 }
+# Those in use; among all that Python knows, charset-normalizer takes French for mac_latin2. Where
+# several fit equally well, the first is taken.
+ENCODINGS = (
+    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
+    *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1"),
+)
+SAMPLE_BYTES = 2**20
+# Another encoding is a rival if it is this close to the best in how well letters suit a language.
+CLOSE_COHERENCE = 0.1
 
 
 class DecodedText(NamedTuple):
-    """A file's text, and the name of the encoding that it was in."""
+    """A file's text, its encoding, and the encodings that fit its bytes nearly as well."""
 
     text: str
     encoding: str
+    rivals: tuple[str, ...] = ()
 
 
-def decode(content: bytes, *, path: Path) -> DecodedText:
-    """Return a file's text: UTF-16 or UTF-8 as its first bytes say, else UTF-8 or Windows-1252.
+def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
+    """Return a file's text.
 
     Args:
         content: The bytes.
         path: What errors call the file.
+        encoding: Python's name of the encoding. ``None`` for what a byte-order mark says, else
+            UTF-8, else what charset-normalizer detects.
 
     Raises:
-        DataUnreadable: If the bytes are no text, or UTF-8 that is damaged in places.
+        UsageError: If there is no such encoding.
+        DataUnreadable: If the bytes are no text, or damaged in places.
     """
     try:
-        decoded = _decode(content)
+        decoded = _decode(content, encoding=encoding)
+    except LookupError as error:
+        raise UsageError(
+            f"there is no encoding {encoding!r}",
+            remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
+        ) from error
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise DataUnreadable(
             f"line {line} of {path} is damaged {error.encoding.upper()}: {error.reason}, byte"
             f" {error.start + 1} of the file",
-            remedy="write the line anew, or export the whole file as UTF-8",
+            remedy="correct the line, or name another encoding with --encoding",
         ) from error
     if "\0" in decoded.text:
-        raise DataUnreadable(
-            f"{path} holds zero bytes, as no text does", remedy="export it as UTF-8"
-        )
+        raise DataUnreadable(f"{path} is not a text file", remedy="export it as UTF-8")
     return decoded
 
 
-def _decode(content: bytes) -> DecodedText:
-    for mark, (codec, encoding) in BYTE_ORDER_MARKS.items():
+def _decode(content: bytes, *, encoding: str | None) -> DecodedText:
+    if encoding is not None:
+        return DecodedText(content.decode(encoding), encoding)
+    for mark, (codec, name) in BYTE_ORDER_MARKS.items():
         if content.startswith(mark):
-            return DecodedText(content.decode(codec), encoding)
+            return DecodedText(content.decode(codec), name)
+    if b"\0" in content:
+        detected = from_bytes(content[:SAMPLE_BYTES], cp_isolation=["utf_16_le", "utf_16_be"])
+        if found := detected.best():
+            return DecodedText(content.decode(found.encoding), found.encoding)
     try:
         return DecodedText(content.decode("utf-8"), "UTF-8")
     except UnicodeDecodeError:
         if _is_mostly_utf8(content):
             raise
-    try:
-        return DecodedText(content.decode("cp1252"), "Windows-1252")
-    except UnicodeDecodeError:  # five bytes have no meaning in it
-        return DecodedText(content.decode("iso-8859-1"), "ISO-8859-1")
+        return _detect(content)
+
+
+def _detect(content: bytes) -> DecodedText:
+    first = re.search(rb"[\x80-\xff]", content)
+    start = max(0, (first.start() if first else 0) - SAMPLE_BYTES // 2)
+    sample = content[start : start + SAMPLE_BYTES]
+    if len(content) > start + SAMPLE_BYTES:  # not to cut a character in two
+        sample = sample[: sample.rfind(b"\n") + 1] or sample
+    matches = list(from_bytes(sample, cp_isolation=list(ENCODINGS)))
+    if not matches:
+        return DecodedText(content.decode("cp1252"), "cp1252", ENCODINGS[1:])
+    scores = {
+        name: (match.chaos, match.coherence)
+        for match in matches
+        for name in match.could_be_from_charset
+        if name in ENCODINGS
+    }
+    first_score = (matches[0].chaos, matches[0].coherence)
+    best = min((name for name in scores if scores[name] == first_score), key=ENCODINGS.index)
+    text = sample.decode(best)
+    rivals = tuple(
+        match.encoding
+        for match in matches
+        if match.coherence >= first_score[1] - CLOSE_COHERENCE
+        and sample.decode(match.encoding) != text
+    )
+    return DecodedText(content.decode(best), best, rivals)
 
 
 def _is_mostly_utf8(content: bytes) -> bool:

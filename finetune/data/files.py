@@ -1,111 +1,166 @@
-"""Files of rows, in each format that is read."""
+"""One file becomes columns of text, by its format."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
 from pyarrow import parquet, types
 
-from finetune.data.delimited import read_delimited
+from finetune.data.delimited import DELIMITERS, find_delimiter, numbered_rows, read_columns
 from finetune.data.encoding import decode
-from finetune.data.raw import RawTable, as_text
 from finetune.errors import DataNotFound, DataUnreadable
-from finetune.events import Emit, Stage
+from finetune.events import Emit, Stage, WarningMessage
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+# A row must fit into one block.
+BLOCK_BYTES = 2**24
 
 
-def read_file(path: Path, *, emit: Emit) -> RawTable:
-    """Read a file of rows; its suffix tells the format.
+@dataclass(frozen=True)
+class RawTable:
+    """The columns of a file, before it is known what they mean.
+
+    Args:
+        path: The file.
+        columns: Every value as text; what is missing is an empty text.
+        lines: Returns the line on which each row begins, from 1; ``None`` where rows have no lines.
+        class_names: For columns that come with the names of all their classes, these names.
+    """
+
+    path: Path
+    columns: pyarrow.Table
+    lines: Callable[[], Sequence[int]] | None = None
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def place(self, row: int) -> str:
+        """Return where a row, counted from 0, is in the file: ``line 7 of reviews.csv``."""
+        number = f"row {row + 1}" if self.lines is None else f"line {self.lines()[row]}"
+        return f"{number} of {self.path}"
+
+
+def read_file(path: Path, *, encoding: str | None, emit: Emit) -> RawTable:
+    """Read a table from a file; its suffix says the format.
 
     Args:
         path: A file with one of the suffixes ``SUFFIXES``.
-        emit: Is told what is read, and how.
+        encoding: Python's name of the encoding of a text file; ``None`` to detect it.
+        emit: Receives progress events.
 
     Raises:
+        UsageError: If there is no such encoding.
         DataNotFound: If there is no such file.
         DataUnreadable: If the format is none of those known, or the file does not parse.
     """
+    suffix = path.suffix.lower()
     if not path.is_file():
         raise DataNotFound(f"there is no file {path}", remedy="check the name")
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
+    if suffix not in SUFFIXES:
         raise DataUnreadable(
-            f"{path} is in no format that is read", remedy=f"save it as {', '.join(SUFFIXES)}"
+            f"unsupported extension of {path}", remedy=f"save it as {', '.join(SUFFIXES)}"
         )
     try:
-        return read(path, emit=emit)
+        if suffix == ".parquet":
+            emit(Stage(f"reading {path}"))
+            return _read_parquet(path)
+        text, encoding_name, rivals = decode(path.read_bytes(), path=path, encoding=encoding)
     except OSError as error:
         raise DataUnreadable(
             f"{path} can't be read: {str(error).splitlines()[0]}",
-            remedy="check that it is complete, and yours to read",
+            remedy="check that it is complete and that you may read it",
         ) from error
+    if rivals:
+        emit(
+            WarningMessage(
+                f"the encoding of {path} is a guess, {encoding_name}; its bytes also fit"
+                f" {', '.join(rivals)}",
+                remedy="check how the texts look, and name another with --encoding",
+            )
+        )
+    if suffix == ".jsonl":
+        emit(Stage(f"reading {path}: encoding {encoding_name}"))
+        return _read_json_lines(text, path=path)
+    delimiter = find_delimiter(text)
+    emit(Stage(f"reading {path}: encoding {encoding_name}, delimiter {DELIMITERS[delimiter]}"))
+    columns, quoting = read_columns(text, delimiter=delimiter, path=path, emit=emit)
+
+    def lines() -> list[int]:
+        again = decode(path.read_bytes(), path=path, encoding=encoding).text
+        rows = numbered_rows(again, delimiter=delimiter, quoting=quoting, path=path)
+        return [number for number, _ in rows][1:]
+
+    return RawTable(path, columns, lines)
 
 
-def read_json_lines(path: Path, *, emit: Emit) -> RawTable:
-    """Read a file with one JSON object a line; columns of lists or objects are left out.
+def as_text(value: str | float | bool | None) -> str:
+    """Return a value as text; a whole number has no fraction, whatever its type.
 
-    Raises:
-        DataUnreadable: If a line is no JSON object, or the file holds none.
+    >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, float("nan"), None)]
+    ['3.0', '3', '2.5', 'true', '', '']
     """
-    text, encoding = decode(path.read_bytes(), path=path)
-    emit(Stage(f"reading {path}: {encoding}"))
-    numbers, rows = [], []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            numbers.append(number)
-            rows.append(_parse_object(line, place=f"line {number} of {path}"))
-    if not rows:
-        raise DataUnreadable(f"{path} is empty", remedy="write one JSON object a line")
-    names = dict.fromkeys(name for row in rows for name in row)
-    nested = {name for row in rows for name, value in row.items() if isinstance(value, list | dict)}
-    values = {
-        name: [_mended(as_text(row.get(name))) for row in rows]
-        for name in names
-        if name not in nested
-    }
-    return RawTable(path, values, unit="line", numbers=numbers)
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
 
 
-def read_parquet(path: Path, *, emit: Emit) -> RawTable:
-    """Read the columns of a Parquet file that hold texts or numbers.
-
-    A column of numbers that the library datasets wrote with the names of its classes is read as
-    these names; a number that stands for no class, such as -1, as nothing.
-
-    Raises:
-        DataUnreadable: If the file is not Parquet, or holds no rows.
-    """
-    emit(Stage(f"reading {path}"))
-    try:
-        file = parquet.ParquetFile(path)
-        names = [column.name for column in file.schema_arrow if _is_plain(column.type)]
-        table = file.read(columns=names)
-    except pyarrow.ArrowException as error:
-        raise DataUnreadable(
-            f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it anew"
-        ) from error
-    if len(table) == 0:
-        raise DataUnreadable(f"{path} holds no rows", remedy="write it anew")
-    class_names = _class_names(file.schema_arrow.metadata or {})
-    values = {}
-    for name in names:
-        column = table[name].to_pylist()
-        if name in class_names:
-            column = [_name_of(number, class_names[name]) for number in column]
-        values[name] = [as_text(value) for value in column]
+def _read_json_lines(text: str, *, path: Path) -> RawTable:
+    """Read one JSON object a line; columns of lists or objects are left out."""
+    columns = _json_columns(text)
+    if columns is None:
+        # Line by line: to say which one is wrong, or for what Arrow refuses, such as columns of
+        # both words and numbers.
+        rows = [row for _, row in _numbered_objects(text, path=path)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        nested = {
+            name for row in rows for name, value in row.items() if isinstance(value, list | dict)
+        }
+        columns = pyarrow.table(
+            {
+                name: pyarrow.array((_mended(as_text(row.get(name))) for row in rows), "string")
+                for name in names
+                if name not in nested
+            }
+        )
     return RawTable(
-        path, values, unit="row", numbers=range(1, len(table) + 1), class_names=class_names
+        path, columns, lambda: [number for number, _ in _numbered_objects(text, path=path)]
     )
 
 
-_READERS: Mapping[str, Callable[..., RawTable]] = {
-    ".csv": read_delimited,
-    ".tsv": read_delimited,
-    ".jsonl": read_json_lines,
-    ".parquet": read_parquet,
-}
-SUFFIXES = tuple(_READERS)
+def _json_columns(text: str, *, schema: pyarrow.Schema | None = None) -> pyarrow.Table | None:
+    """Return the columns of JSON lines, or ``None`` where Arrow can't tell what they hold."""
+    try:
+        table = arrow_json.read_json(
+            pyarrow.py_buffer(text.encode()),
+            read_options=arrow_json.ReadOptions(block_size=BLOCK_BYTES),
+            parse_options=arrow_json.ParseOptions(explicit_schema=schema),
+        )
+    except pyarrow.ArrowException:
+        return None
+    if len(table) != text.strip().count("\n") + 1:  # several objects on a line, or blank lines
+        return None
+    times = [column.name for column in table.schema if types.is_timestamp(column.type)]
+    if times and schema is None:  # texts that look like a time
+        return _json_columns(text, schema=pyarrow.schema([(name, "string") for name in times]))
+    return _as_texts(table)
+
+
+def _numbered_objects(text: str, *, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each JSON object and the number of its line."""
+    is_empty = True
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            is_empty = False
+            yield number, _parse_object(line, place=f"line {number} of {path}")
+    if is_empty:
+        raise DataUnreadable(f"{path} is empty", remedy="write one JSON object a line")
 
 
 def _parse_object(line: str, *, place: str) -> dict[str, Any]:
@@ -128,12 +183,58 @@ def _mended(text: str) -> str:
     return text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")
 
 
+def _read_parquet(path: Path) -> RawTable:
+    """Read the columns of texts and numbers.
+
+    A column of numbers that the library datasets wrote with the names of its classes is read as
+    these names; a number that stands for no class, such as -1, as nothing.
+    """
+    try:
+        file = parquet.ParquetFile(path)
+        names = [column.name for column in file.schema_arrow if _is_plain(column.type)]
+        table = file.read(columns=names)
+    except pyarrow.ArrowException as error:
+        raise DataUnreadable(
+            f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it again"
+        ) from error
+    if len(table) == 0:
+        raise DataUnreadable(f"{path} holds no rows", remedy="write it again")
+    class_names = _class_names(file.schema_arrow.metadata or {})
+    for position, name in enumerate(names):
+        if name in class_names:
+            numbers = table[name].cast("int64")
+            is_class = pc.and_(
+                pc.greater_equal(numbers, 0), pc.less(numbers, len(class_names[name]))
+            )
+            numbers = pc.if_else(is_class, numbers, None)
+            named = pc.take(pyarrow.array(class_names[name], "string"), numbers)
+            table = table.set_column(position, name, named)
+    return RawTable(path, _as_texts(table), class_names=class_names)
+
+
 def _is_plain(kind: pyarrow.DataType) -> bool:
-    """Return whether a column holds a text, a number or a truth value a row."""
+    """Return whether a column holds a text, a number or a truth value in each row."""
     if types.is_dictionary(kind):
         return _is_plain(kind.value_type)
     tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating)
-    return types.is_boolean(kind) or any(is_of(kind) for is_of in tests)
+    return types.is_boolean(kind) or types.is_null(kind) or any(is_of(kind) for is_of in tests)
+
+
+def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
+    """Return the columns of texts, numbers and truth values as text."""
+    columns = {}
+    for name in table.column_names:
+        column = table[name]
+        if not _is_plain(column.type):
+            continue
+        if types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if types.is_floating(column.type):
+            numbers = pc.unique(column)
+            texts = pyarrow.array([as_text(number) for number in numbers.to_pylist()], "string")
+            column = pc.take(texts, pc.index_in(column, value_set=numbers))
+        columns[name] = pc.fill_null(column.cast("string"), "")
+    return pyarrow.table(columns)
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
@@ -144,7 +245,3 @@ def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
         for name, feature in features.items()
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
     }
-
-
-def _name_of(number: int | None, names: list[str]) -> str | None:
-    return names[number] if number is not None and 0 <= number < len(names) else None

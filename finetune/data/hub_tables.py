@@ -1,4 +1,4 @@
-"""Data sets of the Hub that are files of rows; scripts are never run."""
+"""Datasets of the Hub that are files of rows; scripts are never run."""
 
 import re
 from collections import defaultdict
@@ -9,7 +9,7 @@ from finetune import hub
 from finetune.errors import DataError, DataNotFound, HubNotReachable
 from finetune.events import Emit, Stage
 
-# There the Hub keeps its own copy of most data sets, as Parquet, even of those made by a script.
+# There the Hub keeps its own copy of most datasets, as Parquet, even of those made by a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
 SPLIT_OF_WORD = {
     "train": "train",
@@ -23,8 +23,10 @@ SPLIT_OF_WORD = {
 MAIN_FOLDERS = ("", "data", "default")
 
 
-def fetch_splits(repository: str, *, revision: str | None, emit: Emit) -> dict[str, list[Path]]:
-    """Return the files of each split of a data set, ``train`` among them.
+def fetch_splits(
+    repository: str, *, revision: str | None, emit: Emit
+) -> tuple[dict[str, list[Path]], str]:
+    """Return the files of each split of a dataset, ``train`` among them, and their commit.
 
     Parquet files come first: the repository's own, then those into which the Hub has converted it.
     Without any, CSV, TSV or JSONL files are taken.
@@ -33,25 +35,21 @@ def fetch_splits(repository: str, *, revision: str | None, emit: Emit) -> dict[s
         repository: Id on the Hub, ``owner/name``.
         revision: Branch, tag or commit; ``None`` for the main branch or what the Hub has made of
             it.
-        emit: Is told what is loaded.
+        emit: Receives progress events.
 
     Raises:
         DataNotFound: If there is no such repository or revision, or it has no training files.
-        DataError: If it holds several data sets.
+        DataError: If it holds several datasets.
         ChecksumDiffers: If a file arrived damaged.
         HubNotReachable: If the Hub does not answer and the cache does not hold the files.
     """
     emit(Stage(f"loading {repository} from the Hub"))
-    branch, splits = _find_files(repository, revision=revision)
-    paths: dict[str, list[Path]] = {}
-    # From the last to the first, so that a cache that holds the first holds everything.
-    for split in sorted(splits, key=list(SPLIT_OF_WORD).index, reverse=True):
-        fetched = [
-            hub.fetch_dataset_file(repository, name, revision=branch)
-            for name in reversed(splits[split])
-        ]
-        paths[split] = fetched[::-1]
-    return paths
+    dataset, splits = _find_files(repository, revision=revision)
+    # The training split comes last, so that a cache that holds it holds everything.
+    dataset.fetch(name for split in splits.keys() - {"train"} for name in splits[split])
+    snapshot = dataset.fetch(splits["train"])
+    paths = {split: [snapshot.folder / name for name in names] for split, names in splits.items()}
+    return paths, dataset.commit
 
 
 def find_splits(names: Iterable[str], *, suffix: str) -> dict[str, list[str]]:
@@ -82,37 +80,35 @@ def find_splits(names: Iterable[str], *, suffix: str) -> dict[str, list[str]]:
     candidates = {folder: splits for folder, splits in whole.items() if "train" in splits}
     if len(candidates) > 1 and not candidates.keys() & set(MAIN_FOLDERS):
         raise DataError(
-            f"the repository holds several data sets: {', '.join(candidates)}",
+            f"the repository holds several datasets: {', '.join(candidates)}",
             remedy="download the files of one, and name its training file as --data",
         )
     main = min(candidates, key=lambda folder: folder not in MAIN_FOLDERS, default="")
     return candidates.get(main, {})
 
 
-def _find_files(
-    repository: str, *, revision: str | None
-) -> tuple[str | None, dict[str, list[str]]]:
-    """Return the branch to take and, of each split, the names of its files there."""
+def _find_files(name: str, *, revision: str | None) -> tuple[hub.Repository, dict[str, list[str]]]:
+    """Return the repository at the commit to take and, of each split, its files there."""
     places = [(revision, (".parquet",)), (revision, (".csv", ".tsv", ".jsonl"))]
     if revision is None:
         places.insert(1, (CONVERTED_BRANCH, (".parquet",)))
     unreachable = None
     for branch, suffixes in places:
         try:
-            names = hub.list_dataset_files(repository, revision=branch)
+            repository = hub.resolve("dataset", name, revision=branch)
         except HubNotReachable as error:
-            # Without the Hub, the cache may hold the files of another branch.
-            unreachable = error
+            unreachable = error  # the cache may hold the files of another branch
             continue
         except DataNotFound:
             if branch == revision:
                 raise
             continue
+        unreachable = unreachable or repository.unreachable
         for suffix in suffixes:
-            if splits := find_splits(names, suffix=suffix):
-                return branch, splits
+            if splits := find_splits(repository.files, suffix=suffix):
+                return repository, splits
     raise unreachable or DataNotFound(
-        f"the data set {repository!r} has no complete training split in Parquet, CSV, TSV or JSONL",
+        f"the dataset {name!r} has no complete training split in Parquet, CSV, TSV or JSONL",
         remedy="choose another; if it is made by a script, which is never run, save its rows as a"
         " file and name that as --data",
     )

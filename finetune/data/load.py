@@ -1,90 +1,56 @@
 """Find the data that a name stands for."""
 
 import re
-from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-
-from datasets import DatasetDict
 
 from finetune.data.files import SUFFIXES
 from finetune.data.hub_tables import fetch_splits
 from finetune.data.questions import load_questions
+from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_trec
 from finetune.errors import UsageError
 from finetune.events import Emit, Stage
+from finetune.hub import file_sha256
 
 SOURCES = ("trec", "questions")
 HUB_PREFIX = "hub:"
 OPTIONS_OF_KIND = {
     "trec": ("--data-dir", "--label"),
     "questions": (),
-    "a file": ("--validation-file", "--test-file", "--text-column", "--label-column"),
-    "a set of the Hub": ("--text-column", "--label-column"),
+    "a file": (
+        *("--validation-file", "--test-file", "--text-column", "--label-column", "--encoding"),
+    ),
+    "a dataset of the Hub": ("--text-column", "--label-column", "--encoding"),
 }
 
 
-def load_table(
-    source: str,
-    *,
-    folder: Path | None,
-    label: str,
-    validation_file: Path | None,
-    test_file: Path | None,
-    text_column: str | None,
-    label_column: str | None,
-    emit: Emit,
-) -> DatasetDict:
-    """Return the splits of a source, at least ``train``, with the columns ``text`` and ``label``.
-
-    Args:
-        source: ``trec``; ``questions``, which comes with the package; a file; or
-            ``hub:owner/name``, maybe with ``@revision``, for a data set of the Hub.
-        folder: Where TREC's raw files are; ``None`` to fetch them.
-        label: ``label-coarse`` or, for TREC, ``label-fine``.
-        validation_file: The validation split of a file.
-        test_file: The test split of a file.
-        text_column: Column of the texts in files and sets of the Hub; ``None`` to guess it.
-        label_column: Column of their classes; ``None`` to guess it.
-        emit: Is told what is read.
+def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
+    """Load the splits of a source and say which files, or which commit, they are from.
 
     Raises:
-        UsageError: If the source is unknown or does not know one of the options.
+        UsageError: If the source is unknown or does not take one of the options.
         DataError: If the data is missing, damaged or unreadable.
         HubNotReachable: If it can't be fetched and the cache does not hold it.
     """
-    kind = _kind_of(source)
-    _refuse_foreign_options(
-        {
-            "--data-dir": folder,
-            "--label": None if label == "label-coarse" else label,
-            "--validation-file": validation_file,
-            "--test-file": test_file,
-            "--text-column": text_column,
-            "--label-column": label_column,
-        },
-        source=source,
-        kind=kind,
-    )
+    kind = _kind_of(options.data)
+    _refuse_foreign_options(options, kind=kind)
     match kind:
         case "trec":
-            return load_trec(folder=folder, label=label, emit=emit)
+            return load_trec(folder=options.folder, label=options.label, emit=emit)
         case "questions":
             emit(Stage("reading the questions that come with the package"))
             return load_questions()
-        case "a set of the Hub":
-            repository, _, revision = source.removeprefix(HUB_PREFIX).partition("@")
-            files = fetch_splits(repository, revision=revision or None, emit=emit)
-        case _:
-            files = _files_of(source, validation_file=validation_file, test_file=test_file)
-    return read_tables(
-        files,
-        text_column=text_column,
-        label_column=label_column,
-        needs_all_labels=kind == "a file",
-        emit=emit,
-    )
+        case "a file":
+            files = _files_of(options)
+            splits = read_tables(files, options, needs_all_labels=True, emit=emit)
+            paths = [path for [path] in files.values()]
+            return LoadedData(splits, tuple(DataSource(str(p), file_sha256(p)) for p in paths))
+    repository, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
+    files, commit = fetch_splits(repository, revision=revision or None, emit=emit)
+    splits = read_tables(files, options, needs_all_labels=False, emit=emit)
+    return LoadedData(splits, (DataSource(HUB_PREFIX + repository, commit=commit),))
 
 
 def source_name(source: str) -> str:
@@ -102,27 +68,38 @@ def _kind_of(source: str) -> str:
     if source in SOURCES:
         return source
     if source.startswith(HUB_PREFIX):
-        return "a set of the Hub"
+        return "a dataset of the Hub"
     path = Path(source).expanduser()
     if path.suffix.lower() in SUFFIXES or path.is_file():
         return "a file"
     raise _unknown(source)
 
 
-def _refuse_foreign_options(options: Mapping[str, object], *, source: str, kind: str) -> None:
-    for option, value in options.items():
+def _refuse_foreign_options(options: DataOptions, *, kind: str) -> None:
+    given = {
+        "--data-dir": options.folder,
+        "--label": None if options.label == "label-coarse" else options.label,
+        "--validation-file": options.validation_file,
+        "--test-file": options.test_file,
+        "--text-column": options.text_column,
+        "--label-column": options.label_column,
+        "--encoding": options.encoding,
+    }
+    for option, value in given.items():
         if value is not None and option not in OPTIONS_OF_KIND[kind]:
             owners = [owner for owner, taken in OPTIONS_OF_KIND.items() if option in taken]
             raise UsageError(
-                f"--data {source} takes no {option} (here {value})",
+                f"--data {options.data} takes no {option} (here {value})",
                 remedy=f"leave it out: it goes with {' or '.join(owners)}",
             )
 
 
-def _files_of(
-    source: str, *, validation_file: Path | None, test_file: Path | None
-) -> dict[str, list[Path]]:
-    given = {"train": Path(source), "validation": validation_file, "test": test_file}
+def _files_of(options: DataOptions) -> dict[str, list[Path]]:
+    given = {
+        "train": Path(options.data),
+        "validation": options.validation_file,
+        "test": options.test_file,
+    }
     files = {split: [path.expanduser()] for split, path in given.items() if path is not None}
     if len({path.resolve() for [path] in files.values()}) < len(files):
         raise UsageError(

@@ -3,23 +3,25 @@
 They were written for this project, and need no network.
 """
 
+import hashlib
 import json
 from importlib.resources import files
 
 from datasets import DatasetDict
 
+from finetune.data.source import DataSource, LoadedData
 from finetune.data.tables import make_table
 from finetune.data.trec import COARSE
 
 
-def load_questions() -> DatasetDict:
+def load_questions() -> LoadedData:
     """Return the splits ``train`` and ``test`` with the columns ``text`` and ``label``.
 
     The rows are in mixed order, so that the first of a split are of all classes.
     """
-    lines = files("finetune.data").joinpath("questions.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in lines.splitlines()]
-    return DatasetDict(
+    content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
+    rows = [json.loads(line) for line in content.splitlines()]
+    splits = DatasetDict(
         {
             split: make_table(
                 [row["text"] for row in rows if row["split"] == split],
@@ -29,3 +31,4 @@ def load_questions() -> DatasetDict:
             for split in ("train", "test")
         }
     )
+    return LoadedData(splits, (DataSource("questions", hashlib.sha256(content).hexdigest()),))

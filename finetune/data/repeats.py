@@ -1,7 +1,8 @@
 """Which rows repeat the text of another: for splits without leaks, and for what is odd in them."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
 
 
 def normal_form(text: str) -> str:
@@ -13,9 +14,9 @@ def normal_form(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def rows_by_text(texts: Iterable[str]) -> dict[str, list[int]]:
-    """Return the numbers of the rows of each text, by its normal form, in the rows' order."""
-    rows_of_text: dict[str, list[int]] = defaultdict(list)
-    for row, text in enumerate(texts):
-        rows_of_text[normal_form(text)].append(row)
-    return dict(rows_of_text)
+def number_texts(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
+    """Return the number of each text, from 0 in order of appearance; the same texts share one."""
+    # Arrow has no case folding.
+    normal = pyarrow.array(map(normal_form, texts.to_pylist()), "string")
+    numbers: NDArray[np.int64] = normal.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return numbers

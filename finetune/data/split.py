@@ -1,17 +1,19 @@
 """Hold rows out for validation and test: seeded, in the classes' proportions, without leaks."""
 
-from collections import defaultdict
-
 import numpy as np
+import pyarrow
 from datasets import Dataset, DatasetDict
+from datasets.table import InMemoryTable
+from numpy.typing import NDArray
 
-from finetune.data.repeats import rows_by_text
+from finetune.data.repeats import number_texts
+from finetune.data.tables import column_of
 from finetune.errors import DataError
 from finetune.events import Emit, Stage
 
 
 def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Part a table into rows that are kept and rows that are held out.
+    """Divide a table into rows that are kept and rows that are held out.
 
     Each class gives its share, to within a row. Rows whose texts differ in nothing but case and
     spaces stay together, and each class keeps at least one text. Both parts are in the table's
@@ -23,19 +25,22 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
         seed: The same seed gives the same parts.
     """
     generator = np.random.default_rng(seed)
-    held_out: list[int] = []
+    texts = number_texts(column_of(table, "text"))
+    sizes = np.bincount(texts)
+    is_held_out = np.zeros(len(sizes), bool)
     rows_before = 0
-    for groups in _groups_of_classes(table):
+    for members in _texts_of_classes(texts, column_of(table, "label").to_numpy()):
         # Rounding the running total keeps the total exact over many small classes.
-        rows_after = rows_before + sum(map(len, groups))
+        rows_after = rows_before + int(sizes[members].sum())
         quota = round(fraction * rows_after) - round(fraction * rows_before)
         rows_before = rows_after
-        for position in generator.permutation(len(groups))[1:]:
-            if len(groups[position]) <= quota:
-                held_out += groups[position]
-                quota -= len(groups[position])
-    kept = set(range(len(table))).difference(held_out)
-    return table.select(sorted(kept)), table.select(sorted(held_out))
+        for text in members[generator.permutation(len(members))[1:]]:
+            if quota == 0:
+                break
+            if sizes[text] <= quota:
+                is_held_out[text] = True
+                quota -= sizes[text]
+    return _rows_where(table, ~is_held_out[texts]), _rows_where(table, is_held_out[texts])
 
 
 def split_table(
@@ -51,7 +56,7 @@ def split_table(
             is made.
         test_fraction: Share of the given training rows, in 0..1.
         seed: The same seed gives the same splits.
-        emit: Is told if a test split is made.
+        emit: Receives progress events.
 
     Raises:
         DataError: If there are too few rows for one of the splits.
@@ -64,8 +69,8 @@ def split_table(
         )
         emit(
             Stage(
-                f"the data has no test split: {len(splits['test'])} of {given_rows} rows are held"
-                " out as one"
+                f"no test file: a random {test_fraction:.0%} is held out as the test split,"
+                f" {len(splits['test'])} of {given_rows} rows"
             )
         )
     if "validation" not in table and validation_fraction > 0:
@@ -76,16 +81,22 @@ def split_table(
     return DatasetDict({name: splits[name] for name in order if name in splits})
 
 
-def _groups_of_classes(table: Dataset) -> list[list[list[int]]]:
-    """Return for each class its texts, each as the numbers of the rows that repeat it.
+def _texts_of_classes(
+    texts: NDArray[np.int64], labels: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Return for each class, in their order, the numbers of its texts in order of appearance.
 
     A text with several labels counts among the class of its first row.
     """
-    labels = list(table["label"])
-    groups_of_class: dict[int, list[list[int]]] = defaultdict(list)
-    for rows in rows_by_text(table["text"]).values():
-        groups_of_class[labels[rows[0]]].append(rows)
-    return [groups_of_class[label] for label in sorted(groups_of_class)]
+    _, first_rows = np.unique(texts, return_index=True)
+    classes = labels[first_rows]
+    return [np.flatnonzero(classes == label) for label in np.unique(classes)]
+
+
+def _rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
+    # select() would keep all rows and look each one up by its number, whenever it is read.
+    rows = table.with_format("arrow")[:].filter(pyarrow.array(mask))
+    return Dataset(InMemoryTable(rows), info=table.info)
 
 
 def _hold_out_some(

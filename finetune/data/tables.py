@@ -1,15 +1,17 @@
-"""Files of rows become tables of texts and their classes, as every source of data does."""
+"""Files and datasets of the Hub become texts and their classes, as every source of data does."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pyarrow
+import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from finetune.data.columns import Columns, choose_columns, is_number
-from finetune.data.files import read_file
-from finetune.data.raw import RawTable
+from finetune.data.files import RawTable, read_file
+from finetune.data.source import DataOptions
 from finetune.errors import DataError
 from finetune.events import Emit, Stage, WarningMessage
 
@@ -19,59 +21,70 @@ class LabelledRows(NamedTuple):
 
     Args:
         table: The file.
-        rows: Their numbers in it, from 0.
-        texts: One a row.
-        labels: One a row.
+        has_both: For each row of the file whether it is one of them.
+        texts: Their texts.
+        labels: Their labels.
     """
 
     table: RawTable
-    rows: Sequence[int]
-    texts: Sequence[str]
-    labels: Sequence[str]
+    has_both: pyarrow.ChunkedArray
+    texts: pyarrow.ChunkedArray
+    labels: pyarrow.ChunkedArray
 
 
-def make_table(texts: Sequence[str], labels: Sequence[str], *, classes: Sequence[str]) -> Dataset:
+def make_table(texts: Any, labels: Any, *, classes: Sequence[str]) -> Dataset:
     """Return a table with the columns ``text`` and ``label``.
 
     Args:
-        texts: One a row.
-        labels: Class of each text, by name.
+        texts: One for each row, as an Arrow array or a sequence.
+        labels: Class of each text, by name, as an Arrow array or a sequence.
         classes: Names of all classes; a label is stored as the position of its name.
     """
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(classes))})
-    return Dataset.from_dict({"text": list(texts), "label": list(labels)}, features=features)
+    numbers = pc.index_in(_strings(labels), value_set=_strings(classes)).cast("int64")
+    return Dataset.from_dict({"text": _strings(texts), "label": numbers}, features=features)
+
+
+def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
+    """Return a column as Arrow."""
+    return table.select_columns(name).with_format("arrow")[:][name]
+
+
+def texts_of(table: Dataset) -> list[str]:
+    """Return the texts; ``table["text"]`` would look each one up by its number."""
+    texts: list[str] = column_of(table, "text").to_pylist()
+    return texts
 
 
 def read_tables(
     files: Mapping[str, Sequence[Path]],
+    options: DataOptions,
     *,
-    text_column: str | None,
-    label_column: str | None,
     needs_all_labels: bool,
     emit: Emit,
 ) -> DatasetDict:
     """Read each split from its files, with the columns ``text`` and ``label``.
 
     The classes are those of the training files, under the names that a file itself gives them or
-    in the order of :func:`sort_classes`. Rows without a text or a label are left out.
+    in the order of :func:`sort_classes`. Rows without a text or a label are skipped.
 
     Args:
         files: The files of each split, ``train`` among them.
-        text_column: Name of the texts' column; ``None`` to guess it.
-        label_column: Name of the classes' column; ``None`` to guess it.
+        options: Of these, the columns and the encoding.
         needs_all_labels: Refuse a split other than ``train`` that has no labels at all, as
             published test splits may, instead of leaving it out.
-        emit: Is told what is read, how, and what is left out.
+        emit: Receives progress events.
 
     Raises:
         UsageError: If the text and the label are to come from one column.
         DataError: If a file is missing or does not parse, a column is not found, a label does not
-            occur among the training rows, or these have fewer than two texts or two classes.
+            occur in the training rows, or these have fewer than two texts or two classes.
     """
     tables = {
-        split: [read_file(path, emit=emit) for path in paths] for split, paths in files.items()
+        split: [read_file(path, encoding=options.encoding, emit=emit) for path in paths]
+        for split, paths in files.items()
     }
-    columns = _choose(tables["train"][0], text=text_column, label=label_column, emit=emit)
+    columns = _choose(tables["train"][0], options, emit=emit)
     if not needs_all_labels:
         tables = _leave_out_unlabelled(tables, label=columns.label, emit=emit)
     splits = {
@@ -84,11 +97,7 @@ def read_tables(
             _check_labels(part, classes)
     return DatasetDict(
         {
-            split: make_table(
-                [text for part in parts for text in part.texts],
-                [label for part in parts for label in part.labels],
-                classes=classes,
-            )
+            split: make_table(_joined(parts, "texts"), _joined(parts, "labels"), classes=classes)
             for split, parts in splits.items()
         }
     )
@@ -108,8 +117,21 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
     )
 
 
-def _choose(table: RawTable, *, text: str | None, label: str | None, emit: Emit) -> Columns:
-    columns = choose_columns(table.values, text=text, label=label, table=str(table.path))
+def _strings(values: Any) -> Any:
+    """Return values as Arrow strings, if they are not an Arrow array yet."""
+    if isinstance(values, pyarrow.Array | pyarrow.ChunkedArray):
+        return values
+    return pyarrow.array(values, "string")
+
+
+def _joined(parts: Sequence[LabelledRows], name: str) -> pyarrow.ChunkedArray:
+    chunks = [chunk for part in parts for chunk in getattr(part, name).chunks]
+    return pyarrow.chunked_array(chunks, "string")
+
+
+def _choose(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
+    text, label = options.text_column, options.label_column
+    columns = choose_columns(table.columns, text=text, label=label, table=str(table.path))
     guessed = [
         option
         for option, name in (("--text-column", text), ("--label-column", label))
@@ -125,39 +147,50 @@ def _leave_out_unlabelled(
 ) -> dict[str, list[RawTable]]:
     kept = {}
     for split, parts in tables.items():
-        if split == "train" or any(any(part.values.get(label, ())) for part in parts):
+        if split == "train" or any(_has_values(part.columns, label) for part in parts):
             kept[split] = parts
         else:
             emit(
                 WarningMessage(
                     f"the {split} split has no labels and is left out",
-                    remedy="rows of the training split are held out in its place",
+                    remedy="rows of the training split are held out instead",
                 )
             )
     return kept
 
 
+def _has_values(columns: pyarrow.Table, name: str) -> bool:
+    return name in columns.column_names and pc.any(pc.not_equal(columns[name], "")).as_py()
+
+
 def _labelled_rows(table: RawTable, columns: Columns, *, emit: Emit) -> LabelledRows:
-    choose_columns(table.values, text=columns.text, label=columns.label, table=str(table.path))
-    texts = table.values[columns.text]
-    labels = [_tidy(label) for label in table.values[columns.label]]
-    rows = [row for row, text in enumerate(texts) if text.strip() and labels[row]]
+    choose_columns(table.columns, text=columns.text, label=columns.label, table=str(table.path))
+    texts = table.columns[columns.text]
+    labels = _tidy_labels(table.columns[columns.label])
+    has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
+    has_both = pc.and_(has_text, pc.not_equal(labels, ""))
+    rows = pc.sum(has_both).as_py()
     if not rows:
         raise DataError(
             f"no row of {table.path} has a text in {columns.text!r} and a label in"
             f" {columns.label!r}",
             remedy="name the right columns with --text-column and --label-column",
         )
-    left_out = len(texts) - len(rows)
-    if left_out:
-        first = next(row for row, text in enumerate(texts) if not (text.strip() and labels[row]))
+    if rows < len(texts):
+        first = table.place(pc.index(has_both, False).as_py())
         emit(
             WarningMessage(
-                f"{left_out:,} of {len(texts):,} rows are left out for want of a text or a label,"
-                f" the first in {table.place(first)}"
+                f"{len(texts) - rows:,} of {len(texts):,} rows skipped: empty text or label, the"
+                f" first in {first}"
             )
         )
-    return LabelledRows(table, rows, [texts[row] for row in rows], [labels[row] for row in rows])
+    return LabelledRows(table, has_both, texts.filter(has_both), labels.filter(has_both))
+
+
+def _tidy_labels(labels: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    distinct = pc.unique(labels)
+    tidy = pyarrow.array([_tidy(label) for label in distinct.to_pylist()], "string")
+    return pc.take(tidy, pc.index_in(labels, value_set=distinct))
 
 
 def _tidy(label: str) -> str:
@@ -174,13 +207,13 @@ def _tidy(label: str) -> str:
 def _classes(parts: Sequence[LabelledRows], *, label: str) -> Sequence[str]:
     """Return the names of the classes, having made sure that there is something to learn."""
     path = parts[0].table.path
-    present = {label for part in parts for label in part.labels}
+    present = pc.unique(_joined(parts, "labels")).to_pylist()
     if len(present) == 1:
         raise DataError(
-            f"every row of {path} has the label {present.pop()!r}",
-            remedy="bring rows of two classes at least, or name another --label-column",
+            f"every row of {path} has the label {present[0]!r}",
+            remedy="bring rows of at least two classes, or name another --label-column",
         )
-    if len({text for part in parts for text in part.texts}) == 1:
+    if pc.count_distinct(_joined(parts, "texts")).as_py() == 1:
         raise DataError(
             f"every row of {path} has the same text",
             remedy="bring other texts, or name another --text-column",
@@ -189,10 +222,13 @@ def _classes(parts: Sequence[LabelledRows], *, label: str) -> Sequence[str]:
 
 
 def _check_labels(part: LabelledRows, classes: Sequence[str]) -> None:
-    known = set(classes)
-    for row, label in zip(part.rows, part.labels, strict=True):
-        if label not in known:
-            raise DataError(
-                f"the label {label!r} in {part.table.place(row)} is none of the training rows'",
-                remedy="correct it, take the row out, or bring training rows of that class",
-            )
+    is_known = pc.is_in(part.labels, value_set=_strings(classes))
+    position = pc.index(is_known, False).as_py()
+    if position < 0:
+        return
+    row = part.has_both.to_numpy().nonzero()[0][position]
+    raise DataError(
+        f"the label {part.labels[position].as_py()!r} in {part.table.place(row)} is in no training"
+        " row",
+        remedy="correct it, remove the row, or bring training rows of that class",
+    )

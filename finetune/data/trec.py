@@ -4,18 +4,17 @@ Li and Roth, Learning Question Classifiers, 2002. The data has no known licence,
 and not shipped.
 """
 
-import codecs
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from datasets import ClassLabel, DatasetDict, Features
-from pyarrow import parquet
+from datasets import DatasetDict
 
 from finetune import hub
+from finetune.data.files import read_file
+from finetune.data.source import DataSource, LoadedData
 from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
 from finetune.events import Emit, Stage, WarningMessage
@@ -43,20 +42,6 @@ FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_OF_COARSE
 """The 50 classes, in the order of the Hub's present version."""
 CLASSES_OF_LABEL = {"label-coarse": COARSE, "label-fine": FINE}
 
-# The Hub's first version numbered the classes in the order in which the training file names them,
-# and its fine classes lack the coarse one in front.
-_FIRST_COARSE = ("DESC", "ENTY", "ABBR", "HUM", "NUM", "LOC")
-_FIRST_FINE = (
-    "manner cremat animal exp ind gr title def date reason event state desc count other letter"
-    " religion food country color termeq city body dismed mount money product period substance"
-    " sport plant techmeth volsize instru abb speed word lang perc code dist temp symbol ord veh"
-    " weight currency"
-)
-_CLASSES_OF_COLUMNS = {
-    ("coarse_label", "fine_label"): (COARSE, FINE),
-    ("label-coarse", "label-fine"): (_FIRST_COARSE, tuple(_FIRST_FINE.split())),
-}
-
 
 class PublishedFile(NamedTuple):
     """A raw file as it was published; the counts are those of ``COARSE``."""
@@ -80,28 +65,28 @@ PUBLISHED = {
 }
 
 
-class Question(NamedTuple):
-    """One row; the fine class, such as ``NUM:date``, begins with the coarse one."""
+class Questions(NamedTuple):
+    """Texts and their fine classes, such as ``NUM:date``, which begin with the coarse one."""
 
-    text: str
-    fine: str
+    texts: list[str]
+    classes: list[str]
 
     @property
-    def coarse(self) -> str:
-        """The class among the six."""
-        return self.fine.partition(":")[0]
+    def coarse(self) -> list[str]:
+        """The classes among the six."""
+        return [name.partition(":")[0] for name in self.classes]
 
 
-def load_trec(*, folder: Path | None, label: str, emit: Emit) -> DatasetDict:
+def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
     """Return TREC's splits with the columns ``text`` and ``label``.
 
     Args:
         folder: Where the raw files are: ``train_5500.label`` and, for a test split,
             ``TREC_10.label``. ``None`` fetches both splits from the Hub, else from the original
             address, and keeps them in the cache. A file that differs from the published one is
-            used, with a warning that says how it differs.
+            used, with a warning.
         label: ``label-coarse`` for the 6 classes or ``label-fine`` for the 50.
-        emit: Is told what is read.
+        emit: Receives progress events.
 
     Raises:
         UsageError: If there is no such label.
@@ -114,32 +99,28 @@ def load_trec(*, folder: Path | None, label: str, emit: Emit) -> DatasetDict:
         raise UsageError(
             f"TREC has no label {label!r}", remedy=f"choose one of {', '.join(CLASSES_OF_LABEL)}"
         )
-    splits = _fetch(emit) if folder is None else _read_folder(folder, emit)
-    return DatasetDict(
-        {
-            split: make_table(
-                [question.text for question in questions],
-                [q.coarse if label == "label-coarse" else q.fine for q in questions],
-                classes=CLASSES_OF_LABEL[label],
-            )
-            for split, questions in splits.items()
-        }
-    )
+    read, sources = _fetch(emit) if folder is None else _read_folder(folder, emit)
+    splits = {
+        split: make_table(
+            questions.texts,
+            questions.coarse if label == "label-coarse" else questions.classes,
+            classes=CLASSES_OF_LABEL[label],
+        )
+        for split, questions in read.items()
+    }
+    return LoadedData(DatasetDict(splits), sources)
 
 
-def _fetch(emit: Emit) -> dict[str, list[Question]]:
-    emit(Stage(f"loading TREC from {HUB_REPOSITORY}"))
+def _fetch(emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:
+    emit(Stage(f"loading {HUB_REPOSITORY} from the Hub"))
+    names = {split: f"default/{split}/0000.parquet" for split in PUBLISHED}
     try:
-        paths = {
-            split: hub.fetch_dataset_file(
-                HUB_REPOSITORY, f"default/{split}/0000.parquet", revision=HUB_REVISION
-            )
-            for split in PUBLISHED
-        }
+        snapshot = hub.fetch_dataset(HUB_REPOSITORY, names.values(), commit=HUB_REVISION)
     except (HubNotReachable, DataNotFound) as error:
         emit(Stage(f"{error}; trying {ORIGINAL_ADDRESS}"))
         return _read_folder(_fetch_raw_files(), emit)
-    return {split: _read_parquet(path) for split, path in paths.items()}
+    splits = {split: _read_parquet(snapshot.folder / name, emit) for split, name in names.items()}
+    return splits, (DataSource(f"hub:{HUB_REPOSITORY}", commit=snapshot.commit),)
 
 
 def _fetch_raw_files() -> Path:
@@ -157,50 +138,31 @@ def _fetch_raw_files() -> Path:
     return folder
 
 
-def _read_folder(folder: Path, emit: Emit) -> dict[str, list[Question]]:
+def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:
     emit(Stage(f"reading TREC from {folder}"))
     if not (folder / PUBLISHED["train"].name).is_file():
         raise DataNotFound(
             f"there is no file {folder / PUBLISHED['train'].name}",
             remedy=f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it",
         )
-    return {
-        split: _read_raw(folder / file.name, published=file, emit=emit)
-        for split, file in PUBLISHED.items()
-        if (folder / file.name).is_file()
-    }
+    splits, sources = {}, []
+    for split, published in PUBLISHED.items():
+        path = folder / published.name
+        if path.is_file():
+            content = path.read_bytes()
+            splits[split] = _parse(content, path=path)
+            sources.append(DataSource(str(path), hashlib.sha256(content).hexdigest()))
+            if sources[-1].sha256 != published.sha256:
+                _warn_of_differences(splits[split], path=path, published=published, emit=emit)
+    return splits, tuple(sources)
 
 
-def _read_raw(path: Path, *, published: PublishedFile, emit: Emit) -> list[Question]:
-    content = path.read_bytes()
-    text, encoding = _decode(content)
-    questions = list(_parse(text, path=path))
-    if not questions:
-        raise DataUnreadable(
-            f"{path} holds no questions", remedy=f"replace it by {ORIGINAL_ADDRESS}/{path.name}"
-        )
-    if hashlib.sha256(content).hexdigest() != published.sha256:
-        marks = _differences_in_writing(content, text=text, encoding=encoding)
-        differences = marks + _differences_in_rows(text, questions, published=published)
-        emit(
-            WarningMessage(
-                f"{path} is not the file that was published: {'; '.join(differences)}",
-                remedy="results on it can't be compared with published ones; the original is at "
-                f"{ORIGINAL_ADDRESS}/{path.name}",
-            )
-        )
-    return questions
-
-
-def _decode(content: bytes) -> tuple[str, str]:
-    """Return the text and its encoding: the published files' ISO-8859-1, or a copy's UTF-8."""
+def _parse(content: bytes, *, path: Path) -> Questions:
     try:
-        return content.decode("utf-8-sig"), "UTF-8"
+        text = content.decode("utf-8-sig")  # of a copy; the published files are in ISO-8859-1
     except UnicodeDecodeError:
-        return content.decode("iso-8859-1"), "ISO-8859-1"
-
-
-def _parse(text: str, *, path: Path) -> Iterator[Question]:
+        text = content.decode("iso-8859-1")
+    questions = Questions([], [])
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         # One space of the training file is the byte 0xF0 by accident ("sister city"); the Hub's
         # versions mend it in this way too.
@@ -208,66 +170,46 @@ def _parse(text: str, *, path: Path) -> Iterator[Question]:
             case []:
                 continue
             case [fine, question] if fine in FINE:
-                yield Question(question, fine)
+                questions.texts.append(question)
+                questions.classes.append(fine)
             case _:
                 raise DataUnreadable(
                     f"line {number} of {path} is not a class and a question: {line[:60]!r}",
                     remedy="write it as 'NUM:date When was the telephone invented ?', in one of "
                     "the 50 classes",
                 )
+    if not questions.texts:
+        raise DataUnreadable(
+            f"{path} holds no questions", remedy=f"replace it by {ORIGINAL_ADDRESS}/{path.name}"
+        )
+    return questions
 
 
-def _differences_in_writing(content: bytes, *, text: str, encoding: str) -> list[str]:
-    marks = {
-        "it begins with a byte-order mark": content.startswith(codecs.BOM_UTF8),
-        "its lines end as on Windows": b"\r\n" in content,
-        "it is encoded in UTF-8": encoding == "UTF-8" and not text.isascii(),
-    }
-    return [mark for mark, is_there in marks.items() if is_there]
-
-
-def _differences_in_rows(
-    text: str, questions: list[Question], *, published: PublishedFile
-) -> list[str]:
-    lines = "".join(io.StringIO(text, newline=None)).encode("iso-8859-1", errors="replace")
-    if hashlib.sha256(lines).hexdigest() == published.sha256:
-        return ["the questions are the same"]
-    differences = []
-    if len(questions) != sum(published.class_counts):
-        differences.append(f"it has {len(questions)} questions, not {sum(published.class_counts)}")
-    counts = Counter(question.coarse for question in questions)
-    differences += [
-        f"{counts[name]} of {name}, not {expected}"
+def _warn_of_differences(
+    questions: Questions, *, path: Path, published: PublishedFile, emit: Emit
+) -> None:
+    """Say that a file is not the published one, and by how many questions each class differs."""
+    counts = Counter(questions.coarse)
+    differences = [
+        f"{counts[name] - expected:+d} {name}"
         for name, expected in zip(COARSE, published.class_counts, strict=True)
         if counts[name] != expected
     ]
-    if not any(question.text.endswith(" ?") for question in questions):
-        differences.append("no space stands before the question marks")
-    return differences or ["some lines are worded or labelled otherwise"]
-
-
-def _read_parquet(path: Path) -> list[Question]:
-    """Read a file of the Hub, of its first version or the present one, by the names of classes."""
-    table = parquet.read_table(path)
-    features = Features.from_arrow_schema(table.schema)
-    for columns, orders in _CLASSES_OF_COLUMNS.items():
-        if features.keys() >= {"text", *columns}:
-            texts = table["text"].to_pylist()
-            coarse, fine = (
-                _class_names(features[column], otherwise=order, ids=table[column].to_pylist())
-                for column, order in zip(columns, orders, strict=True)
-            )
-            return [
-                Question(text, f if ":" in f else f"{c}:{f}")
-                for text, c, f in zip(texts, coarse, fine, strict=True)
-            ]
-    raise DataUnreadable(
-        f"{path} has the columns {', '.join(features)}, which are not TREC's",
-        remedy="name a folder with train_5500.label as --data-dir",
+    emit(
+        WarningMessage(
+            f"{path} is not the published file: {len(questions.texts)} questions, published:"
+            f" {sum(published.class_counts)}; by class: {', '.join(differences) or 'as published'}",
+            remedy="results on it can't be compared with published ones; the original is at "
+            f"{ORIGINAL_ADDRESS}/{path.name}",
+        )
     )
 
 
-def _class_names(feature: object, *, otherwise: tuple[str, ...], ids: list[int]) -> list[str]:
-    """Return names for numbers, as the file itself tells them or, if it does not, as the order."""
-    names = feature.names if isinstance(feature, ClassLabel) else otherwise
-    return [names[number] for number in ids]
+def _read_parquet(path: Path, emit: Emit) -> Questions:
+    columns = read_file(path, encoding=None, emit=emit).columns
+    if not {"text", "fine_label"} <= set(columns.column_names):
+        raise DataUnreadable(
+            f"{path} has the columns {', '.join(columns.column_names)}, which are not TREC's",
+            remedy="name a folder with train_5500.label as --data-dir",
+        )
+    return Questions(columns["text"].to_pylist(), columns["fine_label"].to_pylist())

@@ -1,6 +1,5 @@
 """A Hub id or a folder becomes a sequence classifier with a fresh head."""
 
-import hashlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from finetune import events
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelNotFound, ModelUnsupported
 from finetune.events import Emit
-from finetune.hub import fetch_model, fetch_tokenizer
+from finetune.hub import Snapshot, fetch_model, fetch_tokenizer, file_sha256
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
@@ -104,7 +103,7 @@ def load_classifier(
         ModelUnsupported: If it has no safetensors, needs code of its own, or is no text classifier.
         HubNotReachable: If it is not in the cache and the Hub does not answer.
     """
-    folder = find_model_folder(source, revision=revision)
+    folder = find_model(source, revision=revision).folder
     if not any(folder.glob("*.safetensors")):
         raise ModelUnsupported(
             f"{source} has no weights in safetensors",
@@ -155,7 +154,7 @@ def load_tokenizer(source: str, *, revision: str | None) -> PreTrainedTokenizerF
         ModelUnsupported: If its tokenizer is not a fast one with a padding token.
         HubNotReachable: If it is not in the cache and the Hub does not answer.
     """
-    folder = find_model_folder(source, revision=revision, fetch=fetch_tokenizer)
+    folder = find_model(source, revision=revision, fetch=fetch_tokenizer).folder
     return _read_tokenizer(folder, source=source)
 
 
@@ -199,12 +198,12 @@ def _draw_classifier(model: PreTrainedModel, structure: Structure) -> None:
 class Fetch(Protocol):
     """What gets a model, or a part of it, from the Hub: a function of :mod:`finetune.hub`."""
 
-    def __call__(self, repository: str, *, revision: str | None) -> Path:
-        """Return the folder that it lies in."""
+    def __call__(self, repository: str, *, revision: str | None) -> Snapshot:
+        """Return the folder that it is in, and its commit."""
 
 
-def find_model_folder(source: str, *, revision: str | None, fetch: Fetch = fetch_model) -> Path:
-    """Return the folder of a model, fetched from the Hub if it is not here.
+def find_model(source: str, *, revision: str | None, fetch: Fetch = fetch_model) -> Snapshot:
+    """Return the folder of a model, fetched from the Hub if it is not here, and its commit.
 
     Args:
         source: A folder, a Hub id, or ``minilm``.
@@ -216,8 +215,7 @@ def find_model_folder(source: str, *, revision: str | None, fetch: Fetch = fetch
         HubNotReachable: If it is not in the cache and the Hub does not answer.
     """
     if source == MINILM:
-        packaged = _packaged_minilm()
-        return packaged or fetch(MINILM_REPOSITORY, revision=revision)
+        return _packaged_minilm() or fetch(MINILM_REPOSITORY, revision=revision)
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -225,19 +223,16 @@ def find_model_folder(source: str, *, revision: str | None, fetch: Fetch = fetch
                 f"the folder {source} holds no model: it has no config.json",
                 remedy="name the folder that save_pretrained() wrote, such as RUN/model",
             )
-        return folder
+        return Snapshot(folder, commit=None)
     return fetch(source, revision=revision)
 
 
-def _packaged_minilm() -> Path | None:
+def _packaged_minilm() -> Snapshot | None:
     """Return the package's model folder, or nothing if it is not there or has been altered."""
     package = importlib.util.find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         return None
     folder = Path(package.origin).parent / "model"
-    weights_file = folder / "model.safetensors"
-    if not weights_file.is_file():
-        return None
-    with weights_file.open("rb") as weights:
-        is_original = hashlib.file_digest(weights, "sha256").hexdigest() == MINILM_SHA256
-    return folder if is_original else None
+    weights = folder / "model.safetensors"
+    is_original = weights.is_file() and file_sha256(weights) == MINILM_SHA256
+    return Snapshot(folder, commit=None) if is_original else None

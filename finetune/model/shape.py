@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedConfig, PreTrainedModel
 
 from finetune.hub import fetch_tokenizer
-from finetune.model.load import MINILM, count_positions, find_model_folder
+from finetune.model.load import MINILM, count_positions, find_model
 
 # As published, so that they need no Hub. What is not given is BERT-base's.
 _PUBLISHED: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ def load_shape(source: str, *, revision: str | None) -> PreTrainedConfig:
     """
     if source in _PUBLISHED:
         return BertConfig(**_PUBLISHED[source])
-    folder = find_model_folder(source, revision=revision, fetch=fetch_tokenizer)
+    folder = find_model(source, revision=revision, fetch=fetch_tokenizer).folder
     config: PreTrainedConfig = AutoConfig.from_pretrained(
         folder, trust_remote_code=False, local_files_only=True
     )

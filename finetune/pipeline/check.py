@@ -1,12 +1,20 @@
 """What is odd about the data of a run, and how its texts suit the model."""
 
+from dataclasses import asdict
 from typing import Any
 
 from datasets import DatasetDict
 
 from finetune import events
 from finetune.config.schema import Config, ModelConfig
-from finetune.data.check import check_splits, measure_lengths, suggest_changes, suggest_max_length
+from finetune.data.check import (
+    LengthFindings,
+    check_splits,
+    measure_lengths,
+    suggest_changes,
+    suggest_max_length,
+)
+from finetune.data.tables import texts_of
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Stage
 from finetune.model.load import load_tokenizer
@@ -47,14 +55,14 @@ def check_data(config: Config, *, emit: Emit) -> dict[str, Any]:
         "schema_version": CHECK_SCHEMA_VERSION,
         "data": config.data.data,
         "rows_of_a_run": {split: len(rows) for split, rows in splits.items()},
-        **findings,
-        "lengths": lengths,
-        "suggestions": suggest_changes(findings, lengths=lengths),
+        **findings.to_json(),
+        "lengths": lengths.to_json() if lengths else None,
+        "suggestions": [asdict(found) for found in suggest_changes(findings, lengths=lengths)],
         "warnings": warnings,
     }
 
 
-def _measure(splits: DatasetDict, options: ModelConfig, *, emit: Emit) -> dict[str, Any] | None:
+def _measure(splits: DatasetDict, options: ModelConfig, *, emit: Emit) -> LengthFindings | None:
     """Return the lengths of the texts under the model's tokenizer, if there is one to be had."""
     emit(Stage(f"counting tokens as {options.model} does"))
     try:
@@ -67,17 +75,17 @@ def _measure(splits: DatasetDict, options: ModelConfig, *, emit: Emit) -> dict[s
         )
         return None
     lengths = {
-        split: encode_texts(tokenizer, list(rows["text"]), max_length=NOT_CUT).lengths
+        split: encode_texts(tokenizer, texts_of(rows), max_length=NOT_CUT).lengths
         for split, rows in splits.items()
     }
-    return {
-        "model": options.model,
-        "max_length": options.max_length,
-        "suggested_max_length": suggest_max_length(
+    return LengthFindings(
+        model=options.model,
+        max_length=options.max_length,
+        suggested_max_length=suggest_max_length(
             lengths["train"], max_tokens=tokenizer.model_max_length
         ),
-        "splits": {
+        splits={
             split: measure_lengths(tokens, max_length=options.max_length)
             for split, tokens in lengths.items()
         },
-    }
+    )

@@ -39,7 +39,7 @@ def dry_run(config: Config, *, emit: Emit) -> dict[str, Any]:
         "data": config.data.data,
         "rows": {split: len(rows) for split, rows in prepared.table.items()},
         "rows_by_class": {name: rows_by_class[number] for number, name in enumerate(names)},
-        "tokens": describe_lengths(plan.lengths),
+        "tokens": describe_lengths(plan.lengths).to_json(),
         "model": config.model.model,
         "mode": prepared.mode,
         "trained_parameters": trained,

@@ -9,11 +9,12 @@ from datasets import DatasetDict
 
 from finetune.config.schema import Config, DataConfig, mode_defaults
 from finetune.config.starter import make_starter
-from finetune.data.check import STRONG_IMBALANCE, suggest_max_length, weigh_classes
+from finetune.data.check import STRONG_IMBALANCE, count_classes, suggest_max_length, weigh_classes
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, choose_columns
 from finetune.data.files import read_file
+from finetune.data.source import DataOptions
 from finetune.data.split import split_table
-from finetune.data.tables import read_tables
+from finetune.data.tables import column_of, read_tables, texts_of
 from finetune.events import Emit
 from finetune.model.mode import Mode
 
@@ -74,22 +75,20 @@ def look_at_table(
         DataError: If a run could not use the file.
         UsageError: If both names are the same.
     """
-    values = read_file(file, emit=lambda event: None).values
+    values = read_file(file, encoding=None, emit=lambda event: None).columns
     columns = choose_columns(values, text=text_column, label=label_column, table=str(file))
-    table = read_tables(
-        {"train": [file]},
-        text_column=columns.text,
-        label_column=columns.label,
-        needs_all_labels=True,
-        emit=emit,
-    )
+    options = DataOptions(str(file), "", text_column=columns.text, label_column=columns.label)
+    table = read_tables({"train": [file]}, options, needs_all_labels=True, emit=emit)
     rows = table["train"]
-    texts, labels = list(rows["text"]), rows.features["label"].int2str(rows["label"])
-    class_rows = {name: labels.count(name) for name in rows.features["label"].names}
+    texts = texts_of(rows)
+    labels = column_of(rows, "label").to_numpy()
+    names = rows.features["label"].names
+    class_rows = count_classes(rows)
+    first_rows = {name: int(np.argmax(labels == number)) for number, name in enumerate(names)}
     mean_characters = sum(map(len, texts)) / len(texts)
     return TableFacts(
         file=str(file),
-        columns=list(values),
+        columns=values.column_names,
         text_column=columns.text,
         text_reason=_reason(
             columns.text,
@@ -106,7 +105,7 @@ def look_at_table(
         ),
         rows_of_a_run=_count_rows_of_a_run(table, emit=emit),
         class_rows=class_rows,
-        examples={name: texts[labels.index(name)] for name in class_rows if class_rows[name]},
+        examples={name: texts[first_rows[name]] for name in names if class_rows[name]},
         mean_characters=mean_characters,
         longest_characters=max(map(len, texts)),
         suggested_max_length=_suggest_max_length(texts),
@@ -121,7 +120,7 @@ def make_config(facts: TableFacts, *, model: str | None) -> str:
         model: Hub id or folder of the model; ``None`` for the default.
     """
     defaults = Config()
-    is_imbalanced = weigh_classes(facts.class_rows)["ratio"] >= STRONG_IMBALANCE
+    is_imbalanced = weigh_classes(facts.class_rows).ratio >= STRONG_IMBALANCE
     values = {
         "data": facts.file,
         "text_column": facts.text_column,

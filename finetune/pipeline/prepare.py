@@ -7,7 +7,8 @@ import torch
 from datasets import DatasetDict
 
 from finetune.config.schema import Config, DataConfig, mode_of
-from finetune.data.load import load_table, source_name
+from finetune.data.load import load_data, source_name
+from finetune.data.source import DataOptions
 from finetune.data.split import split_table
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -77,16 +78,17 @@ def load_given_splits(options: DataConfig, *, emit: Emit) -> DatasetDict:
         Path(path).expanduser() if path else None
         for path in (options.data_dir, options.validation_file, options.test_file)
     )
-    return load_table(
-        options.data,
+    wanted = DataOptions(
+        data=options.data,
         folder=folder,
         label=options.label,
         validation_file=validation_file,
         test_file=test_file,
         text_column=options.text_column,
         label_column=options.label_column,
-        emit=emit,
+        encoding=options.encoding,
     )
+    return load_data(wanted, emit=emit).splits
 
 
 def load_splits(config: Config, *, emit: Emit) -> DatasetDict:

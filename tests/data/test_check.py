@@ -8,11 +8,14 @@ import pytest
 from datasets import DatasetDict
 
 from finetune.data.check import (
+    Balance,
+    Conflict,
+    Conflicts,
+    LengthFindings,
+    Repeats,
+    SharedText,
+    ShortTexts,
     check_splits,
-    find_conflicts,
-    find_overlap,
-    find_repeats,
-    find_short_texts,
     measure_lengths,
     suggest_changes,
     suggest_max_length,
@@ -40,61 +43,51 @@ def splits_of(**rows: list[tuple[str, str]]) -> DatasetDict:
     )
 
 
-def test_repeats_are_counted_letter_for_letter_and_up_to_case() -> None:
-    found = find_repeats(["Who?", "What?", "Who?", "who ?", "WHO?", "Who?", "what?"])
-    assert (found["rows"], found["texts"]) == (2, 1)
-    assert (found["rows_up_to_case"], found["texts_up_to_case"]) == (4, 2)
-    assert found["examples"] == ["Who?", "What?"]
+def rows_of(texts: list[str], labels: str) -> list[tuple[str, str]]:
+    return list(zip(texts, labels, strict=True))
+
+
+def test_repeats_are_counted_exactly_and_up_to_case() -> None:
+    texts = ["Who?", "What?", "Who?", "who ?", "WHO?", "Who?", "what?"]
+    found = check_splits(splits_of(train=rows_of(texts, "aaaaaab"))).repeats["train"]
+    assert found == Repeats(2, 1, 4, 2, examples=["Who?", "What?"])
 
 
 @needs_trec
 def test_the_repeats_of_trec_are_those_that_are_known() -> None:
-    fine = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None)
+    fine = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None).splits
     findings = check_splits(fine)
-    assert findings["rows"] == {"train": 5452}
-    repeats = findings["repeats"]["train"]
-    assert (repeats["rows"], repeats["texts"]) == (71, 63)
-    assert findings["conflicts"]["train"]["texts"] == 1
-    assert findings["conflicts"]["train"]["examples"][0]["labels"] == ["NUM:count", "NUM:other"]
+    assert findings.rows == {"train": 5452}
+    repeats = findings.repeats["train"]
+    assert (repeats.rows, repeats.texts) == (71, 63)
+    assert findings.conflicts["train"].texts == 1
+    assert findings.conflicts["train"].examples[0].labels == ["NUM:count", "NUM:other"]
 
 
 def test_a_text_with_several_labels_is_a_conflict() -> None:
-    texts = ["Who?", "who? ", "What?", "What?", "Why?"]
-    found = find_conflicts(texts, ["b", "a", "c", "c", "d"])
-    assert found == {"texts": 1, "examples": [{"text": "Who?", "labels": ["a", "b"]}]}
+    texts = ["Why?", "Who?", "who? ", "What?", "What?", "How?", "HOW?"]
+    found = check_splits(splits_of(train=rows_of(texts, "dbaccef"))).conflicts["train"]
+    assert found == Conflicts(2, [Conflict("Who?", ["a", "b"]), Conflict("How?", ["e", "f"])])
 
 
 def test_short_texts_are_found_in_any_script() -> None:
-    found = find_short_texts(["ok", "", " \n", "yes", "好的", "早上好", "?"])
-    assert found == {"rows": 5, "empty": 2, "examples": ["ok", "", " \n"]}
+    texts = ["ok", "", " \n", "yes", "好的", "早上好", "?"]
+    found = check_splits(splits_of(train=rows_of(texts, "aaaaaab"))).short_texts["train"]
+    assert found == ShortTexts(rows=5, empty=2, examples=["ok", "", " \n"])
 
 
-def test_rows_that_stand_in_training_are_told_with_both_labels() -> None:
-    found = find_overlap(
-        ["What are the Twin Cities ?", "who is it ?", "When ?"],
-        ["LOC", "HUM", "NUM"],
-        train_texts=["What are the twin cities ?", "Who is  it ?", "Who is it ?"],
-        train_labels=["DESC", "HUM", "DESC"],
-    )
-    assert (found["rows"], found["disagreeing"]) == (2, 1)
-    assert found["examples"] == [
-        {"text": "What are the Twin Cities ?", "label": "LOC", "train_labels": ["DESC"]},
-        {"text": "who is it ?", "label": "HUM", "train_labels": ["DESC", "HUM"]},
+def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
+    train = [
+        ("What are the twin cities ?", "DESC"),
+        ("Who is  it ?", "HUM"),
+        ("Who is it ?", "DESC"),
     ]
-
-
-@needs_trec
-def test_the_test_question_of_trec_that_training_labels_otherwise_is_found(tmp_path: Path) -> None:
-    train = (TREC_DIR / "train_5500.label").read_bytes()
-    (tmp_path / "train_5500.label").write_bytes(train)
-    (tmp_path / "TREC_10.label").write_text(
-        "LOC:other What are the Twin Cities ?\nNUM:date When does the harbour festival begin ?\n"
-    )
-    splits = load_trec(folder=tmp_path, label="label-coarse", emit=lambda event: None)
-    overlap = check_splits(splits)["overlap"]["test"]
-    assert (overlap["rows"], overlap["disagreeing"]) == (1, 1)
-    assert overlap["examples"] == [
-        {"text": "What are the Twin Cities ?", "label": "LOC", "train_labels": ["DESC"]}
+    test = [("who is it ?", "HUM"), ("What are the Twin Cities ?", "LOC"), ("When ?", "NUM")]
+    found = check_splits(splits_of(train=train, test=test)).overlap["test"]
+    assert (found.rows, found.disagreeing) == (2, 1)
+    assert found.examples == [
+        SharedText("What are the Twin Cities ?", "LOC", ["DESC"]),
+        SharedText("who is it ?", "HUM", ["DESC", "HUM"]),
     ]
 
 
@@ -102,19 +95,19 @@ def test_classes_are_counted_in_every_split() -> None:
     findings = check_splits(
         splits_of(train=[("one", "b"), ("two", "b")], test=[("three", "a"), ("four", "b")])
     )
-    assert findings["rows"] == {"train": 2, "test": 2}
-    assert findings["classes"] == {"train": {"a": 0, "b": 2}, "test": {"a": 1, "b": 1}}
-    assert list(findings["overlap"]) == ["test"]
+    assert findings.rows == {"train": 2, "test": 2}
+    assert findings.classes == {"train": {"a": 0, "b": 2}, "test": {"a": 1, "b": 1}}
+    assert list(findings.overlap) == ["test"]
 
 
 def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None:
     balance = weigh_classes({"a": 60, "b": 4, "c": 0, "d": 10})
-    assert balance == {"largest": "a", "smallest": "b", "ratio": 15.0, "rare": {"b": 4, "c": 0}}
+    assert balance == Balance("a", "b", ratio=15.0, rare={"b": 4, "c": 0})
 
 
 def test_lengths_and_what_is_cut() -> None:
     found = measure_lengths(np.arange(1, 101), max_length=90)
-    assert found == {
+    assert found.to_json() == {
         "mean": 50.5,
         "p50": 50.5,
         "p95": pytest.approx(95.05),
@@ -143,12 +136,13 @@ def test_the_suggested_length_cuts_nothing_but_a_long_tail(
 
 def remedies(splits: DatasetDict, *, max_length: int = 8, longest: int = 8) -> list[str]:
     tokens = np.array([longest])
-    lengths = {
-        "max_length": max_length,
-        "suggested_max_length": suggest_max_length(tokens, max_tokens=512),
-        "splits": {"train": measure_lengths(tokens, max_length=max_length)},
-    }
-    return [change["remedy"] for change in suggest_changes(check_splits(splits), lengths=lengths)]
+    lengths = LengthFindings(
+        model="tiny",
+        max_length=max_length,
+        suggested_max_length=suggest_max_length(tokens, max_tokens=512),
+        splits={"train": measure_lengths(tokens, max_length=max_length)},
+    )
+    return [change.remedy for change in suggest_changes(check_splits(splits), lengths=lengths)]
 
 
 def even_rows(count: int = 10) -> list[tuple[str, str]]:
@@ -176,7 +170,7 @@ def test_cut_texts_suggest_a_length() -> None:
     [
         ([*even_rows(), ("text 0", "b")], [], "decide on one label"),
         ([*even_rows(), ("no", "b")], [], "look whether"),
-        (even_rows(), [("text 0", "b")], "take them out of train"),
+        (even_rows(), [("text 0", "b")], "remove them from train"),
         ([*even_rows(), ("more 1", "c"), ("more 2", "c")], [], "bring more rows"),
     ],
 )
@@ -191,3 +185,13 @@ def test_each_oddity_has_its_remedy(
 def test_without_lengths_the_rest_is_suggested() -> None:
     findings = check_splits(splits_of(train=[*even_rows(), ("text 0", "b")]))
     assert len(suggest_changes(findings, lengths=None)) == 1
+
+
+def test_findings_become_json() -> None:
+    found = check_splits(splits_of(train=even_rows(), test=[("text 0", "b")])).to_json()
+    assert list(found) == [
+        *("rows", "classes", "repeats", "conflicts", "short_texts", "overlap", "balance")
+    ]
+    assert found["overlap"]["test"]["examples"] == [
+        {"text": "text 0", "label": "b", "train_labels": ["a"]}
+    ]

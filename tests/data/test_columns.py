@@ -1,5 +1,6 @@
 """The columns of texts and classes, named or guessed."""
 
+import pyarrow
 import pytest
 
 from finetune.data.columns import Columns, choose_columns
@@ -13,7 +14,7 @@ IDS = ["1", "2", "3", "4"]
 def choose(
     *names: str, columns: list[list[str]], text: str | None = None, label: str | None = None
 ) -> Columns:
-    values = dict(zip(names, columns, strict=True))
+    values = pyarrow.table(dict(zip(names, columns, strict=True)))
     return choose_columns(values, text=text, label=label, table="films.csv")
 
 
@@ -120,8 +121,8 @@ def test_one_column_for_both_is_refused() -> None:
 
 
 @pytest.mark.parametrize("first", [("It was dull.", "bad"), ("It was dull.", "0"), ("0", "1")])
-def test_a_row_in_place_of_the_names_is_told_as_such(first: tuple[str, str]) -> None:
-    with pytest.raises(DataUnreadable, match="no line with the names") as raised:
+def test_a_row_in_place_of_the_header_is_refused(first: tuple[str, str]) -> None:
+    with pytest.raises(DataUnreadable, match="no header row") as raised:
         choose(*first, columns=[TEXTS, MOODS])
     assert "text,label" in raised.value.remedy
 

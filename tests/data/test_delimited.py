@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.data.delimited import read_delimited
-from finetune.data.raw import RawTable
+from finetune.data.files import RawTable, read_file
 from finetune.errors import DataUnreadable
 from finetune.events import Event, Stage
 
@@ -24,16 +23,19 @@ def read(folder: Path, content: str | bytes, *, name: str = "rows.csv") -> tuple
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     emitted: list[Event] = []
-    table = read_delimited(path, emit=emitted.append)
-    assert all(isinstance(event, Stage) for event in emitted)
+    table = read_file(path, encoding=None, emit=emitted.append)
     return table, "; ".join(event.message for event in emitted if isinstance(event, Stage))
+
+
+def rows_of(table: RawTable) -> list[tuple[str, ...]]:
+    return list(zip(*table.columns.to_pydict().values(), strict=True))
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize(
-    ("delimiter", "name"), [(",", "commas"), (";", "semicolons"), ("\t", "tabs"), ("|", "bars")]
+    ("delimiter", "name"), [(",", "comma"), (";", "semicolon"), ("\t", "tab"), ("|", "bar")]
 )
-def test_each_delimiter_is_found_and_told(
+def test_each_delimiter_is_found_and_reported(
     tmp_path: Path, delimiter: str, name: str, line_end: str
 ) -> None:
     path = tmp_path / "rows.csv"
@@ -41,7 +43,7 @@ def test_each_delimiter_is_found_and_told(
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end)
         writer.writerows([("text", "label"), *ROWS])
     table, emitted = read(tmp_path, path.read_bytes())
-    assert list(zip(*table.values.values(), strict=True)) == ROWS
+    assert rows_of(table) == ROWS
     assert name in emitted
     assert "UTF-8" in emitted
 
@@ -49,7 +51,7 @@ def test_each_delimiter_is_found_and_told(
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "iso-8859-1"])
 def test_each_encoding_is_read(tmp_path: Path, codec: str) -> None:
     table, _ = read(tmp_path, "text,label\nÄpfel für Zoë,süß\n".encode(codec))
-    assert dict(table.values) == {"text": ("Äpfel für Zoë",), "label": ("süß",)}
+    assert table.columns.to_pydict() == {"text": ["Äpfel für Zoë"], "label": ["süß"]}
 
 
 def test_a_row_stands_where_its_first_line_does(tmp_path: Path) -> None:
@@ -61,19 +63,23 @@ def test_a_row_stands_where_its_first_line_does(tmp_path: Path) -> None:
 
 def test_spaces_around_the_names_of_columns_do_not_count(tmp_path: Path) -> None:
     table, _ = read(tmp_path, "text, label \nyes,a\n")
-    assert list(table.values) == ["text", "label"]
+    assert table.columns.column_names == ["text", "label"]
 
 
 def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:
     long = "word " * 100_000
     table, _ = read(tmp_path, f"text,label\n{long},a\n")
-    assert table.values["text"] == (long,)
+    assert table.columns["text"].to_pylist() == [long]
 
 
 def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
     content = 'text\tlabel\n"Well, he said\ta\nThe "best" film\tb\n"Never again\ta\n'
     table, emitted = read(tmp_path, content, name="rows.tsv")
-    assert table.values["text"] == ('"Well, he said', 'The "best" film', '"Never again')
+    assert table.columns["text"].to_pylist() == [
+        '"Well, he said',
+        'The "best" film',
+        '"Never again',
+    ]
     assert "quotes" in emitted
 
 
@@ -86,12 +92,12 @@ def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path
         ('text,label\n"good"!,a\n', "line 2 .* expected after"),
         ("text\tlabel\ngood\ta\tb\n", "line 2 .* has 3 values"),
         ("text,text,label\na,b,c\n", "two columns .* same name"),
-        ("text,label\n", "no rows but the names .*text"),
+        ("text,label\n", "a header row, .*text.* and no rows"),
         ("", "is empty"),
         ("\n\n", "is empty"),
     ],
 )
-def test_what_does_not_parse_is_told_with_its_line(
+def test_what_does_not_parse_is_reported_with_its_line(
     tmp_path: Path, content: str, complaint: str
 ) -> None:
     with pytest.raises(DataUnreadable, match=complaint) as raised:

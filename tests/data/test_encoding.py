@@ -6,10 +6,24 @@ from pathlib import Path
 import pytest
 
 from finetune.data.encoding import decode
-from finetune.errors import DataUnreadable
+from finetune.errors import DataUnreadable, UsageError
 
 TEXT = "Grüße aus Zürich – „fünf Straßen“\n"
 PATH = Path("greetings.csv")
+# ruff: noqa: RUF001
+LINES = {
+    "gb18030": "这家餐厅的服务非常好，我们会再来的,好评\n今天的天气真糟糕,差评\n",
+    "big5": "這家餐廳的服務非常好，我們會再來的,好評\n今天的天氣真糟糕,差評\n",
+    "cp932": "この映画はとても面白かったです,良い\n二度と見たくない作品,悪い\n",
+    "cp949": "이 영화는 정말 재미있었습니다,좋음\n다시는 가고 싶지 않다,나쁨\n",
+    "koi8_r": "Этот фильм мне очень понравился,хорошо\nУжасное обслуживание в гостинице,плохо\n",
+    "cp1251": "Этот фильм мне очень понравился,хорошо\nУжасное обслуживание в гостинице,плохо\n",
+    "cp1253": "Η ταινία ήταν πολύ καλή,καλό\nΔεν θα ξαναπάμε ποτέ,κακό\n",
+    "cp1252": "Die Bedienung war „wirklich“ sehr schön – für uns,gut\nIn Maßen gut,schlecht\n",
+    "latin-1": "Le café était délicieux, très bien,bon\nUne soirée décevante à oublier,mauvais\n",
+    "utf-16-le": "The film was good,good\nNever again,bad\n",
+    "utf-16-be": "The film was good,good\nNever again,bad\n",
+}
 
 
 @pytest.mark.parametrize(
@@ -19,34 +33,63 @@ PATH = Path("greetings.csv")
         (TEXT.encode("utf-8-sig"), "UTF-8 with a byte-order mark"),
         (codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le"), "UTF-16"),
         (codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"), "UTF-16"),
-        (TEXT.encode("cp1252"), "Windows-1252"),
     ],
+    ids=["UTF-8", "UTF-8 with mark", "UTF-16 LE", "UTF-16 BE"],
 )
-def test_every_encoding_gives_the_same_text(content: bytes, encoding: str) -> None:
-    assert decode(content, path=PATH) == (TEXT, encoding)
+def test_unicode_is_certain(content: bytes, encoding: str) -> None:
+    assert decode(content, path=PATH, encoding=None) == (TEXT, encoding, ())
 
 
-def test_bytes_without_a_meaning_in_windows_1252_are_read_as_iso_8859_1() -> None:
-    assert decode(b"caf\xe9 \x81", path=PATH) == ("café \x81", "ISO-8859-1")
+@pytest.mark.parametrize("codec", LINES)
+def test_the_encodings_of_the_world_are_detected(codec: str) -> None:
+    text = "text,label\n" + LINES[codec] * 20
+    decoded = decode(text.encode(codec), path=PATH, encoding=None)
+    assert decoded.text == text
+    assert codecs.lookup(decoded.encoding).name != "utf-8"
+
+
+def test_an_encoding_that_is_not_certain_has_rivals() -> None:
+    swedish = "text,label\n" + "Maten var väldigt god på restaurangen,bra\n" * 20
+    decoded = decode(swedish.encode("cp1252"), path=PATH, encoding=None)
+    assert decoded == (swedish, "cp1252", decoded.rivals)
+    assert "cp1250" in decoded.rivals
+    assert "cp1252" not in decoded.rivals
+
+
+def test_letters_far_from_the_beginning_of_a_large_file_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("finetune.data.encoding.SAMPLE_BYTES", 1000)
+    text = "text,label\n" + "plain English,a\n" * 200 + LINES["cp932"] * 40
+    assert decode(text.encode("cp932"), path=PATH, encoding=None).text == text
+
+
+def test_an_encoding_that_is_named_is_taken() -> None:
+    content = LINES["koi8_r"].encode("koi8_r")
+    assert decode(content, path=PATH, encoding="koi8_r").text == LINES["koi8_r"]
+    with pytest.raises(UsageError, match="'koi9'"):
+        decode(content, path=PATH, encoding="koi9")
+    with pytest.raises(DataUnreadable, match=r"line 1 of greetings\.csv .* ASCII") as raised:
+        decode(content, path=PATH, encoding="ascii")
+    assert "--encoding" in raised.value.remedy
 
 
 def test_plain_english_is_utf8() -> None:
-    assert decode(b"text,label\n", path=PATH).encoding == "UTF-8"
+    assert decode(b"text,label\n", path=PATH, encoding=None).encoding == "UTF-8"
 
 
-def test_utf8_that_is_damaged_in_one_place_is_told_with_its_line() -> None:
+def test_utf8_that_is_damaged_in_one_place_is_reported_with_its_line() -> None:
     content = f"{TEXT}{TEXT}caf".encode() + b"\xe9 and more\n" + TEXT.encode()
     with pytest.raises(DataUnreadable, match=r"line 3 of greetings\.csv .* UTF-8"):
-        decode(content, path=PATH)
+        decode(content, path=PATH, encoding=None)
 
 
-def test_half_a_character_of_utf16_is_told() -> None:
+def test_half_a_character_of_utf16_is_an_error() -> None:
     with pytest.raises(DataUnreadable, match="UTF-16"):
-        decode(codecs.BOM_UTF16_LE + b"a\0b", path=PATH)
+        decode(codecs.BOM_UTF16_LE + b"a\0b", path=PATH, encoding=None)
 
 
-@pytest.mark.parametrize("content", [b"PK\x03\x04\x00\x00", TEXT.encode("utf-16-le")])
-def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
-    with pytest.raises(DataUnreadable, match="zero bytes") as raised:
-        decode(content, path=PATH)
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(DataUnreadable, match="not a text file") as raised:
+        decode(b"PK\x03\x04\x00\x00\xff\x01", path=PATH, encoding=None)
     assert "UTF-8" in raised.value.remedy

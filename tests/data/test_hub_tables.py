@@ -9,7 +9,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hub_server import MAIN_COMMIT, HubServer, hub_client
 
 from finetune.data.hub_tables import CONVERTED_BRANCH, find_splits
-from finetune.data.load import load_table
+from finetune.data.load import load_data
+from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, HubNotReachable
 from finetune.events import Event, WarningMessage
 
@@ -55,16 +56,8 @@ def write_lines(path: Path, *texts: str) -> None:
 
 
 def load(name: str = SET, *, emitted: list[Event] | None = None) -> DatasetDict:
-    return load_table(
-        f"hub:{name}",
-        folder=None,
-        label="label-coarse",
-        validation_file=None,
-        test_file=None,
-        text_column=None,
-        label_column=None,
-        emit=([] if emitted is None else emitted).append,
-    )
+    options = DataOptions(f"hub:{name}", "label-coarse")
+    return load_data(options, emit=([] if emitted is None else emitted).append).splits
 
 
 def texts_in(table: DatasetDict) -> dict[str, list[str]]:

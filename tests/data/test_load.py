@@ -1,26 +1,28 @@
 """The names of the data."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import DatasetDict
 
-from finetune.data.load import load_table, source_name
+from finetune.data.load import load_data, source_name
+from finetune.data.source import DataOptions, LoadedData
 from finetune.errors import DataNotFound, UsageError
 from finetune.events import Event, Stage
 
 
-def load(source: str | Path, *, emitted: list[Event] | None = None, **options: Any) -> DatasetDict:
-    names = ("folder", "validation_file", "test_file", "text_column", "label_column")
-    nothing: dict[str, Any] = dict.fromkeys(names)
+def load(data: str | Path, *, emitted: list[Event] | None = None, **options: Any) -> LoadedData:
     emit = ([] if emitted is None else emitted).append
-    return load_table(str(source), **(nothing | {"label": "label-coarse"} | options), emit=emit)
+    return load_data(DataOptions(str(data), **({"label": "label-coarse"} | options)), emit=emit)
 
 
 def test_the_questions_of_the_package_need_nothing_else() -> None:
     emitted: list[Event] = []
-    table = load("questions", emitted=emitted)
+    loaded = load("questions", emitted=emitted)
+    [source] = loaded.sources
+    assert (source.name, len(source.sha256 or "")) == ("questions", 64)
+    table = loaded.splits
     assert set(table) == {"train", "test"}
     assert table["train"].column_names == ["text", "label"]
     assert [type(event) for event in emitted] == [Stage]
@@ -28,17 +30,21 @@ def test_the_questions_of_the_package_need_nothing_else() -> None:
 
 def test_trec_is_read_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "train_5500.label").write_text("NUM:date When was paper invented ?\n")
-    table = load("trec", folder=tmp_path, label="label-fine")
+    table = load("trec", folder=tmp_path, label="label-fine").splits
     assert table["train"]["text"][0] == "When was paper invented ?"
 
 
 def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nyes,1\nno,0\n")
     (tmp_path / "b.csv").write_text("text,label\nno way,0\n")
-    table = load(
+    loaded = load(
         tmp_path / "a.csv", test_file=tmp_path / "b.csv", text_column="text", label_column="label"
     )
-    assert {split: rows["text"][:] for split, rows in table.items()} == {
+    assert [source.name for source in loaded.sources] == [f"{tmp_path}/{n}.csv" for n in "ab"]
+    assert [source.sha256 for source in loaded.sources] == [
+        hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("a.csv", "b.csv")
+    ]
+    assert {split: rows["text"][:] for split, rows in loaded.splits.items()} == {
         "train": ["yes", "no"],
         "test": ["no way"],
     }
@@ -49,7 +55,7 @@ def test_a_file_in_the_home_folder_is_found(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.csv").write_text("text,label\nyes,1\nno,0\n")
-    assert list(load("~/a.csv")) == ["train"]
+    assert list(load("~/a.csv").splits) == ["train"]
 
 
 def test_a_file_that_is_missing_is_not_taken_for_an_unknown_name(tmp_path: Path) -> None:
@@ -74,6 +80,7 @@ def test_an_unknown_name_gets_a_list_and_a_guess(name: str, guess: str) -> None:
         ("questions", {"folder": Path("trec")}, "--data-dir"),
         ("questions", {"label": "label-fine"}, "--label"),
         ("questions", {"text_column": "text"}, "--text-column"),
+        ("trec", {"encoding": "cp1252"}, "--encoding"),
         ("trec", {"test_file": Path("test.csv")}, "--test-file"),
         ("trec", {"label_column": "label"}, "--label-column"),
         ("rows.csv", {"folder": Path("trec")}, "--data-dir"),

@@ -20,7 +20,7 @@ FUNCTION_WORDS = (
 
 @pytest.fixture(scope="module")
 def questions() -> DatasetDict:
-    return load_questions()
+    return load_questions().splits
 
 
 def words_of(text: str) -> list[str]:

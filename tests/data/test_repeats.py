@@ -1,6 +1,8 @@
 """Texts that count as the same."""
 
-from finetune.data.repeats import normal_form, rows_by_text
+import pyarrow
+
+from finetune.data.repeats import normal_form, number_texts
 
 
 def test_case_and_spaces_make_no_other_text() -> None:
@@ -8,6 +10,6 @@ def test_case_and_spaces_make_no_other_text() -> None:
     assert normal_form("What is it?") != normal_form("What is it")
 
 
-def test_rows_are_grouped_by_text_in_their_order() -> None:
-    texts = ["One", "two", "ONE ", "three", "one"]
-    assert rows_by_text(texts) == {"one": [0, 2, 4], "two": [1], "three": [3]}
+def test_texts_are_numbered_in_order_of_appearance() -> None:
+    texts = pyarrow.chunked_array([["One", "two", "ONE "], ["three", "one"]])
+    assert number_texts(texts).tolist() == [0, 1, 0, 2, 0]

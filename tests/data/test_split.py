@@ -135,7 +135,9 @@ def test_a_missing_test_split_is_held_out_first_and_told_with_its_counts() -> No
     assert set.union(*(set(rows["text"]) for rows in splits.values())) == set(table["text"])
     [stage] = emitted
     assert isinstance(stage, Stage)
-    assert "20 of 100" in stage.message
+    assert stage.message == (
+        "no test file: a random 20% is held out as the test split, 20 of 100 rows"
+    )
 
 
 def test_the_validation_split_is_a_share_of_all_rows_given() -> None:

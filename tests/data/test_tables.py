@@ -10,6 +10,7 @@ import pandas  # type: ignore[import-untyped]
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
+from finetune.data.source import DataOptions
 from finetune.data.tables import read_tables, sort_classes
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, DataNotFound, UsageError
@@ -61,8 +62,7 @@ def read(
     files = {"train": train, **others}
     return read_tables(
         {split: [path] for split, path in files.items()},
-        text_column=text,
-        label_column=label,
+        DataOptions("", "", text_column=text, label_column=label),
         needs_all_labels=needs_all_labels,
         emit=([] if emitted is None else emitted).append,
     )
@@ -100,7 +100,7 @@ def test_texts_in_twenty_languages_arrive_as_they_were_written(tmp_path: Path) -
     reason="needs TREC's train_5500.label in the folder TREC_DIR",
 )
 def test_trec_with_its_fine_labels_comes_out_of_csv_as_it_went_in(tmp_path: Path) -> None:
-    trec = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None)["train"]
+    trec = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None).splits["train"]
     rows = rows_of(trec)
     with (tmp_path / "trec.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("question", "label"), *rows])
@@ -194,7 +194,7 @@ def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> 
     table = read(write(tmp_path / "rows.csv", content), emitted=emitted)
     assert rows_of(table["train"]) == [("a", "x"), ("over\ntwo lines", "y"), ("d", "y")]
     [message] = warnings_in(emitted)
-    assert message.startswith("2 of 5 rows")
+    assert message.startswith("2 of 5 rows skipped")
     assert f"line 5 of {tmp_path / 'rows.csv'}" in message
 
 
@@ -252,8 +252,7 @@ def test_several_files_make_one_split(tmp_path: Path) -> None:
     ]
     table = read_tables(
         {"train": parts},
-        text_column=None,
-        label_column=None,
+        DataOptions("", ""),
         needs_all_labels=True,
         emit=lambda event: None,
     )

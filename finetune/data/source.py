@@ -1,0 +1,49 @@
+"""What is asked for as data, and what was loaded: splits, and where they are from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import DatasetDict
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which data to load.
+
+    Args:
+        data: ``trec``; ``questions``, which comes with the package; a file; or ``hub:owner/name``,
+            maybe with ``@revision``, for a dataset of the Hub.
+        label: ``label-coarse`` or, for TREC, ``label-fine``.
+        folder: Where TREC's raw files are; ``None`` to fetch them.
+        validation_file: The validation split of a file.
+        test_file: The test split of a file.
+        text_column: Column of the texts in files and datasets of the Hub; ``None`` to guess it.
+        label_column: Column of their classes; ``None`` to guess it.
+        encoding: Python's name of the encoding of text files; ``None`` to detect it.
+    """
+
+    data: str
+    label: str
+    folder: Path | None = None
+    validation_file: Path | None = None
+    test_file: Path | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    encoding: str | None = None
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """What data was read from: a file with its sha256, or a dataset of the Hub at a commit."""
+
+    name: str
+    sha256: str | None = None
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """Splits, ``train`` among them, with the columns ``text`` and ``label``, and their sources."""
+
+    splits: DatasetDict
+    sources: tuple[DataSource, ...]
