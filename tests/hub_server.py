@@ -144,7 +144,7 @@ class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Keep the test's output free of the access log."""
 
     def _answer(self) -> None:

@@ -48,7 +48,7 @@ def command(
     explains the most important options and can be run without changes.
     """
     from finetune.cli.console import show_json, show_lines, showing
-    from finetune.config.write import write_new_file
+    from finetune.config.starter import write_new_file
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.pipeline.init import look_at_table, make_config

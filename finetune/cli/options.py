@@ -3,7 +3,7 @@
 import types
 from collections.abc import Callable
 from dataclasses import Field, fields
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
@@ -31,19 +31,15 @@ debug_option = click.option(
 )
 
 
-def config_options(command: Command) -> Command:
-    """Give a command a flag for each option of the schema."""
-    return chosen_options(*SECTION_OF_OPTION)(command)
-
-
 def chosen_options(*names: str) -> Callable[[Command], Command]:
     """Return a decorator that adds a flag for each of these options of the schema."""
-    options = [option for section in fields(Config) for option in fields(section.type)]  # type: ignore[arg-type]
-    chosen = [option for option in options if option.name in names]
 
     def add_flags(command: Command) -> Command:
-        for option in reversed(chosen):
-            command = _flag(option)(command)
+        for section in reversed(get_type_hints(Config).values()):
+            kinds = get_type_hints(section)
+            for option in reversed(fields(section)):
+                if option.name in names:
+                    command = _flag(option, _kind(kinds[option.name]))(command)
         return command
 
     return add_flags
@@ -78,9 +74,8 @@ def given(flags: dict[str, Any]) -> dict[str, Any]:
     return {option: value for option, value in flags.items() if value is not None}
 
 
-def _flag(option: Field[Any]) -> Callable[[Command], Command]:
+def _flag(option: Field[Any], kind: Any) -> Callable[[Command], Command]:
     name = option.name.replace("_", "-")
-    kind = _kind(option.type)
     help_text = option.metadata["help"]
     if option.default is not None and kind is not bool:
         help_text += f"  [default: {option.default}]"
@@ -89,16 +84,13 @@ def _flag(option: Field[Any]) -> Callable[[Command], Command]:
     return click.option(f"--{name}", option.name, type=kind, default=None, help=help_text)
 
 
-def _kind(annotation: Any) -> Any:
+def _kind(hint: Any) -> Any:
     """Return the type of a flag: a plain type, or a choice."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _kind(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        if any(get_origin(one) is Literal for one in get_args(annotation)):
-            # A number or a word: the configuration parses it.
-            return str
-        return _kind(next(one for one in get_args(annotation) if one is not types.NoneType))
-    if origin is Literal:
-        return click.Choice([str(choice) for choice in get_args(annotation)])
-    return annotation
+    if get_origin(hint) is Literal:
+        return click.Choice(list(map(str, get_args(hint))))
+    members = [one for one in get_args(hint) if one is not types.NoneType]
+    # Of a number or a word, the configuration makes what it is.
+    return (_kind(members[0]) if len(members) == 1 else str) if members else hint
+
+
+config_options = chosen_options(*SECTION_OF_OPTION)

@@ -1,7 +1,7 @@
 """What a configuration holds and may hold, in forms that people and editors read."""
 
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import pydantic
 
@@ -31,12 +31,13 @@ def make_json_schema() -> dict[str, Any]:
 
     Numbers must be written as numbers, where ``load_config`` takes their text as well.
     """
-    schema = pydantic.TypeAdapter(Config).json_schema()
-    for section in fields(Config):
+    schema = pydantic.TypeAdapter(Config).json_schema() | {"additionalProperties": False}
+    for name, section in get_type_hints(Config).items():
+        definition = schema["$defs"][section.__name__]
+        definition["additionalProperties"] = False
+        for option in fields(section):
+            definition["properties"][option.name]["description"] = option.metadata["help"]
         # A section with all of its options commented out is empty, not an object.
-        reference = schema["properties"][section.name]
-        schema["properties"][section.name] = {"anyOf": [reference, {"type": "null"}]}
-        properties = schema["$defs"][section.type.__name__]["properties"]  # type: ignore[union-attr]
-        for option in fields(section.type):  # type: ignore[arg-type]
-            properties[option.name]["description"] = option.metadata["help"]
+        reference = schema["properties"][name]
+        schema["properties"][name] = {"anyOf": [reference, {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

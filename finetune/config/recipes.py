@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import finetune
-from finetune.config.write import write_new_file
+from finetune.config.starter import write_new_file
 from finetune.errors import ConfigurationInvalid
 
 PACKAGE_FOLDER = Path(finetune.__file__).parent

@@ -13,7 +13,6 @@ from annotated_types import Ge, Gt, Le, Lt
 from finetune.devices.names import DeviceName, PrecisionName
 from finetune.model.mode import Mode
 
-STRICT = {"extra": "forbid", "allow_inf_nan": False}
 DEFAULT_BATCH_SIZE = 32
 
 
@@ -30,8 +29,6 @@ Positive = Annotated[float, Gt(0.0), Le(1e6)]
 @dataclass(frozen=True)
 class DataConfig:
     """Which texts, which labels, and how they are split."""
-
-    __pydantic_config__ = STRICT
 
     data: str = _option(
         "trec",
@@ -76,8 +73,6 @@ class DataConfig:
 class ModelConfig:
     """Which pretrained model, and which part of it trains."""
 
-    __pydantic_config__ = STRICT
-
     model: str = _option(
         "bert-base-uncased", "Hub id or folder of a text encoder, or minilm (works offline)."
     )
@@ -99,8 +94,6 @@ class ModelConfig:
 @dataclass(frozen=True)
 class TrainingConfig:
     """How the parameters are updated."""
-
-    __pydantic_config__ = STRICT
 
     device: DeviceName = _option("auto", "Device to train on; auto takes cuda, then mps, then cpu.")
     precision: PrecisionName = _option(
@@ -154,8 +147,6 @@ class TrainingConfig:
 class OutputConfig:
     """Where the results go and how often progress is reported and saved."""
 
-    __pydantic_config__ = STRICT
-
     output_dir: str | None = _option(
         None, "Run folder. Default: a new folder runs/DATA-MODEL-MODE."
     )
@@ -169,8 +160,6 @@ class OutputConfig:
 @dataclass(frozen=True)
 class CacheConfig:
     """Whether and where the features of frozen layers are stored."""
-
-    __pydantic_config__ = STRICT
 
     feature_cache: bool = _option(
         True,
@@ -192,8 +181,6 @@ class CacheConfig:
 class SearchConfig:
     """How a batch size is searched for, by ``find-batch`` and by ``--batch-size auto``."""
 
-    __pydantic_config__ = STRICT
-
     memory_limit: str | None = _option(
         None, "Maximum memory that a batch may use, such as 4GiB. Default: what is free."
     )
@@ -203,8 +190,6 @@ class SearchConfig:
 @dataclass(frozen=True)
 class Config:
     """Everything that decides a run."""
-
-    __pydantic_config__ = STRICT
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -4,11 +4,13 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import Field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import yaml
 
 from finetune.config.schema import Config
+from finetune.errors import UsageError
 
 LONGEST_LINE = 100
 
@@ -17,28 +19,38 @@ def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading
     """Return a YAML configuration that explains its options and shows defaults as comments.
 
     Args:
-        values: By option; those that are not there are left out.
-        notes: What is said of an option beyond its help.
-        heading: What is said of the file.
+        values: By option; the others are left out.
+        notes: By option, what is added to its help.
+        heading: The first comment.
     """
-    return "\n".join(
-        [
-            _comment(heading, indent=""),
-            *(
-                f"{section.name}:\n" + "\n".join(entries)
-                for section in fields(Config)
-                if (entries := _entries(section, values, notes))
-            ),
+    parts = [_comment(heading, indent="")]
+    for name, section in get_type_hints(Config).items():
+        entries = [
+            _entry(option, values[option.name], note=notes.get(option.name, ""))
+            for option in fields(section)
+            if option.name in values
         ]
-    )
+        if entries:
+            parts.append(f"{name}:\n" + "\n".join(entries))
+    return "\n".join(parts)
 
 
-def _entries(section: Field[Any], values: Mapping[str, Any], notes: Mapping[str, str]) -> list[str]:
-    return [
-        _entry(option, values[option.name], note=notes.get(option.name, ""))
-        for option in fields(section.type)  # type: ignore[arg-type]
-        if option.name in values
-    ]
+def write_new_file(path: Path, text: str) -> None:
+    """Write a file that does not exist yet.
+
+    Raises:
+        UsageError: If it exists or can't be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{path} already exists", remedy="name another file") from error
+    except OSError as error:
+        raise UsageError(
+            f"{path} can't be written: {error.strerror}",
+            remedy="name a file in a writable folder",
+        ) from error
 
 
 def _entry(option: Field[Any], value: Any, *, note: str) -> str:
@@ -49,12 +61,5 @@ def _entry(option: Field[Any], value: Any, *, note: str) -> str:
 
 
 def _comment(text: str, *, indent: str) -> str:
-    start = f"{indent}# "
-    lines = textwrap.wrap(
-        text,
-        width=LONGEST_LINE,
-        initial_indent=start,
-        subsequent_indent=start,
-        break_on_hyphens=False,
-    )
-    return "\n".join(lines) + "\n"
+    lines = textwrap.wrap(text, width=LONGEST_LINE - len(indent) - 2, break_on_hyphens=False)
+    return "".join(f"{indent}# {line}\n" for line in lines)

@@ -93,7 +93,7 @@ def test_cp_copies_a_recipe_to_the_file_that_is_named(command: Command) -> None:
 
 def test_cp_overwrites_nothing(command: Command) -> None:
     Path("offline.yaml").write_text("mine")
-    command("config", "cp", "offline").assert_refused(2, "offline.yaml is already there")
+    command("config", "cp", "offline").assert_refused(2, "offline.yaml already exists")
     assert Path("offline.yaml").read_text() == "mine"
 
 

@@ -7,7 +7,8 @@ import yaml
 
 from finetune.config.load import load_config
 from finetune.config.schema import SECTION_OF_OPTION, Config
-from finetune.config.starter import LONGEST_LINE, make_starter
+from finetune.config.starter import LONGEST_LINE, make_starter, write_new_file
+from finetune.errors import UsageError
 
 DEFAULTS = {
     option: value for section in asdict(Config()).values() for option, value in section.items()
@@ -84,3 +85,22 @@ def test_options_stand_in_the_order_of_the_schema_whatever_the_order_they_come_i
 
 def test_a_section_without_options_is_left_out() -> None:
     assert yaml.safe_load(starter({"label": "x"})) == {"data": {"label": "x"}}
+
+
+def test_a_new_file_holds_the_text(tmp_path: Path) -> None:
+    write_new_file(tmp_path / "new.yaml", "# größe\n")
+    assert (tmp_path / "new.yaml").read_bytes() == "# größe\n".encode()
+
+
+def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mine")
+    with pytest.raises(UsageError, match="already exists"):
+        write_new_file(file, "other")
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_that_is_not_there_is_a_wrong_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be written: No such file or directory"):
+        write_new_file(tmp_path / "missing" / "new.yaml", "")
+    assert list(tmp_path.iterdir()) == []
