@@ -165,7 +165,7 @@ def _search(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
 def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:
     """Estimate each length and mode, with stored features and without."""
     longest_tokens, rows = _measure_data(task)
-    device = MpsDevice()
+    device = MpsDevice(chip=mac.chip)
     for tokens in [longest_tokens] if task.has_max_length else [longest_tokens, ARTICLE_TOKENS]:
         estimates = []
         for mode in task.modes:
@@ -188,7 +188,7 @@ def _warn_of_wrong_results(device: Device, estimates: list[EstimateResult], *, e
         emit(
             events.WarningMessage(
                 f"more than {most:,} examples of {padded_length} tokens fit",
-                remedy=f"a run takes no more: with this PyTorch {device.name} computes wrongly on "
+                remedy=f"a run takes no more: on M1 and M2 {device.name} computes wrongly on "
                 f"more than {device.shapes.max_tokens:,} tokens at once",
             )
         )

@@ -129,10 +129,13 @@ class BatchShapes:
             because every new shape costs.
         max_tokens: Most tokens, padding included, in a batch that the device computes right; None
             for any.
+        min_examples: Fewest examples in a batch that the device computes right: 2 where linear
+            layers drop the bias of a single vector, such as the pooled output of one example.
     """
 
     pads_batches: bool = False
     max_tokens: int | None = None
+    min_examples: int = 1
 
     def padded_lengths(self, longest_tokens: int) -> Sequence[int]:
         """Return the lengths that batches may be padded to, in tokens, ascending.

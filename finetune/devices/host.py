@@ -1,4 +1,4 @@
-"""The machine below PyTorch: its processor and its system, without torch."""
+"""The machine's CPU and system, without torch."""
 
 import platform
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 # For MPS, from PyTorch 2.9 on, so all versions that are supported (pytorch#162921).
 OLDEST_MACOS = 14
-# Those that PyTorch's processor kernels use: AVX-512 and AMX on Intel's and AMD's, bfmmla on Arm's.
+# Those that PyTorch's CPU kernels use: AVX-512 and AMX on Intel's and AMD's, bfmmla on Arm's.
 _BF16_FLAGS_OF_LINUX = ("avx512_bf16", "amx_bf16", "bf16")
 
 
@@ -48,46 +48,52 @@ def way_out_of_rosetta() -> str:
 
 
 def macos_version() -> str:
-    """Return the version of macOS, such as ``14.5``.
+    """Return the version of macOS, such as ``14.5``; empty on other systems.
 
-    Python itself tells 16.0 of macOS 26, and 10.16 of all from 11 on, if it was built for an older
-    one (python/cpython#135675); the system's own ``sysctl`` never was.
+    A Python built for an older macOS reports 16.0 for macOS 26, and 10.16 for all from 11 on
+    (python/cpython#135675).
     """
+    if not is_mac():
+        return ""
     return read_sysctl("kern.osproductversion") or platform.mac_ver()[0]
+
+
+def macos_major() -> int:
+    """Return the major version of macOS, such as 14; 0 on other systems."""
+    return int(macos_version().partition(".")[0] or 0)
 
 
 def is_macos_too_old() -> bool:
     """Return whether this macOS is older than PyTorch's GPU support for Macs."""
-    return int(macos_version().partition(".")[0]) < OLDEST_MACOS
+    return macos_major() < OLDEST_MACOS
 
 
 def way_to_newer_macos() -> str:
     """Return where macOS is updated; macOS 13 has moved it."""
-    is_moved = int(macos_version().partition(".")[0]) >= 13
-    place = "System Settings > General" if is_moved else "System Preferences"
+    place = "System Settings > General" if macos_major() >= 13 else "System Preferences"
     return f"update macOS: {place} > Software Update"
 
 
-def processor_name() -> str:
-    """Return what the processor calls itself, or an empty string where it does not."""
+def cpu_name() -> str:
+    """Return the CPU's name for itself, such as ``Apple M1``, or an empty string."""
     if is_mac():
         return read_sysctl("machdep.cpu.brand_string") or ""
     return _read_cpuinfo().get("model name", "")
 
 
 def bf16_instructions() -> list[str]:
-    """Return the processor's instruction sets for bf16 by the system's names, maybe none."""
+    """Return the CPU's instruction sets for bf16 by the system's names, maybe none."""
     if is_mac():
         name = "FEAT_BF16"
         return [name] if read_sysctl(f"hw.optional.arm.{name}") == "1" else []
-    processor = _read_cpuinfo()
-    # Arm's processors have features in place of flags.
-    flags = f"{processor.get('flags')} {processor.get('Features')}".split()
+    cpu = _read_cpuinfo()
+    # Arm's CPUs have features in place of flags.
+    flags = f"{cpu.get('flags')} {cpu.get('Features')}".split()
     return [flag for flag in _BF16_FLAGS_OF_LINUX if flag in flags]
 
 
 def _read_cpuinfo() -> dict[str, str]:
-    """Return what Linux says of the first processor, and nothing where there is no /proc."""
+    """Return what Linux says of the first core, and nothing where there is no /proc."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except FileNotFoundError:

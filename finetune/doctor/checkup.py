@@ -8,22 +8,22 @@ from huggingface_hub import constants
 from finetune.devices.check import Check
 from finetune.devices.mps.fallback import check_fallback
 from finetune.devices.mps.watermarks import check_watermarks
-from finetune.doctor.machine import check_bf16, check_memory, check_processor, check_system
+from finetune.doctor.machine import check_bf16, check_cpu, check_memory, check_system
 from finetune.doctor.network import check_hub
 from finetune.doctor.packages import check_packages, check_python
 from finetune.doctor.storage import check_disk
 
 
 def check_machine(*, device: str) -> Iterator[Check]:
-    """Yield what is found of this machine, each finding as soon as it is there.
+    """Yield one check after the other, as soon as its result is there.
 
-    What needs no PyTorch comes first, so that it is told even where PyTorch ends the process. The
+    What needs no PyTorch comes first, so that it is shown even where PyTorch ends the process. The
     last check is called ``device``, and a failure if ``device`` can't be used.
 
     Args:
         device: One of ``DEVICE_NAMES``: what a run would be asked to use.
     """
-    yield check_processor()
+    yield check_cpu()
     yield check_system()
     yield check_python()
     yield from check_packages()

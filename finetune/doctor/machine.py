@@ -1,4 +1,4 @@
-"""The processor, the system and their memory; free of torch."""
+"""The CPU, the system and their memory; free of torch."""
 
 import platform
 
@@ -8,9 +8,9 @@ from finetune.devices import host
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 
 
-def check_processor() -> Check:
-    """Say which processor it is, and whether Python runs as a program for it."""
-    finding = ", ".join(filter(None, [platform.machine(), host.processor_name()]))
+def check_cpu() -> Check:
+    """Say which CPU it is, and whether Python runs as a program for it."""
+    finding = ", ".join(filter(None, [platform.machine(), host.cpu_name()]))
     if host.is_under_rosetta():
         return Check(
             "processor",
@@ -22,8 +22,8 @@ def check_processor() -> Check:
         return Check(
             "processor",
             "warning",
-            f"{finding}: no Apple silicon, so PyTorch's GPU support for Macs is not for this one",
-            "use --device cpu; PyTorch's last packages for Intel Macs are those of 2.2",
+            f"{finding}: PyTorch supports the GPUs of Macs with Apple silicon alone",
+            "use --device cpu; PyTorch's last packages for Intel Macs are of version 2.2",
         )
     return Check("processor", "ok", finding)
 
@@ -44,11 +44,11 @@ def check_system() -> Check:
 
 
 def check_bf16() -> Check:
-    """Say whether the processor computes in bf16 by itself."""
+    """Say whether the CPU has bf16 instructions."""
     found = host.bf16_instructions()
     if not found:
-        return Check("bf16", "ok", "the processor has no bf16 instructions: fp32 is its own format")
-    return Check("bf16", "ok", f"the processor has bf16 instructions: {', '.join(found)}")
+        return Check("bf16", "ok", "the CPU has no bf16 instructions: fp32 is its own format")
+    return Check("bf16", "ok", f"the CPU has bf16 instructions: {', '.join(found)}")
 
 
 def check_memory() -> Check:

@@ -74,10 +74,10 @@ class BatchSize:
         before, self.rows = self.rows, most
         self.emit(
             events.WarningMessage(
-                f"the {self.name} is {self.rows} instead of {before}: with this PyTorch "
+                f"the {self.name} is {self.rows} instead of {before}: on this chip "
                 f"{self.device.name} computes wrongly on more than "
                 f"{self.device.shapes.max_tokens:,} tokens at once",
-                remedy="a newer PyTorch may take more; the updates stay the same",
+                remedy="nothing is needed: the updates stay the same",
             )
         )
 

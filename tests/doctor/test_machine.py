@@ -3,24 +3,24 @@ from dataclasses import replace
 import pytest
 from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, ROSETTA, a_mac, pretend
 
-from finetune.doctor.machine import check_bf16, check_memory, check_processor, check_system
+from finetune.doctor.machine import check_bf16, check_cpu, check_memory, check_system
 
 
 def test_a_processor_is_told_by_its_kind_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(a_mac(chip="Apple M4 Max"), monkeypatch)
-    assert check_processor().finding == "arm64, Apple M4 Max"
+    assert check_cpu().finding == "arm64, Apple M4 Max"
     pretend(LINUX, monkeypatch)
-    assert check_processor().finding == "x86_64, AMD EPYC 7763"
+    assert check_cpu().finding == "x86_64, AMD EPYC 7763"
 
 
 def test_a_processor_without_a_name_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(replace(LINUX, processor="aarch64", cpuinfo=""), monkeypatch)
-    assert check_processor().finding == "aarch64"
+    assert check_cpu().finding == "aarch64"
 
 
 def test_rosetta_is_told_although_python_sees_intel(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(ROSETTA, monkeypatch)
-    check = check_processor()
+    check = check_cpu()
     assert check.status == "warning"
     assert check.finding.startswith("x86_64, Apple M1: ")
     assert "Rosetta" in check.finding
@@ -29,7 +29,7 @@ def test_rosetta_is_told_although_python_sees_intel(monkeypatch: pytest.MonkeyPa
 
 def test_an_intel_mac_is_sent_to_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(INTEL_MAC, monkeypatch)
-    assert check_processor().remedy.startswith("use --device cpu")
+    assert check_cpu().remedy.startswith("use --device cpu")
     assert check_system().status == "ok"
 
 

@@ -238,13 +238,13 @@ def test_planted_float64_is_named_with_its_module() -> None:
 
 
 def test_planted_wrong_operator_is_named_with_its_report() -> None:
-    def add_into_gaps(rows: torch.Tensor) -> torch.Tensor:
-        return rows.sum() + torch.zeros(3, 2).T.addcmul_(torch.ones(2, 3), torch.ones(2, 3)).sum()
+    def sum_expanded(vectors: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.ones(1, 2).expand(5, 2), vectors)
 
-    report = audit_module(Plain(add_into_gaps), BATCH, torch_version="2.3.1")
-    assert "in PyTorch 2.3.1, aten::addcmul_ on MPS" in messages(report)
-    assert "pytorch#118115" in messages(report)
-    assert audit_module(Plain(add_into_gaps), BATCH).warnings == ()
+    report = audit_module(Plain(sum_expanded), BATCH, torch_version="2.12.0")
+    assert "in PyTorch 2.12.0, aten::mm on MPS" in messages(report)
+    assert "Plain (pytorch#180201)" in messages(report)
+    assert "aten::mm" not in messages(audit_module(Plain(sum_expanded), BATCH))
 
 
 def test_report_is_json_of_the_promised_form() -> None:

@@ -1,4 +1,4 @@
-"""Apple's chips, and how much of a Mac's memory training may have."""
+"""Macs: how much memory training may have, and which batches their chips compute right."""
 
 import re
 from dataclasses import dataclass
@@ -33,26 +33,51 @@ _HELD_BYTES = 3 * 2**30
 
 _LARGEST_SMALL_MEMORY_BYTES = 36 * 2**30
 
+# Of a batch whose gradients are right on M1 and M2, in PyTorch 2.14 as well: sums of 32,767
+# products read beyond their operands (pytorch#177116, #195163). The article's 64 examples of 512
+# tokens are one too many.
+_MAX_TOKENS = 32_766
+
+
+def generation(chip: str) -> int | None:
+    """Return the 1 of ``Apple M1 Pro`` or ``m1-pro``, or None if there is none."""
+    found = re.search(r"\bm(\d+)\b", chip, re.IGNORECASE)
+    return int(found[1]) if found else None
+
+
+def max_tokens(chip: str) -> int | None:
+    """Return the most tokens, padding included, in a batch that a chip computes right.
+
+    Args:
+        chip: Its name; an unknown one counts as an M1.
+
+    Returns:
+        None for any number.
+    """
+    return _MAX_TOKENS if generation(chip) in (None, 1, 2) else None
+
 
 @dataclass(frozen=True)
 class Mac:
-    """A Mac as far as training's memory goes.
+    """A Mac.
 
     Args:
         name: Chip and memory, such as ``m1-8gb``.
-        memory_bytes: Of the machine, shared by processor and GPU.
+        memory_bytes: Of the machine, shared by CPU and GPU.
+        chip: Such as ``m1``; empty if it is not known.
     """
 
     name: str
     memory_bytes: int
+    chip: str = ""
 
     @property
     def recommended_bytes(self) -> int:
-        """What Metal recommends that a process's GPU memory stays below.
+        """Metal's recommended limit for a process's GPU memory.
 
-        Two thirds, and three quarters above 36 GiB. So logs of Macs with 8, 16, 18, 24, 32, 64 and
-        96 GiB show it (pytorch#105839, #130112, llama.cpp#5206, #3213); newer systems recommend
-        more of large memories: 37.4 of 48 GiB, 107.5 of 128.
+        Two thirds, and three quarters above 36 GiB, by logs of Macs with 8, 16, 18, 24, 32, 64 and
+        96 GiB (pytorch#105839, #130112, llama.cpp#5206, #3213); newer systems recommend more of
+        large memories: 37.4 of 48 GiB, 107.5 of 128.
         """
         if self.memory_bytes <= _LARGEST_SMALL_MEMORY_BYTES:
             return self.memory_bytes * 2 // 3
@@ -65,7 +90,7 @@ class Mac:
 
 
 MACS = {
-    f"{chip}-{size}gb": Mac(f"{chip}-{size}gb", size * 2**30)
+    f"{chip}-{size}gb": Mac(f"{chip}-{size}gb", size * 2**30, chip)
     for chip, sizes in CHIPS.items()
     for size in sizes
 }

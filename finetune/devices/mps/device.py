@@ -7,39 +7,55 @@ import torch
 from torch.torch_version import TorchVersion
 
 from finetune.devices.base import BatchShapes, gibibytes, round_up_to_8
-from finetune.devices.host import read_sysctl
+from finetune.devices.host import cpu_name, macos_major
+from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
 
-# Before it, fused AdamW steps although gradient scaling found infinite gradients (pytorch#186360).
-_FIRST_WITH_FP16 = "2.13"
+# Before it, fused AdamW steps although gradient scaling found infinite gradients (pytorch#186360),
+# and an M5 computes linear layers at random in 16 bits (pytorch#180776, #181936).
+_FIRST_WITH_16_BITS = "2.13"
+# Before it, an M1 with macOS 26 drops the bias of single vectors (pytorch#188438).
+_FIRST_WITH_BIAS_OF_VECTORS = "2.14"
+_MACOS_WITHOUT_BIAS_OF_VECTORS = 26
 # Attention reads out of bounds with 8 or fewer queries (pytorch#169222).
 _SMALLEST_PADDED_LENGTH = 16
-# Before it, gradients are wrong on M1 and M2 once a batch has 32,767 tokens (pytorch#177116): the
-# article's 64 examples of 512 tokens are one too many.
-_FIRST_WITH_LARGE_BATCHES = "2.14"
-_MAX_TOKENS = 32_766
 
 
 class MpsDevice:
-    """The GPU of a Mac with Apple silicon, which shares the machine's memory."""
+    """The GPU of a Mac with Apple silicon, which shares the machine's memory.
+
+    Args:
+        chip: Name of another Mac's chip, such as ``m1-pro``; by default the chip of this one.
+    """
 
     name = "mps"
     torch_device = torch.device("mps")
     # 8 to 10 times as fast as a loop over the parameters (pytorch#127242).
     has_fused_adamw = True
 
-    def __init__(self) -> None:
-        chip = read_sysctl("machdep.cpu.brand_string") or "Apple"
-        self.description = f"{chip} GPU, {gibibytes(psutil.virtual_memory().total)} unified memory"
-        torch_version = TorchVersion(torch.__version__)
-        # bf16 needs macOS 14, without which the device is not usable at all.
-        self.precisions: tuple[str, ...] = (
-            ("fp32", "bf16", "fp16") if torch_version >= _FIRST_WITH_FP16 else ("fp32", "bf16")
-        )
+    def __init__(self, *, chip: str | None = None) -> None:
+        self._chip = cpu_name() if chip is None else chip
+        memory = gibibytes(psutil.virtual_memory().total)
+        self.description = f"{self._chip or 'Apple'} GPU, {memory} unified memory"
+        self.precisions = self._precisions()
         self.memory = MpsMemory()
         self.shapes = FewShapes(
             pads_batches=True,
-            max_tokens=None if torch_version >= _FIRST_WITH_LARGE_BATCHES else _MAX_TOKENS,
+            max_tokens=max_tokens(self._chip),
+            min_examples=2 if self._drops_bias_of_vectors() else 1,
+        )
+
+    def _precisions(self) -> tuple[str, ...]:
+        # bf16 needs macOS 14, without which the device is not usable at all.
+        if TorchVersion(torch.__version__) >= _FIRST_WITH_16_BITS:
+            return ("fp32", "bf16", "fp16")
+        return ("fp32",) if (generation(self._chip) or 0) >= 5 else ("fp32", "bf16")
+
+    def _drops_bias_of_vectors(self) -> bool:
+        return (
+            generation(self._chip) == 1
+            and macos_major() == _MACOS_WITHOUT_BIAS_OF_VECTORS
+            and TorchVersion(torch.__version__) < _FIRST_WITH_BIAS_OF_VECTORS
         )
 
     def synchronize(self) -> None:
@@ -62,8 +78,8 @@ class FewShapes(BatchShapes):
     """Few padded lengths, and every batch with all its examples.
 
     The graphs compiled for a shape are never dropped: a run over many shapes held 72 GB within five
-    steps (kyutai-labs/pocket-tts#255). Training and evaluation have a batch size each, which makes
-    six shapes a run.
+    updates (kyutai-labs/pocket-tts#255). Training and evaluation have a batch size each, which
+    makes six shapes per run.
     """
 
     def padded_lengths(self, longest_tokens: int) -> Sequence[int]:

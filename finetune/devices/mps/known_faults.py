@@ -64,7 +64,6 @@ class KnownFault:
         effect: What goes wrong, and when.
         remedy: How to keep clear of it.
         is_met: Whether a call is hit.
-        first: Oldest PyTorch release that has it, or None if all have.
         fixed: First release without it, or None if there is none yet.
     """
 
@@ -73,15 +72,11 @@ class KnownFault:
     effect: str
     remedy: str
     is_met: Callable[[Call], bool]
-    first: str | None = None
     fixed: str | None = None
 
     def is_in(self, torch_version: str) -> bool:
         """Return whether a release of PyTorch, such as ``2.13.0+cpu``, has the fault."""
-        release = TorchVersion(torch_version)
-        return (self.first is None or release >= self.first) and (
-            self.fixed is None or release < self.fixed
-        )
+        return self.fixed is None or TorchVersion(torch_version) < self.fixed
 
 
 def known_faults(call: Call, *, torch_version: str) -> Iterator[KnownFault]:
@@ -103,7 +98,7 @@ def _faults_by_operator(torch_version: str) -> dict[str, list[KnownFault]]:
 
 # The most products in a sum on M1 and M2: beyond, the kernel reads past its operands if both sides
 # of the result are tiled (pytorch#195163).
-LONGEST_SUM = 32_766
+_LONGEST_SUM = 32_766
 _SMALLEST_TILED_SIDE = 16
 _MOST_ELEMENTS = 2**32
 # 8 × 1024 × 50304 outputs were right, 9 × 1024 × 50304 were not (pytorch#109457).
@@ -141,7 +136,7 @@ def _has_long_sum(call: Call) -> bool:
             left, right = call.tensors()[-2:]
             products = [(left.shape[-2], left.shape[-1], right.shape[-1])]
     return any(
-        terms > LONGEST_SUM and min(rows, columns) >= _SMALLEST_TILED_SIDE
+        terms > _LONGEST_SUM and min(rows, columns) >= _SMALLEST_TILED_SIDE
         for rows, terms, columns in products
     )
 
@@ -201,25 +196,16 @@ _ATTENTION = "_scaled_dot_product_attention_math_for_mps"
 _UPDATE = "update PyTorch"
 _SMALLER_BATCH = "lower --batch-size: what counts is examples times padded length"
 
-# From reports up to November 2026. A release with a fix is named by its report, or was found by
-# comparing the kernels in PyTorch's wheels for macOS (pytorch#181133, #186360), or follows from the
-# date of the change. Where none is known, all count as hit.
+# Of PyTorch 2.11 and newer, from reports up to November 2026. A release with a fix is named by its
+# report, or was found by comparing the kernels in PyTorch's wheels for macOS (pytorch#181133,
+# #186360), or follows from the date of the change. Where none is known, all count as hit.
 _KNOWN_FAULTS = (
-    KnownFault(
-        "pytorch#118115",
-        "addcmul_ addcdiv_",
-        "leaves a tensor that is not contiguous unchanged, so that it does not train",
-        f"{_UPDATE}, or call contiguous() on the tensor",
-        lambda call: not call.tensor("self").is_contiguous(),
-        fixed="2.4",
-    ),
     KnownFault(
         "pytorch#181133",
         _ATTENTION,
         "is wrong for permuted inputs of at most 8 tokens and heads of 64 numbers or more",
         f"pad to more than 8 tokens, or {_UPDATE}",
         _is_small_permuted_attention,
-        first="2.8",
         fixed="2.12",
     ),
     KnownFault(
@@ -230,7 +216,6 @@ _KNOWN_FAULTS = (
         lambda call: (
             _is_small_attention(call) and call.tensor("key").shape[-2] % _VECTOR_BLOCK != 0
         ),
-        first="2.8",
     ),
     KnownFault(
         "pytorch#182285, #184180",
@@ -238,16 +223,7 @@ _KNOWN_FAULTS = (
         "misreads the mask for at most 8 tokens and heads of 64 numbers or more",
         f"pad to more than 8 tokens, or {_UPDATE}",
         lambda call: _is_small_attention(call) and call.has("attn_mask"),
-        first="2.8",
         fixed="2.13",
-    ),
-    KnownFault(
-        "pytorch#156707",
-        _ATTENTION,
-        "gives NaN for rows in which every token is masked",
-        f"leave one token of each row unmasked, or {_UPDATE}",
-        lambda call: call.has("attn_mask"),
-        fixed="2.9",
     ),
     KnownFault(
         "pytorch#96602, open",
@@ -301,7 +277,6 @@ _KNOWN_FAULTS = (
         "is wrong above 2³² elements, forward or backward",
         _SMALLER_BATCH,
         _has_many_elements,
-        first="2.4",
     ),
     KnownFault(
         "pytorch#177116, #195163",
@@ -310,7 +285,6 @@ _KNOWN_FAULTS = (
         "on, of 32,767 and 32,768 alone except in bmm and baddbmm",
         _SMALLER_BATCH,
         _has_long_sum,
-        first="2.7",
     ),
     KnownFault(
         "pytorch#186360",

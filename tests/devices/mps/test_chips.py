@@ -1,6 +1,6 @@
 import pytest
 
-from finetune.devices.mps.chips import CHIPS, MACS, Mac, find_mac
+from finetune.devices.mps.chips import CHIPS, MACS, Mac, find_mac, generation, max_tokens
 from finetune.errors import UsageError
 
 GIB = 2**30
@@ -38,7 +38,7 @@ def test_a_mac_that_is_all_macos_has_no_budget() -> None:
 
 @pytest.mark.parametrize("name", ["m4-max-128gb", "M4-Max-128GB"])
 def test_a_mac_is_found_by_its_chip_and_memory(name: str) -> None:
-    assert find_mac(name) == Mac("m4-max-128gb", 128 * GIB)
+    assert find_mac(name) == Mac("m4-max-128gb", 128 * GIB, "m4-max")
 
 
 def test_every_chip_comes_with_some_memory() -> None:
@@ -63,3 +63,24 @@ def test_an_unknown_chip_is_answered_with_all_chips(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_mac(name)
     assert "m1, m1-pro" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("chip", "number"),
+    [("Apple M1", 1), ("Apple M1 (Virtual)", 1), ("m2-ultra", 2), ("Apple M10 Max", 10)],
+)
+def test_chips_have_generations(chip: str, number: int) -> None:
+    assert generation(chip) == number
+
+
+@pytest.mark.parametrize("chip", ["", "Apple", "AMD EPYC 7763"])
+def test_other_chips_have_none(chip: str) -> None:
+    assert generation(chip) is None
+
+
+@pytest.mark.parametrize(
+    ("chip", "tokens"),
+    [("m1-pro", 32_766), ("Apple M2", 32_766), ("", 32_766), ("m3", None), ("Apple M5 Max", None)],
+)
+def test_only_m1_and_m2_compute_wrongly_on_many_tokens(chip: str, tokens: int | None) -> None:
+    assert max_tokens(chip) == tokens

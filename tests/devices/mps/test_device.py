@@ -18,38 +18,70 @@ def test_it_describes_the_chip_and_the_shared_memory(device: MpsDevice) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "precisions"),
+    ("chip", "version", "precisions"),
     [
-        ("2.11.0", ("fp32", "bf16")),
-        ("2.12.1", ("fp32", "bf16")),
-        ("2.13.0", ("fp32", "bf16", "fp16")),
-        ("2.14.0.dev20261001", ("fp32", "bf16", "fp16")),
+        ("Apple M4", "2.12.1", ("fp32", "bf16")),
+        ("Apple M5 Pro", "2.12.1", ("fp32",)),
+        ("Apple M5", "2.13.0", ("fp32", "bf16", "fp16")),
+        ("Apple M1", "2.14.0.dev20261001", ("fp32", "bf16", "fp16")),
     ],
 )
-def test_fp16_needs_a_pytorch_whose_optimizer_skips_infinite_gradients(
+def test_precisions_are_those_in_which_pytorch_computes_right(
     pretend_mac: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
+    chip: str,
     version: str,
     precisions: tuple[str, ...],
 ) -> None:
-    pretend_mac()
+    pretend_mac(chip=chip)
     monkeypatch.setattr(torch, "__version__", version)
     assert MpsDevice().precisions == precisions
 
 
-@pytest.mark.parametrize(("version", "max_tokens"), [("2.13.0", 32_766), ("2.14.1", None)])
-def test_the_articles_batch_is_one_row_too_large_before_pytorch_2_14(
+@pytest.mark.parametrize("version", ["2.13.0", "2.14.1"])
+@pytest.mark.parametrize(("chip", "tokens"), [("Apple M2", 32_766), ("Apple M3 Max", None)])
+def test_the_articles_batch_is_one_example_too_large_for_m1_and_m2(
     pretend_mac: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     version: str,
-    max_tokens: int | None,
+    chip: str,
+    tokens: int | None,
 ) -> None:
-    pretend_mac()
+    pretend_mac(chip=chip)
     monkeypatch.setattr(torch, "__version__", version)
-    assert MpsDevice().shapes.max_tokens == max_tokens
+    assert MpsDevice().shapes.max_tokens == tokens
 
 
-def test_it_wants_every_batch_to_have_all_rows(device: MpsDevice) -> None:
+def test_another_macs_chip_may_be_asked_for(pretend_mac: Callable[..., None]) -> None:
+    pretend_mac(chip="Apple M4")
+    assert MpsDevice(chip="m1").shapes.max_examples(padded_length=512) == 63
+    assert MpsDevice(chip="m3").shapes.max_examples(padded_length=512) is None
+
+
+@pytest.mark.parametrize(
+    ("chip", "macos", "version", "examples"),
+    [
+        ("Apple M1 Pro", "26.1", "2.13.0", 2),
+        ("Apple M1 Pro", "26.1", "2.14.0", 1),
+        ("Apple M1 Pro", "15.6", "2.13.0", 1),
+        ("Apple M1 Pro", "27.0", "2.13.0", 1),
+        ("Apple M2", "26.1", "2.13.0", 1),
+    ],
+)
+def test_an_m1_with_macos_26_needs_two_examples_for_a_bias(
+    pretend_mac: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    chip: str,
+    macos: str,
+    version: str,
+    examples: int,
+) -> None:
+    pretend_mac(chip=chip, macos=macos)
+    monkeypatch.setattr(torch, "__version__", version)
+    assert MpsDevice().shapes.min_examples == examples
+
+
+def test_it_wants_every_batch_to_have_all_examples(device: MpsDevice) -> None:
     assert device.shapes.pads_batches
 
 
