@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, prober
 from tiny_models import save_tiny_model, tiny_config
-from tiny_runs import tiny_folder
 
 import finetune
 from finetune import events
@@ -29,7 +27,7 @@ from finetune.errors import (
 )
 from finetune.events import Event, Stage
 
-__all__ = ["prober", "tiny_folder"]
+__all__ = ["prober"]
 SMALL_MAC = "m1-8gb"
 # A text of 15 tokens: between its two special ones who, wrote, eight times the, name, two digits.
 TEXTS = [f"who wrote {'the ' * (number % 9)}name {number}" for number in range(60)]
@@ -306,7 +304,9 @@ def test_examples_that_fit_and_that_m1_and_m2_compute_wrongly_are_warned_of_once
     machine: str, limit: int, warns: bool, tiny_folder: Path
 ) -> None:
     emitted: list[Event] = []
-    estimates(machine, model=tiny_folder, max_length=16, limit=limit, freeze_core=True, emitted=emitted)
+    estimates(
+        machine, model=tiny_folder, max_length=16, limit=limit, freeze_core=True, emitted=emitted
+    )
     warnings = [event.message for event in emitted if isinstance(event, events.WarningMessage)]
     assert warnings == (["more than 2,047 examples of 16 tokens fit"] if warns else [])
 
