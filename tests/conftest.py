@@ -1,11 +1,16 @@
-"""Shield the tests from the machine they run on, and it from them."""
+"""Shield the tests from the machine they run on, and it from them; share one model and one run."""
 
 import atexit
 import os
 import signal
 import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tiny_runs import Command
 
 # Libraries read these when they are imported, so they are set before any test module is.
 _home = tempfile.TemporaryDirectory(prefix="finetune-tests-")
@@ -42,3 +47,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for name in asked:
             if unusable := kinds[name]():
                 pytest.skip(f"needs a GPU for {name}: {unusable.reason}")
+
+
+# The imports are in the fixtures, so that a room without them is tested in a second.
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small pretrained encoder, as ``save_pretrained`` writes it; tests leave it as it is."""
+    from tiny_models import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """The folder of a quick run that has finished; tests leave it as it is."""
+    from tiny_runs import run_tiny
+
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    run_tiny(folder, model=tiny_folder)
+    return folder
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> "Command":
+    """Return a function that runs the command within this process, to its end."""
+    from tiny_runs import make_command
+
+    return make_command(capsys)

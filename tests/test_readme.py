@@ -2,44 +2,78 @@
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
-import tiny_runs
 import torch
-from tiny_models import save_tiny_model
-from tiny_runs import Command, run_tiny
+from tiny_runs import Command
 
-command = tiny_runs.command  # the fixture
+from finetune.cli.main import COMMANDS, cli
+
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHELL = [
     line.partition("#")[0].strip()
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     for line in block.splitlines()
 ]
+# A command ends before a comment, a gap in a table of examples, a pipe or a closing quote.
+TYPED = re.compile(r"\bfinetune (?:--?)?[a-z][^\n#`|>)]*?(?=  |\n|[#`|>)]|$)")
 # A tiny model stands for those that come from the Hub or from PyPI.
 QUICK = ["--max-train-samples", "32", "--max-steps", "1", "--device", "cpu"]
 
 
 @pytest.fixture
-def prepared_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def prepared_folder(
+    tmp_path: Path, tiny_folder: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A folder with all that the README's commands name."""
     rows = "".join(
         f"{number} is {'good' if number % 2 else 'bad'},{number % 2}\n" for number in range(40)
     )
     (tmp_path / "reviews.csv").write_text("review,stars\n" + rows)
     (tmp_path / "questions.txt").write_text("Who wrote Faust?\nHow far is the moon?\n")
-    model = save_tiny_model(tmp_path / "model")
-    run_tiny(tmp_path / "RUN", model=model, max_steps=1)
+    (tmp_path / "model").symlink_to(tiny_folder)
+    (tmp_path / "RUN").symlink_to(finished_run)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_readme_has_commands() -> None:
+def epilogs(command: click.Command = cli) -> Iterator[str]:
+    """Yield the examples below the help of a command and of all its subcommands."""
+    yield command.epilog or ""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if subcommand := command.get_command(context, name):
+                yield from epilogs(subcommand)
+
+
+def commands_in(text: str) -> list[str]:
+    """Return the commands that a text names in code."""
+    code = "\n".join(re.findall(r"```sh\n.*?```|^    .*$|`finetune[^`]*`", text, re.M | re.S))
+    return [line.strip() for line in TYPED.findall(code)]
+
+
+def test_readme_and_helps_have_commands() -> None:
     assert len(SHELL) >= 12
     assert all(line.startswith("finetune ") for line in SHELL)
+    assert len(commands_in(README)) >= 30
+    assert sum(len(TYPED.findall(text)) for text in epilogs()) >= 20
 
 
+def test_every_command_of_readme_and_helps_can_be_typed(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(click.Command, "invoke", lambda command, context: None)
+    in_helps = [line for text in epilogs() for line in TYPED.findall(text)]
+    for line in [*commands_in(README), *in_helps]:
+        outcome = command(*shlex.split(line)[1:])
+        assert outcome.code == 0, (line, outcome.errors)
+
+
+@pytest.mark.slow
 def test_commands_of_the_readme_run(prepared_folder: Path, command: Command) -> None:
     for line in SHELL:
         arguments = shlex.split(line)[1:]
@@ -68,7 +102,5 @@ def test_python_of_the_readme_runs(prepared_folder: Path) -> None:
 
 
 def test_every_command_is_in_the_table() -> None:
-    from finetune.cli.main import COMMANDS
-
     table = README.partition("## Commands")[2].partition("## Train")[0]
     assert set(re.findall(r"`finetune ([\w-]+)", table)) == set(COMMANDS)

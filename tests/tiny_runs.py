@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import save_tiny_model
 
 import finetune
 from finetune.cli.main import main
@@ -56,8 +55,7 @@ class Outcome:
 Command = Callable[..., Outcome]
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
+def make_command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs the command within this process, to its end."""
 
     def run(*arguments: str | Path) -> Outcome:
@@ -71,20 +69,6 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return Outcome(code, *capsys.readouterr())
 
     return run
-
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small pretrained encoder, as ``save_pretrained`` writes it; tests leave it as it is."""
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """The folder of a quick run that has finished; tests leave it as it is."""
-    folder = tmp_path_factory.mktemp("runs") / "finished"
-    run_tiny(folder, model=tiny_folder)
-    return folder
 
 
 def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:

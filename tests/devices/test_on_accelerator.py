@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
-from tiny_runs import TEXTS, have_same_bits, run_tiny, tiny_folder, weights_of
+from tiny_runs import TEXTS, have_same_bits, run_tiny, weights_of
 from tiny_training import random_examples, take_updates, tiny_training_state
 
 import finetune
@@ -17,8 +17,6 @@ from finetune.devices.select import select_device
 from finetune.doctor.parity import check_parity
 from finetune.model.mode import Mode
 from finetune.training.guard import ParameterGuard
-
-__all__ = ["tiny_folder"]
 
 GPUS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mps", "cuda")]
 OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {
