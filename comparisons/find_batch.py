@@ -35,8 +35,9 @@ from accelerate.utils import find_executable_batch_size
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import load_calibration, model_live_memory
-from finetune.batch_finder.find import Answer, Bounds, find_case
+from finetune.batch_finder.find import Bounds, find_case
 from finetune.batch_finder.prober import Prober
+from finetune.batch_finder.search import Found
 from finetune.batch_finder.trial import Trial, build_trial
 from finetune.batch_finder.worker import end_with_parent
 from finetune.devices.base import Device, gibibytes
@@ -176,17 +177,16 @@ def compare(name: str, *, device: Device, plan: Plan, chosen: dict[str, bool]) -
     available_bytes = device.memory.budget_bytes(None)
     started = time.perf_counter()
     try:
-        answer = search(case, device=device, cap_bytes=cap_bytes, limit=plan.limit)
+        found = search(case, device=device, cap_bytes=cap_bytes, limit=plan.limit)
     except FinetuneError as error:
         return {"cell": name, "failure": error.message}
-    found = answer.found
     cell = {
         "cell": name,
         "seconds": time.perf_counter() - started,
-        **describe_search(answer),
-        "estimate_ratio": estimate_ratio(case, answer),
+        **describe_search(found),
+        "estimate_ratio": estimate_ratio(case, found),
     }
-    whole_cap_bytes = cap_bytes or answer.budget_bytes
+    whole_cap_bytes = cap_bytes or found.budget_bytes
     job = functools.partial(Job, case=case.to_json(), budget_bytes=whole_cap_bytes)
     with Prober(
         case,
@@ -196,10 +196,10 @@ def compare(name: str, *, device: Device, plan: Plan, chosen: dict[str, bool]) -
         timeout_seconds=SEARCH_SECONDS,
     ) as prober:
         if chosen["truth"]:
-            cell["truth"] = find_truth(prober, answer, limit=plan.limit)
+            cell["truth"] = find_truth(prober, found, limit=plan.limit)
             cell["share_of_truth"] = found.max_verified / cell["truth"]
         if chosen["sweep"]:
-            speeds = sweep(prober, answer)
+            speeds = sweep(prober, found)
             cell["sweep"] = speeds
             cell["share_of_best_speed"] = speeds.get(found.fastest, 0) / max(speeds.values())
     if chosen["others"]:
@@ -226,8 +226,8 @@ def read_cell(name: str, *, device: Device) -> tuple[Case, int | None]:
     return case, None if cap == "none" else int(float(cap) * 2**30)
 
 
-def search(case: Case, *, device: Device, cap_bytes: int | None, limit: int) -> Answer:
-    """Search as ``finetune find-batch`` does, with nothing remembered."""
+def search(case: Case, *, device: Device, cap_bytes: int | None, limit: int) -> Found:
+    """Search as ``finetune find-batch`` does, with nothing cached."""
     bounds = Bounds(
         limit=limit,
         first=None,
@@ -237,37 +237,36 @@ def search(case: Case, *, device: Device, cap_bytes: int | None, limit: int) -> 
     return find_case(case, device=device, bounds=bounds, cache=None, on_probe=lambda _: None)
 
 
-def describe_search(answer: Answer) -> dict[str, Any]:
+def describe_search(found: Found) -> dict[str, Any]:
     """Return what was found, and by which probes."""
-    found = answer.found
     return {
-        "budget_bytes": answer.budget_bytes,
+        "budget_bytes": found.budget_bytes,
         "max_verified": found.max_verified,
         "first_failed": found.first_failed,
         "predicted_maximum": found.predicted_maximum,
         "recommended": found.recommended,
         "fastest": found.fastest,
-        "peak_bytes": answer.peak_bytes,
+        "peak_bytes": found.peak_bytes,
         "failing_probes": sum(one.verdict != "fits" for one in found.probes),
         "probes": [dataclasses.asdict(one) for one in found.probes],
     }
 
 
-def estimate_ratio(case: Case, answer: Answer) -> float:
-    """Return what is foretold of the peak at the largest size, over what was measured there."""
+def estimate_ratio(case: Case, found: Found) -> float:
+    """Return the estimated peak at the largest size over the measured one."""
     expected = load_calibration(case).apply(model_live_memory(case))
-    return expected.peak_bytes(answer.found.max_verified) / (answer.peak_bytes or 1)
+    return expected.peak_bytes(found.max_verified) / (found.peak_bytes or 1)
 
 
-def find_truth(prober: Prober, answer: Answer, *, limit: int) -> int:
+def find_truth(prober: Prober, found: Found, *, limit: int) -> int:
     """Return the largest size that passes three times afresh while the next fails twice."""
 
     @functools.cache
     def passes_of_three(size: int) -> int:
         return sum(prober.probe_afresh(size).verdict == "fits" for _ in range(3))
 
-    low = answer.found.max_verified
-    failed = [one.batch_size for one in answer.found.probes if one.verdict == "too_big"]
+    low = found.max_verified
+    failed = [one.batch_size for one in found.probes if one.verdict == "too_big"]
     high = min((size for size in failed if size > low), default=limit + 1)
     while high - low > 1:
         middle = (low + high) // 2
@@ -283,12 +282,12 @@ def find_truth(prober: Prober, answer: Answer, *, limit: int) -> int:
     return low
 
 
-def sweep(prober: Prober, answer: Answer) -> dict[int, float]:
-    """Return the rows a second of sizes from one row to the largest, the fastest among them."""
-    largest = answer.found.max_verified
+def sweep(prober: Prober, found: Found) -> dict[int, float]:
+    """Return the examples per second of sizes from 1 to the largest, the fastest among them."""
+    largest = found.max_verified
     powers = (round(SWEEP_FACTOR**exponent) for exponent in itertools.count())
     sizes = {*itertools.takewhile(lambda size: size < largest, powers), largest}
-    outcomes = [prober.probe(size) for size in sorted(sizes | {answer.found.fastest})]
+    outcomes = [prober.probe(size) for size in sorted(sizes | {found.fastest})]
     return {one.batch_size: one.examples_per_second for one in outcomes if one.examples_per_second}
 
 

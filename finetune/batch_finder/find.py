@@ -15,6 +15,8 @@ from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
 from finetune.files import read_json, write_json
 
+OnProbe = Callable[[Outcome], None]
+
 # What a result depends on; this package decides what it recommends.
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
 # Free memory is never quite the same twice. A budget larger by this is worth another search.
@@ -45,42 +47,10 @@ class Bounds:
         return replace(self, limit=limit, first=self.first and min(self.first, limit))
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What was found, and under which budget.
-
-    Args:
-        found: The batch sizes.
-        budget_bytes: Memory that a probe might hold.
-        seconds: Wall time of all that it took to find them.
-        is_cached: Whether an earlier search found them, and one probe confirmed it now.
-    """
-
-    found: Found
-    budget_bytes: int
-    seconds: float
-    is_cached: bool
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Peak memory at the largest verified size."""
-        peaks = [
-            one.peak_bytes
-            for one in self.found.probes
-            if one.verdict == "fits" and one.batch_size == self.found.max_verified
-        ]
-        return peaks[-1] if peaks else None
-
-
 def find_case(
-    case: Case,
-    *,
-    device: Device,
-    bounds: Bounds,
-    cache: Path | None,
-    on_probe: Callable[[Outcome], None],
-) -> Answer:
-    """Search for a case's batch sizes, or confirm what an earlier search found.
+    case: Case, *, device: Device, bounds: Bounds, cache: Path | None, on_probe: OnProbe
+) -> Found:
+    """Search for a case's batch sizes, or confirm by one probe what an earlier search found.
 
     With more memory than it had then, the search begins where the earlier one ended.
 
@@ -98,6 +68,7 @@ def find_case(
     """
     started = time.perf_counter()
     file = None if cache is None else cache / f"{_key(case, device, bounds)}.json"
+    cached = None if file is None else _read(file)
     with Prober(
         case,
         device=device,
@@ -106,12 +77,11 @@ def find_case(
     ) as prober:
         probe, verify = (_reporting(one, on_probe) for one in (prober.probe, prober.probe_afresh))
         budget_bytes = prober.budget_bytes()
-        cached = None if file is None else _read(file)
         first = bounds.first
         if cached and _may_grow(cached, budget_bytes):
-            first = cached.found.max_verified
-        elif cached and _is_confirmed(verify(cached.found.recommended)):
-            return Answer(cached.found, budget_bytes, time.perf_counter() - started, is_cached=True)
+            first = cached.max_verified
+        elif cached and _is_confirmed(verify(cached.recommended)):
+            return replace(cached, budget_bytes=budget_bytes)
         found = search(
             probe,
             verify=verify,
@@ -123,22 +93,13 @@ def find_case(
         )
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, asdict(_Cached(found, budget_bytes)))
-    return Answer(found, budget_bytes, time.perf_counter() - started, is_cached=False)
+        write_json(file, asdict(found))
+    return found
 
 
-@dataclass(frozen=True)
-class _Cached:
-    """What an earlier search found, and the budget that it had."""
-
-    found: Found
-    budget_bytes: int
-
-
-def _may_grow(cached: _Cached, budget_bytes: int) -> bool:
+def _may_grow(cached: Found, budget_bytes: int) -> bool:
     """Return whether memory ended the earlier search, and there is more of it now."""
-    found = cached.found
-    was_short = found.first_failed is not None or found.recommended < found.fastest
+    was_short = cached.first_failed is not None or cached.recommended < cached.fastest
     return was_short and budget_bytes > _MORE_BUDGET * cached.budget_bytes
 
 
@@ -146,7 +107,7 @@ def _is_confirmed(outcome: Outcome) -> bool:
     return outcome.verdict == "fits" and not outcome.is_strained
 
 
-def _reporting(probe: Probe, on_probe: Callable[[Outcome], None]) -> Probe:
+def _reporting(probe: Probe, on_probe: OnProbe) -> Probe:
     def probe_and_report(batch_size: int) -> Outcome:
         outcome = probe(batch_size)
         on_probe(outcome)
@@ -166,11 +127,11 @@ def _key(case: Case, device: Device, bounds: Bounds) -> str:
     return hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
 
 
-def _read(file: Path) -> _Cached | None:
+def _read(file: Path) -> Found | None:
     """Return what an earlier search wrote, or None if there is nothing that can be read."""
     try:
         fields = read_json(file)
-        probes = tuple(Outcome(**outcome) for outcome in fields["found"].pop("probes"))
-        return _Cached(Found(**fields["found"], probes=probes), int(fields["budget_bytes"]))
+        probes = tuple(Outcome(**outcome) for outcome in fields.pop("probes"))
+        return Found(**fields, probes=probes)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -1,11 +1,14 @@
 """What was found for a model on a device, and what is estimated for one that is not here."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from finetune.batch_finder.case import Part
+from finetune.batch_finder.case import Case, Part
+from finetune.batch_finder.estimate import Estimate
 from finetune.batch_finder.outcomes import Outcome
+from finetune.batch_finder.search import Found
 
 SCHEMA_VERSION = 1
 # What users read in JSON keeps the names that it has always had.
@@ -22,20 +25,15 @@ class PartProbe:
 
     def to_json(self) -> dict[str, Any]:
         """Return the probe as ``find-batch --json`` prints it."""
-        return {
-            "part": _JSON_PARTS[self.part],
-            "batch": self.outcome.batch_size,
-            "outcome": self.outcome.verdict,
-            "peak_bytes": self.outcome.peak_bytes,
-            "examples_per_second": self.outcome.examples_per_second,
-            "seconds": self.outcome.seconds,
-            "reason": self.outcome.reason,
-        }
+        fields = dataclasses.asdict(self.outcome)
+        del fields["is_strained"]
+        batch, verdict = fields.pop("batch_size"), fields.pop("verdict")
+        return {"part": _JSON_PARTS[self.part], "batch": batch, "outcome": verdict, **fields}
 
 
-@dataclass(frozen=True)
-class BatchResult:
-    """The batch sizes of a model in one mode on one device.
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    """What both kinds of results say.
 
     Args:
         device: Name of the device.
@@ -43,16 +41,9 @@ class BatchResult:
         padded_length: Tokens of each example, padding included.
         precision: Of the arithmetic.
         stores_features: Whether updates take stored features of the frozen layers.
-        budget_bytes: Memory that a probe could hold; None where no part fits.
-        max_verified: Largest batch size of an update that passed; 0 where none fits.
-        first_failed: Smallest that failed for memory, None if none did.
-        predicted_maximum: Largest that is expected to fit, where time ended the search.
-        recommended: Batch size to train with; 0 where none fits.
-        fastest: Smallest probed size within 3 % of the best speed.
+        budget_bytes: Memory that training may take; None where nothing fits.
         features_batch: Batch size to extract the features with, and to evaluate; None without.
-        peak_bytes: Peak memory at the largest sizes, None where unknown.
-        probes: All probes, in order.
-        seconds: Wall time.
+        peak_bytes: Peak memory at the largest batch sizes, None where unknown.
     """
 
     device: str
@@ -61,58 +52,112 @@ class BatchResult:
     precision: str
     stores_features: bool
     budget_bytes: int | None
+    features_batch: int | None
+    peak_bytes: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as ``find-batch --json`` prints it."""
+        return {
+            _JSON_NAMES.get(field.name, field.name): getattr(self, field.name)
+            for field in dataclasses.fields(self)
+        }
+
+
+def _describe(case: Case) -> dict[str, Any]:
+    names = ("device", "mode", "padded_length", "precision")
+    return {name: getattr(case, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchResult(_Result):
+    """The batch sizes of a model in one mode on one device.
+
+    Args:
+        max_verified: Largest batch size of an update that passed; 0 where none fits.
+        first_failed: Smallest that failed for memory, None if none did.
+        predicted_maximum: Largest that is expected to fit, where time ended the search.
+        recommended: Batch size to train with; 0 where none fits.
+        fastest: Smallest probed size within 3 % of the best speed.
+        probes: All probes, in order.
+        seconds: Wall time.
+    """
+
     max_verified: int
     first_failed: int | None
     predicted_maximum: int | None
     recommended: int
     fastest: int
-    features_batch: int | None
-    peak_bytes: int | None
     probes: tuple[PartProbe, ...]
     seconds: float
 
+    @classmethod
+    def of(
+        cls,
+        case: Case,
+        found: Mapping[Part, Found],
+        *,
+        stores_features: bool,
+        probes: Sequence[PartProbe],
+        seconds: float,
+    ) -> "BatchResult":
+        """Join what was found of a case's parts; where one does not fit, nothing does."""
+        fits = len(found) == (2 if stores_features else 1)
+        trained = list(found.values())[-1] if fits else None
+        peaks = [one.peak_bytes for one in found.values() if one.peak_bytes]
+        return cls(
+            **_describe(case),
+            stores_features=stores_features,
+            budget_bytes=next((one.budget_bytes for one in found.values()), None),
+            features_batch=found["features"].recommended if "features" in found else None,
+            peak_bytes=max(peaks) if fits and peaks else None,
+            max_verified=trained.max_verified if trained else 0,
+            first_failed=trained.first_failed if trained else 1,
+            predicted_maximum=trained.predicted_maximum if trained else None,
+            recommended=trained.recommended if trained else 0,
+            fastest=trained.fastest if trained else 0,
+            probes=tuple(probes),
+            seconds=seconds,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the result as ``find-batch --json`` prints it."""
-        return _to_json(self) | {"probes": [probe.to_json() for probe in self.probes]}
+        return super().to_json() | {"probes": [probe.to_json() for probe in self.probes]}
 
 
-@dataclass(frozen=True)
-class EstimateResult:
+@dataclass(frozen=True, kw_only=True)
+class EstimateResult(_Result):
     """The batch sizes that are expected of a model in one mode on a machine that is not here.
 
     Args:
         machine: Name of the machine.
-        device: Name of its device.
-        mode: What trains.
-        padded_length: Tokens of each example, padding included.
-        precision: Of the arithmetic.
-        stores_features: Whether updates take stored features of the frozen layers.
-        budget_bytes: Memory that training may take there.
         batch: Largest batch size of an update that is expected to fit; 0 where none is.
         lowest_batch: Largest if the memory is underestimated as far as it may be.
         highest_batch: Largest if it is overestimated as far as it may be.
-        features_batch: Largest batch size of the feature extraction; None without.
-        peak_bytes: Expected peak memory.
         basis: What the estimate rests on.
     """
 
     machine: str
-    device: str
-    mode: str
-    padded_length: int
-    precision: str
-    stores_features: bool
-    budget_bytes: int
     batch: int
     lowest_batch: int
     highest_batch: int
-    features_batch: int | None
-    peak_bytes: int
     basis: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the estimate as ``find-batch --json`` prints it."""
-        return _to_json(self)
+    @classmethod
+    def of(cls, case: Case, estimates: Sequence[Estimate], *, machine: str) -> "EstimateResult":
+        """Join the estimates of a case's parts, that of what trains last."""
+        trained = estimates[-1]
+        return cls(
+            **_describe(case),
+            stores_features=len(estimates) > 1,
+            budget_bytes=trained.memory_bytes,
+            features_batch=estimates[0].batch if len(estimates) > 1 else None,
+            peak_bytes=max(one.peak_bytes for one in estimates),
+            machine=machine,
+            batch=trained.batch,
+            lowest_batch=trained.lowest_batch,
+            highest_batch=trained.highest_batch,
+            basis=trained.basis,
+        )
 
 
 @dataclass(frozen=True)
@@ -131,10 +176,3 @@ class FoundBatches:
         """Return what ``find-batch --json`` prints."""
         name, found = ("estimates", self.estimates) if self.estimates else ("results", self.results)
         return {"schema_version": SCHEMA_VERSION, name: [one.to_json() for one in found]}
-
-
-def _to_json(result: BatchResult | EstimateResult) -> dict[str, Any]:
-    return {
-        _JSON_NAMES.get(field.name, field.name): getattr(result, field.name)
-        for field in dataclasses.fields(result)
-    }

@@ -46,7 +46,7 @@ class Found:
         fastest: Smallest probed size whose speed is within 3 % of the best.
         recommended: Size to train with: the fastest that leaves room.
         probes: All outcomes, in order.
-        seconds: Time of all probes.
+        budget_bytes: Memory that a probe might hold.
     """
 
     max_verified: int
@@ -55,7 +55,18 @@ class Found:
     fastest: int
     recommended: int
     probes: tuple[Outcome, ...]
-    seconds: float
+    budget_bytes: int
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak memory at the largest verified size, None where unknown."""
+        peaks = {one.batch_size: one.peak_bytes for one in self.probes if one.verdict == "fits"}
+        return peaks.get(self.max_verified)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all probes."""
+        return sum(one.seconds for one in self.probes)
 
 
 def search(
@@ -104,7 +115,7 @@ def search(
         fastest=fastest_size(history.speeds),
         recommended=recommended_size(history),
         probes=tuple(history.outcomes),
-        seconds=history.seconds,
+        budget_bytes=budget_bytes,
     )
 
 

@@ -37,7 +37,6 @@ def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> N
     Tries sizes by really training, each device in a process of its own that may use no more memory
     than is free. Without the name of a mode: all of the model, and its head alone.
     """
-    from finetune.cli.batches import show_batches
     from finetune.cli.console import show_json, showing
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
@@ -47,4 +46,6 @@ def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> N
     if as_json:
         show_json(found.to_json())
     else:
+        from finetune.cli.batches import show_batches
+
         show_batches(found, folder=flags["output_dir"])

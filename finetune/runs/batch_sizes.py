@@ -55,9 +55,7 @@ class FoundSizes:
 def find_sizes(
     request: SizeRequest, options: SearchConfig, *, cache: Path, emit: Emit
 ) -> FoundSizes:
-    """Search for the batch sizes of a run.
-
-    Each search begins with the largest size worth trying, so that mostly one probe is enough.
+    """Search for the batch sizes of a run; mostly one probe of the largest size is enough.
 
     Args:
         request: The run.
@@ -80,10 +78,9 @@ def find_sizes(
 
     def recommended(part: Part, most: int) -> int:
         bounds = bounds_of(options, limit=most, first=most)
-        answer = search_part(
+        return search_part(
             replace(case, part=part), device=request.device, bounds=bounds, cache=cache, emit=emit
-        )
-        return answer.found.recommended
+        ).recommended
 
     emit(Stage("searching for the batch size"))
     if request.stores_features:
@@ -98,11 +95,6 @@ def find_sizes(
 
 def bounds_of(options: SearchConfig, *, limit: int, first: int | None) -> Bounds:
     """Return where a search with these options ends.
-
-    Args:
-        options: Limits of memory and time.
-        limit: Largest batch size worth trying.
-        first: Batch size to begin with; None for a small one.
 
     Raises:
         ConfigurationInvalid: If the limit of memory is no size.

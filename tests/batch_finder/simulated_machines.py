@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -183,9 +182,11 @@ class SimulatedProber:
     can_split: bool = True
     cases: list[Case] = field(default_factory=list)
 
-    def __call__(self, case: Case, *, device: Device, limit_bytes: int | None, **_: Any) -> Any:
+    def __call__(
+        self, case: Case, *, device: Device, limit_bytes: int | None, timeout_seconds: float
+    ) -> "SimulatedProber":
         self.cases.append(case)
-        self.limit_bytes = limit_bytes
+        self.limit_bytes, self.timeout_seconds = limit_bytes, timeout_seconds
         if limit_bytes is not None:
             self.machine = replace(self.machine, budget_bytes=limit_bytes)
         return self

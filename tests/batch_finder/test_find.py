@@ -19,8 +19,9 @@ from batch_finder.simulated_machines import (
 
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.find import Answer, Bounds, find_case
+from finetune.batch_finder.find import Bounds, find_case
 from finetune.batch_finder.outcomes import Outcome
+from finetune.batch_finder.search import Found
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ProbeFailed
 from finetune.model.mode import Mode
@@ -42,22 +43,22 @@ def find_in(
     case: Case = CASE,
     bounds: Bounds = BOUNDS,
     device: CpuDevice | None = None,
-) -> tuple[Answer, list[int]]:
-    """Search; return the answer and the sizes that were probed."""
+) -> tuple[Found, list[int]]:
+    """Search; return what was found and the sizes that were probed."""
     outcomes: list[Outcome] = []
-    answer = find_case(
+    found = find_case(
         case, device=device or CpuDevice(), bounds=bounds, cache=cache, on_probe=outcomes.append
     )
-    return answer, [outcome.batch_size for outcome in outcomes]
+    return found, [outcome.batch_size for outcome in outcomes]
 
 
 @pytest.fixture
 def cache(prober: SimulatedProber, tmp_path: Path) -> Path:
     """A folder that holds the result of one search with 8 GiB, which memory ended."""
     folder = tmp_path / "batches"
-    answer, sizes = find_in(folder)
-    assert len(sizes) == len(answer.found.probes) > 1
-    assert (answer.found.max_verified, answer.found.first_failed) == (125, 126)
+    found, sizes = find_in(folder)
+    assert len(sizes) == len(found.probes) > 1
+    assert (found.max_verified, found.first_failed) == (125, 126)
     return folder
 
 
@@ -67,19 +68,17 @@ def only_file(folder: Path) -> Path:
 
 
 def found_in(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text())["found"]
+    found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 
 def test_the_second_search_is_one_probe_and_the_same_answer(cache: Path) -> None:
     first = found_in(only_file(cache))
-    answer, sizes = find_in(cache)
+    found, sizes = find_in(cache)
     assert sizes == [first["recommended"]]
-    assert answer.is_cached
-    assert json.loads(json.dumps(dataclasses.asdict(answer.found))) == first
-    assert answer.budget_bytes == 8 * GIB
-    assert answer.peak_bytes == SimulatedMachine().peak_bytes(125)
-    assert 0 < answer.seconds < 10
+    assert json.loads(json.dumps(dataclasses.asdict(found))) == first
+    assert found.budget_bytes == 8 * GIB
+    assert found.peak_bytes == SimulatedMachine().peak_bytes(125)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +98,7 @@ def test_the_second_search_is_one_probe_and_the_same_answer(cache: Path) -> None
 def test_another_case_device_or_limit_is_searched_anew(
     changed: dict[str, Any], cache: Path
 ) -> None:
-    answer, sizes = find_in(cache, **changed)
-    assert not answer.is_cached
+    _, sizes = find_in(cache, **changed)
     assert len(sizes) > 1
     assert len(list(cache.iterdir())) == 2
 
@@ -109,8 +107,8 @@ def test_another_version_of_a_package_is_searched_anew(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(find, "version", lambda name: version(name) + "+newer")
-    answer, _ = find_in(cache)
-    assert not answer.is_cached
+    _, sizes = find_in(cache)
+    assert len(sizes) > 1
 
 
 @pytest.mark.parametrize(("before_gib", "now_gib"), [(4, 8), (8, 24)])
@@ -121,34 +119,32 @@ def test_with_more_memory_the_search_begins_where_the_earlier_one_ended(
     before, _ = find_in(tmp_path)
     prober.machine = SimulatedMachine(budget_bytes=now_gib * GIB)
     now, sizes = find_in(tmp_path)
-    assert not now.is_cached
-    assert sizes[0] == before.found.max_verified < now.found.max_verified
-    assert now.found.max_verified >= 0.98 * prober.machine.largest_fitting()
+    assert sizes[0] == before.max_verified < now.max_verified
+    assert now.max_verified >= 0.98 * prober.machine.largest_fitting()
     # That is what is cached now, with its budget.
     again, sizes = find_in(tmp_path)
-    assert (again.is_cached, sizes) == (True, [now.found.recommended])
+    assert (again, sizes) == (now, [now.recommended])
 
 
 def test_memory_that_varies_a_little_is_no_reason_to_search(
     cache: Path, prober: SimulatedProber
 ) -> None:
     prober.machine = SimulatedMachine(budget_bytes=int(1.05 * 8 * GIB))
-    assert find_in(cache)[0].is_cached
+    assert len(find_in(cache)[1]) == 1
     prober.machine = SimulatedMachine(budget_bytes=int(1.06 * 8 * GIB))
-    assert not find_in(cache)[0].is_cached
+    assert len(find_in(cache)[1]) > 1
 
 
 def test_with_less_memory_the_size_is_confirmed_where_it_still_fits(
     cache: Path, prober: SimulatedProber
 ) -> None:
     prober.machine = SimulatedMachine(budget_bytes=7 * GIB)
-    answer, sizes = find_in(cache)
-    assert answer.is_cached
-    assert sizes == [answer.found.recommended]
+    found, sizes = find_in(cache)
+    assert sizes == [found.recommended]
+    assert found.budget_bytes == 7 * GIB
     prober.machine = SimulatedMachine(budget_bytes=4 * GIB)
-    answer, sizes = find_in(cache)
-    assert not answer.is_cached
-    assert answer.found.max_verified <= prober.machine.largest_fitting()
+    found, sizes = find_in(cache)
+    assert found.max_verified <= prober.machine.largest_fitting()
 
 
 def test_more_memory_changes_nothing_where_it_did_not_end_the_search(
@@ -156,10 +152,10 @@ def test_more_memory_changes_nothing_where_it_did_not_end_the_search(
 ) -> None:
     bounds = dataclasses.replace(BOUNDS, limit=50)
     before, _ = find_in(tmp_path, bounds=bounds)
-    assert (before.found.max_verified, before.found.first_failed) == (50, None)
+    assert (before.max_verified, before.first_failed) == (50, None)
     prober.machine = SimulatedMachine(budget_bytes=80 * GIB)
-    answer, sizes = find_in(tmp_path, bounds=bounds)
-    assert (answer.is_cached, sizes) == (True, [before.found.recommended])
+    found, sizes = find_in(tmp_path, bounds=bounds)
+    assert sizes == [found.recommended]
 
 
 def test_more_memory_counts_where_the_fastest_size_left_no_room(
@@ -168,11 +164,11 @@ def test_more_memory_counts_where_the_fastest_size_left_no_room(
     bounds = dataclasses.replace(BOUNDS, limit=37, first=37)
     prober.machine = SimulatedMachine(budget_bytes=4 * GIB, strain_share=0.7)
     before, _ = find_in(tmp_path, bounds=bounds)
-    assert (before.found.first_failed, before.found.fastest) == (None, 37)
-    assert before.found.recommended < 37
+    assert (before.first_failed, before.fastest) == (None, 37)
+    assert before.recommended < 37
     prober.machine = SimulatedMachine(budget_bytes=8 * GIB)
     now, sizes = find_in(tmp_path, bounds=bounds)
-    assert (sizes[0], now.found.recommended) == (37, 37)
+    assert (sizes[0], now.recommended) == (37, 37)
 
 
 def cut_off(text: str) -> str:
@@ -181,7 +177,7 @@ def cut_off(text: str) -> str:
 
 def without_probes(text: str) -> str:
     fields = json.loads(text)
-    del fields["found"]["probes"]
+    del fields["probes"]
     return json.dumps(fields)
 
 
@@ -193,7 +189,7 @@ def without_budget(text: str) -> str:
 
 def with_an_unknown_field(text: str) -> str:
     fields = json.loads(text)
-    fields["found"]["unknown"] = 1
+    fields["unknown"] = 1
     return json.dumps(fields)
 
 
@@ -208,10 +204,9 @@ def test_a_damaged_file_is_replaced_by_a_new_search(
     file = only_file(cache)
     whole = file.read_text()
     file.write_text(damage(whole))
-    answer, sizes = find_in(cache)
-    assert not answer.is_cached
+    _, sizes = find_in(cache)
     assert len(sizes) > 1
-    assert found_in(file) == json.loads(whole)["found"]
+    assert found_in(file) == json.loads(whole)
 
 
 @pytest.mark.parametrize("trouble", ["too_big", "strained"])
@@ -221,11 +216,10 @@ def test_a_cached_size_that_no_longer_fits_is_searched_anew(
     before = found_in(only_file(cache))
     shares = {"strain_share": 0.5} if trouble == "strained" else {"capacity_share": 0.5}
     prober.machine = SimulatedMachine(**shares)
-    answer, sizes = find_in(cache)
-    assert not answer.is_cached
-    assert len(sizes) == 1 + len(answer.found.probes)
-    assert sizes[0] == before["recommended"] > answer.found.recommended
-    assert found_in(only_file(cache))["recommended"] == answer.found.recommended
+    found, sizes = find_in(cache)
+    assert len(sizes) == 1 + len(found.probes)
+    assert sizes[0] == before["recommended"] > found.recommended
+    assert found_in(only_file(cache))["recommended"] == found.recommended
 
 
 def test_without_a_folder_nothing_is_cached(
@@ -233,8 +227,7 @@ def test_without_a_folder_nothing_is_cached(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        answer, sizes = find_in(None)
-        assert not answer.is_cached
+        _, sizes = find_in(None)
         assert len(sizes) > 1
     assert list(tmp_path.iterdir()) == []
 
@@ -251,12 +244,11 @@ def test_a_search_that_fails_is_not_cached(
 def test_the_start_of_the_first_process_counts_as_time_of_the_search(
     prober: SimulatedProber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([0.0, 59.0, 59.5])
+    clock = iter([0.0, 59.0])
     monkeypatch.setattr(find, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    answer, _ = find_in(None)
+    found, _ = find_in(None)
     # One second is left to search in, too little for the largest size.
-    assert answer.found.max_verified < 125
-    assert answer.seconds == 59.5
+    assert found.max_verified < 125
 
 
 @pytest.mark.parametrize(

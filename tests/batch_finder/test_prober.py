@@ -1,4 +1,4 @@
-"""Children are real processes with real ends, which ``odd_worker`` is emitted by the batch size."""
+"""Children are real processes, which ``odd_worker`` ends as the batch size says."""
 
 import os
 import signal
@@ -204,7 +204,14 @@ def parent() -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_child_does_not_outlive_its_parent(
     parent: "subprocess.Popen[str]", number: signal.Signals
 ) -> None:

@@ -6,11 +6,16 @@ from typing import Any
 import pytest
 import yaml
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, prober
-from tiny_models import save_uncuttable_model
+from tiny_models import save_uncuttable_model, tiny_model, tiny_tokenizer
 from tiny_runs import run_tiny, tiny_folder
 
 from finetune import events
+from finetune.config.schema import SearchConfig
+from finetune.devices.cpu import CpuDevice
 from finetune.events import Event, Stage
+from finetune.model.load import Classifier
+from finetune.model.mode import Mode
+from finetune.runs.batch_sizes import FoundSizes, SizeRequest, find_sizes
 
 __all__ = ["prober", "tiny_folder"]
 
@@ -45,42 +50,56 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert (case.device, case.mode, case.classes, case.part) == ("cpu", "full", 6, "whole")
 
 
-def test_where_little_fits_updates_keep_their_size_in_several_batches(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
-) -> None:
-    prober.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB, budget_bytes=4 * GIB)
-    emitted: list[Event] = []
-    kept = run_auto(
-        tmp_path, tiny_folder, emitted, effective_batch_size=16, max_steps=1, memory_limit="4GiB"
+def request_of(*, stores_features: bool) -> SizeRequest:
+    return SizeRequest(
+        device=CpuDevice(),
+        classifier=Classifier(tiny_model(classes=2), tiny_tokenizer(), None, ("a", "b")),  # type: ignore[arg-type]
+        mode=Mode("head"),
+        padded_length=24,
+        precision="bf16",
+        batch_size=16,
+        eval_batch_size=64,
+        stores_features=stores_features,
     )
-    assert kept["batch_size"] == kept["eval_batch_size"] <= 3
-    assert kept["effective_batch_size"] == 16
-    assert prober.limit_bytes == 4 * GIB
+
+
+def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
+    prober: SimulatedProber, tmp_path: Path
+) -> None:
+    prober.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
+    found = find_sizes(
+        request_of(stores_features=False), SearchConfig(memory_limit="4GiB", time_limit=99.0),
+        cache=tmp_path, emit=lambda event: None,
+    )  # fmt: skip
+    assert found.training == found.evaluation == 3
+    assert (prober.limit_bytes, prober.timeout_seconds) == (4 * GIB, 99.0)
+    [case] = prober.cases
+    assert (case.device, case.mode, case.classes, case.padded_length) == ("cpu", "head", 2, 24)
+    assert (case.precision, case.part) == ("bf16", "whole")
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_where_features_are_stored_a_run_gets_two_sizes(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+    prober: SimulatedProber, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
-    kept = run_auto(
-        tmp_path, tiny_folder, emitted, effective_batch_size=1, eval_batch_size=4, max_steps=2,
-        freeze_core=True,
-    )  # fmt: skip
-    assert (kept["batch_size"], kept["eval_batch_size"]) == (1, 4)
-    assert probed_sizes(emitted) == [4, 1]
+    found = find_sizes(
+        request_of(stores_features=True), SearchConfig(), cache=tmp_path, emit=emitted.append
+    )
+    assert found == FoundSizes(training=16, evaluation=64)
+    assert probed_sizes(emitted) == [64, 16]
     assert [case.part for case in prober.cases] == ["features", "trainable"]
-    assert Stage("batch size: 1, and 4 without gradients") in emitted
+    assert Stage("batch size: 16, and 64 without gradients") in emitted
 
 
-@pytest.mark.parametrize("parts", [{}, {"feature_cache": False}])
-def test_where_no_features_are_stored_the_whole_update_is_probed(
-    parts: dict[str, Any], prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+def test_where_the_model_can_not_be_split_the_whole_update_is_probed(
+    prober: SimulatedProber, tmp_path: Path
 ) -> None:
-    model = tiny_folder if parts else save_uncuttable_model(tmp_path / "model")
+    model = save_uncuttable_model(tmp_path / "model")
     emitted: list[Event] = []
     kept = run_auto(
         tmp_path, model, emitted, effective_batch_size=4, eval_batch_size=1, max_steps=1,
-        train_layers=1, **parts,
+        train_layers=1,
     )  # fmt: skip
     assert probed_sizes(emitted)[0] == 4
     assert kept["eval_batch_size"] == kept["batch_size"] == 4
