@@ -7,7 +7,7 @@ import pytest
 import yaml
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, prober
 from tiny_models import save_uncuttable_model, tiny_model, tiny_tokenizer
-from tiny_runs import run_tiny, tiny_folder
+from tiny_runs import run_tiny
 
 from finetune import events
 from finetune.config.schema import SearchConfig
@@ -17,7 +17,7 @@ from finetune.model.load import Classifier
 from finetune.model.mode import Mode
 from finetune.runs.batch_sizes import FoundSizes, SizeRequest, find_sizes
 
-__all__ = ["prober", "tiny_folder"]
+__all__ = ["prober"]
 
 
 def run_auto(folder: Path, model: Path, emitted: list[Event], **options: Any) -> dict[str, int]:
