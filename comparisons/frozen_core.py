@@ -35,9 +35,9 @@ from transformers import (
 
 import finetune
 from finetune.config.load import load_config
-from finetune.events import Event, Stage
+from finetune.events import Event, Stage, ignore
 from finetune.model.load import find_model_folder
-from finetune.pipeline.prepare import load_splits
+from finetune.runs.preparation import load_splits
 
 HEAD_EPOCHS, LAYERS_EPOCHS, BATCH_SIZE = 5, 3, 32
 SIDES = ("trainer_head", "head", "head_again", "last_2", "full")
@@ -57,7 +57,7 @@ def save_bert_base(folder: Path) -> Path:
 def run_trainer(options: dict[str, object], folder: Path) -> float:
     """Return the training seconds of the Trainer with a frozen core."""
     loaded = load_config(file=None, environment={}, flags=options, assignments=())
-    rows = load_splits(loaded.config, emit=lambda event: None)["train"]
+    rows = load_splits(loaded.config.data, emit=ignore).splits["train"]
     tokenizer = AutoTokenizer.from_pretrained(str(options["model"]))
     model = AutoModelForSequenceClassification.from_pretrained(str(options["model"]), num_labels=6)
     for name, parameter in model.named_parameters():
@@ -89,7 +89,7 @@ def run_ours(options: dict[str, object], folder: Path, **more: object) -> float:
         overwrite=True,
         cache_dir=str(folder / "cache"),
     )
-    return float(results["train_runtime"])
+    return float(results.training.train_runtime)
 
 
 def measure_once(

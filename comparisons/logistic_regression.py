@@ -24,27 +24,24 @@ from sklearn.preprocessing import StandardScaler
 import finetune
 from finetune.config.load import load_config
 from finetune.config.schema import Config
-from finetune.pipeline.examples import encode_split
-from finetune.pipeline.features import extract_features
-from finetune.pipeline.plan import plan_training
-from finetune.pipeline.prepare import prepare
-from finetune.training.out_of_memory import BatchSize
+from finetune.devices.batch_size import BatchSize
+from finetune.events import ignore
+from finetune.runs.features import stored_features
+from finetune.runs.plan import plan_training
+from finetune.runs.preparation import prepare
 
 STRENGTHS = (0.01, 0.1, 1, 10, 100, 1000)
 MODES = {"head": {"freeze_core": True}, "classifier": {"head": "classifier"}}
 
 
-def ignore(event: object) -> None:
-    """Tell nobody."""
-
-
 def read_features(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return what the head reads of each split, float32 of shape [rows, hidden], and classes."""
-    prepared = prepare(config, emit=ignore)
-    examples = {split: encode_split(prepared, split, emit=ignore) for split in prepared.table}
-    widths = plan_training(prepared, examples).widths
-    rows = BatchSize(config.training.eval_batch_size, "batch size", prepared.device, ignore)
-    _, examples = extract_features(prepared, examples, widths=widths, batch_size=rows, emit=ignore)
+    preparation = prepare(config, emit=ignore)
+    batch_size = BatchSize(
+        config.training.eval_batch_size, "batch size", preparation.device, ignore
+    )
+    plan = plan_training(preparation)
+    _, examples = stored_features(preparation, plan, batch_size, emit=ignore)
     return {
         split: (
             one.inputs_of(np.arange(len(one.labels)), 1)["inputs_embeds"][:, 0].numpy(),
@@ -72,7 +69,7 @@ def compare(options: dict[str, Any], folder: str) -> tuple[float, float]:
     """Return the test accuracies of our head and of the regression."""
     ours = finetune.run(**options, output_dir=f"{folder}/run", overwrite=True)
     config = load_config(file=None, environment={}, flags=options, assignments=()).config
-    return ours["test_accuracy"], best_regression(read_features(config))
+    return ours.test.accuracy, best_regression(read_features(config))
 
 
 def main() -> None:

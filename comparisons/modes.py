@@ -28,7 +28,7 @@ def run_once(options: dict[str, Any]) -> tuple[float, float]:
     """Return test accuracy and seconds of a run whose feature store was empty."""
     with tempfile.TemporaryDirectory() as folder:
         results = finetune.run(**options, output_dir=f"{folder}/run", cache_dir=f"{folder}/cache")
-    return results["test_accuracy"], results["train_runtime"]
+    return results.test.accuracy, results.training.train_runtime
 
 
 def main() -> None:

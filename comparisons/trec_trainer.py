@@ -30,26 +30,23 @@ from transformers import (
 
 import finetune
 from finetune.config.load import load_config
+from finetune.events import ignore
 from finetune.model.load import find_model_folder
-from finetune.pipeline.prepare import load_splits
+from finetune.runs.preparation import load_splits
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 3, 32, 1e-4
-
-
-def ignore(event: object) -> None:
-    """Tell nobody."""
 
 
 def run_ours(options: dict[str, object], folder: Path) -> tuple[float, float]:
     """Return test accuracy and seconds of ``finetune run``."""
     results = finetune.run(**options, output_dir=str(folder / "ours"))
-    return results["test_accuracy"], results["train_runtime"]
+    return results.test.accuracy, results.training.train_runtime
 
 
 def run_trainer(options: dict[str, object], folder: Path) -> tuple[float, float]:
     """Return test accuracy and seconds of the Trainer, tokenization included."""
     loaded = load_config(file=None, environment={}, flags=options, assignments=())
-    table = load_splits(loaded.config, emit=ignore)
+    table = load_splits(loaded.config.data, emit=ignore).splits
     source = find_model_folder(loaded.config.model.model, revision=None)
     seed = loaded.config.training.seed
     set_seed(seed)

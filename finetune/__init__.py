@@ -1,12 +1,12 @@
 """Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
 
-The command line's verbs as functions:
+The commands as functions:
 
     import finetune
 
     results = finetune.run(data="questions", model="minilm", freeze_core=True)
-    finetune.evaluate(results["output_dir"])
-    finetune.predict(results["output_dir"], ["Who wrote Faust?"])
+    finetune.evaluate(results.output_dir)
+    finetune.predict(results.output_dir, ["Who wrote Faust?"])
     finetune.find_batch(model="minilm", device="cpu").results
 """
 
@@ -19,8 +19,6 @@ __all__ = ["evaluate", "find_batch", "predict", "run"]
 
 def __getattr__(name: str) -> Any:
     """Load the functions when they are first used: torch and transformers take seconds."""
-    if name == "find_batch":
-        return import_module("finetune.api.find_batch").find_batch
     if name in __all__:
-        return getattr(import_module("finetune.pipeline.api"), name)
+        return getattr(import_module(f"finetune.api.{name}"), name)
     raise AttributeError(f"module 'finetune' has no attribute {name!r}")

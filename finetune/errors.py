@@ -16,6 +16,7 @@
     ├── DataError                       3    the data is missing, damaged or unusable
     │   ├── DataNotFound
     │   ├── DataUnreadable
+    │   ├── DataDiffers
     │   └── ChecksumDiffers
     ├── DeviceNotAvailable              4
     ├── BatchDoesNotFit                 5    out of memory
@@ -106,6 +107,10 @@ class DataNotFound(DataError):
 
 class DataUnreadable(DataError):
     """A data file does not parse."""
+
+
+class DataDiffers(DataError):
+    """The data or the model of a run is no longer what the run was made from."""
 
 
 class ChecksumDiffers(DataError):

@@ -1,23 +1,22 @@
-"""What a run tells while it goes on.
+"""The events of a run in progress.
 
-The rooms below the command line print nothing: they call a ``Emit`` with one of these events, and
-whoever called them decides what becomes of it.
+The rooms below the command line print nothing: they emit events to a callback of their caller.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A new part of the work begins, such as ``reading TREC``, or has told a fact about itself."""
+    """A new part of the work begins, such as ``reading TREC``, or a fact about it is known."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class WarningMessage:
-    """Something is odd; the work goes on.
+    """Something is odd; the work continues.
 
     Args:
         message: What was found.
@@ -102,9 +101,13 @@ class Validation:
 
     update: int
     epoch: float
-    metrics: dict[str, float]
+    metrics: Mapping[str, float]
     is_best: bool
 
 
 Event = Stage | Advance | Probe | WarningMessage | Update | Validation
 Emit = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""

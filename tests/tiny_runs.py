@@ -73,10 +73,8 @@ def make_command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:
     """Fine-tune a tiny model within this process, with the quick options unless told."""
-    results: dict[str, Any] = finetune.run(
-        **(QUICK | options), model=str(model), output_dir=str(folder)
-    )
-    return results
+    results = finetune.run(**(QUICK | options), model=str(model), output_dir=str(folder))
+    return {**results.to_json(), "output_dir": results.output_dir}
 
 
 def flags(**options: Any) -> list[str]:

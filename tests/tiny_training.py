@@ -21,7 +21,7 @@ from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import TrainingState, prepare_training
+from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
 CLASSES = 6
 
@@ -112,12 +112,14 @@ def tiny_training_state(
     return prepare_training(
         model,
         head=structure.head,
-        head_lr_multiplier=head_lr_multiplier,
         device=device or CpuDevice(),
         precision=precision,
-        schedule=Schedule(peak=peak, warmup_updates=2, total_updates=total_updates),
-        weight_decay=0.01,
-        max_grad_norm=max_grad_norm,
+        hyperparameters=Hyperparameters(
+            schedule=Schedule(peak=peak, warmup_updates=2, total_updates=total_updates),
+            head_lr_multiplier=head_lr_multiplier,
+            weight_decay=0.01,
+            max_grad_norm=max_grad_norm,
+        ),
     )
 
 
@@ -129,8 +131,7 @@ def cut_all_rows(
         examples,
         Batch(np.arange(len(examples.labels)), padded_length=16),
         batch_size=batch_size,
-        pads_batches=training_state.device.shapes.pads_batches,
-        torch_device=training_state.device.torch_device,
+        device=training_state.device,
     )
 
 

@@ -28,16 +28,16 @@ from finetune.errors import (
     ModelUnsupported,
     UsageError,
 )
-from finetune.events import Emit, Stage
+from finetune.events import Emit, Stage, ignore
 from finetune.files import write_json
 from finetune.model.load import load_tokenizer
 from finetune.model.mode import Mode
 from finetune.model.shape import load_shape, most_positions
-from finetune.pipeline.features import cache_folder, caches_features
-from finetune.pipeline.prepare import load_splits
 from finetune.report.batches import draw_batches
 from finetune.runs.batch_sizes import bounds_of
+from finetune.runs.features import cache_folder, stores_features
 from finetune.runs.folder import check_writable
+from finetune.runs.preparation import load_splits
 from finetune.tokenization.encode import encode_texts
 
 # The article padded every text to this length.
@@ -52,7 +52,7 @@ def find_batch(
     memory: str | None = None,
     limit: int | None = None,
     fresh: bool = False,
-    emit: Emit = lambda event: None,
+    emit: Emit = ignore,
     **options: Unpack[Options],
 ) -> FoundBatches:
     """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
@@ -154,7 +154,7 @@ def _search(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
         for mode in task.modes:
             yield search_parts(
                 task.case(device, mode, longest_tokens),
-                stores_features=caches_features(config, mode),
+                stores_features=stores_features(config.cache, mode),
                 device=device,
                 bounds=replace(bounds, limit=rows),
                 cache=None if is_fresh else cache_folder(config.cache, "batches"),
@@ -173,7 +173,9 @@ def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:
             task.emit(Stage(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
             estimates += [
                 estimate_parts(case, mac, stores_features=stores_features, limit=rows)
-                for stores_features in dict.fromkeys([caches_features(task.config, mode), False])
+                for stores_features in dict.fromkeys(
+                    [stores_features(task.config.cache, mode), False]
+                )
             ]
         _warn_of_wrong_results(device, estimates, emit=task.emit)
         yield from estimates
@@ -214,7 +216,7 @@ def _measure_data(task: _Task) -> tuple[int, int]:
     if task.has_max_length and most:
         return max_length, most
     try:
-        table = load_splits(task.config, emit=task.emit)
+        table = load_splits(task.config.data, emit=task.emit).splits
         rows = most or len(table["train"])
         if task.has_max_length:
             return max_length, rows

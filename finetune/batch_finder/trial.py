@@ -21,7 +21,7 @@ from finetune.tokenization.collate import prepare_mask
 from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import TrainingState, prepare_training
+from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class Trial:
             examples,
             Batch(np.arange(batch_size), self.padded_length),
             batch_size=batch_size,
-            pads_batches=self.device.shapes.pads_batches,
-            torch_device=self.device.torch_device,
+            device=self.device,
         )
 
 
@@ -196,10 +195,12 @@ def _prepare(
         head=structure.head,
         device=device,
         precision=case.precision,
-        schedule=Schedule(peak=1e-5, warmup_updates=0, total_updates=1),
-        head_lr_multiplier=1.0,
-        weight_decay=0.01,
-        max_grad_norm=1.0,
+        hyperparameters=Hyperparameters(
+            schedule=Schedule(peak=1e-5, warmup_updates=0, total_updates=1),
+            head_lr_multiplier=1.0,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+        ),
     )
 
 
@@ -219,7 +220,7 @@ def _extract(
 ) -> torch.Tensor:
     """Return the features of one batch, on the device."""
     torch_device = training_state.device.torch_device
-    with training_state.processes.autocast():
+    with training_state.accelerator.autocast():
         return extractor.extract({name: one.to(torch_device) for name, one in inputs.items()})
 
 

@@ -1,1 +1,1 @@
-"""The command line: parses, calls the pipeline, and is alone in writing to the terminal."""
+"""The command line: parses, calls api/, and is alone in writing to the terminal."""

@@ -72,7 +72,7 @@ def clear(*, as_json: bool, **flags: Any) -> None:
 
 def _open_store(flags: dict[str, Any]) -> "FeatureStore":
     from finetune.config.load import load_config
-    from finetune.pipeline.features import open_feature_store
+    from finetune.runs.features import open_feature_store
 
     loaded = load_config(file=None, environment=os.environ, flags=given(flags), assignments=())
     return open_feature_store(loaded.config.cache)

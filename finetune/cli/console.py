@@ -6,7 +6,7 @@ Events move a line on a terminal and are plain lines elsewhere.
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -14,7 +14,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from finetune.events import Advance, Emit, Event, Probe, Stage, Update, Validation, WarningMessage
-from finetune.report.baseline import baseline_accuracy
+
+if TYPE_CHECKING:
+    from finetune.evaluation.metrics import Scores
 
 LINE_WITHOUT_END = 1_000_000
 LONGEST_EXAMPLE = 60
@@ -138,21 +140,17 @@ def show_facts(facts: Mapping[str, Any]) -> None:
     show_table(("", ""), rows)
 
 
-def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
+def show_scores(title: str, scores: "Scores") -> None:
     """Print the overall and the per-class metrics of a split on standard output."""
     show_lines(
-        f"{title}: accuracy {metrics['accuracy']:.1%} "
-        f"(largest class: {baseline_accuracy(metrics['confusion_matrix']):.1%}), "
-        f"macro F1 {metrics['macro_f1']:.1%}\n"
+        f"{title}: accuracy {scores.accuracy:.1%} "
+        f"(largest class: {scores.baseline_accuracy:.1%}), "
+        f"macro F1 {scores.macro_f1:.1%}\n"
     )
     columns = ("precision", "recall", "F1", "rows")
     rows = [
-        (
-            name,
-            *(f"{row[column]:.1%}" for column in ("precision", "recall", "f1")),
-            f"{row['support']:.0f}",
-        )
-        for name, row in metrics["per_class"].items()
+        (name, f"{row.precision:.1%}", f"{row.recall:.1%}", f"{row.f1:.1%}", str(row.support))
+        for name, row in scores.per_class.items()
     ]
     show_table(("class", *columns), rows, numbers=columns)
 

@@ -39,7 +39,7 @@ def check(
     from finetune.config.load import load_config
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
-        from finetune.pipeline.check import check_data
+        from finetune.api.check_data import check_data
 
         loaded = load_config(
             file=config, environment=os.environ, flags=given(flags), assignments=()

@@ -16,21 +16,28 @@ from finetune.devices.names import DeviceName
     default="test",
     help="Split to evaluate on.  [default: test]",
 )
+@click.option("--data", metavar="SOURCE", help="Other data to score, all rows of it.")
 @device_option
 @output_options
 def command(
-    run: Path, *, split: str, device: DeviceName, as_json: bool, quiet: bool, no_progress: bool
+    run: Path,
+    *,
+    split: str,
+    data: str | None,
+    device: DeviceName,
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
 ) -> None:
-    """Evaluate the model in the run folder RUN on a split of its data."""
-    from finetune.cli.console import show_json, show_metrics, showing
-    from finetune.report.baseline import warn_unless_better
+    """Evaluate the model in the run folder RUN on a split of its data, or on other data."""
+    from finetune.cli.console import show_json, show_scores, showing
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
-        from finetune.pipeline.api import evaluate
+        from finetune.api.evaluate import evaluate
 
-        metrics = evaluate(run, split=split, device=device, emit=emit)
-        warn_unless_better(metrics["accuracy"], metrics["confusion_matrix"], emit=emit)
+        found = evaluate(run, split=split, data=data, device=device, emit=emit)
     if as_json:
-        show_json(metrics)
+        show_json(found.to_json())
         return
-    show_metrics(f"{split} split, {metrics['samples']:,} rows", metrics)
+    where = f"{split} split" if data is None else data
+    show_scores(f"{where}, {found.scores.samples:,} rows", found.scores)

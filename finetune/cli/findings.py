@@ -22,7 +22,7 @@ LONGEST_EXAMPLE = 60
 
 
 def show_findings(findings: Findings) -> None:
-    """Print what ``finetune.pipeline.check.check_data`` returns: tables, and what to change."""
+    """Print what ``finetune.api.check_data.check_data`` returns: tables, and what to change."""
     console = Console(highlight=False)
     run = ", ".join(f"{rows:,} {split}" for split, rows in findings["rows_of_a_run"].items())
     _show(console, _rows_table(findings), f"rows of a run: {run}")

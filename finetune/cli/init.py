@@ -10,7 +10,7 @@ import click
 from finetune.cli.options import chosen_options, output_options
 
 if TYPE_CHECKING:
-    from finetune.pipeline.init import TableFacts
+    from finetune.api.init import TableFacts
 
 EXAMPLES = """\b
 Examples:
@@ -51,7 +51,7 @@ def command(
     from finetune.config.starter import write_new_file
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
-        from finetune.pipeline.init import look_at_table, make_config
+        from finetune.api.init import look_at_table, make_config
 
         facts = look_at_table(table, text_column=text_column, label_column=label_column, emit=emit)
     file = output or Path(f"{table.stem}.yaml")

@@ -1,6 +1,7 @@
 """``finetune predict``."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -41,14 +42,14 @@ def command(
     open_run_folder(run)
     lines = [_check_encoding(text) for text in texts] or _read_lines(file)
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
-        from finetune.pipeline.api import predict
+        from finetune.api.predict import predict
 
         answers = predict(run, lines, device=device, emit=emit)
     if as_json:
         for answer in answers:
-            show_json(answer)
+            show_json(asdict(answer))
         return
-    rows = [(one["label"], f"{one['probability']:.3f}", one["text"]) for one in answers]
+    rows = [(one.label, f"{one.probability:.3f}", one.text) for one in answers]
     show_table(("label", "probability", "text"), rows)
 
 

@@ -29,27 +29,27 @@ Examples:
 @output_options
 def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Fine-tune a classifier and write a run folder."""
-    from finetune.cli.console import show_facts, show_json, show_lines, show_metrics, showing
-    from finetune.report.baseline import warn_unless_better
+    from finetune.cli.console import show_facts, show_json, show_lines, show_scores, showing
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
-        from finetune.pipeline.api import run
+        from finetune.api import run as api
 
-        results = run(emit=emit, dry_run=dry_run, **given(flags))
-        if not dry_run:
-            warn_unless_better(
-                results["test_accuracy"], results["test_confusion_matrix"], emit=emit
-            )
-    if as_json:
-        show_json(results)
-        return
+        if dry_run:
+            plan = api.dry_run(emit=emit, **given(flags)).to_json()
+        else:
+            results = api.run(emit=emit, **given(flags))
     if dry_run:
-        show_facts({name: fact for name, fact in results.items() if name != "schema_version"})
-        return
-    test = {name.removeprefix("test_"): value for name, value in results.items()}
-    show_metrics(f"test split of {results['data']}, {results['test_samples']:,} rows", test)
-    show_lines(
-        f"trained in {results['train_runtime']:.1f} s on {results['device']}, "
-        f"{results['train_samples_per_second']:.0f} examples/s",
-        f"run folder: {results['output_dir']}",
-    )
+        if as_json:
+            show_json(plan)
+        else:
+            show_facts({name: fact for name, fact in plan.items() if name != "schema_version"})
+    elif as_json:
+        show_json({**results.to_json(), "output_dir": results.output_dir})
+    else:
+        facts, training = results.facts, results.training
+        show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
+        show_lines(
+            f"trained in {training.train_runtime:.1f} s on {facts.device}, "
+            f"{training.train_samples_per_second:.0f} examples/s",
+            f"run folder: {results.output_dir}",
+        )

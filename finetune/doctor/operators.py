@@ -446,11 +446,11 @@ def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
 class _ScaledGradients:
     """Scales the gradients of an update as Accelerate does in fp16, except on the CPU.
 
-    It takes the place of both the processes and the optimizer of a training state.
+    It takes the place of both the accelerator and the optimizer of a training state.
     """
 
     def __init__(self, training_state: TrainingState, recorder: _Recorder) -> None:
-        self._processes = training_state.processes
+        self._accelerator = training_state.accelerator
         self._optimizer = _inner_optimizer(training_state)
         self._scaler = torch.amp.GradScaler("cpu")
         self._places = recorder.places
@@ -463,14 +463,14 @@ class _ScaledGradients:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of the scaled loss."""
-        self._processes.backward(self._scaler.scale(loss))
+        self._accelerator.backward(self._scaler.scale(loss))
 
     def clip_gradients(self, parameters: list[nn.Parameter], *, max_norm: float) -> None:
         """Take the scale off the gradients and clip them."""
         self._places.outside = _SCALING
         self._scaler.unscale_(self._optimizer)
         self._places.outside = "clipping"
-        self._processes.clip_gradients(parameters, max_norm=max_norm)
+        self._accelerator.clip_gradients(parameters, max_norm=max_norm)
 
     def step(self) -> None:
         """Step unless a gradient is infinite, and choose the next scale."""
@@ -481,7 +481,7 @@ class _ScaledGradients:
 
 def _with_scaled_gradients(trial: Trial, recorder: _Recorder) -> Trial:
     scaled = cast(Any, _ScaledGradients(trial.training_state, recorder))
-    training_state = replace(trial.training_state, processes=scaled, optimizer=scaled)
+    training_state = replace(trial.training_state, accelerator=scaled, optimizer=scaled)
     return replace(trial, training_state=training_state)
 
 

@@ -22,7 +22,7 @@ from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, ModelInputs, inputs_of_texts
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import TrainingState, prepare_training
+from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
 # Around the blocks of 8 and 32 tokens that attention's kernels work on.
 _LENGTHS = (1, 8, 9, 31, 32, 33, 64)
@@ -165,10 +165,12 @@ def _prepare(
         head=structure.head,
         device=device,
         precision=precision,
-        schedule=Schedule(peak=_LEARNING_RATE, warmup_updates=0, total_updates=_UPDATES),
-        head_lr_multiplier=1.0,
-        weight_decay=0.01,
-        max_grad_norm=_MAX_GRAD_NORM,
+        hyperparameters=Hyperparameters(
+            schedule=Schedule(peak=_LEARNING_RATE, warmup_updates=0, total_updates=_UPDATES),
+            head_lr_multiplier=1.0,
+            weight_decay=0.01,
+            max_grad_norm=_MAX_GRAD_NORM,
+        ),
     )
     # AdamW divides gradients by their own size, so that of one which is nothing but rounding it
     # makes a whole step. A divisor of at least the mean gradient's size leaves such steps small.
@@ -204,8 +206,7 @@ def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
         examples,
         Batch(rows, padded_length=int(examples.lengths.max())),
         batch_size=_ROWS,
-        pads_batches=device.shapes.pads_batches,
-        torch_device=device.torch_device,
+        device=device,
     )
     return micro_batch
 
@@ -213,9 +214,9 @@ def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
 def _update(training_state: TrainingState, micro_batch: MicroBatch, *, number: int) -> torch.Tensor:
     """Take an update, again while gradient scaling leaves it out, and return its loss."""
     for _ in range(_MOST_TRIES):
-        skipped = training_state.processes.skipped_updates()
+        skipped = training_state.accelerator.skipped_updates()
         loss = training_state.update(number, [micro_batch])
-        if training_state.processes.skipped_updates() == skipped:
+        if training_state.accelerator.skipped_updates() == skipped:
             break
     return loss
 

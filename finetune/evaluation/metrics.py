@@ -1,15 +1,18 @@
-"""The figures of a classifier, as ``evaluate.Metric`` classes of our own.
+"""The metrics of a classifier, as ``evaluate.Metric`` classes of our own.
 
 ``evaluate.load("accuracy")`` fetches code from the Hub and fails offline; classes do not. This is
 the only module that imports ``evaluate``, which takes seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import evaluate
 import numpy as np
+import torch
 from datasets import Features, Value
+from numpy.typing import NDArray
 from sklearn.metrics import (
     accuracy_score,
     confusion_matrix,
@@ -17,33 +20,73 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
+from finetune.evaluation.baseline import baseline_accuracy
 
-def compute_metrics(
-    *, predictions: np.ndarray, references: np.ndarray, class_names: Sequence[str]
-) -> dict[str, Any]:
-    """Compare predicted with true classes.
+
+@dataclass(frozen=True)
+class ClassScores:
+    """The metrics of one class: the first three in 0..1, 0 where undefined; support in rows."""
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The metrics of a model on a split.
 
     Args:
-        predictions: Predicted classes, ``[rows]``, integers in ``0..classes-1``.
-        references: True classes, ``[rows]``, integers in ``0..classes-1``.
-        class_names: Names, ``[classes]``; the position is the class.
+        loss: Mean cross-entropy.
+        accuracy: Share of the rows whose class is right, in 0..1.
+        macro_f1: Mean F1 over the classes that are predicted or true, in 0..1.
+        per_class: By class name.
+        confusion_matrix: Rows of each true class by predicted class: [classes, classes].
+    """
 
-    Returns:
-        ``accuracy`` and ``macro_f1`` in 0..1, where ``macro_f1`` is the mean over the classes that
-        occur in ``predictions`` or ``references``; ``per_class``, which has ``precision``,
-        ``recall``, ``f1`` in 0..1 (0 where undefined) and ``support`` in rows by class name; and
-        ``confusion_matrix``, ``[classes, classes]`` in rows, of true by predicted class.
+    loss: float
+    accuracy: float
+    macro_f1: float
+    per_class: Mapping[str, ClassScores]
+    confusion_matrix: Sequence[Sequence[int]]
+
+    @property
+    def baseline_accuracy(self) -> float:
+        """Accuracy of always answering with the largest class, in 0..1."""
+        return baseline_accuracy(self.confusion_matrix)
+
+    @property
+    def samples(self) -> int:
+        """Rows of the split."""
+        return sum(map(sum, self.confusion_matrix))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
+        return {"samples": self.samples, **asdict(self)}
+
+
+def score_logits(
+    logits: NDArray[np.float32], labels: NDArray[np.int64], *, class_names: Sequence[str]
+) -> Scores:
+    """Compare logits with the true classes.
+
+    Args:
+        logits: float32 of shape [rows, classes].
+        labels: Numbers of the true classes: int64 of shape [rows].
+        class_names: The classes in the order of their numbers.
 
     Raises:
-        ValueError: If there are no rows, or not as many predictions as references.
+        ValueError: If there are no rows.
     """
-    if len(predictions) == 0:
+    if len(labels) == 0:
         raise ValueError("there are no rows to compute metrics of")
     combined = evaluate.combine(
         [metric(class_names) for metric in (Accuracy, MacroF1, PerClass, ConfusionMatrix)]
     )
-    computed: dict[str, Any] = combined.compute(predictions=predictions, references=references)
-    return computed
+    metrics = combined.compute(predictions=logits.argmax(axis=-1), references=labels)
+    loss = torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
+    return Scores(loss=loss.item(), **metrics)
 
 
 class _ClassMetric(evaluate.Metric):  # type: ignore[misc]
@@ -90,14 +133,12 @@ class PerClass(_ClassMetric):
 
     def _compute(
         self, *, predictions: list[int], references: list[int]
-    ) -> dict[str, dict[str, dict[str, float]]]:
+    ) -> dict[str, dict[str, ClassScores]]:
         columns = precision_recall_fscore_support(
             references, predictions, labels=self.classes, zero_division=0
         )
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        names = ("precision", "recall", "f1", "support")
-        metrics = [dict(zip(names, row, strict=True)) for row in rows]
-        return {"per_class": dict(zip(self.class_names, metrics, strict=True))}
+        scores = (ClassScores(*row) for row in zip(*map(np.ndarray.tolist, columns), strict=True))
+        return {"per_class": dict(zip(self.class_names, scores, strict=True))}
 
 
 class ConfusionMatrix(_ClassMetric):

@@ -1,16 +1,70 @@
 """Logits for many examples."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from finetune.devices.autocast import autocast
 from finetune.devices.base import Device
+from finetune.devices.batch_size import BatchSize
+from finetune.errors import LossNotFinite
 from finetune.tokenization.buckets import plan_evaluation
 from finetune.tokenization.collate import fill_batch
 from finetune.tokenization.examples import ModelInputs
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model that answers in one precision, in batches that fit the memory.
+
+    Args:
+        model: On the device.
+        device: Where it is.
+        precision: ``fp32``, ``bf16`` or ``fp16``: of all metrics of a run, whoever computes them.
+        batch_size: Examples in one forward; fewer after memory ran out.
+    """
+
+    model: nn.Module
+    device: Device
+    precision: str
+    batch_size: BatchSize
+
+    def logits(
+        self, examples: ModelInputs, *, padded_lengths: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Return the logits of examples: float32 of shape [examples, classes], in their order.
+
+        Args:
+            examples: One or more.
+            padded_lengths: Those that a batch may have, ascending.
+
+        Raises:
+            LossNotFinite: If a logit is NaN or infinite.
+            BatchDoesNotFit: If not even one example fits the device's memory.
+        """
+
+        def predict(batch_size: int) -> NDArray[np.float32]:
+            with autocast(self.device, precision=self.precision):
+                return predict_logits(
+                    self.model,
+                    examples,
+                    padded_lengths=padded_lengths,
+                    batch_size=batch_size,
+                    device=self.device,
+                )
+
+        # The longest examples come first, so that little is lost where memory runs out.
+        logits = self.batch_size.retry_on_out_of_memory(predict)
+        if not np.isfinite(logits).all():
+            raise LossNotFinite(
+                "the model's logits are NaN or infinite",
+                remedy="train it with a lower --learning-rate, or with --precision fp32",
+            )
+        return logits
 
 
 def predict_logits(
@@ -52,9 +106,3 @@ def predict_logits(
     in_order = np.empty_like(in_planned_order)
     in_order[np.concatenate([batch.indices for batch in batches])] = in_planned_order
     return in_order
-
-
-def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Turn logits into probabilities: both float32 of shape [examples, classes]."""
-    result: NDArray[np.float32] = torch.from_numpy(logits).softmax(dim=-1).numpy()
-    return result

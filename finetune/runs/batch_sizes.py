@@ -1,42 +1,16 @@
 """The batch sizes of a run, searched for where they are ``auto``."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from finetune.batch_finder.case import Case, Part, architecture_of
 from finetune.batch_finder.find import Bounds
 from finetune.batch_finder.parts import search_part
 from finetune.config.schema import SearchConfig
 from finetune.config.sizes import parse_size
-from finetune.devices.base import Device
 from finetune.events import Emit, Stage
-from finetune.model.load import Classifier
-from finetune.model.mode import Mode
-
-
-@dataclass(frozen=True)
-class SizeRequest:
-    """A run whose batch sizes are searched for.
-
-    Args:
-        device: Where it trains.
-        classifier: The model.
-        mode: What trains.
-        padded_length: Tokens of its longest batch, padding included.
-        precision: Of the arithmetic.
-        batch_size: Largest of training worth trying: the examples of an update.
-        eval_batch_size: Largest worth trying where features are extracted.
-        stores_features: Whether features of the frozen layers are stored.
-    """
-
-    device: Device
-    classifier: Classifier
-    mode: Mode
-    padded_length: int
-    precision: str
-    batch_size: int
-    eval_batch_size: int
-    stores_features: bool
+from finetune.runs.features import cache_folder, make_feature_extractor, stores_features
+from finetune.runs.plan import TrainingPlan
+from finetune.runs.preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -52,42 +26,42 @@ class FoundSizes:
     evaluation: int
 
 
-def find_sizes(
-    request: SizeRequest, options: SearchConfig, *, cache: Path, emit: Emit
-) -> FoundSizes:
-    """Search for the batch sizes of a run; mostly one probe of the largest size is enough.
+def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> FoundSizes:
+    """Search for the batch sizes of a run.
 
-    Args:
-        request: The run.
-        options: How the search is limited.
-        cache: Folder of the results of earlier searches.
-        emit: Receives progress events.
+    Each search begins with the largest size worth trying, that of an update or of an evaluation, so
+    that mostly one probe is enough.
 
     Raises:
         BatchDoesNotFit: If not even one example fits.
         ProbeFailed: If a probe failed for another reason than memory.
     """
+    config, classifier = preparation.config, preparation.classifier
     case = Case(
-        device=request.device.name,
-        architecture=architecture_of(request.classifier.model.config.to_dict()),
-        classes=len(request.classifier.class_names),
-        mode=request.mode,
-        padded_length=request.padded_length,
-        precision=request.precision,
+        device=preparation.device.name,
+        architecture=architecture_of(classifier.model.config.to_dict()),
+        classes=len(classifier.class_names),
+        mode=preparation.mode,
+        padded_length=plan.padded_lengths[-1],
+        precision=config.training.precision,
     )
 
     def recommended(part: Part, most: int) -> int:
-        bounds = bounds_of(options, limit=most, first=most)
+        bounds = bounds_of(config.search, limit=most, first=most)
         return search_part(
-            replace(case, part=part), device=request.device, bounds=bounds, cache=cache, emit=emit
+            replace(case, part=part),
+            device=preparation.device,
+            bounds=bounds,
+            cache=cache_folder(config.cache, "batches"),
+            emit=emit,
         ).recommended
 
     emit(Stage("searching for the batch size"))
-    if request.stores_features:
-        evaluation = recommended("features", request.eval_batch_size)
-        found = FoundSizes(recommended("trainable", request.batch_size), evaluation)
+    if stores_features(config.cache, case.mode) and make_feature_extractor(classifier) is not None:
+        evaluation = recommended("features", config.training.eval_batch_size)
+        found = FoundSizes(recommended("trainable", plan.effective_batch_size), evaluation)
     else:
-        training = recommended("whole", request.batch_size)
+        training = recommended("whole", plan.effective_batch_size)
         found = FoundSizes(training, training)
     emit(Stage(f"batch size: {found.training}, and {found.evaluation} without gradients"))
     return found

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,75 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finetune import events
-from finetune.errors import CheckpointDamaged
+from finetune.errors import CheckpointDamaged, UsageError
 from finetune.events import Emit
 from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json, write_json
+from finetune.runs.folder import RunFolder
+from finetune.training.snapshot import (
+    Progress,
+    capture_state,
+    load_trained_tensors,
+    restore_state,
+    trained_tensors,
+)
+from finetune.training.training_state import TrainingState
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
 TENSORS_SUFFIX = ".safetensors"
 DISCARDED_SUFFIX = ".discarded"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of a run: the best model so far, and what resuming needs.
+
+    Args:
+        folder: The run, held by this process.
+    """
+
+    folder: RunFolder
+
+    def save_best(self, training_state: TrainingState) -> None:
+        """Save the trained parameters as those of the best model so far."""
+        tensors = {"model": trained_tensors(training_state)}
+        write_checkpoint(self.folder.best_checkpoint, tensors=tensors, state={})
+
+    def load_best(self, training_state: TrainingState) -> None:
+        """Copy the best model's parameters back, in place."""
+        tensors, _ = read_checkpoint(self.folder.best_checkpoint)
+        load_trained_tensors(training_state, tensors["model"])
+
+    def remove(self) -> None:
+        """Delete all checkpoints: the run has finished and can't be resumed."""
+        # Without it the run counts as finished, whatever else is still there.
+        shutil.rmtree(self.folder.best_checkpoint)
+        shutil.rmtree(self.folder.checkpoints_folder)
+
+    def save(self, training_state: TrainingState, progress: Progress) -> None:
+        """Save what resuming needs; of the earlier checkpoints none is kept."""
+        tensors, state = capture_state(training_state, progress)
+        path = checkpoint_path(self.folder.checkpoints_folder, update=progress.updates)
+        write_checkpoint(path, tensors=tensors, state=state)
+        remove_old_checkpoints(self.folder.checkpoints_folder, keep=1)
+
+    def latest(self, *, emit: Emit) -> Path:
+        """Return the checkpoint of the highest update that verifies.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        checkpoint = latest_checkpoint(self.folder.checkpoints_folder, emit=emit)
+        if checkpoint is None:
+            raise UsageError(
+                f"the run in {self.folder.path} has no checkpoint to resume from",
+                remedy="start again with --overwrite",
+            )
+        return checkpoint
+
+    def restore(self, checkpoint: Path, training_state: TrainingState) -> Progress:
+        """Restore model, optimizer and random state, and return the progress."""
+        return restore_state(training_state, *read_checkpoint(checkpoint))
 
 
 def checkpoint_path(checkpoints_folder: Path, *, update: int) -> Path:

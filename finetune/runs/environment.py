@@ -17,10 +17,15 @@ PACKAGES = (
 )
 
 
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that compute."""
+    return {package: version(package) for package in PACKAGES}
+
+
 def describe_environment() -> dict[str, Any]:
     """Return the versions of Python, the system and the packages that compute."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {package: version(package) for package in PACKAGES},
+        "packages": package_versions(),
     }

@@ -1,9 +1,9 @@
-"""The run folder: where each file lies, who may write to it, and how a file is written whole."""
+"""The run folder: where each file lies, and who may write to it."""
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,11 @@ class RunFolder:
     def config_file(self) -> Path:
         """Every option's value."""
         return self.path / "config.yaml"
+
+    @property
+    def manifest_file(self) -> Path:
+        """What the run was made from."""
+        return self.path / "manifest.json"
 
     @property
     def environment_file(self) -> Path:
@@ -74,10 +79,26 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def best_checkpoint(self) -> Path:
+        """The trained parameters of the best model so far; gone when the run has finished."""
+        return self.checkpoints_folder / "best"
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the run has written all that it leaves."""
+        return self.results_file.is_file() and not self.best_checkpoint.exists()
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether there is a checkpoint to resume from."""
+        return any(self.checkpoints_folder.glob("step-*"))
+
+    @property
     def layout(self) -> tuple[Path, ...]:
         """Everything that a run writes into its folder."""
         return (
             self.config_file,
+            self.manifest_file,
             self.environment_file,
             self.metrics_file,
             self.predictions_file,
@@ -89,33 +110,75 @@ class RunFolder:
         )
 
 
-def create_run_folder(path: Path, *, overwrite: bool) -> RunFolder:
-    """Make an empty run folder.
+@contextmanager
+def reserve_folder(path: Path, *, overwrite: bool) -> Iterator[RunFolder]:
+    """Hold a folder for a new run, and remove it again if nothing was written into it.
 
     Args:
         path: Where; missing parents are made too.
-        overwrite: Delete what an earlier run left there. A folder that holds anything else is
-            never touched.
+        overwrite: Take a folder that holds an earlier run; ``empty_folder`` deletes that.
 
     Raises:
         RunFolderNotEmpty: If the folder holds a run and may not be overwritten, or holds
             something that no run wrote.
-        RunFolderInUse: If the run to overwrite is still going on.
+        RunFolderInUse: If another process is writing to it.
     """
     folder = RunFolder(path)
     check_run_folder(folder, overwrite=overwrite)
+    missing = [one for one in (path, *path.parents) if not one.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    if not _is_empty(path):
-        with lock(folder):
-            _delete_content(path)
-    return folder
+    with _removed_if_empty(missing), lock(folder):
+        # Another process may have finished a run here since the first look.
+        check_run_folder(folder, overwrite=overwrite)
+        yield folder
+
+
+@contextmanager
+def reserve_new_folder(parent: Path, name: str) -> Iterator[RunFolder]:
+    """Hold the first of ``parent/name``, ``parent/name-2``, ... that no other process has taken.
+
+    Raises:
+        UsageError: If the folder can't be made.
+    """
+    check_writable(parent)
+    missing = [one for one in (parent, *parent.parents) if not one.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    for path in _numbered(parent, name):
+        try:
+            # One system call, which fails if another process was first.
+            path.mkdir()
+        except FileExistsError:
+            continue
+        with _removed_if_empty([path, *missing]), lock(RunFolder(path)):
+            yield RunFolder(path)
+        return
+
+
+@contextmanager
+def _removed_if_empty(folders: Sequence[Path]) -> Iterator[None]:
+    """Remove folders, the inner first, unless something was written into them."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for folder in folders:
+                folder.rmdir()
+
+
+def empty_folder(folder: RunFolder) -> None:
+    """Delete what an earlier run left; links are removed, and not what they point to."""
+    for entry in folder.path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK_NAME:
+            entry.unlink()
 
 
 def check_run_folder(folder: RunFolder, *, overwrite: bool) -> None:
     """Make sure, and change nothing, that a new run may have the folder.
 
     Raises:
-        RunFolderNotEmpty: As for ``create_run_folder``.
+        RunFolderNotEmpty: As for ``reserve_folder``.
         UsageError: If the folder can't be made or written to.
     """
     path = folder.path
@@ -153,8 +216,12 @@ def check_writable(path: Path) -> None:
 
 def next_free_folder(parent: Path, name: str) -> Path:
     """Return the first of ``parent/name``, ``parent/name-2``, ... that does not exist."""
-    candidates = (parent / (name if number == 1 else f"{name}-{number}") for number in count(1))
-    return next(candidate for candidate in candidates if not candidate.exists())
+    return next(path for path in _numbered(parent, name) if not path.exists())
+
+
+def _numbered(parent: Path, name: str) -> Iterator[Path]:
+    yield parent / name
+    yield from (parent / f"{name}-{number}" for number in count(2))
 
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
@@ -216,11 +283,3 @@ def _holds_only_a_run(folder: RunFolder) -> bool:
     names = {entry.name.removesuffix(PARTIAL_SUFFIX) for entry in folder.path.iterdir()}
     known = {path.name for path in folder.layout} | NAMES_THAT_DO_NOT_COUNT
     return names <= known and not names.isdisjoint({folder.config_file.name, LOCK_NAME})
-
-
-def _delete_content(path: Path) -> None:
-    for entry in path.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry.name != LOCK_NAME:
-            entry.unlink()

@@ -14,18 +14,18 @@ def accumulate_gradients(
     optimizer: torch.optim.Optimizer,
     micro_batches: Iterable[MicroBatch],
     *,
-    processes: Accelerator,
+    accelerator: Accelerator,
     max_grad_norm: float,
 ) -> torch.Tensor:
     """Give the trained parameters the gradients of all micro-batches together.
 
-    Nothing here waits for the device, and no parameter changes.
+    Nothing here synchronizes with the device, and no parameter changes.
 
     Args:
         model: In training mode, on its device.
         optimizer: Over its parameters. The gradients stay until the next update.
-        micro_batches: The slices of one effective batch.
-        processes: Runs the backward pass and the clipping.
+        micro_batches: Of one effective batch.
+        accelerator: Runs the backward pass and the clipping.
         max_grad_norm: Largest norm of the gradients.
 
     Returns:
@@ -35,15 +35,15 @@ def accumulate_gradients(
     losses = []
     for micro_batch in micro_batches:
         loss = weighted_loss(model, micro_batch)
-        processes.backward(loss)
+        accelerator.backward(loss)
         losses.append(loss.detach())
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    processes.clip_gradients(trained, max_norm=max_grad_norm)
+    accelerator.clip_gradients(trained, max_norm=max_grad_norm)
     return torch.stack(losses).sum()
 
 
 def weighted_loss(model: nn.Module, micro_batch: MicroBatch) -> torch.Tensor:
-    """Return the rows' cross-entropy, each times its share: a scalar in fp32."""
+    """Return the cross-entropy of the examples, weighted by their shares: a scalar in fp32."""
     logits = model(**micro_batch.inputs).logits.float()
     losses = nn.functional.cross_entropy(logits, micro_batch.labels, reduction="none")
     return (losses * micro_batch.shares).sum()

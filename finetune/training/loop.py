@@ -1,14 +1,15 @@
-"""Epochs of updates, with reports, validation and checkpoints between them."""
+"""Epochs of updates, with logging, validation and checkpoints between them."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from finetune import events
 from finetune.devices.base import Device, gibibytes
+from finetune.devices.batch_size import BatchSize
 from finetune.errors import LossNotFinite
 from finetune.events import Emit
 from finetune.model.freeze import set_training
@@ -16,7 +17,7 @@ from finetune.tokenization.buckets import Batch, longest_first
 from finetune.tokenization.examples import Examples
 from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import MicroBatch, cut_batch
-from finetune.training.out_of_memory import BatchSize, update_as_memory_allows
+from finetune.training.out_of_memory import update_with_retries
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState
 
@@ -26,33 +27,45 @@ SMALLEST_VISIBLE_RATE = 1e-6
 
 
 @dataclass(frozen=True)
+class ValidationResult:
+    """What a validation found.
+
+    Args:
+        score: Higher is better; it chooses the best model.
+        metrics: By name, such as ``accuracy``.
+    """
+
+    score: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class LoopSettings:
     """What a run does between its updates.
 
     Args:
-        batch_size: Rows in one forward and backward; fewer after memory ran out.
+        batch_size: Examples in one forward and backward; fewer after memory ran out.
         updates_per_epoch: Effective batches in a pass over the training split.
-        report_every: Updates between two readings of the loss.
+        logging_updates: Updates between two readings of the loss.
         patience: Validations in a row without a better model after which training stops; 0: never.
         plan_epoch: Returns an epoch's effective batches from its number.
-        validate: Returns the model's score, higher is better, and its figures; None if there is no
-            validation split.
-        keep_best: Saves the model as the best so far.
-        keep_progress: Saves what is needed to resume.
-        keeps_each_epoch: Whether to do so after every epoch, not only when stopped.
+        validate: Tries the model on the validation split; None if there is none.
+        save_best: Saves the model as the best so far.
+        save_progress: Saves what is needed to resume.
+        saves_each_epoch: Whether to do so after every epoch, not only when stopped.
         should_stop: Whether the user asked to stop.
-        emit: Is told of updates and validations.
+        emit: Receives updates and validations.
     """
 
     batch_size: BatchSize
     updates_per_epoch: int
-    report_every: int
+    logging_updates: int
     patience: int
     plan_epoch: Callable[[int], Sequence[Batch]]
-    validate: Callable[[], tuple[float, dict[str, float]]] | None
-    keep_best: Callable[[], None]
-    keep_progress: Callable[[Progress], None]
-    keeps_each_epoch: bool
+    validate: Callable[[], ValidationResult] | None
+    save_best: Callable[[], None]
+    save_progress: Callable[[Progress], None]
+    saves_each_epoch: bool
     should_stop: Callable[[], bool]
     emit: Emit
 
@@ -73,39 +86,39 @@ def train(
     Raises:
         LossNotFinite: If a loss is NaN or infinite.
         WrongParametersChanged: If the first updates changed what is frozen, or not what trains.
-        BatchDoesNotFit: If not even one row fits the device's memory.
+        BatchDoesNotFit: If not even one example fits the device's memory.
     """
     total_updates = training_state.schedule.total_updates
-    reports = _Reports(training_state, examples, progress, settings)
+    log = _UpdateLog(training_state, progress, settings)
     while not is_over(progress, total_updates=total_updates, patience=settings.patience):
         set_training(training_state.model)
-        reports.start_clock()
+        log.start_clock()
         epoch, done = divmod(progress.updates, settings.updates_per_epoch)
         batches = settings.plan_epoch(epoch)
         if training_state.device.shapes.pads_batches:
             batches = longest_first(batches)
         left_of_epoch = batches[done:]
         for batch in left_of_epoch[: total_updates - progress.updates]:
-            loss = update_as_memory_allows(
+            loss = update_with_retries(
                 training_state,
                 progress.updates,
                 cut=_cutter(examples, batch, training_state.device),
                 batch_size=settings.batch_size,
             )
-            reports.add(batch, loss)
+            log.add(batch, loss)
             progress.updates += 1
-            if progress.updates % settings.report_every == 0:
-                reports.write()
+            if progress.updates % settings.logging_updates == 0:
+                log.write()
             if settings.should_stop():
                 break
-        reports.write()
+        log.write()
         if progress.updates in (total_updates, (epoch + 1) * settings.updates_per_epoch):
             training_state.optimizer.zero_grad(set_to_none=True)
             _check_parameters_finite(training_state, progress)
             _validate(progress, settings)
         stops = settings.should_stop()
-        if settings.keeps_each_epoch or stops:
-            settings.keep_progress(progress)
+        if settings.saves_each_epoch or stops:
+            settings.save_progress(progress)
         if stops:
             return
 
@@ -113,14 +126,8 @@ def train(
 def _cutter(
     examples: Examples, batch: Batch, device: Device
 ) -> Callable[[int], Iterator[MicroBatch]]:
-    """Return the function that cuts an effective batch into pieces of so many rows."""
-    return lambda rows: cut_batch(
-        examples,
-        batch,
-        batch_size=rows,
-        pads_batches=device.shapes.pads_batches,
-        torch_device=device.torch_device,
-    )
+    """Return the function that cuts an effective batch into slices of at most so many examples."""
+    return lambda batch_size: cut_batch(examples, batch, batch_size=batch_size, device=device)
 
 
 def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
@@ -140,30 +147,25 @@ def _check_parameters_finite(training_state: TrainingState, progress: Progress) 
 
 
 def _validate(progress: Progress, settings: LoopSettings) -> None:
-    """Try the model on the validation split and keep it if it is the best, or if there is none."""
+    """Validate the model and save it if it is the best, or if there is no validation split."""
     if settings.validate is None:
-        settings.keep_best()
+        settings.save_best()
         return
-    score, metrics = settings.validate()
-    is_best = progress.note_score(score)
+    found = settings.validate()
+    is_best = progress.note_score(found.score)
     if is_best:
-        settings.keep_best()
+        settings.save_best()
     epoch = progress.updates / settings.updates_per_epoch
-    settings.emit(events.Validation(progress.updates, epoch, metrics, is_best))
+    settings.emit(events.Validation(progress.updates, epoch, found.metrics, is_best))
 
 
-class _Reports:
-    """Gathers losses on the device and reads them all at once, which alone waits for the device."""
+class _UpdateLog:
+    """Collects losses on the device and reads them together: only that synchronizes."""
 
     def __init__(
-        self,
-        training_state: TrainingState,
-        examples: Examples,
-        progress: Progress,
-        settings: LoopSettings,
+        self, training_state: TrainingState, progress: Progress, settings: LoopSettings
     ) -> None:
-        self._training_state, self._examples = training_state, examples
-        self._progress, self._course = progress, settings
+        self._training_state, self._progress, self._settings = training_state, progress, settings
         self._batches: list[Batch] = []
         self._losses: list[torch.Tensor] = []
         self._first_update = progress.updates
@@ -186,36 +188,37 @@ class _Reports:
         now = time.perf_counter()
         seconds = now - self._since
         self._since = now
-        rows = sum(len(batch.indices) for batch in self._batches)
+        examples = sum(len(batch.indices) for batch in self._batches)
         self._batches, self._losses = [], []
         self._progress.seconds += seconds
         self._progress.loss_sum += sum(losses)
         self._check_parameters()
-        self._course.emit(self._report(losses, rows=rows, seconds=seconds))
+        self._settings.emit(self._update(losses, examples=examples, seconds=seconds))
         self._watch_cache()
 
-    def _report(self, losses: Sequence[float], *, rows: int, seconds: float) -> events.Update:
+    def _update(self, losses: Sequence[float], *, examples: int, seconds: float) -> events.Update:
         done, schedule = self._progress.updates, self._training_state.schedule
+        memory = self._training_state.device.memory
         return events.Update(
             update=done,
             total_updates=schedule.total_updates,
-            epoch=done / self._course.updates_per_epoch,
+            epoch=done / self._settings.updates_per_epoch,
             loss=sum(losses) / len(losses),
             learning_rate=schedule.learning_rate_at(done - 1),
-            examples_per_second=rows / seconds,
-            memory_bytes=self._training_state.device.memory.used_bytes(),
-            held_bytes=self._training_state.device.memory.held_bytes(),
+            examples_per_second=examples / seconds,
+            memory_bytes=memory.used_bytes(),
+            held_bytes=memory.held_bytes(),
             remaining_seconds=seconds / len(losses) * (schedule.total_updates - done),
         )
 
     def _watch_cache(self) -> None:
-        """Empty the device's cache if it runs away, and say so once."""
+        """Empty the device's cache if it grows without bound, with one warning."""
         device = self._training_state.device
         if not device.memory.is_cache_running_away():
             return
         if not self._has_warned_of_cache:
             self._has_warned_of_cache = True
-            self._course.emit(
+            self._settings.emit(
                 events.WarningMessage(
                     f"{device.name} held {gibibytes(device.memory.held_bytes())} beside "
                     f"{gibibytes(device.memory.used_bytes())} in use: its cache is emptied "
@@ -241,6 +244,7 @@ class _Reports:
         taken = self._progress.updates - self._first_update
         rate = self._training_state.schedule.learning_rate_at(self._progress.updates - 1)
         is_visible = rate >= SMALLEST_VISIBLE_RATE
-        if self._guard and is_visible and taken > self._training_state.processes.skipped_updates():
+        skipped_updates = self._training_state.accelerator.skipped_updates
+        if self._guard and is_visible and taken > skipped_updates():
             self._guard.check(self._training_state.model)
             self._guard = None

@@ -73,7 +73,7 @@ def capture_state(
     }
     return tensors, {
         "progress": asdict(progress),
-        "gradient_scaler": training_state.processes.scaler_state(),
+        "gradient_scaler": training_state.accelerator.scaler_state(),
     }
 
 
@@ -88,6 +88,6 @@ def restore_state(
         optimizer_state.setdefault(int(index), {})[name] = value
     groups = training_state.optimizer.state_dict()["param_groups"]
     training_state.optimizer.load_state_dict({"state": optimizer_state, "param_groups": groups})
-    training_state.processes.load_scaler_state(state["gradient_scaler"])
+    training_state.accelerator.load_scaler_state(state["gradient_scaler"])
     training_state.device.set_random_state(tensors["random"])
     return Progress(**state["progress"])

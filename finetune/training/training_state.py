@@ -1,4 +1,4 @@
-"""Model, optimizer and schedule put together: all that an update needs."""
+"""Model, optimizer and schedule: all that an update needs."""
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
@@ -15,24 +15,44 @@ from finetune.training.schedule import Schedule
 
 
 @dataclass(frozen=True)
+class Hyperparameters:
+    """How gradients become updates.
+
+    Args:
+        schedule: The learning rate of each update.
+        head_lr_multiplier: The head's learning rate over the encoder's.
+        weight_decay: Decoupled decay of the matrices.
+        max_grad_norm: Largest norm of the gradients.
+    """
+
+    schedule: Schedule
+    head_lr_multiplier: float
+    weight_decay: float
+    max_grad_norm: float
+
+
+@dataclass(frozen=True)
 class TrainingState:
-    """A model that is ready to be updated.
+    """A model with its optimizer, ready for updates.
 
     Args:
         model: On its device, its forward in the precision of the run.
         optimizer: AdamW over its trained parameters.
         device: Where it is.
-        processes: Accelerate's part of an update.
-        schedule: The learning rate of each update.
-        max_grad_norm: Largest norm of the gradients.
+        accelerator: Accelerate's part of an update.
+        hyperparameters: How gradients become updates.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     device: Device
-    processes: Accelerator
-    schedule: Schedule
-    max_grad_norm: float
+    accelerator: Accelerator
+    hyperparameters: Hyperparameters
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of each update."""
+        return self.hyperparameters.schedule
 
     def update(self, number: int, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Take update ``number``, counted from 0, and return its loss, a scalar on the device."""
@@ -41,19 +61,19 @@ class TrainingState:
         return loss
 
     def accumulate_gradients(self, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
-        """Do what comes before an update's step, and return its loss, a scalar on the device."""
+        """Do what comes before the optimizer's step; return the loss, a scalar on the device."""
         return accumulate_gradients(
             self.model,
             self.optimizer,
             micro_batches,
-            processes=self.processes,
-            max_grad_norm=self.max_grad_norm,
+            accelerator=self.accelerator,
+            max_grad_norm=self.hyperparameters.max_grad_norm,
         )
 
     def discard_gradients(self) -> None:
-        """Forget the gradients of an update that takes no step, whole or not."""
+        """Drop the gradients of an update that takes no step, complete or not."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.processes.end_update_without_step()
+        self.accelerator.end_update_without_step()
 
     def step(self, number: int) -> None:
         """Change the trained parameters by the gradients, as update ``number``, from 0."""
@@ -75,30 +95,24 @@ def prepare_training(
     head: Set[str],
     device: Device,
     precision: str,
-    schedule: Schedule,
-    head_lr_multiplier: float,
-    weight_decay: float,
-    max_grad_norm: float,
+    hyperparameters: Hyperparameters,
 ) -> TrainingState:
     """Place a model on a device and give it an optimizer.
 
     Args:
-        model: Moved in place; its frozen parameters no longer require gradients.
+        model: Moved in place; its frozen parameters require no gradients.
         head: Names of the head's parameters.
         device: Where to train.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
-        schedule: The learning rate of each update.
-        head_lr_multiplier: The head's learning rate over the core's.
-        weight_decay: Decoupled decay of the matrices.
-        max_grad_norm: Largest norm of the gradients.
+        hyperparameters: How gradients become updates.
     """
-    processes = Accelerator(device, precision=precision)
+    accelerator = Accelerator(device, precision=precision)
     optimizer = build_optimizer(
         model,
         head=head,
-        head_lr_multiplier=head_lr_multiplier,
-        weight_decay=weight_decay,
+        head_lr_multiplier=hyperparameters.head_lr_multiplier,
+        weight_decay=hyperparameters.weight_decay,
         is_fused=device.has_fused_adamw,
     )
-    placed, prepared = processes.prepare(model, optimizer)
-    return TrainingState(placed, prepared, device, processes, schedule, max_grad_norm)
+    placed, prepared = accelerator.prepare(model, optimizer)
+    return TrainingState(placed, prepared, device, accelerator, hyperparameters)

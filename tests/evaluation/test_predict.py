@@ -8,8 +8,10 @@ from tiny_training import FewShapesDevice, random_examples, take_updates, tiny_t
 from torch import nn
 
 from finetune.devices.base import Device
+from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
-from finetune.evaluation.predict import predict_logits, probabilities
+from finetune.errors import LossNotFinite
+from finetune.evaluation.predict import Predictor, predict_logits
 from finetune.model.structure import find_structure
 from finetune.tokenization.examples import Examples
 
@@ -117,12 +119,48 @@ def test_logits_of_lower_precision_are_told_in_fp32() -> None:
     assert predict(model, random_examples(ROWS)).dtype == np.float32
 
 
-def test_probabilities_add_up_to_1_and_keep_the_order() -> None:
-    logits = np.array([[0.0, 1.0, -1.0], [100.0, 0.0, 99.0], [0.0, 0.0, 0.0]], np.float32)
+def predictor(model: nn.Module, precision: str = "fp32", batch_size: int = 5) -> Predictor:
+    device = CpuDevice()
+    size = BatchSize(batch_size, "batch size", device, lambda event: None)
+    return Predictor(model, device, precision, size)
 
-    shares = probabilities(logits)
 
-    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
-    np.testing.assert_array_equal(shares.argsort(kind="stable"), logits.argsort(kind="stable"))
-    np.testing.assert_allclose(shares[2], 1 / 3, rtol=1e-6)
-    assert shares.dtype == np.float32
+def test_logits_are_computed_in_the_precision_of_the_run() -> None:
+    model, examples = tiny_model(), random_examples(ROWS)
+
+    fp32, bf16 = (
+        predictor(model, precision).logits(examples, padded_lengths=[16])
+        for precision in ("fp32", "bf16")
+    )
+
+    assert not np.array_equal(fp32, bf16)
+    np.testing.assert_allclose(fp32, bf16, atol=0.05)
+
+
+def test_logits_that_are_not_finite_are_refused() -> None:
+    model = tiny_model()
+    torch.nn.init.constant_(model.classifier.bias, torch.inf)
+
+    with pytest.raises(LossNotFinite, match="NaN or infinite"):
+        predictor(model).logits(random_examples(ROWS), padded_lengths=[16])
+
+
+def test_prediction_is_repeated_in_smaller_batches_when_memory_runs_out() -> None:
+    model, examples = tiny_model(), random_examples(ROWS)
+    sizes: list[int] = []
+
+    def run_out(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        sizes.append(len(inputs[0]))
+        if len(inputs[0]) > 4:
+            raise MemoryError
+
+    model.classifier.register_forward_pre_hook(run_out)
+    few = predictor(model, batch_size=16)
+
+    logits = few.logits(examples, padded_lengths=[16])
+
+    assert few.batch_size.examples == 4
+    assert sizes[:2] == [16, 8]
+    np.testing.assert_allclose(
+        logits, predict(tiny_model(), examples, batch_size=4), rtol=1e-4, atol=1e-5
+    )

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.tokenization.examples import Examples
-from finetune.training.micro_batches import balanced_class_weights
+from finetune.training.class_weights import balanced_class_weights
 
 ROWS = 13
 NO_LIMIT = 1e9

@@ -19,13 +19,13 @@ from tiny_training import (
 
 from finetune import events
 from finetune.devices.base import Device
+from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import LossNotFinite, WrongParametersChanged
 from finetune.tokenization.buckets import Batch, plan_epoch
 from finetune.tokenization.examples import Examples
-from finetune.training.loop import LoopSettings, is_over, train
-from finetune.training.out_of_memory import BatchSize
+from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState
 
@@ -62,21 +62,21 @@ class Diary:
         return self.stop_after is not None and self.progress.updates >= self.stop_after
 
     def settings(self, examples: Examples, **options: Any) -> LoopSettings:
-        def validate() -> tuple[float, dict[str, float]]:
+        def validate() -> ValidationResult:
             score = self.scores[len(self.times("validate"))]
             self.note("validate")
-            return score, {"accuracy": score}
+            return ValidationResult(score, {"accuracy": score})
 
         settings: dict[str, Any] = {
             "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.emitted.append),
             "updates_per_epoch": UPDATES_PER_EPOCH,
-            "report_every": 2,
+            "logging_updates": 2,
             "patience": 0,
             "plan_epoch": plan_of(examples),
             "validate": validate if self.scores else None,
-            "keep_best": lambda: self.note("best"),
-            "keep_progress": lambda progress: self.note("progress"),
-            "keeps_each_epoch": False,
+            "save_best": lambda: self.note("best"),
+            "save_progress": lambda progress: self.note("progress"),
+            "saves_each_epoch": False,
             "should_stop": self.should_stop,
             "emit": self.emitted.append,
         }
@@ -128,17 +128,17 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
 def test_reports_come_every_so_many_updates_and_at_the_end_of_an_epoch() -> None:
     diary = Diary()
 
-    run(diary, tiny_training_state(total_updates=11), report_every=4)
+    run(diary, tiny_training_state(total_updates=11), logging_updates=4)
 
     assert [report.update for report in diary.reports()] == [4, 6, 8, 11]
 
 
 def test_report_tells_the_state_of_the_run() -> None:
     single, diary = Diary(), Diary()
-    run(single, tiny_training_state(peak=1e-3, total_updates=12), report_every=1)
+    run(single, tiny_training_state(peak=1e-3, total_updates=12), logging_updates=1)
     losses = [report.loss for report in single.reports()]
 
-    run(diary, tiny_training_state(peak=1e-3, total_updates=12), report_every=3)
+    run(diary, tiny_training_state(peak=1e-3, total_updates=12), logging_updates=3)
 
     first, second, _, last = diary.reports()
     assert (first.update, first.total_updates, first.epoch) == (3, 12, 0.5)
@@ -161,14 +161,14 @@ def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.M
         now_seconds += 0.5
         return examples.inputs_of(rows, padded_length)
 
-    def validate() -> tuple[float, dict[str, float]]:
+    def validate() -> ValidationResult:
         nonlocal now_seconds
         now_seconds += 100.0
-        return 0.5, {}
+        return ValidationResult(0.5, {})
 
     diary = Diary()
     slow = replace(examples, inputs_of=inputs_of)
-    run(diary, tiny_training_state(total_updates=12), slow, validate=validate, report_every=3)
+    run(diary, tiny_training_state(total_updates=12), slow, validate=validate, logging_updates=3)
 
     assert diary.progress.seconds == 6.0
     seconds_of_3_updates = 1.5
@@ -236,7 +236,7 @@ def test_run_that_is_over_takes_no_update() -> None:
 def test_progress_is_kept_after_each_epoch_where_asked_for() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
 
-    run(diary, tiny_training_state(total_updates=14), keeps_each_epoch=True)
+    run(diary, tiny_training_state(total_updates=14), saves_each_epoch=True)
 
     assert diary.times("progress") == [6, 12, 14]
     # After the validation, whose outcome belongs to it.
@@ -246,7 +246,7 @@ def test_progress_is_kept_after_each_epoch_where_asked_for() -> None:
 def test_request_to_stop_saves_progress_and_returns() -> None:
     diary = Diary(scores=[0.5], stop_after=8)
 
-    run(diary, tiny_training_state(total_updates=30), report_every=5)
+    run(diary, tiny_training_state(total_updates=30), logging_updates=5)
 
     assert diary.progress.updates == 8
     assert diary.times("progress") == [8]
@@ -297,9 +297,9 @@ def test_model_trains_after_a_validation_as_before() -> None:
     modes: list[bool] = []
     training_state.model.register_forward_hook(lambda module, *_: modes.append(module.training))
 
-    def validate() -> tuple[float, dict[str, float]]:
+    def validate() -> ValidationResult:
         training_state.model.eval()
-        return 0.5, {}
+        return ValidationResult(0.5, {})
 
     run(Diary(), training_state, validate=validate)
 
@@ -310,9 +310,9 @@ def test_validation_finds_no_gradients_in_memory() -> None:
     training_state = tiny_training_state(total_updates=6)
     gradients: list[Any] = []
 
-    def validate() -> tuple[float, dict[str, float]]:
+    def validate() -> ValidationResult:
         gradients.extend(one.grad for one in training_state.model.parameters())
-        return 0.5, {}
+        return ValidationResult(0.5, {})
 
     run(Diary(), training_state, validate=validate)
 
@@ -330,8 +330,8 @@ def test_frozen_core_stays_bit_identical_after_an_epoch(mode: str) -> None:
         assert torch.equal(parameter, before[name]) == (not parameter.requires_grad), name
 
 
-@pytest.mark.parametrize("report_every", [1, 4, 100])
-def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(report_every: int) -> None:
+@pytest.mark.parametrize("logging_updates", [1, 4, 100])
+def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(logging_updates: int) -> None:
     examples = random_examples(ROWS)
     training_state = tiny_training_state(total_updates=12)
     poison = VOCABULARY_SIZE - 1
@@ -352,7 +352,7 @@ def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(report_every
             Diary(),
             training_state,
             replace(examples, inputs_of=inputs_of),
-            report_every=report_every,
+            logging_updates=logging_updates,
         )
 
     rows = caught.value.message.rpartition("rows ")[2].split(", ")
@@ -370,7 +370,7 @@ def test_model_that_became_not_a_number_in_its_last_update_is_not_kept() -> None
         run(
             diary,
             training_state,
-            validate=lambda: (weight.sum().item(), {"loss": weight.sum().item()}),
+            validate=lambda: ValidationResult(weight.sum().item(), {"loss": weight.sum().item()}),
         )
 
     assert diary.times("best") == []
@@ -404,11 +404,11 @@ def test_core_that_changes_though_frozen_is_noticed_at_the_first_report() -> Non
         run(Diary(), replace(training_state, optimizer=optimizer))
 
 
-@pytest.mark.parametrize("report_every", [1, 100])
-def test_steps_too_small_for_the_numbers_they_change_are_no_fault(report_every: int) -> None:
+@pytest.mark.parametrize("logging_updates", [1, 100])
+def test_steps_too_small_for_the_numbers_they_change_are_no_fault(logging_updates: int) -> None:
     # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 updates to 2e-5
     # begins so, and so ends any long run, whose last updates may be all that is left after a stop.
-    run(Diary(), tiny_training_state(peak=2e-8, total_updates=6), report_every=report_every)
+    run(Diary(), tiny_training_state(peak=2e-8, total_updates=6), logging_updates=logging_updates)
 
 
 class SimulatedMac(FewShapesDevice):

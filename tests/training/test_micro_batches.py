@@ -3,17 +3,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.utils.class_weight import compute_class_weight
-from tiny_training import CLASSES, random_examples
+from tiny_training import CLASSES, FewShapesDevice, random_examples
 
+from finetune.devices.cpu import CpuDevice
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples
-from finetune.training.micro_batches import (
-    MicroBatch,
-    balanced_class_weights,
-    cut_batch,
-    row_weights,
-)
+from finetune.training.class_weights import example_weights
+from finetune.training.micro_batches import MicroBatch, cut_batch
 
 ROWS = np.array([4, 0, 7, 11, 2, 9, 3])
 labels_of_rows = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=60).map(np.array)
@@ -27,8 +23,7 @@ def cut(
             examples,
             Batch(rows, padded_length=14),
             batch_size=batch_size,
-            pads_batches=pads_batches,
-            torch_device=torch.device("cpu"),
+            device=FewShapesDevice() if pads_batches else CpuDevice(),
         )
     )
 
@@ -60,15 +55,9 @@ def test_slices_are_contiguous_and_the_last_may_be_smaller(
 def test_shares_add_up_to_1_and_are_as_the_weights(
     labels: np.ndarray, batch_size: int, pads_batches: bool, is_balanced: bool
 ) -> None:
-    weights = (
-        balanced_class_weights(labels, classes=CLASSES)
-        if is_balanced
-        else np.ones(CLASSES, np.float32)
-    )
+    weights = example_weights(labels, classes=CLASSES, is_balanced=is_balanced)
     lengths = np.full(len(labels), 5)
-    examples = Examples(
-        lambda rows, padded_length: {}, lengths, labels, row_weights(labels, weights)
-    )
+    examples = Examples(lambda rows, padded_length: {}, lengths, labels, weights)
     rows = np.arange(len(labels))
 
     pieces = cut(examples, batch_size=batch_size, pads_batches=pads_batches, rows=rows)
@@ -92,26 +81,3 @@ def test_last_slice_is_filled_with_rows_that_have_no_share() -> None:
     assert torch.equal(last.inputs["input_ids"][3], last.inputs["input_ids"][2])
     # Attention over nothing is NaN on MPS.
     assert last.inputs["attention_mask"].flatten(1).any(dim=1).all()
-
-
-@given(labels=labels_of_rows)
-def test_balanced_weights_are_those_of_scikit_learn(labels: np.ndarray) -> None:
-    present = np.unique(labels)
-
-    weights = balanced_class_weights(labels, classes=CLASSES)
-
-    expected = compute_class_weight("balanced", classes=present, y=labels)
-    np.testing.assert_allclose(weights[present], expected, rtol=1e-6)
-    assert not np.delete(weights, present).any()
-    assert weights.dtype == np.float32
-
-
-@given(labels=labels_of_rows)
-def test_balanced_weights_leave_the_mean_weight_of_a_row_at_1(labels: np.ndarray) -> None:
-    weights = row_weights(labels, balanced_class_weights(labels, classes=CLASSES))
-
-    assert weights.mean() == pytest.approx(1.0, rel=1e-5)
-
-
-def test_rows_weigh_as_their_class() -> None:
-    assert row_weights(np.array([2, 0, 2]), [0.5, 1.0, 3.0]).tolist() == [3.0, 0.5, 3.0]

@@ -15,14 +15,15 @@ from tiny_training import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.devices.base import Device, DeviceMemory
+from finetune.devices.base import BatchShapes, Device, DeviceMemory
+from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice, CpuMemory
 from finetune.devices.cuda import CudaDevice, CudaMemory
 from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Event, WarningMessage
 from finetune.training.optimizer import make_state
-from finetune.training.out_of_memory import BatchSize, update_as_memory_allows
+from finetune.training.out_of_memory import update_with_retries
 from finetune.training.training_state import TrainingState
 
 ROWS = 13
@@ -109,7 +110,7 @@ class ScarceMemory(TorchDispatchMode):
 class Training:
     """Updates of all rows each, in the pieces that memory allows."""
 
-    device: Device = field(default_factory=AnyMemory)
+    device: Device = field(default_factory=AnyMemoryDevice)
     batch_size: int = 8
     options: dict[str, Any] = field(default_factory=dict)
     emitted: list[Event] = field(default_factory=list)
@@ -129,7 +130,7 @@ class Training:
                 memory.begin(rows)
             return cut_all_rows(self.training_state, self.examples, batch_size=rows)
 
-        loss = update_as_memory_allows(self.training_state, number, cut=cut, batch_size=self.size)
+        loss = update_with_retries(self.training_state, number, cut=cut, batch_size=self.size)
         return loss.item()
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -172,7 +173,7 @@ def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_upda
             training.take(number)
 
     assert scarce.failures == 1
-    assert training.size.rows == 4
+    assert training.size.examples == 4
     assert_same(training, expected)
     after = training.parameters()
     assert max((after[name] - before[name]).abs().max() for name in before) > 2e-5
@@ -189,7 +190,7 @@ def test_memory_may_run_out_while_the_optimizers_state_is_made(at: int) -> None:
         training.take(0, scarce)
     expected.take(0)
 
-    assert (scarce.failures, training.size.rows) == (1, 4)
+    assert (scarce.failures, training.size.examples) == (1, 4)
     assert_same(training, expected)
 
 
@@ -223,13 +224,13 @@ def test_pieces_are_halved_until_they_fit_and_stay_so(
             training.take(number, scarce)
             expected.take(number)
 
-    assert training.size.rows == 1
+    assert training.size.examples == 1
     assert scarce.failures == len(sizes)
     assert_same(training, expected)
     warnings = [event.message for event in training.emitted if isinstance(event, WarningMessage)]
     steps = zip([batch_size, *sizes], sizes, strict=False)
     assert warnings == [
-        f"cpu ran out of memory: the batch size is {after} instead of {before} from here on"
+        f"cpu ran out of memory: the batch size is now {after} instead of {before}"
         for before, after in steps
     ]
 
@@ -254,7 +255,10 @@ def test_one_row_that_does_not_fit_ends_with_a_remedy_and_changes_nothing() -> N
     before = training.parameters()
     scarce = ScarceMemory(0, at=30, error=ERRORS[0])
 
-    with scarce, pytest.raises(BatchDoesNotFit, match="cpu ran out of memory: not even one row"):
+    with (
+        scarce,
+        pytest.raises(BatchDoesNotFit, match="cpu ran out of memory with a single example"),
+    ):
         training.take(0, scarce)
 
     for name, parameter in training.parameters().items():
@@ -268,7 +272,7 @@ def test_other_errors_are_not_met_with_smaller_pieces() -> None:
     with scarce, pytest.raises(RuntimeError, match="can not be multiplied"):
         training.take(0, scarce)
 
-    assert (training.size.rows, training.emitted) == (8, [])
+    assert (training.size.examples, training.emitted) == (8, [])
 
 
 @pytest.mark.parametrize("only", ["_foreach_add_", "_fused_adamw_"])
@@ -280,7 +284,7 @@ def test_step_that_has_begun_is_not_taken_twice(only: str, at: int) -> None:
     with scarce, pytest.raises(RuntimeError, match="can't allocate memory"):
         training.take(0, scarce)
 
-    assert (scarce.failures, training.size.rows, training.emitted) == (1, 8, [])
+    assert (scarce.failures, training.size.examples, training.emitted) == (1, 8, [])
 
 
 def test_step_needs_no_memory() -> None:
@@ -387,8 +391,8 @@ def test_real_gpu_whose_memory_runs_out_trains_on() -> None:
     finally:
         device.memory.cap(2**60)
 
-    assert 1 < training.size.rows < rows
-    expected = Training(batch_size=training.size.rows, device=device)
+    assert 1 < training.size.examples < rows
+    expected = Training(batch_size=training.size.examples, device=device)
     expected.examples = training.examples
     for number in range(3):
         expected.take(number)
@@ -403,8 +407,8 @@ def test_no_batch_has_more_tokens_than_the_device_computes_right(
 ) -> None:
     emitted: list[object] = []
     device = CpuDevice()
-    device.shapes.max_tokens = max_tokens
+    device.shapes = BatchShapes(max_tokens=max_tokens)
     size = BatchSize(rows, "batch size", device, emitted.append)
     size.clamp(padded_length=512)
-    assert size.rows == expected
+    assert size.examples == expected
     assert len(emitted) == (rows != expected)

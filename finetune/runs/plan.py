@@ -1,7 +1,7 @@
-"""What a run will do, in numbers: how many updates, of which rows, at which rate."""
+"""What a run will do, in numbers: how many updates, of which examples, at which rate."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from finetune.config.schema import (
 )
 from finetune.data.load import SOURCES
 from finetune.model.load import MINILM
-from finetune.pipeline.prepare import Prepared
+from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
-from finetune.tokenization.examples import Examples
 from finetune.training.schedule import Schedule
+from finetune.training.training_state import Hyperparameters
 
 
 @dataclass(frozen=True)
@@ -27,31 +27,32 @@ class TrainingPlan:
     """The updates of a run, a function of its configuration and the lengths of its texts.
 
     Args:
-        lengths: Tokens of each training row: int64 of shape [rows].
-        padded_lengths: Padded lengths that a batch may have, ascending.
-        effective_batch_size: Rows in one update.
-        num_train_epochs: Passes over the rows.
-        schedule: The learning rate of each update.
-        head_lr_multiplier: The head's learning rate over the core's.
-        weight_decay: Decoupled decay of the matrices.
+        lengths: Tokens of each training example: int64 of shape [examples].
+        padded_lengths: Those that a batch may have, ascending.
+        effective_batch_size: Examples in one update.
+        num_train_epochs: Passes over the examples.
+        hyperparameters: How gradients become updates.
         early_stopping_patience: Validations in a row without a better model after which training
             stops; 0: never.
-        seed: Of the order of the rows.
+        seed: Of the order of the examples.
     """
 
     lengths: NDArray[np.int64]
     padded_lengths: Sequence[int]
     effective_batch_size: int
     num_train_epochs: float
-    schedule: Schedule
-    head_lr_multiplier: float
-    weight_decay: float
+    hyperparameters: Hyperparameters
     early_stopping_patience: int
     seed: int
 
     @property
+    def schedule(self) -> Schedule:
+        """The learning rate of each update."""
+        return self.hyperparameters.schedule
+
+    @property
     def updates_per_epoch(self) -> int:
-        """Effective batches in a pass over the rows."""
+        """Effective batches in a pass over the examples."""
         return math.ceil(len(self.lengths) / self.effective_batch_size)
 
     def batches(self, epoch: int) -> list[Batch]:
@@ -69,31 +70,43 @@ class TrainingPlan:
         return real_token_share(self.batches(0), self.lengths)
 
 
-def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> TrainingPlan:
+def plan_training(preparation: Preparation) -> TrainingPlan:
     """Work out a run's updates, with the defaults that depend on model and mode.
 
-    Args:
-        prepared: The run.
-        examples: Its splits; all share the widths, so that evaluation brings no new shapes.
+    All splits share the padded lengths, so that evaluation brings no new shapes.
     """
-    lengths = examples["train"].lengths
-    longest_tokens = max(int(split.lengths.max()) for split in examples.values())
-    options = prepared.config.training
-    rows_of_update = effective_batch_size(options)
-    defaults = mode_defaults(prepared.mode)
+    lengths = preparation.examples["train"].lengths
+    longest_tokens = max(int(split.lengths.max()) for split in preparation.examples.values())
+    options, classifier = preparation.config.training, preparation.classifier
+    defaults = mode_defaults(preparation.mode)
+    per_update = effective_batch_size(options)
     num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
-    updates_per_epoch = math.ceil(len(lengths) / rows_of_update)
-    total_updates = options.max_steps or math.ceil(num_train_epochs * updates_per_epoch)
-    default_rate = default_learning_rate(
-        prepared.mode,
-        hidden_size=prepared.classifier.model.config.hidden_size,
-        classifier_input=prepared.classifier.structure.classifier_input,
-    )
+    updates_per_epoch = math.ceil(len(lengths) / per_update)
     return TrainingPlan(
         lengths=lengths,
-        padded_lengths=prepared.classifier.padded_lengths(longest_tokens, prepared.device.shapes),
-        effective_batch_size=rows_of_update,
+        padded_lengths=classifier.padded_lengths(longest_tokens, preparation.device.shapes),
+        effective_batch_size=per_update,
         num_train_epochs=num_train_epochs,
+        hyperparameters=_hyperparameters(
+            preparation,
+            total_updates=options.max_steps or math.ceil(num_train_epochs * updates_per_epoch),
+        ),
+        early_stopping_patience=defaults.early_stopping_patience
+        if options.early_stopping_patience is None
+        else options.early_stopping_patience,
+        seed=options.seed,
+    )
+
+
+def _hyperparameters(preparation: Preparation, *, total_updates: int) -> Hyperparameters:
+    options, classifier = preparation.config.training, preparation.classifier
+    defaults = mode_defaults(preparation.mode)
+    default_rate = default_learning_rate(
+        preparation.mode,
+        hidden_size=classifier.model.config.hidden_size,
+        classifier_input=classifier.structure.classifier_input,
+    )
+    return Hyperparameters(
         schedule=Schedule(
             peak=options.learning_rate or default_rate,
             warmup_updates=math.ceil(options.warmup_fraction * total_updates),
@@ -103,25 +116,24 @@ def plan_training(prepared: Prepared, examples: Mapping[str, Examples]) -> Train
         weight_decay=defaults.weight_decay
         if options.weight_decay is None
         else options.weight_decay,
-        early_stopping_patience=defaults.early_stopping_patience
-        if options.early_stopping_patience is None
-        else options.early_stopping_patience,
-        seed=options.seed,
+        max_grad_norm=options.max_grad_norm,
     )
 
 
-def with_plan(config: Config, plan: TrainingPlan) -> Config:
+def with_plan(preparation: Preparation, plan: TrainingPlan) -> Config:
     """Return a configuration that makes the same run again, from any folder.
 
-    It no longer depends on defaults by model and mode, nor on where the command was typed, and
-    names no folder for its output.
+    Data and model of the Hub are pinned to their commits. It depends neither on defaults by model
+    and mode, nor on the folder in which the command was typed, and names no folder for its output.
     """
+    config = preparation.config
     data, model = config.data, config.model.model
+    hyperparameters = plan.hyperparameters
     return replace(
         config,
         data=replace(
             data,
-            data=data.data if data.data in SOURCES else _absolute(data.data),
+            data=_pinned(preparation),
             data_dir=data.data_dir and _absolute(data.data_dir),
             validation_file=data.validation_file and _absolute(data.validation_file),
             test_file=data.test_file and _absolute(data.test_file),
@@ -131,9 +143,9 @@ def with_plan(config: Config, plan: TrainingPlan) -> Config:
             config.training,
             effective_batch_size=plan.effective_batch_size,
             num_train_epochs=plan.num_train_epochs,
-            learning_rate=plan.schedule.peak,
-            head_lr_multiplier=plan.head_lr_multiplier,
-            weight_decay=plan.weight_decay,
+            learning_rate=hyperparameters.schedule.peak,
+            head_lr_multiplier=hyperparameters.head_lr_multiplier,
+            weight_decay=hyperparameters.weight_decay,
             early_stopping_patience=plan.early_stopping_patience,
         ),
         output=replace(config.output, output_dir=None, overwrite=False),
@@ -143,8 +155,17 @@ def with_plan(config: Config, plan: TrainingPlan) -> Config:
     )
 
 
+def _pinned(preparation: Preparation) -> str:
+    """Return the name of the data with its absolute path, or with its commit on the Hub."""
+    data = preparation.config.data.data
+    if data in SOURCES:
+        return data
+    commits = [source.commit for source in preparation.sources if source.commit]
+    return f"{data.partition('@')[0]}@{commits[0]}" if commits else _absolute(data)
+
+
 def _absolute(source: str) -> str:
-    """Return a file or folder with its whole path; what is neither, such as a Hub id, as it is."""
+    """Return the absolute path of a file or folder; anything else, such as a Hub id, as it is."""
     if not Path(source).expanduser().exists():
         return source
     return str(Path(source).expanduser().resolve())

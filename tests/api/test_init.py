@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
+from finetune.api.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.data.check import STRONG_IMBALANCE
 from finetune.errors import DataError, DataNotFound
 from finetune.events import Event
-from finetune.pipeline.init import TableFacts, look_at_table, make_config
 
 Row = dict[str, Any]
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hub_server import HubServer, hub_client
 
+from finetune.api.check_data import check_data
 from finetune.config.schema import Config, DataConfig, ModelConfig
 from finetune.events import Event, WarningMessage
-from finetune.pipeline.check import check_data
 
 ROWS = [("a river", "x"), ("a city of the old river", "y"), ("A  River", "x"), ("who", "y")] * 5
 

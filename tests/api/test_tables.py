@@ -9,7 +9,7 @@ from tiny_runs import run_tiny
 
 import finetune
 from finetune.config.schema import Config, DataConfig
-from finetune.pipeline.prepare import find_run_folder
+from finetune.runs.preparation import find_run_folder
 
 WORDS = ("river", "city", "mountain", "animal", "color")
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 from finetune.events import Event, Stage, Update, Validation
 from finetune.files import read_jsonl
-from finetune.pipeline.journal import continue_journal, journal
 from finetune.runs.folder import RunFolder
+from finetune.runs.journal import continue_journal, journal
 
 
 def update(number: int) -> Update:

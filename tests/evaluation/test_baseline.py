@@ -1,7 +1,7 @@
 import pytest
 
+from finetune.evaluation.baseline import baseline_accuracy, warn_unless_better
 from finetune.events import Event, WarningMessage
-from finetune.report.baseline import baseline_accuracy, warn_unless_better
 
 
 def test_the_baseline_is_the_share_of_the_largest_true_class() -> None:

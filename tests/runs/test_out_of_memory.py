@@ -73,8 +73,8 @@ def test_a_run_goes_on_with_the_weights_of_one_with_smaller_batches(
         results = run_tiny(tmp_path / "run", batch_size=16, emit=emitted.append, **options)
 
     assert warnings_of(emitted) == [
-        "cpu ran out of memory: the batch size is 8 instead of 16 from here on",
-        "cpu ran out of memory: the batch size is 4 instead of 8 from here on",
+        "cpu ran out of memory: the batch size is now 8 instead of 16",
+        "cpu ran out of memory: the batch size is now 4 instead of 8",
     ]
     assert results["train_batch_size"] == 4
     assert read_json(tmp_path / "run" / "all_results.json")["train_batch_size"] == 4
@@ -122,8 +122,8 @@ def test_an_evaluation_goes_on_with_smaller_batches(tiny_folder: Path, tmp_path:
 
     # Once, and from then on for every split.
     assert warnings_of(emitted) == [
-        "cpu ran out of memory: the batch size of evaluation is 32 instead of 64 from here on",
-        "cpu ran out of memory: the batch size of evaluation is 16 instead of 32 from here on",
+        "cpu ran out of memory: the evaluation batch size is now 32 instead of 64",
+        "cpu ran out of memory: the evaluation batch size is now 16 instead of 32",
     ]
     assert len([event for event in emitted if isinstance(event, Validation)]) == 2
     assert results["train_batch_size"] == 16

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from finetune.pipeline.examples import encode_split
+from finetune.pipeline.features import extract_features
 from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
 from tiny_runs import (
@@ -32,6 +34,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import finetune
 from finetune.config.load import load_config
 from finetune.config.schema import HEAD_DEFAULTS
+from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
 from finetune.events import Advance, Emit, Event, Stage, Update, WarningMessage
@@ -39,11 +42,8 @@ from finetune.files import read_json, read_jsonl
 from finetune.model.freeze import trained_names
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
-from finetune.pipeline.examples import encode_split
-from finetune.pipeline.features import extract_features
-from finetune.pipeline.plan import plan_training
-from finetune.pipeline.prepare import Prepared, prepare
-from finetune.training.out_of_memory import BatchSize
+from finetune.runs.plan import plan_training
+from finetune.runs.preparation import Preparation, prepare
 
 MODES: dict[str, dict[str, Any]] = {
     "last-1": {"train_layers": 1},
@@ -224,7 +224,7 @@ def config_of(**options: Any) -> Any:
     return load_config(file=None, environment={}, flags=flags, assignments=()).config
 
 
-def runs_core(prepared: Prepared, emit: Emit = lambda event: None) -> bool:
+def runs_core(prepared: Preparation, emit: Emit = lambda event: None) -> bool:
     """Bring the training rows through what is frozen; return whether it ran."""
     emitted: list[Event] = []
     examples = {"train": encode_split(prepared, "train", emit=emit)}
@@ -242,11 +242,11 @@ def runs_core(prepared: Prepared, emit: Emit = lambda event: None) -> bool:
 
 
 @pytest.fixture
-def prepared_again(tiny_folder: Path, tmp_path: Path) -> Callable[..., Prepared]:
+def prepared_again(tiny_folder: Path, tmp_path: Path) -> Callable[..., Preparation]:
     """Return a function that prepares a run with a store in which ``last-1``'s states are kept."""
     options = {"model": str(tiny_folder), "cache_dir": str(tmp_path / "cache"), "train_layers": 1}
 
-    def prepare_again(**changes: Any) -> Prepared:
+    def prepare_again(**changes: Any) -> Preparation:
         chosen = {name: one for name, one in (options | changes).items() if one is not None}
         return prepare(config_of(**chosen), emit=lambda event: None)
 
@@ -271,7 +271,7 @@ def prepared_again(tiny_folder: Path, tmp_path: Path) -> Callable[..., Prepared]
     ids=str,
 )
 def test_what_the_states_do_not_depend_on_brings_no_forward_of_the_core(
-    changes: dict[str, Any], prepared_again: Callable[..., Prepared]
+    changes: dict[str, Any], prepared_again: Callable[..., Preparation]
 ) -> None:
     with counting_rows() as rows:
         assert not runs_core(prepared_again(**changes))
@@ -293,7 +293,7 @@ def test_what_the_states_do_not_depend_on_brings_no_forward_of_the_core(
     ids=str,
 )
 def test_what_the_states_depend_on_runs_the_core_again(
-    changes: dict[str, Any], prepared_again: Callable[..., Prepared]
+    changes: dict[str, Any], prepared_again: Callable[..., Preparation]
 ) -> None:
     assert runs_core(prepared_again(**changes))
 
@@ -320,21 +320,21 @@ def move_positions(model: nn.Module) -> None:
     ids=["weight", "buffer", "activation", "eps", "positions"],
 )
 def test_another_model_runs_again(
-    change: Callable[[Any], None], prepared_again: Callable[..., Prepared]
+    change: Callable[[Any], None], prepared_again: Callable[..., Preparation]
 ) -> None:
     prepared = prepared_again()
     change(prepared.classifier.model)
     assert runs_core(prepared)
 
 
-def test_a_trained_weight_may_be_another(prepared_again: Callable[..., Prepared]) -> None:
+def test_a_trained_weight_may_be_another(prepared_again: Callable[..., Preparation]) -> None:
     prepared = prepared_again()
     prepared.classifier.model.get_parameter("classifier.weight").data += 1
     assert not runs_core(prepared)
 
 
 def test_a_model_may_lie_elsewhere(
-    tiny_folder: Path, prepared_again: Callable[..., Prepared], tmp_path: Path
+    tiny_folder: Path, prepared_again: Callable[..., Preparation], tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -349,7 +349,7 @@ def test_a_model_may_lie_elsewhere(
 
 @pytest.mark.parametrize("package", ["torch", "transformers", "finetune-mps"])
 def test_another_version_runs_again(
-    package: str, prepared_again: Callable[..., Prepared], monkeypatch: pytest.MonkeyPatch
+    package: str, prepared_again: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distribution = importlib.metadata.distribution
 
@@ -361,13 +361,15 @@ def test_another_version_runs_again(
 
 
 @pytest.mark.parametrize("attribute", ["name", "description"])
-def test_another_device_runs_again(attribute: str, prepared_again: Callable[..., Prepared]) -> None:
+def test_another_device_runs_again(
+    attribute: str, prepared_again: Callable[..., Preparation]
+) -> None:
     device = CpuDevice()
     setattr(device, attribute, "another one")
     assert runs_core(replace(prepared_again(), device=device))
 
 
-def test_other_batches_run_again(prepared_again: Callable[..., Prepared]) -> None:
+def test_other_batches_run_again(prepared_again: Callable[..., Preparation]) -> None:
     assert runs_core(replace(prepared_again(), device=FewShapesDevice()))
 
 
@@ -378,7 +380,7 @@ def write_table(file: Path, *, label: str = "", text: str = "") -> str:
 
 
 def test_other_texts_run_again_and_other_labels_do_not(
-    prepared_again: Callable[..., Prepared], tmp_path: Path
+    prepared_again: Callable[..., Preparation], tmp_path: Path
 ) -> None:
     table = {"test_fraction": 0.25, "data": write_table(tmp_path / "rows.csv")}
     assert runs_core(prepared_again(**table))
@@ -389,7 +391,7 @@ def test_other_texts_run_again_and_other_labels_do_not(
 
 
 def test_another_tokenizer_runs_again(
-    tiny_folder: Path, prepared_again: Callable[..., Prepared], tmp_path: Path
+    tiny_folder: Path, prepared_again: Callable[..., Preparation], tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()

@@ -18,7 +18,7 @@ from finetune.data.tables import texts_of
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Stage
 from finetune.model.load import load_tokenizer
-from finetune.pipeline.prepare import load_given_splits, split_given
+from finetune.runs.preparation import load_given, split_given
 from finetune.tokenization.encode import encode_texts
 
 CHECK_SCHEMA_VERSION = 1
@@ -47,7 +47,7 @@ def check_data(config: Config, *, emit: Emit) -> dict[str, Any]:
             warnings.append(event.message)
         emit(event)
 
-    given = load_given_splits(config.data, emit=emit_and_keep)
+    given = load_given(config.data, emit=emit_and_keep).splits
     splits = split_given(given, config.data, emit=emit_and_keep)
     findings = check_splits(given)
     lengths = _measure(given, config.model, emit=emit_and_keep)

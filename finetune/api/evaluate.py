@@ -1,0 +1,62 @@
+"""``finetune evaluate`` as a function."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune.devices.names import DeviceName
+from finetune.events import Emit, ignore
+from finetune.runs.folder import open_run_folder
+
+if TYPE_CHECKING:
+    from finetune.evaluation.metrics import Scores
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A run's model on a split.
+
+    Args:
+        split: Name of the split, or the file that was scored.
+        scores: The metrics.
+    """
+
+    split: str
+    scores: "Scores"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune evaluate --json`` prints."""
+        return {"schema_version": SCHEMA_VERSION, "split": self.split, **self.scores.to_json()}
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    split: str = "test",
+    data: str | Path | None = None,
+    device: DeviceName = "auto",
+    emit: Emit = ignore,
+) -> Evaluation:
+    """Evaluate a run's model, as ``finetune evaluate`` does.
+
+    Args:
+        run: The run folder.
+        split: ``test``, ``validation`` or ``train`` of the data that the run was made from.
+        data: Other data to score, all rows of it, in place of a split of the run.
+        device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
+        emit: Is called with the events of ``finetune.events``.
+
+    Raises:
+        DataDiffers: If the run's data is no longer what the run was made from.
+        FinetuneError: With an exit code and a remedy.
+    """
+    folder = open_run_folder(Path(run))
+    from finetune.runs.trained import evaluate_data, evaluate_split
+
+    if data is None:
+        scores = evaluate_split(folder, split, device=device, emit=emit)
+        return Evaluation(split, scores)
+    scores = evaluate_data(folder, str(data), device=device, emit=emit)
+    return Evaluation(str(data), scores)

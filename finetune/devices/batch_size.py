@@ -1,0 +1,86 @@
+"""A batch size that is halved when memory runs out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from finetune import events
+from finetune.devices.base import Device
+from finetune.errors import BatchDoesNotFit
+from finetune.events import Emit
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class BatchSize:
+    """How many examples go through a device at once.
+
+    Args:
+        examples: How many they are now.
+        name: What messages call it, such as ``batch size``.
+        device: Whose memory it is.
+        emit: Receives progress events.
+    """
+
+    examples: int
+    name: str
+    device: Device
+    emit: Emit
+
+    def retry_on_out_of_memory(
+        self, attempt: Callable[[int], Result], *, undo: Callable[[], None] = lambda: None
+    ) -> Result:
+        """Return what an attempt returns, made again with half the examples while memory runs out.
+
+        Args:
+            attempt: Takes the number of examples.
+            undo: Restores what a failed attempt has changed.
+
+        Raises:
+            BatchDoesNotFit: If not even one example fits.
+        """
+        while True:
+            try:
+                return attempt(self.examples)
+            except (RuntimeError, MemoryError) as error:
+                if not self.device.memory.is_out_of_memory(error):
+                    raise
+                if self.examples == 1:
+                    raise BatchDoesNotFit(
+                        f"{self.device.name} ran out of memory with a single example",
+                        remedy="shorten the texts with --max-length, use --freeze-core, a smaller "
+                        "--model or another --device",
+                    ) from error
+            # Only here: while the error is handled, its traceback keeps the tensors alive.
+            undo()
+            self.device.memory.release()
+            self._halve()
+
+    def clamp(self, *, padded_length: int) -> None:
+        """Take no more examples than the device computes correctly, whatever its memory.
+
+        Args:
+            padded_length: Tokens of the longest example.
+        """
+        most = self.device.shapes.max_examples(padded_length=padded_length)
+        if most is None or self.examples <= most:
+            return
+        before, self.examples = self.examples, most
+        self.emit(
+            events.WarningMessage(
+                f"the {self.name} is {self.examples} instead of {before}: on this chip "
+                f"{self.device.name} computes wrong results on more than "
+                f"{self.device.shapes.max_tokens:,} tokens at once",
+                remedy="nothing is needed: the effective batch size stays the same",
+            )
+        )
+
+    def _halve(self) -> None:
+        before, self.examples = self.examples, self.examples // 2
+        self.emit(
+            events.WarningMessage(
+                f"{self.device.name} ran out of memory: the {self.name} is now {self.examples} "
+                f"instead of {before}"
+            )
+        )

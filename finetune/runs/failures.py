@@ -1,0 +1,57 @@
+"""What a user can do when a run is interrupted or runs out of memory."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from finetune.errors import BatchDoesNotFit, Interrupted
+from finetune.runs.folder import RunFolder
+from finetune.runs.preparation import Preparation
+
+
+@contextmanager
+def interruption_explained(folder: RunFolder) -> Iterator[None]:
+    """Say to a user who stops a run how it is resumed.
+
+    Raises:
+        Interrupted: In place of KeyboardInterrupt.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if folder.can_resume:
+            remedy = f"resume with: {_resume_command(folder)}"
+        elif folder.config_file.exists():
+            remedy = "start again with --overwrite: nothing was saved yet"
+        else:
+            remedy = "start again: nothing was saved yet"
+        raise Interrupted(str(stop) or "stopped", remedy=remedy) from None
+
+
+@contextmanager
+def out_of_memory_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
+    """Say what to do where memory ran out in work that can't be repeated in smaller pieces.
+
+    Such as the optimizer's step: on a GPU, which reports errors late, its inputs are lost by then.
+
+    Raises:
+        BatchDoesNotFit: In place of PyTorch's errors.
+    """
+    device, batch_size = preparation.device, preparation.config.training.batch_size
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not device.memory.is_out_of_memory(error):
+            raise
+        smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
+        raise BatchDoesNotFit(
+            f"{device.name} ran out of memory in work that can't be repeated in smaller pieces",
+            remedy=f"resume with: {_resume_command(folder)} {smaller}"
+            if folder.can_resume
+            else f"use {smaller} with the same --effective-batch-size, lower --eval-batch-size or "
+            "--max-length, or use --freeze-core",
+        ) from error
+
+
+def _resume_command(folder: RunFolder) -> str:
+    return f"finetune run --resume-from-checkpoint {shlex.quote(str(folder.path))}"

@@ -1,0 +1,124 @@
+"""Whether a run trains on stored features of its frozen layers, and where they are stored."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import nn
+
+from finetune import events, hub
+from finetune.config.schema import CacheConfig
+from finetune.devices.base import gibibytes, place
+from finetune.devices.batch_size import BatchSize
+from finetune.events import Emit
+from finetune.model.feature_extractor import FeatureExtractor, split_frozen
+from finetune.model.feature_store import FeatureStore
+from finetune.model.features import (
+    FeaturesDoNotFit,
+    FrozenLayers,
+    key_of_frozen_layers,
+    with_features,
+)
+from finetune.model.load import Classifier
+from finetune.model.mode import Mode
+from finetune.runs.plan import TrainingPlan
+from finetune.runs.preparation import Preparation
+from finetune.tokenization.examples import Examples
+
+
+def cache_folder(options: CacheConfig, name: str) -> Path:
+    """Return the folder of one kind of files that are kept from run to run."""
+    if options.cache_dir is None:
+        return hub.cache_folder(name)
+    return Path(options.cache_dir).expanduser() / name
+
+
+def open_feature_store(options: CacheConfig) -> FeatureStore:
+    """Return the store that a configuration names."""
+    folder = cache_folder(options, "features")
+    return FeatureStore(folder, limit_bytes=int(options.cache_gib * 2**30))
+
+
+def stores_features(options: CacheConfig, mode: Mode) -> bool:
+    """Return whether features of frozen layers are stored, if the model can be split."""
+    return mode.freezes_layers and options.feature_cache
+
+
+def make_feature_extractor(classifier: Classifier) -> FeatureExtractor | None:
+    """Return a classifier split into frozen and trainable layers, or None if it can't be."""
+    return split_frozen(
+        classifier.model,
+        takes_4d_mask=classifier.structure.takes_4d_mask,
+        pads_left=classifier.tokenizer.padding_side == "left",
+    )
+
+
+def stored_features(
+    preparation: Preparation, plan: TrainingPlan, batch_size: BatchSize, *, emit: Emit
+) -> tuple[nn.Module, Mapping[str, Examples]]:
+    """Return what runs at every update, and the splits as it reads them.
+
+    That is the trainable layers and features, computed now or read from the store. Where nothing is
+    frozen, or the model can't be split, it is the whole model and token ids.
+
+    Args:
+        preparation: The run; its model goes to the device.
+        plan: Its updates.
+        batch_size: Examples in one forward; fewer after memory ran out.
+        emit: Receives progress events.
+    """
+    config, classifier = preparation.config, preparation.classifier
+    if not stores_features(config.cache, preparation.mode):
+        return classifier.model, preparation.examples
+    extractor = make_feature_extractor(classifier)
+    if extractor is None:
+        emit(
+            events.WarningMessage(
+                f"{type(classifier.model).__name__} can't be split into frozen and trainable "
+                "layers: the frozen ones run at every update"
+            )
+        )
+        return classifier.model, preparation.examples
+    device, precision = preparation.device, config.training.precision
+    # The key is made of tensors on the CPU.
+    key = key_of_frozen_layers(extractor, device=device, precision=precision)
+    place(classifier.model, device.torch_device)
+    layers = FrozenLayers(extractor, key, device, precision, classifier.structure.takes_4d_mask)
+    try:
+        return extractor.trainable, _all_features(preparation, plan, layers, batch_size, emit=emit)
+    except FeaturesDoNotFit:
+        size_bytes = sum(map(layers.size_bytes, preparation.examples.values()))
+        emit(
+            events.WarningMessage(
+                f"the features of all splits, {gibibytes(size_bytes)}, do not fit the disk: the "
+                "frozen layers run at every update",
+                remedy="make room, or name a folder on another disk with --cache-dir",
+            )
+        )
+        return classifier.model, preparation.examples
+
+
+def _all_features(
+    preparation: Preparation,
+    plan: TrainingPlan,
+    layers: FrozenLayers,
+    batch_size: BatchSize,
+    *,
+    emit: Emit,
+) -> Mapping[str, Examples]:
+    config = preparation.config
+    store = open_feature_store(config.cache)
+    notes = {"model": config.model.model, "mode": preparation.mode, "data": config.data.data}
+    return {
+        split: batch_size.retry_on_out_of_memory(
+            lambda size, split=split, examples=examples: with_features(  # type: ignore[misc]
+                examples,
+                layers,
+                store,
+                padded_lengths=plan.padded_lengths,
+                batch_size=size,
+                notes=notes | {"split": split, "rows": len(examples.labels)},
+                emit=emit,
+            )
+        )
+        for split, examples in preparation.examples.items()
+    }

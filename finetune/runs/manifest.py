@@ -1,0 +1,114 @@
+"""What a run was made from, so that whoever uses it later works on the same."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from datasets import Dataset, DatasetDict
+
+from finetune.data.source import DataSource, LoadedData
+from finetune.errors import DataDiffers
+from finetune.files import read_json, write_json
+from finetune.runs.environment import package_versions
+from finetune.runs.preparation import Preparation
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a run was made from.
+
+    Args:
+        sources: sha256 of each source file by its path, or the commit of a Hub data set by its id.
+        splits: A digest of each split's texts and labels in their order.
+        model: Commit of the model on the Hub, and digests of its weights and tokenizer files.
+        packages: Versions of the packages that compute.
+        metrics_precision: ``fp32``, ``bf16`` or ``fp16``: of all metrics of the run.
+    """
+
+    sources: Mapping[str, str]
+    splits: Mapping[str, str]
+    model: Mapping[str, str]
+    packages: Mapping[str, str]
+    metrics_precision: str
+
+    def write(self, path: Path) -> None:
+        """Write the manifest as JSON, whole or not at all."""
+        write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(self)})
+
+    @classmethod
+    def of(cls, preparation: Preparation) -> "Manifest":
+        """Return the manifest of a run that begins now."""
+        return cls(
+            sources=describe_sources(preparation.sources),
+            splits=digest_splits(preparation.splits),
+            model={},
+            packages=package_versions(),
+            metrics_precision=preparation.config.training.precision,
+        )
+
+    @classmethod
+    def of_data(cls, data: LoadedData) -> "Manifest":
+        """Return the part of a manifest that says what the data is now."""
+        return cls(describe_sources(data.sources), digest_splits(data.splits), {}, {}, "")
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest | None":
+        """Return the manifest in a file, or None where an older version has written none."""
+        if not path.is_file():
+            return None
+        fields: dict[str, Any] = read_json(path)
+        del fields["schema_version"]
+        return cls(**fields)
+
+    def check(self, now: "Manifest", *, remedy: str) -> None:
+        """Make sure that a configuration still stands for the same data and model.
+
+        Args:
+            now: Made from what there is now; what it lacks is not compared.
+            remedy: What the user can do if something differs.
+
+        Raises:
+            DataDiffers: Naming the files, splits and parts of the model that differ.
+        """
+        differing = [
+            *_differing(self.sources, now.sources),
+            *(f"the {split} split" for split in _differing(self.splits, now.splits)),
+            *(f"the model's {part}" for part in _differing(self.model, now.model)),
+        ]
+        if differing:
+            raise DataDiffers(f"changed since the run began: {', '.join(differing)}", remedy=remedy)
+
+
+def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [name for name, digest in now.items() if before.get(name, digest) != digest]
+
+
+def describe_sources(sources: Sequence[DataSource]) -> dict[str, str]:
+    """Return sha256 or commit of each source by its name; files by their absolute path."""
+    return {
+        str(Path(source.name).resolve()) if source.sha256 else source.name: digest
+        for source in sources
+        if (digest := source.sha256 or source.commit)
+    }
+
+
+def digest_splits(splits: DatasetDict) -> dict[str, str]:
+    """Return a digest of each split's texts and labels in their order."""
+    return {name: digest_rows(rows) for name, rows in splits.items()}
+
+
+def digest_rows(rows: Dataset) -> str:
+    """Return the sha256 of texts, labels and the names of the classes: 64 hexadecimal digits."""
+    table = rows.with_format("arrow")[:]
+    texts = pc.cast(table["text"].combine_chunks(), "large_binary")
+    digest = hashlib.sha256("\0".join(rows.features["label"].names).encode())
+    digest.update(pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
+    digest.update(b"".join(texts.to_pylist()))
+    digest.update(table["label"].to_numpy().astype(np.int64).tobytes())
+    return digest.hexdigest()

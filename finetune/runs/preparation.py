@@ -1,0 +1,199 @@
+"""What all trainings of a configuration share: prepared once, trained many times."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict
+
+from finetune import events
+from finetune.config.schema import Config, DataConfig, mode_of
+from finetune.data.load import load_data
+from finetune.data.source import DataOptions, DataSource, LoadedData
+from finetune.data.split import split_table
+from finetune.devices.base import Device
+from finetune.devices.select import check_precision, select_device
+from finetune.errors import DataError
+from finetune.events import Emit, Stage
+from finetune.model.freeze import count_parameters, freeze_parameters
+from finetune.model.load import Classifier, load_classifier
+from finetune.model.mode import Mode
+from finetune.tokenization.examples import Examples
+from finetune.training.class_weights import example_weights
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Device, data, token ids and a pretrained model.
+
+    Args:
+        config: The run's options.
+        device: Where it trains.
+        sources: Files and data sets that the data was read from.
+        splits: ``train``, ``test`` and, unless its fraction is 0, ``validation``.
+        examples: The splits as the model reads them.
+        classifier: The pretrained model with a new head, frozen as the mode says, on the CPU. A
+            training changes it.
+        encoding_seconds: Time that the token ids took.
+    """
+
+    config: Config
+    device: Device
+    sources: Sequence[DataSource]
+    splits: DatasetDict
+    examples: Mapping[str, Examples]
+    classifier: Classifier
+    encoding_seconds: float
+
+    @property
+    def mode(self) -> Mode:
+        """What trains."""
+        return mode_of(self.config.model)
+
+    def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
+        """Return the same for another training: the pretrained model again, its head by a seed.
+
+        The data, in files and as token ids, is shared.
+        """
+        config = replace(self.config, training=replace(self.config.training, seed=seed))
+        names = self.classifier.class_names
+        classifier = load_for_training(config, class_names=list(names), emit=emit)
+        return replace(self, config=config, classifier=classifier)
+
+
+def prepare(config: Config, *, emit: Emit) -> Preparation:
+    """Select the device, load the data and the model, and encode the texts.
+
+    Raises:
+        FinetuneError: Of every kind that a device, data or a model can cause.
+    """
+    device = select_device(config.training.device, emit=emit)
+    check_precision(device, config.training.precision)
+    emit(Stage(f"device: {device.name} ({device.description}), {config.training.precision}"))
+    loaded = load_splits(config.data, emit=emit)
+    splits = loaded.splits
+    class_names = splits["train"].features["label"].names
+    classifier = load_for_training(config, class_names=class_names, emit=emit)
+    started = time.perf_counter()
+    examples = {
+        split: encode_rows(rows, split, classifier, config=config, emit=emit)
+        for split, rows in splits.items()
+    }
+    seconds = time.perf_counter() - started
+    return Preparation(config, device, loaded.sources, splits, examples, classifier, seconds)
+
+
+def load_for_training(config: Config, *, class_names: list[str], emit: Emit) -> Classifier:
+    """Load the pretrained model, draw its head, and freeze what does not train."""
+    torch.manual_seed(config.training.seed)
+    classifier = load_classifier(
+        config.model.model, revision=config.model.revision, class_names=class_names, emit=emit
+    )
+    mode = mode_of(config.model)
+    freeze_parameters(classifier.model, classifier.structure, mode=mode)
+    trained, total = count_parameters(classifier.model)
+    emit(
+        Stage(
+            f"model: {config.model.model}, mode {mode}, {trained:,} of {total:,} parameters train "
+            f"({trained / total:.1%})"
+        )
+    )
+    return classifier
+
+
+def load_given(options: DataConfig, *, emit: Emit) -> LoadedData:
+    """Load the data with the splits that it brings, ``train`` among them."""
+    folder, validation_file, test_file = (
+        Path(path).expanduser() if path else None
+        for path in (options.data_dir, options.validation_file, options.test_file)
+    )
+    wanted = DataOptions(
+        data=options.data,
+        folder=folder,
+        label=options.label,
+        validation_file=validation_file,
+        test_file=test_file,
+        text_column=options.text_column,
+        label_column=options.label_column,
+        encoding=options.encoding,
+    )
+    return load_data(wanted, emit=emit)
+
+
+def load_splits(options: DataConfig, *, emit: Emit) -> LoadedData:
+    """Load the data and split it: the same rows for the same configuration, every time."""
+    given = load_given(options, emit=emit)
+    return replace(given, splits=split_given(given.splits, options, emit=emit))
+
+
+def load_rows(options: DataConfig, *, class_names: Sequence[str], emit: Emit) -> Dataset:
+    """Load all rows of data that no split of a run comes from, labelled by the run's classes.
+
+    Raises:
+        DataError: If it has a label that is none of these classes.
+    """
+    wanted = replace(options, validation_file=None, test_file=None, data_dir=None)
+    given = load_given(wanted, emit=emit).splits["train"]
+    names = given.features["label"].names
+    if unknown := [name for name in names if name not in class_names]:
+        raise DataError(
+            f"{options.data} has labels that the model does not know: {', '.join(unknown)}",
+            remedy=f"leave these rows out; the model knows {', '.join(class_names)}",
+        )
+    numbers = np.array([class_names.index(name) for name in names])
+    labels = numbers[np.asarray(given.with_format("numpy")["label"][:], np.int64)]
+    return given.remove_columns("label").add_column(
+        "label", labels, feature=ClassLabel(names=list(class_names))
+    )
+
+
+def split_given(given: DatasetDict, options: DataConfig, *, emit: Emit) -> DatasetDict:
+    """Hold out the splits that the data does not bring, and limit the training rows."""
+    splits = split_table(
+        given,
+        validation_fraction=options.validation_fraction,
+        test_fraction=options.test_fraction,
+        seed=options.split_seed,
+        emit=emit,
+    )
+    if options.max_train_samples is not None:
+        rows = min(options.max_train_samples, len(splits["train"]))
+        splits["train"] = splits["train"].select(range(rows))
+    counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
+    classes = len(splits["train"].features["label"].names)
+    emit(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
+    return splits
+
+
+def encode_rows(
+    rows: Dataset, split: str, classifier: Classifier, *, config: Config, emit: Emit
+) -> Examples:
+    """Encode the texts of a split, with a warning if some are truncated."""
+    columns = rows.with_format("numpy")[:]
+    max_length = config.model.max_length
+    encoded = classifier.encode(columns["text"].tolist(), max_length=max_length)
+    if encoded.truncated_texts:
+        can_be_longer = classifier.max_tokens > max_length
+        emit(
+            events.WarningMessage(
+                f"{encoded.truncated_texts:,} of the {len(encoded.lengths):,} {split} texts are "
+                f"longer than {encoded.lengths.max()} tokens and are truncated",
+                remedy="raise --max-length if their end matters"
+                if can_be_longer
+                else "if their end matters, choose a model with more positions",
+            )
+        )
+    labels = np.asarray(columns["label"], np.int64)
+    return Examples(
+        inputs_of=classifier.inputs(encoded).inputs_of,
+        lengths=encoded.lengths,
+        labels=labels,
+        weights=example_weights(
+            labels,
+            classes=len(classifier.class_names),
+            is_balanced=config.training.class_weights == "balanced",
+        ),
+    )

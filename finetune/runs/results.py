@@ -1,0 +1,162 @@
+"""What a run found, and the JSON that its folder and the command line show of it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from finetune.evaluation.metrics import Scores
+from finetune.model.freeze import count_parameters
+from finetune.model.mode import Mode
+from finetune.runs.plan import TrainingPlan
+from finetune.runs.preparation import Preparation
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TrainingMetrics:
+    """What training took, under the Trainer's names.
+
+    Args:
+        epoch: Passes over the training split.
+        train_samples: Rows of the training split.
+        train_runtime: Seconds, without validation.
+        train_samples_per_second: Examples a second.
+        train_steps_per_second: Updates a second.
+        train_loss: Mean loss of all updates.
+        train_batch_size: Examples in one forward and backward at the end.
+        train_peak_bytes: Peak memory, None where the device does not count it.
+    """
+
+    epoch: float
+    train_samples: int
+    train_runtime: float
+    train_samples_per_second: float
+    train_steps_per_second: float
+    train_loss: float
+    train_batch_size: int
+    train_peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What was trained, on what, and where.
+
+    Args:
+        data: Name of the data.
+        class_names: The classes in the order of their numbers.
+        model: Name of the pretrained model.
+        mode: What trained.
+        device: Name of the device.
+        device_description: The hardware in words.
+        precision: Of the arithmetic and of all metrics.
+        trained_parameters: How many numbers trained.
+        total_parameters: How many the model has.
+        real_token_share: Share of the tokens that were not padding, in 0..1.
+    """
+
+    data: str
+    class_names: Sequence[str]
+    model: str
+    mode: Mode
+    device: str
+    device_description: str
+    precision: str
+    trained_parameters: int
+    total_parameters: int
+    real_token_share: float
+
+    @classmethod
+    def of(cls, preparation: Preparation, plan: TrainingPlan) -> "RunFacts":
+        """Return the facts of a run."""
+        config, classifier = preparation.config, preparation.classifier
+        trained, total = count_parameters(classifier.model)
+        return cls(
+            data=config.data.data,
+            class_names=classifier.class_names,
+            model=config.model.model,
+            mode=preparation.mode,
+            device=preparation.device.name,
+            device_description=preparation.device.description,
+            precision=config.training.precision,
+            trained_parameters=trained,
+            total_parameters=total,
+            real_token_share=plan.real_token_share(),
+        )
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """What a finished run found.
+
+    Args:
+        facts: What was trained, on what, and where.
+        training: What training took.
+        validation: The best model's metrics on the validation split, if there is one.
+        test: Its metrics on the test split.
+        output_dir: The run folder.
+    """
+
+    facts: RunFacts
+    training: TrainingMetrics
+    validation: Scores | None
+    test: Scores
+    output_dir: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``all_results.json``, under the Trainer's names."""
+        splits = {"eval": self.validation, "test": self.test}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **asdict(self.facts),
+            **asdict(self.training),
+            **{
+                f"{prefix}_{name}": value
+                for prefix, scores in splits.items()
+                if scores is not None
+                for name, value in scores.to_json().items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would do.
+
+    Args:
+        facts: What it would train, on what, and where.
+        rows: Of each split.
+        rows_by_class: Training rows of each class.
+        tokens: Tokens of the training texts: mean, percentiles, max.
+        batch_size: Examples in one forward and backward, or ``auto``.
+        effective_batch_size: Examples in one update.
+        batches_by_padded_length: Batches of the first epoch by their padded length.
+        num_train_epochs: Passes over the training split.
+        updates_per_epoch: Updates in one.
+        total_updates: Updates in all.
+        warmup_updates: Updates until the learning rate has its peak.
+        learning_rate: The peak.
+        output_dir: The folder that the run would get.
+    """
+
+    facts: RunFacts
+    rows: dict[str, int]
+    rows_by_class: dict[str, int]
+    tokens: dict[str, float]
+    batch_size: int | str
+    effective_batch_size: int
+    batches_by_padded_length: dict[int, int]
+    num_train_epochs: float
+    updates_per_epoch: int
+    total_updates: int
+    warmup_updates: int
+    learning_rate: float
+    output_dir: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune run --dry-run --json`` prints."""
+        facts = {name: value for name, value in asdict(self.facts).items() if name != "class_names"}
+        own = asdict(self)
+        del own["facts"]
+        own["batches_by_width"] = own.pop("batches_by_padded_length")
+        return {"schema_version": SCHEMA_VERSION, **facts, **own}

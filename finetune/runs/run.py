@@ -1,0 +1,272 @@
+"""A run: one training of a classifier, from its preparation to a folder with a model."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from finetune.config.load import dump_config
+from finetune.config.schema import Config
+from finetune.devices.batch_size import BatchSize
+from finetune.evaluation.answers import answer_texts
+from finetune.evaluation.metrics import Scores, score_logits
+from finetune.evaluation.predict import Predictor
+from finetune.events import Emit, Stage
+from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
+from finetune.model.save import save_classifier
+from finetune.runs.batch_sizes import find_sizes
+from finetune.runs.checkpoint import Checkpoints
+from finetune.runs.environment import describe_environment
+from finetune.runs.features import stored_features
+from finetune.runs.folder import RunFolder, empty_folder
+from finetune.runs.journal import continue_journal, journal
+from finetune.runs.manifest import Manifest
+from finetune.runs.plan import TrainingPlan, plan_training, with_plan
+from finetune.runs.preparation import Preparation
+from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
+from finetune.tokenization.examples import Examples
+from finetune.training.interruption import stop_on_signal
+from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
+from finetune.training.snapshot import Progress
+from finetune.training.training_state import TrainingState, prepare_training
+
+
+@dataclass
+class Run:
+    """One training of a classifier.
+
+    Args:
+        folder: Where it writes; held by this process.
+        preparation: Device, data and model.
+        plan: Its updates in numbers.
+        manifest: What it is made from.
+        examples: The splits as the model in training reads them: token ids, or features.
+        training_state: What trains: the model, or its trainable layers.
+        batch_size: Examples in one forward and backward.
+        predictor: Gives logits for validation and test.
+        progress: How far it has come.
+        emit: Receives progress events.
+    """
+
+    folder: RunFolder
+    preparation: Preparation
+    plan: TrainingPlan
+    manifest: Manifest
+    examples: Mapping[str, Examples]
+    training_state: TrainingState
+    batch_size: BatchSize
+    predictor: Predictor
+    progress: Progress
+    emit: Emit
+
+    @classmethod
+    def prepare(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
+        """Make all ready for the first update, and write what the run is made from.
+
+        Args:
+            preparation: Device, data and model; the model is moved and changed.
+            folder: Held by this process; an earlier run in it is deleted.
+            emit: Receives progress events.
+
+        Raises:
+            BatchDoesNotFit: If not even one example fits.
+        """
+        run = cls._build(preparation, folder, emit=emit)
+        empty_folder(folder)
+        config = with_plan(run.preparation, run.plan)
+        write_text_atomically(folder.config_file, dump_config(config))
+        run.manifest.write(folder.manifest_file)
+        environment = {**describe_environment(), "device": preparation.device.description}
+        write_json(folder.environment_file, environment)
+        return run
+
+    @classmethod
+    def resume(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
+        """Restore an interrupted run from its last checkpoint.
+
+        Args:
+            preparation: Made from the configuration of the run.
+            folder: Of the run, held by this process.
+            emit: Receives progress events.
+
+        Raises:
+            DataDiffers: If data or model are not those that the run began with.
+            UsageError: If there is no checkpoint.
+        """
+        checkpoints = Checkpoints(folder)
+        latest = checkpoints.latest(emit=emit)
+        saved = Manifest.read(folder.manifest_file)
+        if saved is not None:
+            saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
+        run = cls._build(preparation, folder, emit=emit)
+        prepared_seconds = run.progress.seconds
+        run.progress = checkpoints.restore(latest, run.training_state)
+        run.progress.seconds += prepared_seconds
+        continue_journal(folder, updates=run.progress.updates)
+        emit(Stage(f"resuming after update {run.progress.updates:,}"))
+        return run
+
+    @classmethod
+    def _build(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
+        plan = plan_training(preparation)
+        manifest = Manifest.of(preparation)
+        if preparation.config.training.batch_size == "auto":
+            preparation = _with_found_sizes(preparation, plan, emit=emit)
+        options, device = preparation.config.training, preparation.device
+        assert isinstance(options.batch_size, int), "auto has been replaced by what was found"
+        batch_size = BatchSize(options.batch_size, "batch size", device, emit)
+        eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
+        for size in (batch_size, eval_batch_size):
+            size.clamp(padded_length=plan.padded_lengths[-1])
+        started = time.perf_counter()
+        model, examples = stored_features(preparation, plan, eval_batch_size, emit=emit)
+        seconds = preparation.encoding_seconds + time.perf_counter() - started
+        training_state = prepare_training(
+            model,
+            head=preparation.classifier.structure.head,
+            device=device,
+            precision=options.precision,
+            hyperparameters=plan.hyperparameters,
+        )
+        predictor = Predictor(training_state.model, device, options.precision, eval_batch_size)
+        return cls(
+            folder=folder,
+            preparation=preparation,
+            plan=plan,
+            manifest=manifest,
+            examples=examples,
+            training_state=training_state,
+            batch_size=batch_size,
+            predictor=predictor,
+            progress=Progress(seconds=seconds),
+            emit=emit,
+        )
+
+    @property
+    def config(self) -> Config:
+        """The run's options."""
+        return self.preparation.config
+
+    def train(self) -> None:
+        """Take the updates that are left, with validation and checkpoints.
+
+        Raises:
+            KeyboardInterrupt: If the user stopped it; the progress is saved.
+            FinetuneError: Of every kind that training can cause.
+        """
+        schedule = self.plan.schedule
+        self.emit(
+            Stage(
+                f"training: {schedule.total_updates:,} updates of "
+                f"{self.plan.effective_batch_size} examples, learning rate {schedule.peak:g}, "
+                f"{self.plan.real_token_share():.1%} of the tokens are not padding"
+            )
+        )
+        with stop_on_signal() as should_stop:
+            settings = self._loop_settings(should_stop)
+            train(self.training_state, self.examples["train"], self.progress, settings)
+            stopped_early = not is_over(
+                self.progress, total_updates=schedule.total_updates, patience=settings.patience
+            )
+            if should_stop() and stopped_early:
+                done, total = self.progress.updates, schedule.total_updates
+                raise KeyboardInterrupt(f"stopped after update {done:,} of {total:,}")
+
+    def finish(self, *, write_pages: Callable[[RunFolder], None]) -> RunResults:
+        """Save the best model, evaluate it on validation and test split, and write the results.
+
+        Args:
+            write_pages: Writes what people read, from the files of the folder. The run counts as
+                finished only afterwards.
+        """
+        peak_bytes = self.training_state.device.memory.peak_bytes()
+        checkpoints = Checkpoints(self.folder)
+        checkpoints.load_best(self.training_state)
+        save_classifier(self.preparation.classifier, self.folder.model_folder)
+        self.emit(Stage("evaluating the best model"))
+        has_validation = "validation" in self.examples
+        results = RunResults(
+            facts=RunFacts.of(self.preparation, self.plan),
+            training=self._training_metrics(peak_bytes),
+            validation=self._score("validation") if has_validation else None,
+            test=self._score("test", writes_predictions=True),
+            output_dir=str(self.folder.path),
+        )
+        write_json(self.folder.state_file, self._trainer_state())
+        write_json(self.folder.results_file, results.to_json())
+        write_pages(self.folder)
+        checkpoints.remove()
+        return results
+
+    def _loop_settings(self, should_stop: Callable[[], bool]) -> LoopSettings:
+        checkpoints, output = Checkpoints(self.folder), self.config.output
+        return LoopSettings(
+            batch_size=self.batch_size,
+            updates_per_epoch=self.plan.updates_per_epoch,
+            logging_updates=output.logging_steps,
+            patience=self.plan.early_stopping_patience,
+            plan_epoch=self.plan.batches,
+            validate=self._validate if "validation" in self.examples else None,
+            save_best=lambda: checkpoints.save_best(self.training_state),
+            save_progress=lambda progress: checkpoints.save(self.training_state, progress),
+            saves_each_epoch=output.save_strategy == "epoch",
+            should_stop=should_stop,
+            emit=journal(self.folder, self.emit),
+        )
+
+    def _validate(self) -> ValidationResult:
+        scores = self._score("validation")
+        metrics = {name: getattr(scores, name) for name in ("accuracy", "macro_f1", "loss")}
+        chooser = self.config.training.metric_for_best_model
+        score = -scores.loss if chooser == "loss" else metrics[chooser]
+        return ValidationResult(score, metrics)
+
+    def _score(self, split: str, *, writes_predictions: bool = False) -> Scores:
+        """Evaluate the model on a split, and maybe write its answers to the run folder."""
+        examples = self.examples[split]
+        class_names = self.preparation.classifier.class_names
+        logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
+        if writes_predictions:
+            texts = self.preparation.splits[split].with_format("numpy")["text"][:].tolist()
+            answers = answer_texts(texts, logits, class_names=class_names)
+            rows = (
+                {"text": answer.text, "label": class_names[label],
+                 "predicted": answer.label, "probability": answer.probability}
+                for answer, label in zip(answers, examples.labels.tolist(), strict=True)
+            )  # fmt: skip
+            write_jsonl(self.folder.predictions_file, rows)
+        return score_logits(logits, examples.labels, class_names=class_names)
+
+    def _training_metrics(self, peak_bytes: int | None) -> TrainingMetrics:
+        progress, samples = self.progress, len(self.plan.lengths)
+        epochs = progress.updates / self.plan.updates_per_epoch
+        return TrainingMetrics(
+            epoch=epochs,
+            train_samples=samples,
+            train_runtime=progress.seconds,
+            train_samples_per_second=samples * epochs / progress.seconds,
+            train_steps_per_second=progress.updates / progress.seconds,
+            train_loss=progress.loss_sum / progress.updates,
+            train_batch_size=self.batch_size.examples,
+            train_peak_bytes=peak_bytes,
+        )
+
+    def _trainer_state(self) -> dict[str, object]:
+        progress = self.progress
+        return {
+            "global_step": progress.updates,
+            "max_steps": self.plan.schedule.total_updates,
+            "num_train_epochs": self.plan.num_train_epochs,
+            "epoch": progress.updates / self.plan.updates_per_epoch,
+            # The score of a loss is its negative.
+            "best_metric": progress.best_score and abs(progress.best_score),
+            "best_global_step": progress.best_updates,
+            "log_history": read_jsonl(self.folder.metrics_file),
+        }
+
+
+def _with_found_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> Preparation:
+    """Return a preparation with the batch sizes that were found for it, in place of ``auto``."""
+    found = find_sizes(preparation, plan, emit=emit)
+    config = preparation.config
+    training = replace(config.training, batch_size=found.training, eval_batch_size=found.evaluation)
+    return replace(preparation, config=replace(config, training=training))

@@ -1,0 +1,164 @@
+"""The model of a finished run, loaded to be used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from finetune import events
+from finetune.config.load import load_config
+from finetune.config.schema import Config
+from finetune.devices.base import Device, place
+from finetune.devices.batch_size import BatchSize
+from finetune.devices.select import select_device
+from finetune.errors import ModelUnsupported, NotARun
+from finetune.evaluation.answers import Answer, answer_texts
+from finetune.evaluation.baseline import warn_unless_better
+from finetune.evaluation.metrics import Scores, score_logits
+from finetune.evaluation.predict import Predictor
+from finetune.events import Emit, Stage
+from finetune.files import read_json
+from finetune.model.load import Classifier, load_classifier
+from finetune.runs.folder import RunFolder
+from finetune.runs.manifest import Manifest
+from finetune.runs.preparation import encode_rows, load_rows, load_splits
+from finetune.tokenization.examples import ModelInputs
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A run's model on a device.
+
+    Args:
+        config: The run's options.
+        classifier: Its model.
+        device: Where it is.
+        predictor: Gives its logits in the precision of the run's metrics.
+    """
+
+    config: Config
+    classifier: Classifier
+    device: Device
+    predictor: Predictor
+
+    @classmethod
+    def load(cls, folder: RunFolder, *, device: str, emit: Emit) -> "TrainedModel":
+        """Load the model that a run has saved.
+
+        Args:
+            folder: The run.
+            device: One of ``DEVICE_NAMES``.
+            emit: Receives progress events.
+
+        Raises:
+            ModelUnsupported: If the model's files are damaged.
+            DeviceNotAvailable: If the device can't be used here.
+        """
+        config = load_saved_config(folder)
+        classifier = load_classifier(
+            str(folder.model_folder),
+            revision=None,
+            class_names=saved_class_names(folder),
+            emit=emit,
+        )
+        chosen = select_device(device, emit=emit)
+        place(classifier.model, chosen.torch_device)
+        predictor = Predictor(
+            classifier.model,
+            chosen,
+            _usable_precision(config, chosen, emit=emit),
+            BatchSize(config.training.eval_batch_size, "evaluation batch size", chosen, emit),
+        )
+        return cls(config, classifier, chosen, predictor)
+
+    def answer(self, texts: Sequence[str]) -> list[Answer]:
+        """Return each text's most probable class; at least one text."""
+        encoded = self.classifier.encode(texts, max_length=self.config.model.max_length)
+        logits = self.logits(self.classifier.inputs(encoded))
+        return answer_texts(texts, logits, class_names=self.classifier.class_names)
+
+    def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
+        """Return the logits of examples: float32 of shape [examples, classes], in their order."""
+        longest_tokens = int(examples.lengths.max())
+        padded_lengths = self.classifier.padded_lengths(longest_tokens, self.device.shapes)
+        return self.predictor.logits(examples, padded_lengths=padded_lengths)
+
+
+def load_saved_config(folder: RunFolder) -> Config:
+    """Return the configuration that a run was made with."""
+    file = str(folder.config_file)
+    return load_config(file=file, environment={}, flags={}, assignments=()).config
+
+
+def saved_class_names(folder: RunFolder) -> list[str]:
+    """Return the classes of a run's model in the order of their numbers."""
+    try:
+        names_by_number = read_json(folder.model_folder / "config.json")["id2label"]
+        return [names_by_number[str(number)] for number in range(len(names_by_number))]
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelUnsupported(
+            f"the model of {folder.path} is damaged: its config.json can't be read",
+            remedy="make the run again",
+        ) from error
+
+
+def _usable_precision(config: Config, device: Device, *, emit: Emit) -> str:
+    """Return the precision of the run's metrics, or fp32 with a warning where it can't be had."""
+    precision = config.training.precision
+    if precision in device.precisions:
+        return precision
+    emit(
+        events.WarningMessage(
+            f"{device.name} can't compute in {precision}, the precision of this run's metrics",
+            remedy="metrics and probabilities are computed in fp32 and may differ slightly",
+        )
+    )
+    return "fp32"
+
+
+def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:
+    """Evaluate a run's model on a split of the data that it was made from.
+
+    Raises:
+        NotARun: If the run has no such split.
+        DataDiffers: If the data is no longer what the run was made from.
+    """
+    config = load_saved_config(folder)
+    data = load_splits(config.data, emit=emit)
+    splits = data.splits
+    if split not in splits:
+        raise NotARun(
+            f"the run in {folder.path} has no {split} split", remedy=f"it has: {', '.join(splits)}"
+        )
+    saved = Manifest.read(folder.manifest_file)
+    if saved is not None:
+        saved.check(
+            Manifest.of_data(data),
+            remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
+        )
+    return _score(folder, splits[split], split=split, device=device, emit=emit)
+
+
+def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) -> Scores:
+    """Evaluate a run's model on all rows of other data, read as the run's own was.
+
+    Raises:
+        DataError: If the data can't be read, or has classes that the model does not know.
+    """
+    options = load_saved_config(folder).data
+    rows = load_rows(
+        replace(options, data=source), class_names=saved_class_names(folder), emit=emit
+    )
+    return _score(folder, rows, split=source, device=device, emit=emit)
+
+
+def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: Emit) -> Scores:
+    model = TrainedModel.load(folder, device=device, emit=emit)
+    emit(Stage(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
+    examples = encode_rows(rows, split, model.classifier, config=model.config, emit=emit)
+    logits = model.logits(examples)
+    scores = score_logits(logits, examples.labels, class_names=model.classifier.class_names)
+    warn_unless_better(scores.accuracy, scores.confusion_matrix, emit=emit)
+    return scores
