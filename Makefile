@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-# More workers would each hold PyTorch and gain little: the longest test is a sixth of the whole.
-PARALLEL := --numprocesses auto --maxprocesses 4
+# More workers would each hold PyTorch and gain little. A worker without tests takes some of another.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 CACHES := .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
@@ -29,14 +29,14 @@ run: setup ## Fine-tune; ARGS="--config configs/trec_head.yaml" and the like
 find-batch: setup ## Find the batch sizes that fit this machine; ARGS="--device cpu" and the like
 	$(BIN)/finetune find-batch $(ARGS)
 
-doctor: setup ## Say whether this machine is ready; ARGS="--device mps" and the like
+doctor: setup ## Check whether this machine is ready; ARGS="--device mps" and the like
 	$(BIN)/finetune doctor $(ARGS)
 
 test: setup ## Run the quick tests; fails under 90 % line coverage
 	$(BIN)/pytest $(PARALLEL) --cov --cov-fail-under=90
 
-test-slow: setup ## Run every test
-	$(BIN)/pytest $(PARALLEL) -m ''
+test-slow: setup ## Run all tests, the slow ones too; SLOW=only for those alone
+	$(BIN)/pytest $(PARALLEL) -m '$(if $(filter only,$(SLOW)),slow)'
 
 test-mps: setup ## Run the tests that need a Mac's GPU; elsewhere they are skipped, with the reason
 	$(BIN)/pytest -m mps
