@@ -2,9 +2,13 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from finetune.data.delimited import numbered_rows, read_columns
 from finetune.data.files import RawTable, read_file
 from finetune.errors import DataUnreadable
 from finetune.events import Event, Stage
@@ -103,3 +107,44 @@ def test_what_does_not_parse_is_reported_with_its_line(
     with pytest.raises(DataUnreadable, match=complaint) as raised:
         read(tmp_path, content)
     assert raised.value.remedy
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(*[st.text(st.sampled_from("ab\",'\r\n\t ;é😀"), max_size=5)] * 2), min_size=1
+    ),
+    delimiter=st.sampled_from(",;\t|"),
+    line_end=st.sampled_from(["\n", "\r\n"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+)
+def test_the_columnar_reader_gives_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str]],
+    delimiter: str,
+    line_end: str,
+    quoting: Any,
+) -> None:
+    path = tmp_path_factory.mktemp("tables") / "rows.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
+        writer.writerows([("text", "label"), *rows])
+    text = path.read_bytes().decode()
+    columns, _ = read_columns(text, delimiter=delimiter, path=path, emit=lambda event: None)
+    numbered = numbered_rows(text, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL, path=path)
+    assert [tuple(row) for _, row in numbered][1:] == rows
+    assert rows_of(RawTable(path, columns)) == rows
+
+
+@pytest.mark.parametrize("content", ['text,label\ngood,a\n"fine",b\n', "text,label\ngood,a\n"])
+def test_a_well_formed_file_is_read_by_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr("finetune.data.delimited.zip", None, raising=False)
+    table, _ = read(tmp_path, content)
+    assert len(table.columns) == content.count("\n") - 1
+
+
+def test_characters_behind_a_quote_in_the_last_column_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataUnreadable, match="line 3"):
+        read(tmp_path, 'text,label\ngood,a\nbad,"b" \nfine,c\n')

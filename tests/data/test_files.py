@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas  # type: ignore[import-untyped]
 import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from finetune.data.files import SUFFIXES, RawTable, as_text, read_file
@@ -161,3 +164,39 @@ def test_the_suffix_may_be_in_capitals(tmp_path: Path) -> None:
 )
 def test_every_value_becomes_text(value: str | float | None, text: str) -> None:
     assert as_text(value) == text
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
+    ["2024-05-01", "2024-05-01T10:00:00", "1", "null", "true", "NaN", ""]
+)
+VALUES = (
+    st.lists(st.none() | TEXTS, min_size=3, max_size=3)
+    | st.lists(st.none() | st.integers(-(2**62), 2**62), min_size=3, max_size=3)
+    | st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3)
+    | st.lists(st.none() | st.booleans() | TEXTS | st.integers(), min_size=3, max_size=3)
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(columns=st.dictionaries(st.sampled_from(["text", "label", "é"]), VALUES, min_size=1))
+def test_json_lines_read_by_column_are_as_read_line_by_line(
+    tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]]
+) -> None:
+    path = tmp_path_factory.mktemp("tables") / "rows.jsonl"
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    expected = {name: [as_text(value) for value in values] for name, values in columns.items()}
+    assert columns_of(read(path)) == expected
+
+
+def test_json_lines_of_one_kind_a_column_are_read_by_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.data.files._numbered_objects", None)
+    table = read_lines(tmp_path, {"text": "2024-05-01", "label": 1}, {"text": "b", "label": 2.5})
+    assert columns_of(table) == {"text": ["2024-05-01", "b"], "label": ["1", "2.5"]}
+
+
+def test_several_objects_on_a_line_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataUnreadable, match=r"line 1 of .* is not JSON"):
+        read_lines(tmp_path, '{"text": "a"} {"text": "b"}')
