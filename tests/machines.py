@@ -2,7 +2,7 @@
 
 That is the standard library's ``platform``, ``sysconfig`` and ``subprocess``, Linux's ``/proc``,
 ``psutil``, and of PyTorch the backends, ``torch.mps`` and ``torch.cuda``. On a GPU that works,
-``torch.ones`` fills the processor's memory.
+``torch.ones`` fills the CPU's memory.
 """
 
 import platform

@@ -23,8 +23,8 @@ Examples:
   finetune doctor --parity --device mps --precision bf16
 """
 DEFAULTS = {"mode": mode_of(ModelConfig()), "precision": TrainingConfig.precision}
-ROWS_OF_OPS = DEFAULT_BATCH_SIZE
-ROWS_OF_PARITY = 128
+OPS_BATCH_SIZE = DEFAULT_BATCH_SIZE
+PARITY_BATCH_SIZE = 128
 
 
 def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode | None:
@@ -50,7 +50,7 @@ def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
-    help=f"Largest batch. Default: {ROWS_OF_OPS}; for --parity {ROWS_OF_PARITY}.",
+    help=f"Largest batch. Default: {OPS_BATCH_SIZE}; for --parity {PARITY_BATCH_SIZE}.",
 )
 @json_option
 @debug_option
@@ -105,7 +105,7 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
 
     source = chosen.pop("model", ModelConfig.model)
     if ":" not in source:
-        report = audit_model(source, **DEFAULTS | {"batch_size": ROWS_OF_OPS} | chosen)
+        report = audit_model(source, **DEFAULTS | {"batch_size": OPS_BATCH_SIZE} | chosen)
     elif not chosen:
         report = audit_factory(source)
     else:
@@ -125,10 +125,10 @@ def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
     from finetune.cli.console import show_json, showing
 
     with showing(is_quiet=as_json, has_progress=False) as emit:
-        from finetune.doctor.parity import compare_with_processor
+        from finetune.doctor.parity import compare_with_cpu
 
-        options = DEFAULTS | {"model": None, "batch_size": ROWS_OF_PARITY} | chosen
-        report = compare_with_processor(device, **options, emit=emit)
+        options = DEFAULTS | {"model": None, "batch_size": PARITY_BATCH_SIZE} | chosen
+        report = compare_with_cpu(device, **options, emit=emit)
     if as_json:
         show_json(report.to_json())
     else:

@@ -1,1 +1,1 @@
-"""The only place that knows one device from another: memory, widths, precisions, errors."""
+"""The only place that knows one device from another: memory, shapes, precisions, errors."""

@@ -1,5 +1,6 @@
 """What a device offers to the rest of the package, and the rules that several devices share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,65 +28,73 @@ class Device(Protocol):
     precisions: tuple[str, ...]
     has_fused_adamw: bool
 
-    @property
-    def memory(self) -> "DeviceMemory":
-        """What its memory holds and may hold."""
-        ...
-
-    @property
-    def shapes(self) -> "BatchShapes":
-        """Which shapes a batch should have there."""
-        ...
+    memory: "DeviceMemory"
+    shapes: "BatchShapes"
 
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work."""
-        ...
 
     def random_state(self) -> dict[str, torch.Tensor]:
         """Return the states of the random generators: uint8 tensors on the CPU."""
-        ...
 
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore the random generators."""
-        ...
 
 
-class DeviceMemory(Protocol):
+class DeviceMemory(ABC):
     """The memory of a device, as far as this process sees it.
 
     Attributes:
-        is_shared: Whether tensors lie in the machine's own memory, so that too many of them harm
+        is_shared: Whether tensors are in the machine's own memory, so that too many of them harm
             every other process.
-        swaps: Whether memory beyond what is free is swapped to disk instead of refused, so that a
-            batch that is too large shows by its speed alone.
     """
 
-    is_shared: bool
+    is_shared = False
 
     @property
     def swaps(self) -> bool:
-        """Whether memory beyond what is free is swapped to disk instead of refused."""
-        ...
+        """Whether memory beyond what is free is swapped to disk, slowly, instead of refused."""
+        return False
 
+    @abstractmethod
     def used_bytes(self) -> int:
         """Return the memory that this process uses on the device now."""
-        ...
 
+    @abstractmethod
     def peak_bytes(self) -> int | None:
         """Return the most that ``used_bytes`` has been, or None where that is not counted."""
-        ...
 
+    @abstractmethod
     def reset_peak(self) -> None:
         """Count the peak from now on, where the device can."""
-        ...
 
+    @abstractmethod
     def held_bytes(self) -> int:
         """Return the memory that this process holds on the device now, its cache included."""
-        ...
+
+    @abstractmethod
+    def budget_bytes(self, limit_bytes: int | None) -> int:
+        """Return how much memory this process may hold, what it holds already included.
+
+        Args:
+            limit_bytes: The most that the user allows, None for as much as there is.
+        """
+
+    @abstractmethod
+    def cap(self, budget_bytes: int) -> None:
+        """Let this process's allocations beyond a budget fail, where the system can."""
+
+    @abstractmethod
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether an error says that the device's memory did not suffice."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give cached memory that no tensor uses back to the system."""
 
     def is_cache_running_away(self) -> bool:
         """Return whether the cache has outgrown what a run needs; does not wait for the device."""
-        ...
+        return False
 
     def held_peak_bytes(self) -> int | None:
         """Return the most memory that counted against the budget since ``reset_peak``.
@@ -93,31 +102,11 @@ class DeviceMemory(Protocol):
         More than ``peak_bytes`` by the allocator's cache. None where the process does not count it
         and has to be watched from outside.
         """
-        ...
+        return None
 
     def retried_allocations(self) -> int:
         """Return how often since ``reset_peak`` memory came only once the cache was freed."""
-        ...
-
-    def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return how much memory this process may hold, what it holds already included.
-
-        Args:
-            limit_bytes: The most that the user allows, None for as much as there is.
-        """
-        ...
-
-    def cap(self, budget_bytes: int) -> None:
-        """Let this process's allocations beyond a budget fail, where the system can."""
-        ...
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether an error says that the device's memory did not suffice."""
-        ...
-
-    def release(self) -> None:
-        """Give cached memory that no tensor uses back to the system."""
-        ...
+        return 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a look at one side of the machine has found; free of torch, as a look must not need it."""
+"""The result of a check of the machine; free of torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ class Check:
     """One line of ``finetune doctor``.
 
     Args:
-        name: Which side of the machine, such as ``hub``; fit for a key.
+        name: Which side of the machine, such as ``hub``; a key of JSON.
         status: ``failure`` if something can't work, ``warning`` if the user should know of it.
         finding: What was found.
         remedy: What the user can do about it; empty if there is nothing to be done.

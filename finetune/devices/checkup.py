@@ -24,7 +24,7 @@ _GPUS = {
 
 
 def check_gpus() -> Iterator[Check]:
-    """Yield what is known of each kind of GPU: its figures, or why it can't be used."""
+    """Yield a description of each kind of GPU, or why it can't be used."""
     for name, gpu in _GPUS.items():
         unusable = gpu.why_not_usable()
         if unusable is None:
@@ -36,7 +36,7 @@ def check_gpus() -> Iterator[Check]:
 
 
 def check_device(asked: str) -> Check:
-    """Say which device a run with ``--device`` so and so would take.
+    """Say which device a run with this ``--device`` takes.
 
     Args:
         asked: One of ``DEVICE_NAMES``.

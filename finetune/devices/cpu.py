@@ -1,4 +1,4 @@
-"""The processor."""
+"""The CPU."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from finetune.devices import host_memory
-from finetune.devices.base import BatchShapes, gibibytes, mentions
+from finetune.devices.base import BatchShapes, DeviceMemory, gibibytes, mentions
 
 # PyTorch's texts where the system has posix_memalign, and elsewhere; then those of C++ and of the
 # threads' library, which end the process.
@@ -30,11 +30,11 @@ _CLEAR = _PROCESS / "clear_refs"
 
 
 class CpuDevice:
-    """The processor, with the machine's memory."""
+    """The CPU, with the machine's memory."""
 
     name = "cpu"
     torch_device = torch.device("cpu")
-    # Autocast to bf16 works on every processor, if not always faster; fp16 would need its
+    # Autocast to bf16 works on every CPU, if not always faster; fp16 would need its
     # gradients scaled.
     precisions: tuple[str, ...] = ("fp32", "bf16")
     has_fused_adamw = True
@@ -42,7 +42,7 @@ class CpuDevice:
     def __init__(self) -> None:
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{torch.get_num_threads()} CPU threads, {memory}"
-        self.memory = CpuMemory()
+        self.memory: DeviceMemory = CpuMemory()
         # Every length: a new shape costs nothing, each padding token does.
         self.shapes = BatchShapes()
 
@@ -58,7 +58,7 @@ class CpuDevice:
         torch.set_rng_state(state["cpu"])
 
 
-class CpuMemory:
+class CpuMemory(DeviceMemory):
     """The machine's memory, as the system counts it for this process."""
 
     is_shared = True
@@ -89,17 +89,9 @@ class CpuMemory:
         """Return the process's resident memory."""
         return self.used_bytes()
 
-    def is_cache_running_away(self) -> bool:
-        """Return False: PyTorch keeps no cache of the processor's memory."""
-        return False
-
     def held_peak_bytes(self) -> int | None:
         """Return the most resident memory since ``reset_peak``, or None where that does nothing."""
         return self.peak_bytes() if _CLEAR.exists() else None
-
-    def retried_allocations(self) -> int:
-        """Return 0: the system refuses memory or it does not."""
-        return 0
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
         """Return the resident memory that this process may have, its own of now included."""
@@ -137,7 +129,7 @@ def _is_linux() -> bool:
 
 
 def _read_status() -> dict[str, int]:
-    """Return the sizes, in bytes, that Linux tells of this process, such as ``VmRSS``."""
+    """Return the sizes, in bytes, that Linux counts for this process, such as ``VmRSS``."""
     pairs = (line.split(":", 1) for line in (_PROCESS / "status").read_text().splitlines())
     return {
         name: int(value.removesuffix(" kB")) * 1024

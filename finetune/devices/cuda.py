@@ -6,6 +6,7 @@ import torch
 
 from finetune.devices.base import (
     BatchShapes,
+    DeviceMemory,
     Unusable,
     gibibytes,
     mentions,
@@ -54,8 +55,8 @@ class CudaDevice:
         self.precisions: tuple[str, ...] = (
             ("fp32", "bf16", "fp16") if torch.cuda.is_bf16_supported() else ("fp32", "fp16")
         )
-        self.memory = CudaMemory()
-        self.shapes = MultiplesOf8()
+        self.memory: DeviceMemory = CudaMemory()
+        self.shapes: BatchShapes = MultiplesOf8()
 
     def synchronize(self) -> None:
         """Wait until the GPU has finished all queued work."""
@@ -81,11 +82,8 @@ class MultiplesOf8(BatchShapes):
         return range(8, round_up_to_8(longest_tokens) + 1, 8)
 
 
-class CudaMemory:
+class CudaMemory(DeviceMemory):
     """The memory of the current GPU, as PyTorch's allocator counts it."""
-
-    is_shared = False
-    swaps = False
 
     def used_bytes(self) -> int:
         """Return the memory of live tensors; the allocator's cache is free for any of them."""
@@ -103,10 +101,6 @@ class CudaMemory:
     def held_bytes(self) -> int:
         """Return the memory that the allocator holds, its cache included."""
         return torch.cuda.memory_reserved()
-
-    def is_cache_running_away(self) -> bool:
-        """Return False: free blocks serve every shape."""
-        return False
 
     def held_peak_bytes(self) -> int:
         """Return the most memory that the allocator held, its cache included."""

@@ -38,7 +38,7 @@ def _check_gpu(index: int) -> Check:
 
 
 def _read_driver() -> str:
-    """Return the driver's version; PyTorch does not tell it."""
+    """Return the driver's version, which PyTorch does not report."""
     try:
         answer = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],

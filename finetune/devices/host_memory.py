@@ -14,7 +14,7 @@ _RESERVE_SHARE = 0.05
 # Systems move single pages to the disk at any time; this is more than that.
 _MOST_SWAP_GROWTH_BYTES = 128 * 2**20
 _KERNEL_COUNTS = Path("/proc/vmstat")
-_PRESSURE_IN_WORDS = {1: "normal", 2: "warning", 4: "critical"}
+_PRESSURE_NAMES = {1: "normal", 2: "warning", 4: "critical"}
 
 
 def spare_bytes() -> int:
@@ -52,7 +52,7 @@ class HostWatch:
         self._kills = _count_kills()
 
     def why_short(self) -> str | None:
-        """Return in words why the machine counts as short of memory, or None if it is not."""
+        """Return why the machine counts as short of memory, or None if it is not."""
         memory = psutil.virtual_memory()
         if memory.available < memory.total * _RESERVE_SHARE / 2:
             return f"the machine has {gibibytes(memory.available)} of memory left"
@@ -61,7 +61,7 @@ class HostWatch:
             return f"the machine swapped {gibibytes(growth_bytes)}"
         pressure = _pressure()
         if pressure > self._pressure:
-            return f"memory pressure went up to {_PRESSURE_IN_WORDS.get(pressure, pressure)}"
+            return f"memory pressure went up to {_PRESSURE_NAMES.get(pressure, pressure)}"
         return None
 
     def has_killed(self) -> bool:

@@ -1,4 +1,4 @@
-"""What macOS tells of memory, of one process and of the whole Mac."""
+"""macOS's counts of memory, of one process and of the whole Mac."""
 
 import ctypes
 

@@ -34,7 +34,7 @@ def select_device(name: str, *, emit: Emit) -> Device:
 
     Args:
         name: One of ``DEVICE_NAMES``.
-        emit: Is warned of a GPU that is there and that ``auto`` has to pass over.
+        emit: Receives progress events.
 
     Raises:
         UsageError: If there is no device of that name.
@@ -51,10 +51,10 @@ def select_device(name: str, *, emit: Emit) -> Device:
 
 
 def usable_devices(*, emit: Emit) -> Iterator[Device]:
-    """Yield every device that works on this machine, the processor last; each is tried when asked.
+    """Yield every device that works on this machine, the CPU last; each is tried when asked.
 
     Args:
-        emit: Is warned of a GPU that is there and does not work.
+        emit: Receives progress events.
     """
     for kind in _KINDS.values():
         unusable = kind.why_not_usable()

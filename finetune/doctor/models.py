@@ -1,4 +1,4 @@
-"""The models that the doctor tries a device with."""
+"""The models that the doctor compares and audits."""
 
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -43,10 +43,10 @@ def pretrained_classifier(source: str, *, emit: Emit) -> PreTrainedModel:
 
     Args:
         source: A folder, a Hub id, or ``minilm``.
-        emit: Is told of weights that were missing.
+        emit: Receives progress events.
 
     Raises:
-        FinetuneError: If the model can't be had, or is no text classifier.
+        FinetuneError: If the model can't be loaded, or is no text classifier.
     """
     torch.manual_seed(_SEED)
     class_names = [str(number) for number in range(CLASSES)]

@@ -1,4 +1,4 @@
-"""Compares a device with the processor: the same weights, the same texts, the same updates."""
+"""Compares a device with the CPU: the same weights, the same texts, the same updates."""
 
 import math
 from collections import defaultdict
@@ -30,8 +30,8 @@ class Tolerance:
     Args:
         logits: Of logits, in training and in the evaluation, and of the loss.
         gradients: Of gradients.
-        updates: Of what one update or ten change. AdamW's steps are not in proportion to the
-            gradients, and weights are rounded to 24 bits, some of which a small step hardly moves.
+        updates: Of the changes by one update or ten. AdamW's steps are not in proportion to the
+            gradients, and a small step may be lost in the rounding of a weight.
     """
 
     logits: float
@@ -58,12 +58,12 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a tensor on the device is from the same on the processor.
+    """How far a tensor on the device is from the same on the CPU.
 
     Args:
         part: What was computed, such as ``gradients``.
-        tensor: Name of the parameter, or what else tells it from the others of its part.
-        error: Relative error; infinite where the device gave what is no number.
+        tensor: Name of the parameter or, of logits, the shape of the batch.
+        error: Relative error; infinite where the device computed NaN.
         tolerance: The largest that passes.
     """
 
@@ -85,11 +85,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """How far a device is from the processor.
+    """How far a device is from the CPU.
 
     Args:
         device: Name of the device.
-        precision: ``fp32``, ``bf16`` or ``fp16``, of the device; the processor's is fp32.
+        precision: ``fp32``, ``bf16`` or ``fp16``, of the device; the CPU's is fp32.
         differences: Of all that was compared, in the order in which it was computed.
     """
 
@@ -118,7 +118,7 @@ class ParityReport:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON takes it; it has no infinity, for which null stands."""
+        """Return the report as JSON, with null for infinity."""
         return {
             "schema_version": 1,
             "device": self.device,
@@ -131,21 +131,21 @@ class ParityReport:
         }
 
 
-def compare_with_processor(
+def compare_with_cpu(
     device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int, emit: Emit
 ) -> ParityReport:
-    """Let the processor, in fp32, and a device compute the same, and compare.
+    """Compare what a device computes with what the CPU computes in fp32.
 
     Args:
-        device: One of ``DEVICE_NAMES``; may be the processor itself.
+        device: One of ``DEVICE_NAMES``; may be the CPU itself.
         model: A folder, a Hub id, or ``minilm``; None for BERT-base with random weights.
         mode: What trains.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
-        batch_size: The most rows in one forward of an evaluation.
+        batch_size: The most examples in one forward of an evaluation.
         emit: Receives progress events.
 
     Raises:
-        FinetuneError: If the device or the model can't be had, or can't be used so.
+        FinetuneError: If the device or the model can't be used.
     """
     selected = select_device(device, emit=emit)
     check_precision(selected, precision)
@@ -173,23 +173,23 @@ def check_parity(
     largest_batch: int,
     emit: Emit,
 ) -> ParityReport:
-    """Compare a device with the processor by what becomes of a model on them.
+    """Compare a device with the CPU by the evaluations and updates of a model.
 
     Args:
         model: A classifier on the CPU; frozen, and its last layer's matrices laid out, in place.
         mode: What trains.
         device: What is compared.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
-        largest_batch: The most rows in one forward of an evaluation.
+        largest_batch: The most examples in one forward of an evaluation.
         emit: Receives progress events.
 
     Raises:
-        ConfigurationInvalid: If the core has fewer than N layers.
+        ConfigurationInvalid: If the encoder has fewer than N layers.
         ModelUnsupported: If it has no encoder of layers, or no linear classifier on top.
     """
     rehearsal = plan_rehearsal(model, mode=mode, largest_batch=largest_batch)
     with without_tf32():
-        emit(Stage("computing on the processor in fp32"))
+        emit(Stage("computing on the CPU in fp32"))
         expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
         emit(Stage(f"computing on {device.name} ({device.description}) in {precision}"))
         actual = rehearsal.on(device, precision=precision)
@@ -218,7 +218,7 @@ def _errors(actual: Tensors, expected: Tensors) -> dict[str, float]:
     return {
         name: relative_error(actual[name], one, least_size=sizes[_module_of(name)])
         if _module_of(name)
-        else worst_row_error(actual[name], one)
+        else worst_example_error(actual[name], one)
         for name, one in expected.items()
     }
 
@@ -239,13 +239,13 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, *, least_size: 
     return _ratio(distance, size)
 
 
-def worst_row_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the row that differs most over the norm that rows have in the mean.
+def worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the worst example's difference over the mean norm of the examples.
 
-    One wrong row among many right ones thus has the error that it would have alone.
+    One wrong example among many right ones thus has the error that it would have alone.
 
     Args:
-        actual: float32 of shape [rows, numbers] or [numbers].
+        actual: float32 of shape [examples, numbers] or [numbers].
         expected: float32 of the same shape.
     """
     distance = (actual - expected).norm(dim=-1).max().item()
@@ -255,7 +255,7 @@ def worst_row_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def _ratio(distance: float, size: float) -> float:
     if distance == 0:
         return 0.0
-    # What is no number is never equal to what it should be.
+    # NaN is never right.
     return distance / size if size > 0 and not math.isnan(distance) else math.inf
 
 

@@ -1,4 +1,4 @@
-"""A few evaluations and updates on a device, and the tensors that come of them."""
+"""A few evaluations and updates on a device, and the tensors that result."""
 
 import copy
 import math
@@ -28,12 +28,12 @@ from finetune.training.training_state import Hyperparameters, TrainingState, pre
 _LENGTHS = (1, 8, 9, 31, 32, 33, 64)
 _BATCH_SIZES = (1, 7, 32)
 _SEED = 0
-_ROWS = 8
+_EXAMPLES = 8
 _UPDATES = 10
 # Twenty times that of a run, so that what changes stands out from the rounding of the weights.
 _LEARNING_RATE = 1e-3
 _MAX_GRAD_NORM = 1.0
-# Gradient scaling starts at 2¹⁶ and halves with every update that it leaves out.
+# Gradient scaling starts at 2¹⁶ and halves with every update that it skips.
 _MOST_TRIES = 17
 
 Tensors = dict[str, torch.Tensor]
@@ -47,7 +47,7 @@ class Rehearsal:
         model: On the CPU; each device gets a copy.
         structure: Of the model.
         lengths: Tokens of the longest text of a batch, ascending.
-        batch_sizes: Rows in one forward of an evaluation.
+        batch_sizes: Examples in one forward of an evaluation.
     """
 
     model: PreTrainedModel
@@ -56,16 +56,11 @@ class Rehearsal:
     batch_sizes: Sequence[int]
 
     def on(self, device: Device, *, precision: str) -> Iterator[tuple[str, Tensors]]:
-        """Yield each part's name and tensors, on the CPU and in fp32, as soon as they are there.
+        """Yield each part's name and tensors, on the CPU and in fp32, one part after the other.
 
-        ``evaluation`` has the logits of batches; ``logits``, ``loss``, ``gradients`` and
-        ``1 update`` are those of the first update, the last being what has changed in the
-        parameters, as it is of ``10 updates``. There is no dropout: devices draw different random
-        numbers.
-
-        Args:
-            device: Where to compute.
-            precision: ``fp32``, ``bf16`` or ``fp16``.
+        ``evaluation`` has the logits of batches; ``logits``, ``loss`` and ``gradients`` are those
+        of the first update; ``1 update`` and ``10 updates`` are the changes of the parameters.
+        There is no dropout: devices draw different random numbers.
         """
         training_state = _prepare(copy.deepcopy(self.model), self.structure, device, precision)
         yield "evaluation", self._evaluate(training_state)
@@ -83,14 +78,14 @@ class Rehearsal:
 
     def _evaluate(self, training_state: TrainingState) -> Tensors:
         return {
-            f"{rows} rows of up to {tokens} tokens": self._predict(training_state, rows, tokens)
+            f"{size} examples of up to {tokens} tokens": self._predict(training_state, size, tokens)
             for tokens in self.lengths
-            for rows in self.batch_sizes
+            for size in self.batch_sizes
         }
 
-    def _predict(self, training_state: TrainingState, rows: int, tokens: int) -> torch.Tensor:
-        # One row more, so that there is a last batch that is not full.
-        lengths = _random_lengths(rows + 1, tokens)
+    def _predict(self, training_state: TrainingState, size: int, tokens: int) -> torch.Tensor:
+        # One example more, so that there is a last batch that is not full.
+        lengths = _random_lengths(size + 1, tokens)
         limits = {
             min(padded_length, self.lengths[-1])
             for padded_length in training_state.device.shapes.padded_lengths(tokens)
@@ -99,17 +94,17 @@ class Rehearsal:
             training_state.model,
             self._inputs(lengths),
             padded_lengths=sorted(limits),
-            batch_size=rows,
+            batch_size=size,
             device=training_state.device,
         )
         return torch.from_numpy(logits)
 
     def _examples(self) -> Examples:
-        rows = _UPDATES * _ROWS
-        lengths = _random_lengths(rows, self.lengths[-1])
-        labels = np.random.default_rng(_SEED).integers(CLASSES, size=rows)
+        count = _UPDATES * _EXAMPLES
+        lengths = _random_lengths(count, self.lengths[-1])
+        labels = np.random.default_rng(_SEED).integers(CLASSES, size=count)
         inputs = self._inputs(lengths)
-        return Examples(inputs.inputs_of, lengths, labels, np.ones(rows, np.float32))
+        return Examples(inputs.inputs_of, lengths, labels, np.ones(count, np.float32))
 
     def _inputs(self, lengths: NDArray[np.int64]) -> ModelInputs:
         texts = _random_texts(lengths, self.model)
@@ -129,10 +124,10 @@ def plan_rehearsal(model: PreTrainedModel, *, mode: Mode, largest_batch: int) ->
     Args:
         model: A classifier on the CPU; frozen, and its last layer's matrices laid out, in place.
         mode: What trains.
-        largest_batch: The most rows in one forward of an evaluation.
+        largest_batch: The most examples in one forward of an evaluation.
 
     Raises:
-        ConfigurationInvalid: If the core has fewer than N layers.
+        ConfigurationInvalid: If the encoder has fewer than N layers.
         ModelUnsupported: If it has no encoder of layers, or no linear classifier on top.
     """
     structure = find_structure(model)
@@ -148,9 +143,9 @@ def plan_rehearsal(model: PreTrainedModel, *, mode: Mode, largest_batch: int) ->
 
 
 def _lay_out_by_columns(parameters: Iterator[nn.Parameter]) -> None:
-    """Let matrices be transposed ones in memory, as weights may be that were loaded so.
+    """Store matrices transposed in memory, as loaded weights may be.
 
-    What is computed in place was once silently left out of such tensors (pytorch#118115).
+    MPS once silently skipped in-place operations on such tensors (pytorch#118115).
     """
     for parameter in parameters:
         if parameter.ndim == 2:
@@ -172,17 +167,17 @@ def _prepare(
             max_grad_norm=_MAX_GRAD_NORM,
         ),
     )
-    # AdamW divides gradients by their own size, so that of one which is nothing but rounding it
-    # makes a whole step. A divisor of at least the mean gradient's size leaves such steps small.
+    # AdamW divides gradients by their own size, which turns one that is mere rounding into a full
+    # step. A divisor of at least the mean gradient's size keeps such steps small.
     trained = sum(one.numel() for one in training_state.trained_parameters().values())
     for group in training_state.optimizer.param_groups:
         group["eps"] = _MAX_GRAD_NORM / math.sqrt(trained)
     return training_state
 
 
-def _random_lengths(rows: int, longest: int) -> NDArray[np.int64]:
+def _random_lengths(count: int, longest: int) -> NDArray[np.int64]:
     """Return lengths of which the first is the longest."""
-    lengths = np.random.default_rng(_SEED).integers(1, longest + 1, size=rows)
+    lengths = np.random.default_rng(_SEED).integers(1, longest + 1, size=count)
     lengths[0] = longest
     return lengths
 
@@ -200,19 +195,19 @@ def _random_texts(lengths: NDArray[np.int64], model: PreTrainedModel) -> Encoded
 
 
 def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
-    """Return the rows of an update in one piece, padded to the longest text of all."""
-    rows = np.arange(number * _ROWS, (number + 1) * _ROWS)
+    """Return the examples of an update in one micro-batch, padded to the longest of all."""
+    indices = np.arange(number * _EXAMPLES, (number + 1) * _EXAMPLES)
     [micro_batch] = cut_batch(
         examples,
-        Batch(rows, padded_length=int(examples.lengths.max())),
-        batch_size=_ROWS,
+        Batch(indices, padded_length=int(examples.lengths.max())),
+        batch_size=_EXAMPLES,
         device=device,
     )
     return micro_batch
 
 
 def _update(training_state: TrainingState, micro_batch: MicroBatch, *, number: int) -> torch.Tensor:
-    """Take an update, again while gradient scaling leaves it out, and return its loss."""
+    """Take an update, again while gradient scaling skips it, and return its loss."""
     for _ in range(_MOST_TRIES):
         skipped = training_state.accelerator.skipped_updates()
         loss = training_state.update(number, [micro_batch])

@@ -203,7 +203,7 @@ def test_what_does_not_go_together_is_a_wrong_usage(
 def test_parity_tells_parts_and_modules_and_a_verdict(command: Command, tiny_folder: Path) -> None:
     outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16")
     assert outcome.code == 0, outcome.errors
-    assert "computing on the processor in fp32" in outcome.errors
+    assert "computing on the CPU in fp32" in outcome.errors
     parts, modules, verdict = outcome.output.split("\n\n")
     assert [line.split("  ")[0] for line in parts.splitlines()] == [
         "part", "evaluation", "logits", "loss", "gradients", "1 update", "10 updates",

@@ -3,6 +3,7 @@
 import json
 import math
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from finetune.doctor.parity import (
     check_parity,
     compare,
     relative_error,
-    worst_row_error,
+    worst_example_error,
 )
 from finetune.doctor.rehearsal import plan_rehearsal
 from finetune.errors import ConfigurationInvalid
@@ -50,6 +51,14 @@ def parity(
     )
 
 
+@cache
+def report_of(
+    architecture: str = "bert", mode: str = "full", precision: str = "fp32"
+) -> ParityReport:
+    """Compare the CPU with itself, once for the same arguments."""
+    return parity(tiny_model(architecture), mode=mode, precision=precision)
+
+
 def lively_model() -> PreTrainedModel:
     """Return a model whose attention makes a difference, unlike that of BERT's first weights."""
     model = tiny_model()
@@ -63,7 +72,7 @@ def lively_model() -> PreTrainedModel:
 def parity_under(
     fault: AbstractContextManager[Any], *, mode: str = "full", precision: str = "fp32"
 ) -> ParityReport:
-    """Compare the processor with itself under a fault."""
+    """Compare the CPU with itself under a fault."""
     rehearsal = plan_rehearsal(lively_model(), mode=Mode(mode), largest_batch=40)
     expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
     with fault:
@@ -76,8 +85,8 @@ def wrong_parts(report: ParityReport) -> set[str]:
     return {one.part for one in report.failures}
 
 
-def test_the_processor_computes_what_it_computes() -> None:
-    report = parity(tiny_model())
+def test_the_cpu_computes_what_it_computes() -> None:
+    report = report_of()
     assert report.failures == ()
     assert {one.error for one in report.differences} == {0.0}
     assert list(report.worst_by_part()) == [
@@ -86,26 +95,31 @@ def test_the_processor_computes_what_it_computes() -> None:
 
 
 def test_evaluation_has_all_lengths_at_all_batch_sizes() -> None:
-    report = parity(tiny_model("bert"))
+    report = report_of()
     evaluated = [one.tensor for one in report.differences if one.part == "evaluation"]
     assert evaluated == [
-        f"{rows} rows of up to {tokens} tokens"
+        f"{size} examples of up to {tokens} tokens"
         for tokens in (1, 8, 9, 31, 32, 33, 64)
-        for rows in (1, 7, 32, 40)
+        for size in (1, 7, 32, 40)
     ]
 
 
 @pytest.mark.parametrize(
     ("architecture", "mode"),
-    [*((one, "full") for one in ARCHITECTURES), ("bert", "head"), ("modernbert", "last-1")],
+    [
+        ("bert", "full"),
+        ("modernbert", "last-1"),
+        *(pytest.param(one, "full", marks=pytest.mark.slow) for one in ARCHITECTURES[1:]),
+        pytest.param("bert", "head", marks=pytest.mark.slow),
+    ],
 )
 def test_bf16_is_within_its_tolerance(architecture: str, mode: str) -> None:
-    report = parity(tiny_model(architecture), mode=Mode(mode), precision="bf16")
+    report = report_of(architecture, mode, "bf16")
     assert report.failures == ()
     assert all(one.error > 0 for one in report.worst_by_part().values())
 
 
-def test_other_widths_and_repeated_rows_change_nothing_but_rounding() -> None:
+def test_other_padded_lengths_and_repeated_examples_change_nothing_but_rounding() -> None:
     report = parity(tiny_model(), device=FewShapesDevice())
     assert report.failures == ()
     assert report.worst_by_part()["evaluation"].error > 0
@@ -119,7 +133,7 @@ def test_each_parameter_is_compared_in_its_gradient_and_its_changes() -> None:
         assert compared == [name for name, _ in model.named_parameters()]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_planted_fault_of_tensors_with_gaps_is_found_in_the_first_update(precision: str) -> None:
     report = parity_under(LeftOutGaps(), precision=precision)
     assert wrong_parts(report) == {"1 update", "10 updates"}
@@ -128,7 +142,7 @@ def test_planted_fault_of_tensors_with_gaps_is_found_in_the_first_update(precisi
     assert worst.tensor.startswith("bert.encoder.layer.2.")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_planted_wrong_mask_is_found_in_the_logits(precision: str) -> None:
     assert {"evaluation", "logits"} <= wrong_parts(parity_under(IgnoredMask(), precision=precision))
 
@@ -136,7 +150,7 @@ def test_planted_wrong_mask_is_found_in_the_logits(precision: str) -> None:
 def test_planted_fault_of_short_texts_is_found_in_the_evaluation_alone() -> None:
     report = parity_under(WrongShortAttention())
     assert wrong_parts(report) == {"evaluation"}
-    assert "7 rows of up to 8 tokens" in [
+    assert "7 examples of up to 8 tokens" in [
         one.tensor for one in report.differences if not one.passes
     ]
 
@@ -158,8 +172,8 @@ def test_what_is_no_number_fails_everywhere() -> None:
     assert json.loads(emitted)["differences"][0]["error"] is None
 
 
-def test_modules_are_told_with_a_star_for_the_layer_and_the_worst_of_them() -> None:
-    report = parity(tiny_model(), precision="bf16")
+def test_modules_are_listed_with_a_star_for_the_layer_and_the_worst_of_them() -> None:
+    report = report_of(precision="bf16")
     modules = report.worst_by_module()
     assert "bert.encoder.layer.*.attention.self.key" in modules
     assert not any("layer.0" in module for module in modules)
@@ -194,8 +208,8 @@ def test_nothing_in_place_of_nothing_is_right_and_something_is_infinitely_wrong(
     assert relative_error(zeros * math.nan, zeros + 1, least_size=1.0) == math.inf
 
 
-def test_one_wrong_row_among_many_is_as_wrong_as_alone() -> None:
+def test_one_wrong_example_among_many_is_as_wrong_as_alone() -> None:
     expected = torch.ones(100, 6)
     actual = expected.clone()
     actual[42] *= 1.5
-    assert worst_row_error(actual, expected) == pytest.approx(0.5)
+    assert worst_example_error(actual, expected) == pytest.approx(0.5)

@@ -10,7 +10,7 @@ from finetune.devices.check import Check
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.mps.watermarks import high_ratio
 
-# All of BERT-base, at 512 tokens, trained on an M1 with 8 GiB with no larger batch than one row.
+# All of BERT-base trained there at 512 tokens with a batch size of 1 and no larger one.
 _TOO_SMALL_BYTES = 8 * 2**30
 
 

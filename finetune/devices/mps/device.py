@@ -6,7 +6,7 @@ import psutil
 import torch
 from torch.torch_version import TorchVersion
 
-from finetune.devices.base import BatchShapes, gibibytes, round_up_to_8
+from finetune.devices.base import BatchShapes, DeviceMemory, gibibytes, round_up_to_8
 from finetune.devices.host import cpu_name, macos_major
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
@@ -38,8 +38,8 @@ class MpsDevice:
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{self._chip or 'Apple'} GPU, {memory} unified memory"
         self.precisions = self._precisions()
-        self.memory = MpsMemory()
-        self.shapes = FewShapes(
+        self.memory: DeviceMemory = MpsMemory()
+        self.shapes: BatchShapes = FewShapes(
             pads_batches=True,
             max_tokens=max_tokens(self._chip),
             min_examples=2 if self._drops_bias_of_vectors() else 1,

@@ -1,4 +1,4 @@
-"""What becomes of operators that MPS lacks, as the environment sets it; free of torch."""
+"""Whether operators that MPS lacks run on the CPU, by the environment; free of torch."""
 
 import os
 import re
@@ -9,7 +9,7 @@ FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 
 
 def check_fallback() -> Check:
-    """Say whether operators that MPS lacks would run on the processor without an error.
+    """Say whether operators that MPS lacks would run on the CPU without an error.
 
     PyTorch reads the variable with ``std::stoi`` while it is loaded (``MPSFallback.mm``), so that
     on a Mac anything but a number ends the process at ``import torch``.
@@ -22,7 +22,7 @@ def check_fallback() -> Check:
         return _check("failure", f"{FALLBACK}={value} ends PyTorch on a Mac: it is not a number")
     if int(number[0]) == 0:
         return _check("ok", f"{FALLBACK}={value}: an operator that MPS lacks is an error")
-    return _check("warning", f"{FALLBACK}={value} hides operators that run slowly on the processor")
+    return _check("warning", f"{FALLBACK}={value} hides operators that run slowly on the CPU")
 
 
 def _check(status: Status, finding: str) -> Check:

@@ -5,7 +5,7 @@ import os
 import torch
 
 from finetune.devices import host_memory
-from finetune.devices.base import mentions
+from finetune.devices.base import DeviceMemory, mentions
 from finetune.devices.mps import watermarks
 
 # The allocator's limit, and a single tensor above Metal's largest buffer (pytorch#141909). Both
@@ -21,11 +21,11 @@ _MOST_OF_PEAK = 2
 _SMALLEST_FRACTION = 0.001
 
 
-class MpsMemory:
+class MpsMemory(DeviceMemory):
     """The unified memory of a Mac, as PyTorch's allocator and the system count it."""
 
     is_shared = True
-    # The allocator's own limit lies above the memory of most Macs.
+    # The allocator's own limit is above the memory of most Macs.
     swaps = True
 
     def used_bytes(self) -> int:
@@ -42,10 +42,10 @@ class MpsMemory:
     def is_cache_running_away(self) -> bool:
         """Return whether pools and graphs take more than a run with few shapes needs.
 
-        Buffers are kept by size, each shape's beside the others', and three widths that halve take
-        less than twice what the widest does. Half of the recommended memory is no harm in any case;
-        beyond all of it the Mac swaps. Where the allocator does not count its peak, what is in use
-        stands for it.
+        Buffers are kept by size, those of each shape beside the others, and three padded lengths
+        that halve take less than twice what the longest does. Half of the recommended memory does
+        no harm in any case; beyond all of it the Mac swaps. Where the allocator does not count its
+        peak, the memory in use is taken for it.
         """
         recommended_bytes = torch.mps.recommended_max_memory()
         needed_bytes = _MOST_OF_PEAK * (self.peak_bytes() or self.used_bytes())
@@ -91,13 +91,6 @@ class MpsMemory:
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether the allocator or Metal refused a tensor for its size."""
         return mentions(error, _OUT_OF_MEMORY)
-
-    def held_peak_bytes(self) -> None:
-        """Return None: the footprint counts against the budget, and has no peak to ask for."""
-
-    def retried_allocations(self) -> int:
-        """Return 0: the allocator does not count."""
-        return 0
 
     def release(self) -> None:
         """Give the allocator's free buffers back to Metal."""

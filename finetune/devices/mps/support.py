@@ -23,15 +23,10 @@ _REMEDIES = {
 
 def why_not_usable() -> Unusable | None:
     """Return why the GPU can't be used, or None if a small operation on it works."""
-    return (
-        _why_not_this_processor()
-        or _why_not_this_macos()
-        or _why_not_this_torch()
-        or _why_it_fails()
-    )
+    return _why_not_this_cpu() or _why_not_this_macos() or _why_not_this_torch() or _why_it_fails()
 
 
-def _why_not_this_processor() -> Unusable | None:
+def _why_not_this_cpu() -> Unusable | None:
     if not host.is_mac():
         reason = f"MPS needs a Mac, and this is {platform.system()}"
         return Unusable(reason, remedy=_USE_CPU, is_absent=True)
@@ -42,7 +37,7 @@ def _why_not_this_processor() -> Unusable | None:
             "this Python runs as an Intel program under Rosetta, which hides the GPU",
             remedy=host.way_out_of_rosetta(),
         )
-    reason = "MPS needs Apple silicon, and this Mac has an Intel processor"
+    reason = "MPS needs Apple silicon, and this Mac has an Intel CPU"
     return Unusable(reason, remedy=_USE_CPU, is_absent=True)
 
 

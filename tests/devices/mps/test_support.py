@@ -27,9 +27,9 @@ def test_another_system_than_macos_is_the_reason(pretend_linux: None) -> None:
     )
 
 
-def test_an_intel_mac_is_sent_to_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_intel_mac_is_sent_to_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(INTEL_MAC, monkeypatch)
-    assert "Intel processor" in explain().reason
+    assert "Intel CPU" in explain().reason
     assert explain().remedy == "use --device cpu"
 
 
