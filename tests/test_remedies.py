@@ -1,0 +1,91 @@
+"""What errors, warnings and checks tell the user to type can be typed."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+
+import finetune
+from finetune.cli.main import COMMANDS, cli
+
+PACKAGE = Path(finetune.__file__).parent
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w{-])")
+# From the name of a command to where it ends: at the end of its clause.
+COMMAND = re.compile(r"\bfinetune ((?:%s)\b[^,;:`'\")]*)" % "|".join(COMMANDS))
+OTHER_PROGRAMS = re.compile(r"(?:pip|conda|torchrun|accelerate|git|nvidia-smi)\b[^;,`]*")
+
+
+@cache
+def flags_of(*names: str) -> frozenset[str]:
+    """Return the flags of a command, such as ``cache``, ``clear``, and of its subcommands."""
+    command: click.Command = cli
+    for name in names:
+        assert isinstance(command, click.Group), names
+        subcommand = command.get_command(click.Context(command), name)
+        assert subcommand is not None, names
+        command = subcommand
+    options = command.get_params(click.Context(command))
+    own = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            own |= flags_of(*names, name)
+    return frozenset(own)
+
+
+def texts_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the string literals of a module but for docstrings, ``{}`` in place of values."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in formatted for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in docstrings | parts:
+                yield node.value
+
+
+TEXTS = [
+    (path.relative_to(PACKAGE).as_posix(), text)
+    for path in sorted(PACKAGE.rglob("*.py"))
+    for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))
+    if "--" in text or "finetune " in text
+]
+
+
+def test_texts_name_flags_and_commands() -> None:
+    assert sum(len(FLAG.findall(text)) for _, text in TEXTS) >= 100
+    assert sum(len(COMMAND.findall(text)) for _, text in TEXTS) >= 20
+    assert "--device" in flags_of("run")
+    assert "--no-feature-cache" in flags_of("run")
+
+
+def test_every_flag_is_one_of_a_command() -> None:
+    """Those of the doctor alone, such as --mode, are no advice for what a run does."""
+    commands = frozenset().union(*(flags_of(name) for name in COMMANDS if name != "doctor"))
+    for file, text in TEXTS:
+        own = flags_of("doctor") if file == "cli/doctor.py" else frozenset()
+        unknown = set(FLAG.findall(OTHER_PROGRAMS.sub("", text))) - commands - own
+        assert not unknown, (file, text)
+
+
+def test_every_command_exists_and_has_the_flags_beside_it() -> None:
+    for file, text in TEXTS:
+        for line in COMMAND.findall(text):
+            names = [line.split()[0]]
+            group = cli.get_command(click.Context(cli), names[0])
+            if isinstance(group, click.Group):
+                assert line.split()[1] in group.list_commands(click.Context(group)), (file, text)
+                names.append(line.split()[1])
+            assert set(FLAG.findall(line)) <= flags_of(*names), (file, text)
