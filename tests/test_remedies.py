@@ -12,10 +12,11 @@ import finetune
 from finetune.cli.main import COMMANDS, cli
 
 PACKAGE = Path(finetune.__file__).parent
-FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w{-])")
+FLAG = re.compile(r"(?<![\w-])(?<!var\()--[a-z][a-z-]*[a-z](?![\w{-])")
 # From the name of a command to where it ends: at the end of its clause.
-COMMAND = re.compile(r"\bfinetune ((?:%s)\b[^,;:`'\")]*)" % "|".join(COMMANDS))
+COMMAND = re.compile(rf"\bfinetune ((?:{'|'.join(COMMANDS)})\b(?:(?!  )[^,;:`'\")|\n])*)")
 OTHER_PROGRAMS = re.compile(r"(?:pip|conda|torchrun|accelerate|git|nvidia-smi)\b[^;,`]*")
+NVIDIA_SMI = {"--query-gpu", "--format"}
 
 
 @cache
@@ -51,9 +52,8 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
             yield "".join(
                 str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
             )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) not in docstrings | parts:
-                yield node.value
+        elif isinstance(node, ast.Constant) and id(node) not in docstrings | parts:
+            yield str(node.value)
 
 
 TEXTS = [
@@ -77,7 +77,7 @@ def test_every_flag_is_one_of_a_command() -> None:
     for file, text in TEXTS:
         own = flags_of("doctor") if file == "cli/doctor.py" else frozenset()
         unknown = set(FLAG.findall(OTHER_PROGRAMS.sub("", text))) - commands - own
-        assert not unknown, (file, text)
+        assert unknown <= NVIDIA_SMI, (file, text)
 
 
 def test_every_command_exists_and_has_the_flags_beside_it() -> None:
