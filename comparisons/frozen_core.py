@@ -35,9 +35,10 @@ from transformers import (
 
 import finetune
 from finetune.config.load import load_config
+from finetune.data.load import load_splits
 from finetune.events import Event, Stage, ignore
 from finetune.model.load import find_model_folder
-from finetune.runs.preparation import load_splits
+from finetune.runs.preparation import data_options, split_options
 
 HEAD_EPOCHS, LAYERS_EPOCHS, BATCH_SIZE = 5, 3, 32
 SIDES = ("trainer_head", "head", "head_again", "last_2", "full")
@@ -57,7 +58,9 @@ def save_bert_base(folder: Path) -> Path:
 def run_trainer(options: dict[str, object], folder: Path) -> float:
     """Return the training seconds of the Trainer with a frozen core."""
     loaded = load_config(file=None, environment={}, flags=options, assignments=())
-    rows = load_splits(loaded.config.data, emit=ignore).splits["train"]
+    rows = load_splits(
+        data_options(loaded.config.data), split_options(loaded.config.data), emit=ignore
+    ).splits["train"]
     tokenizer = AutoTokenizer.from_pretrained(str(options["model"]))
     model = AutoModelForSequenceClassification.from_pretrained(str(options["model"]), num_labels=6)
     for name, parameter in model.named_parameters():

@@ -14,11 +14,13 @@ from finetune.data.check import (
     suggest_changes,
     suggest_max_length,
 )
+from finetune.data.load import load_data
+from finetune.data.split import split_table
 from finetune.data.tables import texts_of
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Stage
 from finetune.model.load import load_tokenizer
-from finetune.runs.preparation import load_given, split_given
+from finetune.runs.preparation import data_options, split_options
 from finetune.tokenization.encode import encode_texts
 
 CHECK_SCHEMA_VERSION = 1
@@ -47,8 +49,8 @@ def check_data(config: Config, *, emit: Emit) -> dict[str, Any]:
             warnings.append(event.message)
         emit(event)
 
-    given = load_given(config.data, emit=emit_and_keep).splits
-    splits = split_given(given, config.data, emit=emit_and_keep)
+    given = load_data(data_options(config.data), emit=emit_and_keep).splits
+    splits = split_table(given, split_options(config.data), emit=emit_and_keep)
     findings = check_splits(given)
     lengths = _measure(given, config.model, emit=emit_and_keep)
     return {

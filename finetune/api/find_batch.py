@@ -14,6 +14,7 @@ from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import Config, mode_of
 from finetune.config.sizes import parse_size
+from finetune.data.load import load_splits
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
@@ -37,7 +38,7 @@ from finetune.report.batches import draw_batches
 from finetune.runs.batch_sizes import bounds_of
 from finetune.runs.features import cache_folder, stores_features
 from finetune.runs.folder import check_writable
-from finetune.runs.preparation import load_splits
+from finetune.runs.preparation import data_options, split_options
 from finetune.tokenization.encode import encode_texts
 
 # The article padded every text to this length.
@@ -216,7 +217,9 @@ def _measure_data(task: _Task) -> tuple[int, int]:
     if task.has_max_length and most:
         return max_length, most
     try:
-        table = load_splits(task.config.data, emit=task.emit).splits
+        table = load_splits(
+            data_options(task.config.data), split_options(task.config.data), emit=task.emit
+        ).splits
         rows = most or len(table["train"])
         if task.has_max_length:
             return max_length, rows

@@ -17,6 +17,7 @@ from finetune.data.split import split_table
 from finetune.data.tables import column_of, read_tables, texts_of
 from finetune.events import Emit
 from finetune.model.mode import Mode
+from finetune.runs.preparation import split_options
 
 # An estimate that is high rather than low, and free of a tokenizer: BERT's takes 3.8 bytes of
 # TREC's questions a token, and of Chinese a character, which is 3. A limit that is too high costs
@@ -165,14 +166,7 @@ def _reason(column: str, *, option: str | None, telling_names: Sequence[str], ev
 
 
 def _count_rows_of_a_run(table: DatasetDict, *, emit: Emit) -> dict[str, int]:
-    options = DataConfig()
-    splits = split_table(
-        table,
-        validation_fraction=options.validation_fraction,
-        test_fraction=options.test_fraction,
-        seed=options.split_seed,
-        emit=emit,
-    )
+    splits = split_table(table, split_options(DataConfig()), emit=emit)
     return {split: len(rows) for split, rows in splits.items()}
 
 

@@ -1,16 +1,22 @@
 """Find the data that a name stands for."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+
+import numpy as np
+from datasets import ClassLabel, Dataset
 
 from finetune.data.files import SUFFIXES
 from finetune.data.hub_tables import fetch_splits
 from finetune.data.questions import load_questions
 from finetune.data.source import DataOptions, DataSource, LoadedData
-from finetune.data.tables import read_tables
+from finetune.data.split import SplitOptions, split_table
+from finetune.data.tables import column_of, read_tables
 from finetune.data.trec import load_trec
-from finetune.errors import UsageError
+from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Stage
 from finetune.hub import file_sha256
 
@@ -38,7 +44,8 @@ def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
     _refuse_foreign_options(options, kind=kind)
     match kind:
         case "trec":
-            return load_trec(folder=options.folder, label=options.label, emit=emit)
+            folder = _expand(options.data_dir)
+            return load_trec(folder=folder, label=options.label, emit=emit)
         case "questions":
             emit(Stage("reading the questions that come with the package"))
             return load_questions()
@@ -51,6 +58,37 @@ def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
     files, commit = fetch_splits(repository, revision=revision or None, emit=emit)
     splits = read_tables(files, options, needs_all_labels=False, emit=emit)
     return LoadedData(splits, (DataSource(HUB_PREFIX + repository, commit=commit),))
+
+
+def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) -> LoadedData:
+    """Load data and split it: the same rows for the same options, every time."""
+    given = load_data(options, emit=emit)
+    splits = split_table(given.splits, splitting, emit=emit)
+    counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
+    classes = len(splits["train"].features["label"].names)
+    emit(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
+    return LoadedData(splits, given.sources)
+
+
+def load_rows(options: DataOptions, *, class_names: Sequence[str], emit: Emit) -> Dataset:
+    """Load all rows of data that no split of a run comes from, labelled by the run's classes.
+
+    Raises:
+        DataError: If it has a label that is none of these classes.
+    """
+    wanted = replace(options, validation_file=None, test_file=None, data_dir=None)
+    rows = load_data(wanted, emit=emit).splits["train"]
+    names = rows.features["label"].names
+    if unknown := [name for name in names if name not in class_names]:
+        raise DataError(
+            f"{options.data} has labels that the model does not know: {', '.join(unknown)}",
+            remedy=f"leave these rows out; the model knows {', '.join(class_names)}",
+        )
+    numbers = np.array([class_names.index(name) for name in names])
+    labels = numbers[column_of(rows, "label").to_numpy()]
+    return rows.remove_columns("label").add_column(
+        "label", labels, feature=ClassLabel(names=list(class_names))
+    )
 
 
 def source_name(source: str) -> str:
@@ -77,7 +115,7 @@ def _kind_of(source: str) -> str:
 
 def _refuse_foreign_options(options: DataOptions, *, kind: str) -> None:
     given = {
-        "--data-dir": options.folder,
+        "--data-dir": options.data_dir,
         "--label": None if options.label == "label-coarse" else options.label,
         "--validation-file": options.validation_file,
         "--test-file": options.test_file,
@@ -96,17 +134,21 @@ def _refuse_foreign_options(options: DataOptions, *, kind: str) -> None:
 
 def _files_of(options: DataOptions) -> dict[str, list[Path]]:
     given = {
-        "train": Path(options.data),
+        "train": options.data,
         "validation": options.validation_file,
         "test": options.test_file,
     }
-    files = {split: [path.expanduser()] for split, path in given.items() if path is not None}
+    files = {split: [path] for split, name in given.items() if (path := _expand(name))}
     if len({path.resolve() for [path] in files.values()}) < len(files):
         raise UsageError(
             "one file is named for two splits",
             remedy="leave out --validation-file or --test-file: rows of --data are held out then",
         )
     return files
+
+
+def _expand(name: str | None) -> Path | None:
+    return Path(name).expanduser() if name else None
 
 
 def _unknown(source: str) -> UsageError:

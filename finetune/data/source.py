@@ -1,7 +1,6 @@
 """What is asked for as data, and what was loaded: splits, and where they are from."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from datasets import DatasetDict
 
@@ -14,7 +13,7 @@ class DataOptions:
         data: ``trec``; ``questions``, which comes with the package; a file; or ``hub:owner/name``,
             maybe with ``@revision``, for a dataset of the Hub.
         label: ``label-coarse`` or, for TREC, ``label-fine``.
-        folder: Where TREC's raw files are; ``None`` to fetch them.
+        data_dir: Where TREC's raw files are; ``None`` to fetch them.
         validation_file: The validation split of a file.
         test_file: The test split of a file.
         text_column: Column of the texts in files and datasets of the Hub; ``None`` to guess it.
@@ -24,9 +23,9 @@ class DataOptions:
 
     data: str
     label: str
-    folder: Path | None = None
-    validation_file: Path | None = None
-    test_file: Path | None = None
+    data_dir: str | None = None
+    validation_file: str | None = None
+    test_file: str | None = None
     text_column: str | None = None
     label_column: str | None = None
     encoding: str | None = None

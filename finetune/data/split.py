@@ -1,5 +1,7 @@
 """Hold rows out for validation and test: seeded, in the classes' proportions, without leaks."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow
 from datasets import Dataset, DatasetDict
@@ -43,40 +45,59 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
     return _rows_where(table, ~is_held_out[texts]), _rows_where(table, is_held_out[texts])
 
 
-def split_table(
-    table: DatasetDict, *, validation_fraction: float, test_fraction: float, seed: int, emit: Emit
-) -> DatasetDict:
+@dataclass(frozen=True)
+class SplitOptions:
+    """How splits are made that the data does not bring.
+
+    Args:
+        validation_fraction: Share of the given training rows, in 0..1; at 0 no validation split
+            is made.
+        test_fraction: Share of the given training rows, in 0..1.
+        split_seed: The same seed gives the same splits.
+        max_train_samples: Most training rows; None for all.
+    """
+
+    validation_fraction: float
+    test_fraction: float
+    split_seed: int
+    max_train_samples: int | None
+
+
+def split_table(table: DatasetDict, options: SplitOptions, *, emit: Emit) -> DatasetDict:
     """Return the splits ``train``, ``validation`` and ``test``, disjoint where they are made here.
 
     Splits that the data brings stay as they are; the others are held out of ``train``.
 
     Args:
         table: Has the split ``train``, and maybe ``validation`` and ``test``.
-        validation_fraction: Share of the given training rows, in 0..1; at 0 no validation split
-            is made.
-        test_fraction: Share of the given training rows, in 0..1.
-        seed: The same seed gives the same splits.
+        options: How the others are made.
         emit: Receives progress events.
 
     Raises:
         DataError: If there are too few rows for one of the splits.
     """
-    splits = dict(table)
+    splits, seed = dict(table), options.split_seed
     given_rows = len(table["train"])
     if "test" not in table:
         splits["train"], splits["test"] = _hold_out_some(
-            splits["train"], rows=test_fraction * given_rows, seed=seed, purpose="test"
+            splits["train"], rows=options.test_fraction * given_rows, seed=seed, purpose="test"
         )
         emit(
             Stage(
-                f"no test file: a random {test_fraction:.0%} is held out as the test split,"
+                f"no test file: a random {options.test_fraction:.0%} is held out as the test split,"
                 f" {len(splits['test'])} of {given_rows} rows"
             )
         )
-    if "validation" not in table and validation_fraction > 0:
+    if "validation" not in table and options.validation_fraction > 0:
         splits["train"], splits["validation"] = _hold_out_some(
-            splits["train"], rows=validation_fraction * given_rows, seed=seed, purpose="validation"
+            splits["train"],
+            rows=options.validation_fraction * given_rows,
+            seed=seed,
+            purpose="validation",
         )
+    if options.max_train_samples is not None:
+        rows = min(options.max_train_samples, len(splits["train"]))
+        splits["train"] = splits["train"].select(range(rows))
     order = ("train", "validation", "test")
     return DatasetDict({name: splits[name] for name in order if name in splits})
 

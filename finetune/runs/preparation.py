@@ -2,22 +2,20 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import Dataset, DatasetDict
 
-from finetune import events
 from finetune.config.schema import Config, DataConfig, mode_of
-from finetune.data.load import load_data
-from finetune.data.source import DataOptions, DataSource, LoadedData
-from finetune.data.split import split_table
+from finetune.data.load import load_splits
+from finetune.data.source import DataOptions, DataSource
+from finetune.data.split import SplitOptions
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.errors import DataError
-from finetune.events import Emit, Stage
+from finetune.events import Emit, Stage, WarningMessage
 from finetune.model.freeze import count_parameters, freeze_parameters
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
@@ -73,7 +71,7 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     device = select_device(config.training.device, emit=emit)
     check_precision(device, config.training.precision)
     emit(Stage(f"device: {device.name} ({device.description}), {config.training.precision}"))
-    loaded = load_splits(config.data, emit=emit)
+    loaded = load_splits(data_options(config.data), split_options(config.data), emit=emit)
     splits = loaded.splits
     class_names = splits["train"].features["label"].names
     classifier = load_for_training(config, class_names=class_names, emit=emit)
@@ -104,68 +102,18 @@ def load_for_training(config: Config, *, class_names: list[str], emit: Emit) -> 
     return classifier
 
 
-def load_given(options: DataConfig, *, emit: Emit) -> LoadedData:
-    """Load the data with the splits that it brings, ``train`` among them."""
-    folder, validation_file, test_file = (
-        Path(path).expanduser() if path else None
-        for path in (options.data_dir, options.validation_file, options.test_file)
-    )
-    wanted = DataOptions(
-        data=options.data,
-        folder=folder,
-        label=options.label,
-        validation_file=validation_file,
-        test_file=test_file,
-        text_column=options.text_column,
-        label_column=options.label_column,
-        encoding=options.encoding,
-    )
-    return load_data(wanted, emit=emit)
+def data_options(config: DataConfig) -> DataOptions:
+    """Return what of a configuration says which data to load."""
+    return DataOptions(**_fields_of(DataOptions, config))
 
 
-def load_splits(options: DataConfig, *, emit: Emit) -> LoadedData:
-    """Load the data and split it: the same rows for the same configuration, every time."""
-    given = load_given(options, emit=emit)
-    return replace(given, splits=split_given(given.splits, options, emit=emit))
+def split_options(config: DataConfig) -> SplitOptions:
+    """Return what of a configuration says how the data is split."""
+    return SplitOptions(**_fields_of(SplitOptions, config))
 
 
-def load_rows(options: DataConfig, *, class_names: Sequence[str], emit: Emit) -> Dataset:
-    """Load all rows of data that no split of a run comes from, labelled by the run's classes.
-
-    Raises:
-        DataError: If it has a label that is none of these classes.
-    """
-    wanted = replace(options, validation_file=None, test_file=None, data_dir=None)
-    given = load_given(wanted, emit=emit).splits["train"]
-    names = given.features["label"].names
-    if unknown := [name for name in names if name not in class_names]:
-        raise DataError(
-            f"{options.data} has labels that the model does not know: {', '.join(unknown)}",
-            remedy=f"leave these rows out; the model knows {', '.join(class_names)}",
-        )
-    numbers = np.array([class_names.index(name) for name in names])
-    labels = numbers[np.asarray(given.with_format("numpy")["label"][:], np.int64)]
-    return given.remove_columns("label").add_column(
-        "label", labels, feature=ClassLabel(names=list(class_names))
-    )
-
-
-def split_given(given: DatasetDict, options: DataConfig, *, emit: Emit) -> DatasetDict:
-    """Hold out the splits that the data does not bring, and limit the training rows."""
-    splits = split_table(
-        given,
-        validation_fraction=options.validation_fraction,
-        test_fraction=options.test_fraction,
-        seed=options.split_seed,
-        emit=emit,
-    )
-    if options.max_train_samples is not None:
-        rows = min(options.max_train_samples, len(splits["train"]))
-        splits["train"] = splits["train"].select(range(rows))
-    counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
-    classes = len(splits["train"].features["label"].names)
-    emit(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
-    return splits
+def _fields_of(kind: type[DataOptions | SplitOptions], config: DataConfig) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(kind)}
 
 
 def encode_rows(
@@ -178,7 +126,7 @@ def encode_rows(
     if encoded.truncated_texts:
         can_be_longer = classifier.max_tokens > max_length
         emit(
-            events.WarningMessage(
+            WarningMessage(
                 f"{encoded.truncated_texts:,} of the {len(encoded.lengths):,} {split} texts are "
                 f"longer than {encoded.lengths.max()} tokens and are truncated",
                 remedy="raise --max-length if their end matters"

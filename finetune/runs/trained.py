@@ -7,9 +7,9 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from finetune import events
 from finetune.config.load import load_config
 from finetune.config.schema import Config
+from finetune.data.load import load_rows, load_splits
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
@@ -18,12 +18,12 @@ from finetune.evaluation.answers import Answer, answer_texts
 from finetune.evaluation.baseline import warn_unless_better
 from finetune.evaluation.metrics import Scores, score_logits
 from finetune.evaluation.predict import Predictor
-from finetune.events import Emit, Stage
+from finetune.events import Emit, Stage, WarningMessage
 from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
-from finetune.runs.preparation import encode_rows, load_rows, load_splits
+from finetune.runs.preparation import data_options, encode_rows, split_options
 from finetune.tokenization.examples import ModelInputs
 
 
@@ -110,7 +110,7 @@ def _usable_precision(config: Config, device: Device, *, emit: Emit) -> str:
     if precision in device.precisions:
         return precision
     emit(
-        events.WarningMessage(
+        WarningMessage(
             f"{device.name} can't compute in {precision}, the precision of this run's metrics",
             remedy="metrics and probabilities are computed in fp32 and may differ slightly",
         )
@@ -126,7 +126,7 @@ def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) ->
         DataDiffers: If the data is no longer what the run was made from.
     """
     config = load_saved_config(folder)
-    data = load_splits(config.data, emit=emit)
+    data = load_splits(data_options(config.data), split_options(config.data), emit=emit)
     splits = data.splits
     if split not in splits:
         raise NotARun(
@@ -149,7 +149,9 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
     """
     options = load_saved_config(folder).data
     rows = load_rows(
-        replace(options, data=source), class_names=saved_class_names(folder), emit=emit
+        replace(data_options(options), data=source),
+        class_names=saved_class_names(folder),
+        emit=emit,
     )
     return _score(folder, rows, split=source, device=device, emit=emit)
 

@@ -30,7 +30,7 @@ def test_the_questions_of_the_package_need_nothing_else() -> None:
 
 def test_trec_is_read_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "train_5500.label").write_text("NUM:date When was paper invented ?\n")
-    table = load("trec", folder=tmp_path, label="label-fine").splits
+    table = load("trec", data_dir=str(tmp_path), label="label-fine").splits
     assert table["train"]["text"][0] == "When was paper invented ?"
 
 
@@ -38,7 +38,10 @@ def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nyes,1\nno,0\n")
     (tmp_path / "b.csv").write_text("text,label\nno way,0\n")
     loaded = load(
-        tmp_path / "a.csv", test_file=tmp_path / "b.csv", text_column="text", label_column="label"
+        tmp_path / "a.csv",
+        test_file=str(tmp_path / "b.csv"),
+        text_column="text",
+        label_column="label",
     )
     assert [source.name for source in loaded.sources] == [f"{tmp_path}/{n}.csv" for n in "ab"]
     assert [source.sha256 for source in loaded.sources] == [
@@ -77,13 +80,13 @@ def test_an_unknown_name_gets_a_list_and_a_guess(name: str, guess: str) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "flag"),
     [
-        ("questions", {"folder": Path("trec")}, "--data-dir"),
+        ("questions", {"data_dir": "trec"}, "--data-dir"),
         ("questions", {"label": "label-fine"}, "--label"),
         ("questions", {"text_column": "text"}, "--text-column"),
         ("trec", {"encoding": "cp1252"}, "--encoding"),
         ("trec", {"test_file": Path("test.csv")}, "--test-file"),
         ("trec", {"label_column": "label"}, "--label-column"),
-        ("rows.csv", {"folder": Path("trec")}, "--data-dir"),
+        ("rows.csv", {"data_dir": "trec"}, "--data-dir"),
         ("rows.csv", {"label": "label-fine"}, "--label"),
         ("hub:acme/rows", {"validation_file": Path("dev.csv")}, "--validation-file"),
         ("hub:acme/rows", {"label": "label-fine"}, "--label"),
@@ -101,7 +104,7 @@ def test_one_file_for_two_splits_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\nyes,1\nno,0\n")
     with pytest.raises(UsageError, match="two splits"):
-        load(path, test_file=tmp_path / "." / "a.csv")
+        load(path, test_file=str(tmp_path / "." / "a.csv"))
 
 
 @pytest.mark.parametrize(

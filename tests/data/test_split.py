@@ -7,7 +7,7 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.data.split import hold_out, split_table
+from finetune.data.split import SplitOptions, hold_out, split_table
 from finetune.data.tables import make_table
 from finetune.errors import DataError
 from finetune.events import Event, Stage
@@ -110,9 +110,7 @@ def test_splits_that_the_data_brings_are_not_touched() -> None:
         validation=numbered_table(many=3, some=3, few=3),
         test=numbered_table(many=2, some=2, few=2),
     )
-    splits = split_table(
-        given_splits, validation_fraction=0.5, test_fraction=0.5, seed=0, emit=told_nothing
-    )
+    splits = split_table(given_splits, SplitOptions(0.5, 0.5, 0, None), emit=told_nothing)
     assert list(splits) == ["train", "validation", "test"]
     assert all(texts_of(splits[name]) == texts_of(given_splits[name]) for name in splits)
 
@@ -122,9 +120,7 @@ def test_a_missing_test_split_is_held_out_first_and_told_with_its_counts() -> No
     table = numbered_table(many=60, some=30, few=10)
     splits = split_table(
         DatasetDict(train=table),
-        validation_fraction=0.1,
-        test_fraction=0.2,
-        seed=0,
+        SplitOptions(0.1, 0.2, 0, None),
         emit=emitted.append,
     )
     assert {name: len(rows) for name, rows in splits.items()} == {
@@ -143,9 +139,7 @@ def test_a_missing_test_split_is_held_out_first_and_told_with_its_counts() -> No
 def test_the_validation_split_is_a_share_of_all_rows_given() -> None:
     splits = split_table(
         DatasetDict(train=numbered_table(many=60, some=30, few=10)),
-        validation_fraction=0.5,
-        test_fraction=0.4,
-        seed=0,
+        SplitOptions(0.5, 0.4, 0, None),
         emit=lambda event: None,
     )
     assert len(splits["validation"]) == 50
@@ -155,9 +149,7 @@ def test_no_validation_split_is_made_where_none_is_wanted() -> None:
     table = DatasetDict(
         train=numbered_table(many=6, some=6, few=6), test=numbered_table(many=1, some=1, few=1)
     )
-    splits = split_table(
-        table, validation_fraction=0.0, test_fraction=0.1, seed=0, emit=told_nothing
-    )
+    splits = split_table(table, SplitOptions(0.0, 0.1, 0, None), emit=told_nothing)
     assert list(splits) == ["train", "test"]
     assert len(splits["train"]) == 18
 
@@ -166,7 +158,5 @@ def test_no_validation_split_is_made_where_none_is_wanted() -> None:
 def test_too_few_rows_to_split_are_told_with_a_remedy(rows: int, fraction: float) -> None:
     table = DatasetDict(train=numbered_table(many=rows, some=0, few=0))
     with pytest.raises(DataError, match="too few rows") as raised:
-        split_table(
-            table, validation_fraction=fraction, test_fraction=0.1, seed=0, emit=lambda event: None
-        )
+        split_table(table, SplitOptions(fraction, 0.1, 0, None), emit=lambda event: None)
     assert "-fraction" in raised.value.remedy
