@@ -51,9 +51,9 @@ def simulate_memory(
 class FewShapesDevice(CpuDevice):
     """The processor with the batch shapes of MPS."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, min_examples: int = 1) -> None:
         super().__init__()
-        self.shapes = FewShapes(pads_batches=True)
+        self.shapes = FewShapes(pads_batches=True, min_examples=min_examples)
 
 
 def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,8 @@ def predict_logits(
         for batch in batches:
             indices = batch.indices
             if device.shapes.pads_batches:
-                indices = fill_batch(indices, batch_size=batch_size)
+                filled = max(batch_size, device.shapes.min_examples)
+                indices = fill_batch(indices, batch_size=filled)
             inputs = examples.inputs_of(indices, batch.padded_length)
             logits = model(
                 **{name: one.to(device.torch_device) for name, one in inputs.items()}

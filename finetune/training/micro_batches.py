@@ -45,6 +45,7 @@ def cut_batch(
         batch_size: Examples in a slice.
         device: Where the tensors go.
     """
+    batch_size = max(batch_size, device.shapes.min_examples)
     indices = batch.indices
     shares = examples.weights[indices] / examples.weights[indices].sum(dtype=np.float64)
     if device.shapes.pads_batches:

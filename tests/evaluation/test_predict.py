@@ -86,6 +86,18 @@ def test_one_row_is_enough(device: Device) -> None:
     assert predict(tiny_model(), random_examples(1), device=device).shape == (1, 6)
 
 
+def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:
+    model = tiny_model()
+    sizes: list[int] = []
+    model.register_forward_hook(lambda _, __, output: sizes.append(len(output.logits)))
+    device = FewShapesDevice(min_examples=2)
+
+    logits = predict(model, random_examples(3), batch_size=1, device=device)
+
+    assert sizes == [2, 2, 2]
+    assert logits.shape == (3, 6)
+
+
 def test_dropout_and_graph_are_off() -> None:
     model = tiny_model().train()
     model.register_forward_hook(lambda _, __, output: graphs.append(output.logits.requires_grad))

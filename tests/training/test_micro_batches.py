@@ -45,6 +45,16 @@ def test_slices_are_contiguous_and_the_last_may_be_smaller(
         assert torch.equal(torch.cat([piece.inputs[name] for piece in pieces]), tensor)
 
 
+def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:
+    device = FewShapesDevice(min_examples=2)
+    batch = Batch(ROWS, padded_length=14)
+
+    pieces = list(cut_batch(random_examples(), batch, batch_size=1, device=device))
+
+    assert [len(piece.labels) for piece in pieces] == [2, 2, 2, 2]
+    assert torch.cat([piece.shares for piece in pieces]).tolist()[-1] == 0
+
+
 @settings(max_examples=40)
 @given(
     labels=labels_of_rows,
