@@ -35,10 +35,9 @@ from transformers import (
 
 import finetune
 from finetune.config.load import load_config
-from finetune.data.load import load_splits
 from finetune.events import Event, Stage, ignore
 from finetune.model.load import find_model_folder
-from finetune.runs.preparation import data_options, split_options
+from finetune.runs.preparation import load_run_data
 
 HEAD_EPOCHS, LAYERS_EPOCHS, BATCH_SIZE = 5, 3, 32
 SIDES = ("trainer_head", "head", "head_again", "last_2", "full")
@@ -58,9 +57,7 @@ def save_bert_base(folder: Path) -> Path:
 def run_trainer(options: dict[str, object], folder: Path) -> float:
     """Return the training seconds of the Trainer with a frozen core."""
     loaded = load_config(file=None, environment={}, flags=options, assignments=())
-    rows = load_splits(
-        data_options(loaded.config.data), split_options(loaded.config.data), emit=ignore
-    ).splits["train"]
+    rows = load_run_data(loaded.config.data, emit=ignore).splits["train"]
     tokenizer = AutoTokenizer.from_pretrained(str(options["model"]))
     model = AutoModelForSequenceClassification.from_pretrained(str(options["model"]), num_labels=6)
     for name, parameter in model.named_parameters():

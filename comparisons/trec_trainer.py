@@ -30,10 +30,9 @@ from transformers import (
 
 import finetune
 from finetune.config.load import load_config
-from finetune.data.load import load_splits
 from finetune.events import ignore
 from finetune.model.load import find_model_folder
-from finetune.runs.preparation import data_options, split_options
+from finetune.runs.preparation import load_run_data
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 3, 32, 1e-4
 
@@ -47,9 +46,7 @@ def run_ours(options: dict[str, object], folder: Path) -> tuple[float, float]:
 def run_trainer(options: dict[str, object], folder: Path) -> tuple[float, float]:
     """Return test accuracy and seconds of the Trainer, tokenization included."""
     loaded = load_config(file=None, environment={}, flags=options, assignments=())
-    table = load_splits(
-        data_options(loaded.config.data), split_options(loaded.config.data), emit=ignore
-    ).splits
+    table = load_run_data(loaded.config.data, emit=ignore).splits
     source = find_model_folder(loaded.config.model.model, revision=None)
     seed = loaded.config.training.seed
     set_seed(seed)

@@ -5,7 +5,6 @@ from typing import Any
 
 from datasets import DatasetDict
 
-from finetune import events
 from finetune.config.schema import Config, ModelConfig
 from finetune.data.check import (
     LengthFindings,
@@ -18,7 +17,7 @@ from finetune.data.load import load_data
 from finetune.data.split import split_table
 from finetune.data.tables import texts_of
 from finetune.errors import FinetuneError
-from finetune.events import Emit, Event, Stage
+from finetune.events import Emit, Event, Stage, WarningMessage
 from finetune.model.load import load_tokenizer
 from finetune.runs.preparation import data_options, split_options
 from finetune.tokenization.encode import encode_texts
@@ -45,7 +44,7 @@ def check_data(config: Config, *, emit: Emit) -> dict[str, Any]:
     warnings: list[str] = []
 
     def emit_and_keep(event: Event) -> None:
-        if isinstance(event, events.WarningMessage):
+        if isinstance(event, WarningMessage):
             warnings.append(event.message)
         emit(event)
 
@@ -71,7 +70,7 @@ def _measure(splits: DatasetDict, options: ModelConfig, *, emit: Emit) -> Length
         tokenizer = load_tokenizer(options.model, revision=options.revision)
     except FinetuneError as error:
         emit(
-            events.WarningMessage(
+            WarningMessage(
                 f"the lengths of the texts are missing: {error.message}", remedy=error.remedy
             )
         )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from finetune import events
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
@@ -14,7 +13,6 @@ from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import Config, mode_of
 from finetune.config.sizes import parse_size
-from finetune.data.load import load_splits
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
@@ -29,7 +27,7 @@ from finetune.errors import (
     ModelUnsupported,
     UsageError,
 )
-from finetune.events import Emit, Stage, ignore
+from finetune.events import Emit, Stage, WarningMessage, ignore
 from finetune.files import write_json
 from finetune.model.load import load_tokenizer
 from finetune.model.mode import Mode
@@ -38,7 +36,7 @@ from finetune.report.batches import draw_batches
 from finetune.runs.batch_sizes import bounds_of
 from finetune.runs.features import cache_folder, stores_features
 from finetune.runs.folder import check_writable
-from finetune.runs.preparation import data_options, split_options
+from finetune.runs.preparation import load_run_data
 from finetune.tokenization.encode import encode_texts
 
 # The article padded every text to this length.
@@ -173,10 +171,8 @@ def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:
             case = task.case(device, mode, tokens)
             task.emit(Stage(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
             estimates += [
-                estimate_parts(case, mac, stores_features=stores_features, limit=rows)
-                for stores_features in dict.fromkeys(
-                    [stores_features(task.config.cache, mode), False]
-                )
+                estimate_parts(case, mac, stores_features=is_stored, limit=rows)
+                for is_stored in dict.fromkeys([stores_features(task.config.cache, mode), False])
             ]
         _warn_of_wrong_results(device, estimates, emit=task.emit)
         yield from estimates
@@ -189,7 +185,7 @@ def _warn_of_wrong_results(device: Device, estimates: list[EstimateResult], *, e
     # Where features are stored, only their extraction is sure to see all tokens.
     if most is not None and max(one.features_batch or one.batch for one in estimates) > most:
         emit(
-            events.WarningMessage(
+            WarningMessage(
                 f"more than {most:,} examples of {padded_length} tokens fit",
                 remedy=f"a run takes no more: on M1 and M2 {device.name} computes wrongly on "
                 f"more than {device.shapes.max_tokens:,} tokens at once",
@@ -217,9 +213,7 @@ def _measure_data(task: _Task) -> tuple[int, int]:
     if task.has_max_length and most:
         return max_length, most
     try:
-        table = load_splits(
-            data_options(task.config.data), split_options(task.config.data), emit=task.emit
-        ).splits
+        table = load_run_data(options, emit=task.emit).splits
         rows = most or len(table["train"])
         if task.has_max_length:
             return max_length, rows
@@ -228,7 +222,7 @@ def _measure_data(task: _Task) -> tuple[int, int]:
         if not (is_published and most):
             raise
         task.emit(
-            events.WarningMessage(
+            WarningMessage(
                 f"the length of {options.data}'s texts is not known: {error.message}",
                 remedy=f"batch sizes are for texts of {max_length} tokens; see --max-length",
             )

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from finetune import events
 from finetune.errors import CheckpointDamaged, UsageError
-from finetune.events import Emit
+from finetune.events import Emit, WarningMessage
 from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import (
@@ -181,7 +180,7 @@ def latest_checkpoint(checkpoints_folder: Path, *, emit: Emit) -> Path | None:
             verify_checkpoint(folder)
         except CheckpointDamaged as damage:
             warning = f"{damage.message}; it is passed over"
-            emit(events.WarningMessage(warning, remedy="if this comes again, look at the disk"))
+            emit(WarningMessage(warning, remedy="if this comes again, look at the disk"))
         else:
             return folder
     return None

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from torch import nn
 
-from finetune import events, hub
+from finetune import hub
 from finetune.config.schema import CacheConfig
 from finetune.devices.base import gibibytes, place
 from finetune.devices.batch_size import BatchSize
-from finetune.events import Emit
+from finetune.events import Emit, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, split_frozen
 from finetune.model.feature_store import FeatureStore
 from finetune.model.features import (
@@ -72,7 +72,7 @@ def stored_features(
     extractor = make_feature_extractor(classifier)
     if extractor is None:
         emit(
-            events.WarningMessage(
+            WarningMessage(
                 f"{type(classifier.model).__name__} can't be split into frozen and trainable "
                 "layers: the frozen ones run at every update"
             )
@@ -88,7 +88,7 @@ def stored_features(
     except FeaturesDoNotFit:
         size_bytes = sum(map(layers.size_bytes, preparation.examples.values()))
         emit(
-            events.WarningMessage(
+            WarningMessage(
                 f"the features of all splits, {gibibytes(size_bytes)}, do not fit the disk: the "
                 "frozen layers run at every update",
                 remedy="make room, or name a folder on another disk with --cache-dir",

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 
 from finetune.config.schema import Config, DataConfig, mode_of
 from finetune.data.load import load_splits
-from finetune.data.source import DataOptions, DataSource
+from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -71,7 +71,7 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     device = select_device(config.training.device, emit=emit)
     check_precision(device, config.training.precision)
     emit(Stage(f"device: {device.name} ({device.description}), {config.training.precision}"))
-    loaded = load_splits(data_options(config.data), split_options(config.data), emit=emit)
+    loaded = load_run_data(config.data, emit=emit)
     splits = loaded.splits
     class_names = splits["train"].features["label"].names
     classifier = load_for_training(config, class_names=class_names, emit=emit)
@@ -100,6 +100,11 @@ def load_for_training(config: Config, *, class_names: list[str], emit: Emit) -> 
         )
     )
     return classifier
+
+
+def load_run_data(config: DataConfig, *, emit: Emit) -> LoadedData:
+    """Load and split the data of a run: the same rows for the same options, every time."""
+    return load_splits(data_options(config), split_options(config), emit=emit)
 
 
 def data_options(config: DataConfig) -> DataOptions:

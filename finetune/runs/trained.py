@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from finetune.config.load import load_config
 from finetune.config.schema import Config
-from finetune.data.load import load_rows, load_splits
+from finetune.data.load import load_rows
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
@@ -23,7 +23,7 @@ from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
-from finetune.runs.preparation import data_options, encode_rows, split_options
+from finetune.runs.preparation import data_options, encode_rows, load_run_data
 from finetune.tokenization.examples import ModelInputs
 
 
@@ -126,7 +126,7 @@ def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) ->
         DataDiffers: If the data is no longer what the run was made from.
     """
     config = load_saved_config(folder)
-    data = load_splits(data_options(config.data), split_options(config.data), emit=emit)
+    data = load_run_data(config.data, emit=emit)
     splits = data.splits
     if split not in splits:
         raise NotARun(
