@@ -36,7 +36,7 @@ from transformers import (
 import finetune
 from finetune.config.load import load_config
 from finetune.events import Event, Stage, ignore
-from finetune.model.load import find_model_folder
+from finetune.model.source import find_model
 from finetune.runs.preparation import load_run_data
 
 HEAD_EPOCHS, LAYERS_EPOCHS, BATCH_SIZE = 5, 3, 32
@@ -48,7 +48,7 @@ def save_bert_base(folder: Path) -> Path:
     """Write BERT-base with random weights, and the tokenizer of its vocabulary."""
     set_seed(0)
     BertModel(BertConfig()).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(find_model_folder("minilm", revision=None)).save_pretrained(
+    AutoTokenizer.from_pretrained(find_model("minilm", revision=None).folder).save_pretrained(
         folder
     )
     return folder

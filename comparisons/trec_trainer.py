@@ -31,7 +31,7 @@ from transformers import (
 import finetune
 from finetune.config.load import load_config
 from finetune.events import ignore
-from finetune.model.load import find_model_folder
+from finetune.model.source import find_model
 from finetune.runs.preparation import load_run_data
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 3, 32, 1e-4
@@ -47,7 +47,7 @@ def run_trainer(options: dict[str, object], folder: Path) -> tuple[float, float]
     """Return test accuracy and seconds of the Trainer, tokenization included."""
     loaded = load_config(file=None, environment={}, flags=options, assignments=())
     table = load_run_data(loaded.config.data, emit=ignore).splits
-    source = find_model_folder(loaded.config.model.model, revision=None)
+    source = find_model(loaded.config.model.model, revision=None).folder
     seed = loaded.config.training.seed
     set_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(source)

@@ -77,11 +77,14 @@ class ModelConfig:
         "bert-base-uncased", "Hub id or folder of a text encoder, or minilm (works offline)."
     )
     revision: str | None = _option(None, "Branch, tag or commit of the model on the Hub.")
+    from_scratch: bool = _option(
+        False, "Accept a model most of whose weights are missing; they start at random."
+    )
     freeze_core: bool = _option(
         False, "Freeze the encoder, embeddings and layers; only the head trains."
     )
     head: Literal["whole", "classifier"] = _option(
-        "whole", "Part of the head that trains; classifier freezes the encoder and the pooler too."
+        "whole", "Part of the head that trains; classifier freezes a pretrained pooler too."
     )
     train_layers: Count | None = _option(
         None, "Train only the last N layers of the encoder, and the head."

@@ -5,8 +5,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from finetune.errors import ModelUnsupported
 from finetune.events import Emit
-from finetune.model.load import count_positions, load_classifier
-from finetune.model.shape import load_shape
+from finetune.model.load import load_classifier
+from finetune.model.shape import count_positions, load_shape
 
 CLASSES = 6
 _SEED = 0
@@ -50,7 +50,10 @@ def pretrained_classifier(source: str, *, emit: Emit) -> PreTrainedModel:
     """
     torch.manual_seed(_SEED)
     class_names = [str(number) for number in range(CLASSES)]
-    return load_classifier(source, revision=None, class_names=class_names, emit=emit).model
+    classifier = load_classifier(
+        source, revision=None, class_names=class_names, from_scratch=False, emit=emit
+    )
+    return classifier.model
 
 
 def max_tokens(model: PreTrainedModel, *, wanted: int) -> int:

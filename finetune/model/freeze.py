@@ -38,7 +38,8 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
         ConfigurationInvalid: If the encoder has fewer than N layers.
     """
     if mode == "classifier":
-        return structure.classifier
+        # What is new would otherwise stay as random as it was drawn.
+        return structure.classifier | structure.new
     if mode == "head":
         return structure.head
     layers = mode.trained_layers
@@ -50,6 +51,15 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
             remedy=f"lower --train-layers to at most {len(structure.layers)}",
         )
     return structure.head.union(structure.final_norm, *structure.layers[-layers:])
+
+
+def rate_mode(structure: Structure, *, mode: Mode) -> Mode:
+    """Return the mode whose learning rate suits: that of a head if more than its classifier trains.
+
+    The rate of a classifier alone, a linear model, is far too high for layers beneath it.
+    """
+    is_linear = trained_names(structure, mode=mode) == structure.classifier
+    return Mode("head") if mode == "classifier" and not is_linear else mode
 
 
 def set_training(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ class Mode(str):
 
     ``full`` trains everything; ``last-N`` the last N layers of the encoder and the head; ``head``
     everything above the encoder, for BERT the pooler and the classifier; ``classifier`` the last
-    linear layer alone.
+    linear layer, and whatever else of the head is new.
 
     Raises:
         ValueError: If there is no such mode.

@@ -3,10 +3,16 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from finetune.hub import fetch_tokenizer
-from finetune.model.load import MINILM, count_positions, find_model
+from finetune.model.source import MINILM, find_model
 
 # As published, so that they need no Hub. What is not given is BERT-base's.
 _PUBLISHED: dict[str, dict[str, Any]] = {
@@ -26,23 +32,25 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
-def load_shape(source: str, *, revision: str | None) -> PreTrainedConfig:
+def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
     """Return a model's config; from the Hub, no weights are fetched for it.
 
     Args:
-        source: A folder, a Hub id, or ``minilm``.
+        name: A folder, a Hub id, or ``minilm``.
         revision: Branch, tag or commit on the Hub.
 
     Raises:
+        ConfigurationInvalid: If a revision is given for a folder.
         ModelNotFound: If there is no such folder or repository.
+        ModelUnsupported: If no text classifier can be built from the config.
         HubNotReachable: If it is not in the cache and the Hub does not answer.
     """
-    if source in _PUBLISHED:
-        return BertConfig(**_PUBLISHED[source])
-    folder = find_model(source, revision=revision, fetch=fetch_tokenizer).folder
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True
-    )
+    if name in _PUBLISHED and revision is None:
+        return BertConfig(**_PUBLISHED[name])
+    source = find_model(name, revision=revision, fetch=fetch_tokenizer)
+    config = source.read_config()
+    with source.failures_explained(), torch.device("meta"):
+        AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
     return config
 
 
@@ -53,3 +61,14 @@ def most_positions(shape: PreTrainedConfig) -> int | None:
             shape, trust_remote_code=False
         )
     return count_positions(model)
+
+
+def count_positions(model: PreTrainedModel) -> int | None:
+    """Return the tokens of the longest text that a model has positions for, None for any."""
+    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    # RoBERTa and its like count positions from behind the padding token's id.
+    embeddings = getattr(model.base_model, "embeddings", None)
+    padding_id = getattr(embeddings, "padding_idx", None)
+    return positions if padding_id is None else positions - int(padding_id) - 1

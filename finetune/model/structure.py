@@ -27,6 +27,8 @@ class Structure:
         final_norm: What of the encoder runs after the last layer.
         head: Everything above the encoder, the pooler included.
         classifier: The linear layer that gives the logits, at the top of the head.
+        new: What of the head starts at random: outside the base model or, if the weights are
+            known, not among them.
         classifier_input: Root mean square of what the classifier reads, for some text.
         takes_4d_mask: Whether attention takes a ready mask of shape [examples, 1, 1, tokens].
     """
@@ -36,6 +38,7 @@ class Structure:
     final_norm: frozenset[str]
     head: frozenset[str]
     classifier: frozenset[str]
+    new: frozenset[str]
     classifier_input: float
     takes_4d_mask: bool
 
@@ -79,6 +82,7 @@ def find_structure(model: PreTrainedModel) -> Structure:
         final_norm=frozenset(names[one] for one in final_norm),
         head=frozenset(names[one] for one in head),
         classifier=frozenset(names[one] for one in classifier.module.parameters()),
+        new=frozenset(names[one] for one in set(names) - base),
         classifier_input=_root_mean_square(classifier.features),
         takes_4d_mask=takes_4d_mask,
     )

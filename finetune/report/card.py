@@ -12,7 +12,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.data.load import HUB_PREFIX
 from finetune.files import read_json, write_text_atomically
-from finetune.model.load import MINILM, MINILM_REPOSITORY
+from finetune.model.source import MINILM, MINILM_REPOSITORY
 from finetune.runs.folder import RunFolder
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")

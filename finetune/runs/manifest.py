@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict
 from finetune.data.source import DataSource, LoadedData
 from finetune.errors import DataDiffers
 from finetune.files import read_json, write_json
+from finetune.model.source import ModelSource
 from finetune.runs.environment import package_versions
 from finetune.runs.preparation import Preparation
 
@@ -47,7 +48,7 @@ class Manifest:
         return cls(
             sources=describe_sources(preparation.sources),
             splits=digest_splits(preparation.splits),
-            model={},
+            model=describe_model(preparation.classifier.source),
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
         )
@@ -87,6 +88,12 @@ class Manifest:
 
 def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [name for name, digest in now.items() if before.get(name, digest) != digest]
+
+
+def describe_model(source: ModelSource) -> dict[str, str]:
+    """Return a model's commit, if it is from the Hub, and digests of its weights and tokenizer."""
+    commit = {"commit": source.commit} if source.commit else {}
+    return {**commit, "weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256}
 
 
 def describe_sources(sources: Sequence[DataSource]) -> dict[str, str]:

@@ -15,7 +15,8 @@ from finetune.config.schema import (
     mode_defaults,
 )
 from finetune.data.load import SOURCES
-from finetune.model.load import MINILM
+from finetune.model.freeze import rate_mode
+from finetune.model.source import MINILM
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
 from finetune.training.schedule import Schedule
@@ -102,7 +103,7 @@ def _hyperparameters(preparation: Preparation, *, total_updates: int) -> Hyperpa
     options, classifier = preparation.config.training, preparation.classifier
     defaults = mode_defaults(preparation.mode)
     default_rate = default_learning_rate(
-        preparation.mode,
+        rate_mode(classifier.structure, mode=preparation.mode),
         hidden_size=classifier.model.config.hidden_size,
         classifier_input=classifier.structure.classifier_input,
     )
@@ -138,7 +139,11 @@ def with_plan(preparation: Preparation, plan: TrainingPlan) -> Config:
             validation_file=data.validation_file and _absolute(data.validation_file),
             test_file=data.test_file and _absolute(data.test_file),
         ),
-        model=replace(config.model, model=model if model == MINILM else _absolute(model)),
+        model=replace(
+            config.model,
+            model=model if model == MINILM else _absolute(model),
+            revision=preparation.classifier.source.commit,
+        ),
         training=replace(
             config.training,
             effective_batch_size=plan.effective_batch_size,

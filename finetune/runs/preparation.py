@@ -88,7 +88,11 @@ def load_for_training(config: Config, *, class_names: list[str], emit: Emit) -> 
     """Load the pretrained model, draw its head, and freeze what does not train."""
     torch.manual_seed(config.training.seed)
     classifier = load_classifier(
-        config.model.model, revision=config.model.revision, class_names=class_names, emit=emit
+        config.model.model,
+        revision=config.model.revision,
+        class_names=class_names,
+        from_scratch=config.model.from_scratch,
+        emit=emit,
     )
     mode = mode_of(config.model)
     freeze_parameters(classifier.model, classifier.structure, mode=mode)

@@ -61,6 +61,7 @@ class TrainedModel:
             str(folder.model_folder),
             revision=None,
             class_names=saved_class_names(folder),
+            from_scratch=False,
             emit=emit,
         )
         chosen = select_device(device, emit=emit)

@@ -224,7 +224,7 @@ def test_a_model_whose_upper_part_needs_more_than_features_is_left_whole(
         ("bert", "last-2", "bert.encoder.layer.1"),
         ("bert", "head", "bert.pooler.dense"),
         ("bert", "classifier", "classifier"),
-        ("distilbert", "classifier", "classifier"),
+        ("distilbert", "classifier", "pre_classifier"),
         ("roberta", "head", "classifier.dense"),
         ("deberta-v2", "head", "pooler.dense"),
         ("modernbert, mean", "head", "head"),

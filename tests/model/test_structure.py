@@ -53,6 +53,9 @@ def test_core_layers_head_and_classifier_are_found(architecture: str) -> None:
     ]
     assert structure.head == names_under(model, *HEAD[architecture])
     assert structure.classifier == names_under(model, CLASSIFIER.get(architecture, "classifier."))
+    assert structure.new == structure.head - {
+        f"bert.{name}" for name, _ in model.base_model.named_parameters()
+    }
     above = FINAL_NORM.get(architecture)
     assert structure.final_norm == (names_under(model, *above) if above else set())
 

