@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
 
     model: AnyPath
     revision: str | None
+    from_scratch: bool
     freeze_core: bool
     head: Literal["whole", "classifier"]
     train_layers: int | None

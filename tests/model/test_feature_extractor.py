@@ -27,7 +27,7 @@ from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.collate import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import TrainingState, prepare_training
+from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
 Inputs = dict[str, torch.Tensor]
 
@@ -129,12 +129,14 @@ def updated(
     training_state = prepare_training(
         model,
         head=structure.head,
-        head_lr_multiplier=1.0,
         device=CpuDevice(),
         precision=precision,
-        schedule=Schedule(peak=1e-3, warmup_updates=1, total_updates=4),
-        weight_decay=0.01,
-        max_grad_norm=1.0,
+        hyperparameters=Hyperparameters(
+            schedule=Schedule(peak=1e-3, warmup_updates=1, total_updates=4),
+            head_lr_multiplier=1.0,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+        ),
     )
     set_training(training_state.model)
     torch.manual_seed(7)
