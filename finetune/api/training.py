@@ -10,7 +10,7 @@ from finetune.data.load import source_name
 from finetune.evaluation.baseline import warn_unless_better
 from finetune.events import Emit
 from finetune.report.card import write_model_card
-from finetune.report.write import write_report
+from finetune.report.page import write_report
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
 from finetune.runs.folder import (
     RunFolder,
@@ -85,9 +85,9 @@ def _complete(run: Run) -> RunResults:
     return results
 
 
-def _write_pages(folder: RunFolder) -> None:
-    write_model_card(folder)
-    write_report(folder)
+def _write_pages(folder: RunFolder, results: RunResults) -> None:
+    write_model_card(folder, results)
+    write_report(folder, results)
 
 
 def _reserve(config: Config) -> AbstractContextManager[RunFolder]:

@@ -1,47 +1,48 @@
 """The model card: what a reader on the Hub, or in the folder, should know of a model."""
 
 import html
-from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from finetune.config.schema import Config
 from finetune.data.load import HUB_PREFIX
-from finetune.files import read_json, write_text_atomically
+from finetune.files import write_text_atomically
 from finetune.model.source import MINILM, MINILM_REPOSITORY
+from finetune.report.page import percent, standard_error
 from finetune.runs.folder import RunFolder
+from finetune.runs.results import RunResults
+from finetune.runs.trained import load_saved_config
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 DATASET_IDS = {"trec": "CogComp/trec"}
-FILES_OF_DATA = ("validation_file", "test_file")
 
 
-def write_model_card(folder: RunFolder) -> Path:
-    """Write the card of a finished run's model, ``README.md``, and return where it lies.
+def write_model_card(folder: RunFolder, results: RunResults) -> Path:
+    """Write the card of a finished run's model, ``README.md``, and return its path.
 
     The card is made to be published: of the folders and files on this machine it names at most
     the last part.
-
-    Args:
-        folder: The run; its configuration, figures and model are there.
     """
-    results = read_json(folder.results_file)
-    config = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
+    config = load_saved_config(folder)
     name = folder.path.resolve().name
     card = ModelCard.from_template(
         _metadata(results, config, name=name),
         template_path=str(TEMPLATE),
         name=name,
-        results=results,
-        rows=sum(map(sum, results["test_confusion_matrix"])),
-        base=_public_name(results["model"]),
-        data=_name_of_data(results["data"]),
-        per_class={_cell(label): row for label, row in results["test_per_class"].items()},
-        max_length=config["model"]["max_length"],
+        facts=results.facts,
+        training=results.training,
+        test=results.test,
+        percent=percent,
+        standard_error=standard_error(results.test),
+        base=_public_name(results.facts.model),
+        data=_name_of_data(results.facts.data),
+        per_class={_cell(label): scores for label, scores in results.test.per_class.items()},
+        max_length=config.model.max_length,
         config=_public_config(config),
     )
     path = folder.model_folder / "README.md"
@@ -49,29 +50,29 @@ def write_model_card(folder: RunFolder) -> Path:
     return path
 
 
-def _metadata(results: Mapping[str, Any], config: Mapping[str, Any], *, name: str) -> ModelCardData:
-    data = _name_of_data(results["data"])
-    is_on_hub = results["data"].startswith(HUB_PREFIX)
-    dataset_id = data if is_on_hub else DATASET_IDS.get(data)
+def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:
+    facts, test = results.facts, results.test
+    data = _name_of_data(facts.data)
+    dataset_id = data if facts.data.startswith(HUB_PREFIX) else DATASET_IDS.get(data)
     metrics = [
         EvalResult(
             task_type="text-classification",
             dataset_type=dataset_id or data,
             dataset_name=data,
-            dataset_config=config["data"]["label"] if data in DATASET_IDS else None,
+            dataset_config=config.data.label if data in DATASET_IDS else None,
             dataset_split="test",
             metric_type=metric,
             metric_name=metric_name,
-            metric_value=results[key],
+            metric_value=value,
         )
-        for key, metric, metric_name in (
-            ("test_accuracy", "accuracy", "Accuracy"),
-            ("test_macro_f1", "f1", "Macro F1"),
+        for metric, metric_name, value in (
+            ("accuracy", "Accuracy", test.accuracy),
+            ("f1", "Macro F1", test.macro_f1),
         )
     ]
     return ModelCardData(
         model_name=name,
-        base_model=_hub_id(results["model"]),
+        base_model=_hub_id(facts.model),
         datasets=[dataset_id] if dataset_id else None,
         library_name="transformers",
         pipeline_tag="text-classification",
@@ -82,7 +83,7 @@ def _metadata(results: Mapping[str, Any], config: Mapping[str, Any], *, name: st
 
 
 def _hub_id(source: str) -> str | None:
-    """Return the Hub id that the name of a model or data set is, or None for what lies here."""
+    """Return the Hub id that the name of a model is, or None for what lies here."""
     if source == MINILM:
         return MINILM_REPOSITORY
     try:
@@ -102,20 +103,19 @@ def _name_of_data(source: str) -> str:
     return Path(source).name
 
 
-def _file_name(path: str | None) -> str | None:
-    return None if path is None else Path(path).name
-
-
-def _public_config(config: Mapping[str, Mapping[str, Any]]) -> str:
+def _public_config(config: Config) -> str:
     """Return the options that decide the model as YAML, without folders of this machine."""
-    data = {
-        **config["data"],
-        "data": _name_of_data(config["data"]["data"]),
-        "data_dir": None,
-        **{name: _file_name(config["data"].get(name)) for name in FILES_OF_DATA},
-    }
-    model = {**config["model"], "model": _public_name(config["model"]["model"])}
-    sections = {"data": data, "model": model, "training": config["training"]}
+    files = (config.data.validation_file, config.data.test_file)
+    validation_file, test_file = (file and Path(file).name for file in files)
+    data = replace(
+        config.data,
+        data=_name_of_data(config.data.data),
+        data_dir=None,
+        validation_file=validation_file,
+        test_file=test_file,
+    )
+    model = replace(config.model, model=_public_name(config.model.model))
+    sections = {"data": asdict(data), "model": asdict(model), "training": asdict(config.training)}
     given = {
         name: {option: value for option, value in options.items() if value is not None}
         for name, options in sections.items()

@@ -1,7 +1,7 @@
 """The curves of a run, as an SVG that takes its colours from the page around it."""
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -36,36 +36,31 @@ STYLE: dict[Any, Any] = {
 }
 NO_METADATA = dict.fromkeys(["Creator", "Date", "Format", "Type"])
 
-Rows = Iterable[Mapping[str, Any]]
+Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_curves(*, updates: Rows, validations: Rows) -> str:
-    """Draw the loss over the updates and, below, the validation figures.
+def draw_curves(rows: Rows) -> str:
+    """Draw the loss over the updates and, below, the validation metrics.
 
     Args:
-        updates: Rows with ``update`` and ``loss``.
-        validations: Rows with ``update`` and any of ``eval_loss``, and ``eval_accuracy`` and
-            ``eval_macro_f1`` in 0..1. Without rows there is no lower panel.
+        rows: Of ``metrics.jsonl``: each with ``update`` and either ``loss`` or ``eval_loss``, and
+            ``eval_accuracy`` and ``eval_macro_f1`` in 0..1. Without the latter there is no lower
+            panel.
 
     Returns:
         An ``svg`` element that uses the CSS variables ``--muted``, ``--line``, ``--first`` and
         ``--second`` of the page.
     """
-    validations = list(validations)
-    panels = 2 if validations else 1
+    panels = 2 if any("eval_accuracy" in row for row in rows) else 1
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 2.5 * panels), layout="constrained")
         loss, *below = figure.subplots(panels, sharex=True, squeeze=False)[:, 0]
-        _plot(loss, updates, key="loss", label="training", color=FIRST)
-        _plot(loss, validations, key="eval_loss", label="validation", color=SECOND, marker="o")
+        _plot(loss, rows, key="loss", label="training", color=FIRST)
+        _plot(loss, rows, key="eval_loss", label="validation", color=SECOND, marker="o")
         _finish(loss, title="Loss")
         for score in below:
-            _plot(
-                score, validations, key="eval_accuracy", label="accuracy", color=FIRST, marker="o"
-            )
-            _plot(
-                score, validations, key="eval_macro_f1", label="macro F1", color=SECOND, marker="o"
-            )
+            _plot(score, rows, key="eval_accuracy", label="accuracy", color=FIRST, marker="o")
+            _plot(score, rows, key="eval_macro_f1", label="macro F1", color=SECOND, marker="o")
             _finish(score, title="Validation")
             score.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         figure.axes[-1].set_xlabel("update")

@@ -171,7 +171,7 @@ class Run:
                 done, total = self.progress.updates, schedule.total_updates
                 raise KeyboardInterrupt(f"stopped after update {done:,} of {total:,}")
 
-    def finish(self, *, write_pages: Callable[[RunFolder], None]) -> RunResults:
+    def finish(self, *, write_pages: Callable[[RunFolder, RunResults], None]) -> RunResults:
         """Save the best model, evaluate it on validation and test split, and write the results.
 
         Args:
@@ -193,7 +193,7 @@ class Run:
         )
         write_json(self.folder.state_file, self._trainer_state())
         write_json(self.folder.results_file, results.to_json())
-        write_pages(self.folder)
+        write_pages(self.folder, results)
         checkpoints.remove()
         return results
 

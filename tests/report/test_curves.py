@@ -18,7 +18,7 @@ def texts_of(svg: str) -> set[str]:
 
 
 def test_curves_are_one_svg_element_in_the_colours_of_the_page() -> None:
-    svg = draw_curves(updates=UPDATES, validations=VALIDATIONS)
+    svg = draw_curves(UPDATES + VALIDATIONS)
 
     assert svg.startswith("<svg")
     assert {"Loss", "training", "validation", "accuracy", "macro F1"} <= texts_of(svg)
@@ -29,14 +29,14 @@ def test_curves_are_one_svg_element_in_the_colours_of_the_page() -> None:
 
 @pytest.mark.parametrize("updates", [UPDATES, []])
 def test_run_without_validation_has_one_panel(updates: list[dict[str, float]]) -> None:
-    svg = draw_curves(updates=updates, validations=[])
+    svg = draw_curves(updates)
 
     assert "Loss" in texts_of(svg)
     assert "Validation" not in texts_of(svg)
 
 
-def test_figure_that_is_missing_is_not_drawn() -> None:
-    svg = draw_curves(updates=UPDATES, validations=[{"update": 30, "eval_accuracy": 0.9}])
+def test_metric_that_is_missing_is_not_drawn() -> None:
+    svg = draw_curves([*UPDATES, {"update": 30, "eval_accuracy": 0.9}])
 
     assert "accuracy" in texts_of(svg)
     assert "macro F1" not in texts_of(svg)
@@ -45,6 +45,6 @@ def test_figure_that_is_missing_is_not_drawn() -> None:
 def test_settings_of_matplotlib_are_left_as_they_were() -> None:
     before = dict(matplotlib.rcParams)
 
-    draw_curves(updates=UPDATES, validations=VALIDATIONS)
+    draw_curves(UPDATES + VALIDATIONS)
 
     assert dict(matplotlib.rcParams) == before

@@ -1,0 +1,106 @@
+"""The report: a run's results as one page, ``report.html``, that needs no other file."""
+
+from collections.abc import Mapping
+from heapq import nlargest
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from finetune.evaluation.metrics import Scores
+from finetune.files import read_json, read_jsonl, write_text_atomically
+from finetune.report.curves import draw_curves
+from finetune.runs.folder import RunFolder
+from finetune.runs.results import RunResults
+
+MOST_MISTAKES = 20
+
+
+def write_report(folder: RunFolder, results: RunResults) -> Path:
+    """Write or replace the report of a finished run, and return its path."""
+    predictions = read_jsonl(folder.predictions_file)
+    mistakes = [row for row in predictions if row["predicted"] != row["label"]]
+    facts = results.facts
+    page = TEMPLATES.get_template("report.html.j2").render(
+        name=folder.path.resolve().name,
+        subtitle=f"{facts.model} · {facts.data} · {facts.mode}",
+        headline=_headline(results),
+        curves=draw_curves(read_jsonl(folder.metrics_file)),
+        class_names=facts.class_names,
+        test=results.test,
+        mistakes=mistakes,
+        shown_mistakes=nlargest(MOST_MISTAKES, mistakes, key=itemgetter("probability")),
+        config=folder.config_file.read_text(encoding="utf-8"),
+        environment=read_json(folder.environment_file),
+    )
+    write_text_atomically(folder.report_file, page)
+    return folder.report_file
+
+
+def percent(share: float) -> str:
+    """Return a share of 0..1 in percent.
+
+    >>> percent(0.972)
+    '97.2 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the two largest units that matter.
+
+    >>> duration(9.53), duration(1453), duration(8040)
+    ('9.5 s', '24 min 13 s', '2 h 14 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_seconds = divmod(round(seconds), 60)
+    hours, rest_minutes = divmod(minutes, 60)
+    return f"{hours} h {rest_minutes} min" if hours else f"{minutes} min {rest_seconds} s"
+
+
+def standard_error(scores: Scores) -> float:
+    """Return the standard error of an accuracy, in 0..1."""
+    accuracy: float = scores.accuracy
+    return float((accuracy * (1 - accuracy) / scores.samples) ** 0.5)
+
+
+def _headline(results: RunResults) -> list[tuple[str, str, str]]:
+    """Return the label, the value and a note of each of the most important results."""
+    facts, training, test, validation = (
+        results.facts,
+        results.training,
+        results.test,
+        results.validation,
+    )
+    error, baseline = 100 * standard_error(test), percent(test.baseline_accuracy)
+    note = f"± {error:.1f} standard error on {test.samples} rows; largest class {baseline}"
+    return [
+        ("Test accuracy", percent(test.accuracy), note),
+        ("Test macro F1", percent(test.macro_f1), ""),
+        *([("Validation accuracy", percent(validation.accuracy), "")] if validation else []),
+        (
+            "Training time",
+            duration(training.train_runtime),
+            f"{training.train_samples_per_second:.1f} examples/s",
+        ),
+        ("Device", facts.device, f"{facts.device_description}, {facts.precision}"),
+        ("Trained parameters", f"{facts.trained_parameters:,}", f"of {facts.total_parameters:,}"),
+    ]
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_as_text(inner)}" for key, inner in value.items())
+    return str(value)
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("finetune", "report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters |= {"percent": percent, "as_text": _as_text}
