@@ -3,13 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import nn
 
 
-class Device(Protocol):
+class Device:
     """Where a model trains: its arithmetic and random numbers.
 
     Attributes:
@@ -26,19 +25,26 @@ class Device(Protocol):
     description: str
     torch_device: torch.device
     precisions: tuple[str, ...]
-    has_fused_adamw: bool
-
+    has_fused_adamw = True
     memory: "DeviceMemory"
     shapes: "BatchShapes"
 
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work."""
+        torch.get_device_module(self.torch_device).synchronize()
 
     def random_state(self) -> dict[str, torch.Tensor]:
         """Return the states of the random generators: uint8 tensors on the CPU."""
+        if self.torch_device.type == "cpu":
+            return {"cpu": torch.get_rng_state()}
+        module = torch.get_device_module(self.torch_device)
+        return {"cpu": torch.get_rng_state(), "device": module.get_rng_state()}
 
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the random generators."""
+        """Restore the random generators, from a checkpoint of this device or another."""
+        torch.set_rng_state(state["cpu"])
+        if "device" in state and self.torch_device.type != "cpu":
+            torch.get_device_module(self.torch_device).set_rng_state(state["device"])
 
 
 class DeviceMemory(ABC):

@@ -4,14 +4,13 @@ import ctypes
 import os
 import platform
 import resource
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import torch
 
 from finetune.devices import host_memory
-from finetune.devices.base import BatchShapes, DeviceMemory, gibibytes, mentions
+from finetune.devices.base import BatchShapes, Device, DeviceMemory, gibibytes, mentions
 
 # PyTorch's texts where the system has posix_memalign, and elsewhere; then those of C++ and of the
 # threads' library, which end the process.
@@ -29,33 +28,21 @@ _PROCESS = Path("/proc/self")
 _CLEAR = _PROCESS / "clear_refs"
 
 
-class CpuDevice:
+class CpuDevice(Device):
     """The CPU, with the machine's memory."""
 
     name = "cpu"
     torch_device = torch.device("cpu")
     # Autocast to bf16 works on every CPU, if not always faster; fp16 would need its
     # gradients scaled.
-    precisions: tuple[str, ...] = ("fp32", "bf16")
-    has_fused_adamw = True
+    precisions = ("fp32", "bf16")
 
     def __init__(self) -> None:
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{torch.get_num_threads()} CPU threads, {memory}"
-        self.memory: DeviceMemory = CpuMemory()
+        self.memory = CpuMemory()
         # Every length: a new shape costs nothing, each padding token does.
         self.shapes = BatchShapes()
-
-    def synchronize(self) -> None:
-        """Return at once: operations end before the next begins."""
-
-    def random_state(self) -> dict[str, torch.Tensor]:
-        """Return the state of the random generator."""
-        return {"cpu": torch.get_rng_state()}
-
-    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the random generator."""
-        torch.set_rng_state(state["cpu"])
 
 
 class CpuMemory(DeviceMemory):

@@ -1,11 +1,12 @@
 """An NVIDIA GPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from finetune.devices.base import (
     BatchShapes,
+    Device,
     DeviceMemory,
     Unusable,
     gibibytes,
@@ -42,36 +43,20 @@ _UNUSABLE = {
 }
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """An NVIDIA GPU: the one that PyTorch has made current."""
 
     name = "cuda"
     torch_device = torch.device("cuda")
-    has_fused_adamw = True
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties()
         self.description = f"{properties.name}, {gibibytes(properties.total_memory)}"
-        self.precisions: tuple[str, ...] = (
+        self.precisions = (
             ("fp32", "bf16", "fp16") if torch.cuda.is_bf16_supported() else ("fp32", "fp16")
         )
-        self.memory: DeviceMemory = CudaMemory()
-        self.shapes: BatchShapes = MultiplesOf8()
-
-    def synchronize(self) -> None:
-        """Wait until the GPU has finished all queued work."""
-        torch.cuda.synchronize()
-
-    def random_state(self) -> dict[str, torch.Tensor]:
-        """Return the states of the CPU's and the GPU's random generators."""
-        return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state()}
-
-    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the random generators."""
-        torch.set_rng_state(state["cpu"])
-        # A checkpoint that the CPU wrote has no state of a GPU.
-        if "device" in state:
-            torch.cuda.set_rng_state(state["device"])
+        self.memory = CudaMemory()
+        self.shapes = MultiplesOf8()
 
 
 class MultiplesOf8(BatchShapes):

@@ -1,12 +1,12 @@
 """The GPU of a Mac with Apple silicon as a device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import psutil
 import torch
 from torch.torch_version import TorchVersion
 
-from finetune.devices.base import BatchShapes, DeviceMemory, gibibytes, round_up_to_8
+from finetune.devices.base import BatchShapes, Device, gibibytes, round_up_to_8
 from finetune.devices.host import cpu_name, macos_major
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
@@ -21,7 +21,7 @@ _MACOS_WITHOUT_BIAS_OF_VECTORS = 26
 _SMALLEST_PADDED_LENGTH = 16
 
 
-class MpsDevice:
+class MpsDevice(Device):
     """The GPU of a Mac with Apple silicon, which shares the machine's memory.
 
     Args:
@@ -38,8 +38,8 @@ class MpsDevice:
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{self._chip or 'Apple'} GPU, {memory} unified memory"
         self.precisions = self._precisions()
-        self.memory: DeviceMemory = MpsMemory()
-        self.shapes: BatchShapes = FewShapes(
+        self.memory = MpsMemory()
+        self.shapes = FewShapes(
             pads_batches=True,
             max_tokens=max_tokens(self._chip),
             min_examples=2 if self._drops_bias_of_vectors() else 1,
@@ -57,21 +57,6 @@ class MpsDevice:
             and macos_major() == _MACOS_WITHOUT_BIAS_OF_VECTORS
             and TorchVersion(torch.__version__) < _FIRST_WITH_BIAS_OF_VECTORS
         )
-
-    def synchronize(self) -> None:
-        """Wait until the GPU has finished all queued work."""
-        torch.mps.synchronize()
-
-    def random_state(self) -> dict[str, torch.Tensor]:
-        """Return the states of the CPU's and the GPU's random generators."""
-        return {"cpu": torch.get_rng_state(), "device": torch.mps.get_rng_state()}
-
-    def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the random generators."""
-        torch.set_rng_state(state["cpu"])
-        # A checkpoint that the CPU wrote has no state of a GPU.
-        if "device" in state:
-            torch.mps.set_rng_state(state["device"])
 
 
 class FewShapes(BatchShapes):
