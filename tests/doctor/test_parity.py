@@ -173,7 +173,7 @@ def test_what_is_no_number_fails_everywhere() -> None:
 
 
 def test_modules_are_listed_with_a_star_for_the_layer_and_the_worst_of_them() -> None:
-    report = report_of(precision="bf16")
+    report = report_of("bert", "full", "bf16")
     modules = report.worst_by_module()
     assert "bert.encoder.layer.*.attention.self.key" in modules
     assert not any("layer.0" in module for module in modules)
