@@ -1,9 +1,9 @@
 """Peak memory of real training beside the live bytes predicted for it.
 
-    python comparisons/calibrate_memory.py DEVICE [MODEL/MODE/WIDTH/PRECISION/BATCH ...]
+    python comparisons/calibrate_memory.py DEVICE [MODEL/MODE/TOKENS/PRECISION/BATCH ...]
 
 Each measurement trains in a process of its own and is printed as a line of JSON. The last line has,
-for the core and the head, the line through them and how far the worst is off it: the numbers of
+for the encoder and the head, the line through them and how far the worst is off it: the numbers of
 finetune/batch_finder/calibration.json.
 """
 

@@ -2,8 +2,8 @@
 
     python comparisons/find_batch.py DEVICE --cells 0-7 --truth 2 --sweep 1 --others 2 --train 4
 
-Each cell is a model, what trains of it, a length, a precision and a cap on memory; a frozen core
-runs in each update. ``--truth``, ``--sweep``, ``--others`` and ``--train`` are for so many of the
+Each cell is a model, what trains of it, a length, a precision and a cap on memory; features are
+not stored. ``--truth``, ``--sweep``, ``--others`` and ``--train`` are for so many of the
 cells, from the first. The truth is the largest size that passes in three fresh processes while the
 next fails in at least two of three, under the same cap, looked for between what our search saw
 fit and fail: where memory is not monotone, a size far above may fit as well, and the others' shares
@@ -65,7 +65,7 @@ class Plan:
 
 
 PLANS = {
-    # Where fp32 has to run through a frozen core, the cap is small: a full GPU takes half a minute.
+    # Where fp32 has to run through frozen layers, the cap is small: a full GPU takes half a minute.
     "cuda": Plan(
         cells=(
             "bert-base-uncased/full/128/fp32/80",
@@ -422,7 +422,7 @@ JOBS: dict[str, Callable[[Trial, Job], dict[str, Any]]] = {
 
 
 def describe(cell: dict[str, Any]) -> str:
-    """Return a cell in words."""
+    """Return a cell as a line for people."""
     if "failure" in cell:
         return f"{cell['cell']}: {cell['failure']}"
     parts = [
@@ -448,7 +448,7 @@ def describe(cell: dict[str, Any]) -> str:
 
 
 def describe_other(result: dict[str, Any]) -> str:
-    """Return in words what another finder found."""
+    """Return what another finder found, as a line for people."""
     if "failure" in result:
         return f"{result['failure']}, after {result['probes']} probes"
     return (
@@ -458,7 +458,7 @@ def describe_other(result: dict[str, Any]) -> str:
 
 
 def describe_training(result: dict[str, Any]) -> str:
-    """Return in words how the recommended size trained."""
+    """Return how the recommended size trained, as a line for people."""
     if "failure" in result:
         return str(result["failure"])
     within = "within" if result["is_within_cap"] else "beyond"

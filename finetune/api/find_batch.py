@@ -103,23 +103,16 @@ def find_batch(
 
 @dataclass(frozen=True)
 class _Task:
-    """What batch sizes are looked for.
-
-    Args:
-        config: The options.
-        has_max_length: Whether the user has given the length, in place of the data's own.
-        limit: Largest batch size worth trying; None for the rows of the data.
-        emit: Receives progress events.
-    """
+    """What batch sizes are looked for."""
 
     config: Config
-    has_max_length: bool
+    has_max_length: bool  # Whether the user has given the length, in place of the data's own.
     limit: int | None
     emit: Emit
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """What trains: the mode that the options name, or else all of it and the head alone."""
+        """The mode that the options name, or else ``full`` and ``head``."""
         mode = mode_of(self.config.model)
         return (mode, Mode("head")) if mode == "full" else (mode,)
 

@@ -172,12 +172,7 @@ class _Watch:
         self._started = self._host_sampled = time.perf_counter()
 
     def await_answer(self, name: str) -> Any:
-        """Return the child's answer of a name.
-
-        Raises:
-            _Stopped: If there will be none, or if the child had to be given up.
-            ModelUnsupported: If the model can't be split into the case's part.
-        """
+        """Return the child's answer of a name; raise _Stopped if the child had to be given up."""
         while True:
             answer = self._receive()
             if name in answer:

@@ -153,10 +153,7 @@ def build_trial(case: Case, *, device: Device) -> Trial | ExtractionTrial:
 
 
 def build_model(case: Case) -> PreTrainedModel:
-    """Return a classifier of the case's architecture with random weights in fp32.
-
-    It is on PyTorch's default device.
-    """
+    """Return a classifier with random weights in fp32, on PyTorch's default device."""
     architecture = dict(case.architecture)
     config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
     config.num_labels = case.classes
@@ -169,14 +166,7 @@ def build_model(case: Case) -> PreTrainedModel:
 def prepare_trial(
     case: Case, model: PreTrainedModel, structure: Structure, *, device: Device
 ) -> Trial:
-    """Make a whole model ready for the case's updates.
-
-    Args:
-        case: What is tried.
-        model: Of the case's architecture; frozen and moved in place.
-        structure: Of the model.
-        device: Where it trains.
-    """
+    """Make a whole model of the case's architecture ready for its updates, in place."""
     freeze_parameters(model, structure, mode=case.mode)
     return Trial(
         _prepare(case, model, structure, device=device),

@@ -15,12 +15,7 @@ from finetune.runs.preparation import Preparation
 
 @dataclass(frozen=True)
 class FoundSizes:
-    """The batch sizes of a run, both of which have been probed.
-
-    Args:
-        training: Examples of a forward and backward.
-        evaluation: Examples of a forward of evaluation and feature extraction.
-    """
+    """The batch sizes of training, and of evaluation and feature extraction: both were probed."""
 
     training: int
     evaluation: int
