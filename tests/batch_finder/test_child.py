@@ -36,7 +36,7 @@ def test_a_child_that_lives_is_ended_at_once(
         os.kill(group, number)
 
     monkeypatch.setattr(os, "killpg", killpg)
-    child = Child("http.server")
+    child = Child("odd_worker")
     child.kill()
     assert asked == [(child.process_id, signal.SIGKILL)]
     assert not psutil.pid_exists(child.process_id)
