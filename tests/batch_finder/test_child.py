@@ -39,6 +39,7 @@ def test_a_child_that_lives_is_ended_at_once(
     child = Child("odd_worker")
     child.kill()
     assert asked == [(child.process_id, signal.SIGKILL)]
+    assert child.ending() == "was killed by SIGKILL"
     assert not psutil.pid_exists(child.process_id)
 
 

@@ -1,21 +1,22 @@
 """A run takes the batch sizes that a search has found; children are simulated."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, prober
-from tiny_models import save_uncuttable_model, tiny_model, tiny_tokenizer
+from tiny_models import save_uncuttable_model, tiny_model
 from tiny_runs import run_tiny
 
 from finetune import events
-from finetune.config.schema import SearchConfig
+from finetune.config.schema import CacheConfig, Config, ModelConfig, SearchConfig, TrainingConfig
 from finetune.devices.cpu import CpuDevice
 from finetune.events import Event, Stage
-from finetune.model.load import Classifier
 from finetune.model.mode import Mode
-from finetune.runs.batch_sizes import FoundSizes, SizeRequest, find_sizes
+from finetune.runs import batch_sizes
+from finetune.runs.batch_sizes import FoundSizes, find_sizes
 
 __all__ = ["prober"]
 
@@ -50,42 +51,43 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert (case.device, case.mode, case.classes, case.part) == ("cpu", "full", 6, "whole")
 
 
-def request_of(*, stores_features: bool) -> SizeRequest:
-    return SizeRequest(
-        device=CpuDevice(),
-        classifier=Classifier(tiny_model(classes=2), tiny_tokenizer(), None, ("a", "b")),  # type: ignore[arg-type]
-        mode=Mode("head"),
-        padded_length=24,
-        precision="bf16",
-        batch_size=16,
-        eval_batch_size=64,
-        stores_features=stores_features,
+def find(tmp_path: Path, emitted: list[Event], *, can_split: bool, **search: Any) -> FoundSizes:
+    """Search for a head on features at 24 tokens, 16 examples an update and 64 an evaluation."""
+    config = Config(
+        model=ModelConfig(freeze_core=True),
+        training=TrainingConfig(precision="bf16", eval_batch_size=64),
+        search=SearchConfig(**search),
+        cache=CacheConfig(cache_dir=str(tmp_path), feature_cache=can_split),
     )
+    preparation = SimpleNamespace(
+        config=config,
+        device=CpuDevice(),
+        mode=Mode("head"),
+        classifier=SimpleNamespace(model=tiny_model(classes=2), class_names=("a", "b")),
+    )
+    plan = SimpleNamespace(padded_lengths=[16, 24], effective_batch_size=16)
+    return find_sizes(preparation, plan, emit=emitted.append)  # type: ignore[arg-type]
 
 
 def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
     prober: SimulatedProber, tmp_path: Path
 ) -> None:
     prober.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
-    found = find_sizes(
-        request_of(stores_features=False), SearchConfig(memory_limit="4GiB", time_limit=99.0),
-        cache=tmp_path, emit=lambda event: None,
-    )  # fmt: skip
+    found = find(tmp_path, [], can_split=False, memory_limit="4GiB", time_limit=99.0)
     assert found.training == found.evaluation == 3
     assert (prober.limit_bytes, prober.timeout_seconds) == (4 * GIB, 99.0)
     [case] = prober.cases
     assert (case.device, case.mode, case.classes, case.padded_length) == ("cpu", "head", 2, 24)
     assert (case.precision, case.part) == ("bf16", "whole")
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list((tmp_path / "batches").iterdir())) == 1
 
 
 def test_where_features_are_stored_a_run_gets_two_sizes(
-    prober: SimulatedProber, tmp_path: Path
+    prober: SimulatedProber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[Event] = []
-    found = find_sizes(
-        request_of(stores_features=True), SearchConfig(), cache=tmp_path, emit=emitted.append
-    )
+    monkeypatch.setattr(batch_sizes, "make_feature_extractor", lambda classifier: classifier)
+    found = find(tmp_path, emitted, can_split=True)
     assert found == FoundSizes(training=16, evaluation=64)
     assert probed_sizes(emitted) == [64, 16]
     assert [case.part for case in prober.cases] == ["features", "trainable"]
