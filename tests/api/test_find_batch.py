@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
     """TREC is neither in the cache nor within reach."""
 
-    def load_splits(config: Any, *, emit: Any) -> Any:
+    def load_splits(*options: Any, emit: Any) -> Any:
         raise HubNotReachable("TREC is not in the cache", remedy="go online")
 
     monkeypatch.setattr(api, "load_splits", load_splits)
@@ -254,7 +255,8 @@ def test_a_missing_tokenizer_leaves_trec_unmeasured_but_own_data_are_an_error(
     tiny_config("bert").save_pretrained(bare)
     with pytest.raises(ModelUnsupported, match="tokenizer"):
         estimates(model=bare, data=table)
-    monkeypatch.setattr(api, "load_splits", lambda config, emit: {"train": {"text": TEXTS}})
+    rows = SimpleNamespace(splits={"train": {"text": TEXTS}})
+    monkeypatch.setattr(api, "load_splits", lambda *options, emit: rows)
     assert {one.padded_length for one in estimates(model=bare, limit=5)} == {64}
 
 
