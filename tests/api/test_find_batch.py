@@ -58,10 +58,10 @@ def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
     """TREC is neither in the cache nor within reach."""
 
-    def load_splits(*options: Any, emit: Any) -> Any:
+    def load_run_data(options: Any, *, emit: Any) -> Any:
         raise HubNotReachable("TREC is not in the cache", remedy="go online")
 
-    monkeypatch.setattr(api, "load_splits", load_splits)
+    monkeypatch.setattr(api, "load_run_data", load_run_data)
 
 
 def estimates(
@@ -256,7 +256,7 @@ def test_a_missing_tokenizer_leaves_trec_unmeasured_but_own_data_are_an_error(
     with pytest.raises(ModelUnsupported, match="tokenizer"):
         estimates(model=bare, data=table)
     rows = SimpleNamespace(splits={"train": {"text": TEXTS}})
-    monkeypatch.setattr(api, "load_splits", lambda *options, emit: rows)
+    monkeypatch.setattr(api, "load_run_data", lambda options, emit: rows)
     assert {one.padded_length for one in estimates(model=bare, limit=5)} == {64}
 
 
