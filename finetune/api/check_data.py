@@ -1,13 +1,16 @@
 """What is odd about the data of a run, and how its texts suit the model."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from datasets import DatasetDict
 
 from finetune.config.schema import Config, ModelConfig
 from finetune.data.check import (
+    Findings,
     LengthFindings,
+    Suggestion,
     check_splits,
     measure_lengths,
     suggest_changes,
@@ -26,17 +29,39 @@ CHECK_SCHEMA_VERSION = 1
 NOT_CUT = 2**31 - 1
 
 
-def check_data(config: Config, *, emit: Emit) -> dict[str, Any]:
-    """Load the data that a run would, look at it, and change nothing.
+@dataclass(frozen=True)
+class DataReport:
+    """What a check of data has found.
+
+    Args:
+        data: Name of the data.
+        rows_of_a_run: By split, once the missing splits are held out.
+        findings: Of the splits that the data has.
+        lengths: Of the texts in tokens; None without a tokenizer.
+        suggestions: What to change.
+        warnings: Of loading.
+    """
+
+    data: str
+    rows_of_a_run: dict[str, int]
+    findings: Findings
+    lengths: LengthFindings | None
+    suggestions: Sequence[Suggestion]
+    warnings: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune data check --json`` prints."""
+        report = asdict(self)
+        findings = report.pop("findings")
+        return {"schema_version": CHECK_SCHEMA_VERSION, **report, **findings}
+
+
+def check_data(config: Config, *, emit: Emit) -> DataReport:
+    """Check the data that a run would load, and change nothing.
 
     Args:
         config: The run's options, of which those of the data and the model's tokenizer count.
-        emit: Is told what goes on, and if the texts' lengths can't be found out.
-
-    Returns:
-        What :func:`finetune.data.check.check_splits` finds in the splits that the data brings;
-        ``rows_of_a_run``, by split, once the missing splits are held out; ``lengths``, in tokens,
-        or ``None`` without a tokenizer; ``suggestions``; and the ``warnings`` of loading.
+        emit: Receives progress events.
 
     Raises:
         FinetuneError: Of every kind that data can cause.
@@ -52,15 +77,14 @@ def check_data(config: Config, *, emit: Emit) -> dict[str, Any]:
     splits = split_table(given, split_options(config.data), emit=emit_and_keep)
     findings = check_splits(given)
     lengths = _measure(given, config.model, emit=emit_and_keep)
-    return {
-        "schema_version": CHECK_SCHEMA_VERSION,
-        "data": config.data.data,
-        "rows_of_a_run": {split: len(rows) for split, rows in splits.items()},
-        **findings.to_json(),
-        "lengths": lengths.to_json() if lengths else None,
-        "suggestions": [asdict(found) for found in suggest_changes(findings, lengths=lengths)],
-        "warnings": warnings,
-    }
+    return DataReport(
+        data=config.data.data,
+        rows_of_a_run={split: len(rows) for split, rows in splits.items()},
+        findings=findings,
+        lengths=lengths,
+        suggestions=suggest_changes(findings, lengths=lengths),
+        warnings=warnings,
+    )
 
 
 def _measure(splits: DatasetDict, options: ModelConfig, *, emit: Emit) -> LengthFindings | None:

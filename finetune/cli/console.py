@@ -107,7 +107,7 @@ def show_json(value: Mapping[str, Any]) -> None:
 
 def show_lines(*lines: str) -> None:
     """Print lines on standard output, after an empty one."""
-    click.echo("\n" + "\n".join(lines))
+    click.echo("\n".join(["", *lines]))
 
 
 def show_table(

@@ -35,7 +35,7 @@ def check(
     split too, and lengths in tokens. Of the model, only the tokenizer is loaded.
     """
     from finetune.cli.console import show_json, showing
-    from finetune.cli.findings import show_findings
+    from finetune.cli.findings import show_report
     from finetune.config.load import load_config
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
@@ -44,8 +44,8 @@ def check(
         loaded = load_config(
             file=config, environment=os.environ, flags=given(flags), assignments=()
         )
-        findings = check_data(loaded.config, emit=emit)
+        report = check_data(loaded.config, emit=emit)
     if as_json:
-        show_json(findings)
+        show_json(report.to_json())
     else:
-        show_findings(findings)
+        show_report(report)

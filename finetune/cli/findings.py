@@ -1,115 +1,90 @@
 """Shows what a check of data has found, on standard output."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from finetune.cli.console import shorten, show_lines, show_table
 
-Findings = Mapping[str, Any]
+if TYPE_CHECKING:
+    from finetune.api.check_data import DataReport
+    from finetune.data.check import Findings, LengthFindings
 
-FIGURES_OF_TEXTS = (
-    ("rows that repeat an earlier one", "repeats", "rows"),
-    ("texts that they repeat", "repeats", "texts"),
-    ("rows that do so, case and spaces aside", "repeats", "rows_up_to_case"),
+COUNTS = (
+    ("duplicates of an earlier row", "repeats", "rows"),
+    ("texts with duplicates", "repeats", "texts"),
+    ("duplicates ignoring case and spaces", "repeats", "rows_up_to_case"),
     ("texts with several labels", "conflicts", "texts"),
-    ("texts of hardly a character", "short_texts", "rows"),
-    ("rows that stand in train too", "overlap", "rows"),
-    ("rows that stand there with another label", "overlap", "disagreeing"),
+    ("texts shorter than 3 characters", "short_texts", "rows"),
+    ("rows whose text is in train too", "overlap", "rows"),
+    ("rows that have another label there", "overlap", "disagreeing"),
 )
-LONGEST_EXAMPLE = 60
 
 
-def show_findings(findings: Findings) -> None:
-    """Print what ``finetune.api.check_data.check_data`` returns: tables, and what to change."""
-    console = Console(highlight=False)
-    run = ", ".join(f"{rows:,} {split}" for split, rows in findings["rows_of_a_run"].items())
-    _show(console, _rows_table(findings), f"rows of a run: {run}")
-    _show(console, _texts_table(findings))
-    if lengths := findings["lengths"]:
-        enough = f"--max-length {lengths['suggested_max_length']} is enough"
-        _show(console, _lengths_table(lengths), f"as {lengths['model']} counts; {enough}")
-    if examples := list(_examples(findings)):
-        _show(console, _examples_table(examples))
-    for suggestion in findings["suggestions"]:
-        _show(console, suggestion["finding"], f"  try: {suggestion['remedy']}")
+def show_report(report: "DataReport") -> None:
+    """Print tables of what was found, and what to change."""
+    found, splits = report.findings, list(report.findings.rows)
+    classes = {
+        name: [found.classes[split][name] for split in splits] for name in found.classes["train"]
+    }
+    _show_counts("class", splits, classes | {"all rows": list(found.rows.values())})
+    run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())
+    show_lines(f"rows of a run: {run}")
+    counts = {
+        title: [getattr(by_split.get(split), count, None) for split in splits]
+        for title, kind, count in COUNTS
+        if (by_split := getattr(found, kind))
+    }
+    _show_counts("texts", splits, counts)
+    if report.lengths:
+        _show_lengths(report.lengths)
+    if examples := [(description, shorten(text)) for description, text in _examples(found)]:
+        show_lines()
+        show_table(("example", "text"), examples)
+    for suggestion in report.suggestions:
+        show_lines(suggestion.finding, f"  try: {suggestion.remedy}")
 
 
-def _show(console: Console, *parts: Table | str) -> None:
-    """Print a paragraph; a line is never broken, so that it can be searched for."""
-    console.print()
-    for part in parts:
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+def _show_counts(
+    title: str, splits: Sequence[str], counts: Mapping[str, Sequence[int | None]]
+) -> None:
+    show_lines()
+    rows = [
+        (name, *("" if one is None else f"{one:,}" for one in numbers))
+        for name, numbers in counts.items()
+    ]
+    show_table((title, *splits), rows, numbers=splits)
 
 
-def _rows_table(findings: Findings) -> Table:
-    splits = findings["rows"]
-    table = _table("class", *splits)
-    for name in findings["classes"]["train"]:
-        _add_numbers(table, name, [findings["classes"][split][name] for split in splits])
-    _add_numbers(table, "all rows", splits.values())
-    return table
-
-
-def _texts_table(findings: Findings) -> Table:
-    splits = findings["rows"]
-    table = _table("texts", *splits)
-    for title, kind, figure in FIGURES_OF_TEXTS:
-        found = findings[kind]
-        if found:
-            numbers = [found[split][figure] if split in found else None for split in splits]
-            _add_numbers(table, title, numbers)
-    return table
-
-
-def _lengths_table(lengths: Findings) -> Table:
-    longer = f"over {lengths['max_length']}"
-    table = _table("tokens of a text", "mean", "p50", "p95", "p99", "max", longer, "share")
-    for split, metrics in lengths["splits"].items():
-        table.add_row(
+def _show_lengths(lengths: "LengthFindings") -> None:
+    numbers = ("mean", "p50", "p95", "p99", "max", f"over {lengths.max_length}", "share")
+    rows = [
+        (
             split,
-            *(f"{metrics[name]:,.1f}" for name in ("mean", "p50", "p95", "p99")),
-            f"{metrics['max']:,}",
-            f"{metrics['cut_rows']:,}",
-            f"{metrics['cut_share']:.1%}",
+            *(f"{one:,.1f}" for one in (tokens.mean, tokens.p50, tokens.p95, tokens.p99)),
+            f"{tokens.max:,}",
+            f"{tokens.cut_rows:,}",
+            f"{tokens.cut_share:.1%}",
         )
-    return table
+        for split, tokens in lengths.splits.items()
+    ]
+    show_lines()
+    show_table(("tokens of a text", *numbers), rows, numbers=numbers)
+    enough = f"--max-length {lengths.suggested_max_length} is enough"
+    show_lines(f"tokens counted by the tokenizer of {lengths.model}; {enough}")
 
 
-def _examples_table(examples: Iterable[tuple[str, str]]) -> Table:
-    table = Table("example", "text", box=None, pad_edge=False)
-    for description, text in examples:
-        line = Text(" ".join(text.split()))
-        line.truncate(LONGEST_EXAMPLE, overflow="ellipsis")
-        table.add_row(Text(description), line)
-    return table
-
-
-def _examples(findings: Findings) -> Iterator[tuple[str, str]]:
+def _examples(found: "Findings") -> Iterator[tuple[str, str]]:
     """Yield what is odd about a text, and the text."""
-    for split, repeats in findings["repeats"].items():
-        for text in repeats["examples"]:
-            yield f"repeated in {split}", text
-    for split, conflicts in findings["conflicts"].items():
-        for example in conflicts["examples"]:
-            yield f"{' and '.join(example['labels'])} in {split}", example["text"]
-    for split, short in findings["short_texts"].items():
-        for text in short["examples"]:
+    for split, repeats in found.repeats.items():
+        for text in repeats.examples:
+            yield f"duplicate in {split}", text
+    for split, conflicts in found.conflicts.items():
+        for conflict in conflicts.examples:
+            yield f"{' and '.join(conflict.labels)} in {split}", conflict.text
+    for split, short in found.short_texts.items():
+        for text in short.examples:
             yield f"short in {split}", text
-    for split, overlap in findings["overlap"].items():
-        for example in overlap["examples"]:
-            labels = " and ".join(example["train_labels"])
-            yield f"{labels} in train, {example['label']} in {split}", example["text"]
-
-
-def _table(*columns: str) -> Table:
-    """Return a table of numbers whose first column says what they are."""
-    table = Table(*columns[:1], box=None, pad_edge=False)
-    for column in columns[1:]:
-        table.add_column(column, justify="right")
-    return table
-
-
-def _add_numbers(table: Table, title: str, numbers: Iterable[int | None]) -> None:
-    table.add_row(Text(title), *("" if number is None else f"{number:,}" for number in numbers))
+    for split, overlap in found.overlap.items():
+        for shared in overlap.examples:
+            labels = " and ".join(shared.train_labels)
+            yield f"{labels} in train, {shared.label} in {split}", shared.text

@@ -28,7 +28,7 @@ def check(
         data=DataConfig(data=str(data), **options),
         model=ModelConfig(model=str(model), max_length=8),
     )
-    return check_data(config, emit=([] if emitted is None else emitted).append)
+    return check_data(config, emit=([] if emitted is None else emitted).append).to_json()
 
 
 def test_findings_lengths_and_suggestions_come_together(table: Path, tiny_folder: Path) -> None:

@@ -51,11 +51,11 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         "x 22 1",
         "all rows 42 2",
         "rows of a run: 38 train, 4 validation, 2 test",
-        "rows that repeat an earlier one 1 0",
+        "duplicates of an earlier row 1 0",
         "texts with several labels 0 0",
-        "rows that stand in train too 1",
+        "rows whose text is in train too 1",
         "x in train, y in test the RIVER 2",
-        "repeated in train the [red] river",
+        "duplicate in train the [red] river",
     ):
         assert line in shown
     assert any(line.startswith("tokens of a text mean p50 p95 p99 max over 4") for line in shown)
@@ -104,9 +104,9 @@ def test_check_finds_what_is_known_of_trec(command: Command, tiny_folder: Path) 
     assert outcome.code == 0, outcome.errors
     shown = lines_of(outcome.output)
     for line in (
-        "rows that repeat an earlier one 71 0",
-        "texts that they repeat 63 0",
-        "rows that stand there with another label 1",
+        "duplicates of an earlier row 71 0",
+        "texts with duplicates 63 0",
+        "rows that have another label there 1",
         "DESC in train, LOC in test What are the Twin Cities ?",
         "ENTY has 14.5 times the training rows of ABBR",
         "try: --class-weights balanced",
