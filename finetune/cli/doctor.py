@@ -101,13 +101,13 @@ def _checks(device: str) -> Iterator[Check]:
 
 def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
     from finetune.cli.console import show_json
-    from finetune.doctor.operators import audit_factory, audit_model
+    from finetune.doctor.operators import audit_model, audit_module, load_factory
 
     source = chosen.pop("model", ModelConfig.model)
     if ":" not in source:
         report = audit_model(source, **DEFAULTS | {"batch_size": OPS_BATCH_SIZE} | chosen)
     elif not chosen:
-        report = audit_factory(source)
+        report = audit_module(*load_factory(source))
     else:
         raise UsageError(f"{source} takes no other options", remedy="leave out --mode and the like")
     if as_json:

@@ -27,3 +27,8 @@ class Check:
     status: Status
     finding: str
     remedy: str = ""
+
+    @classmethod
+    def warn_unless(cls, is_fine: bool, name: str, finding: str, remedy: str) -> "Check":
+        """Return a check that is ok or a warning."""
+        return cls(name, "ok", finding) if is_fine else cls(name, "warning", finding, remedy)

@@ -11,11 +11,8 @@ from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 
 def describe_gpus() -> Iterator[Check]:
     """Yield the driver, and a line for each GPU."""
-    yield Check(
-        "cuda",
-        "ok",
-        f"usable: PyTorch is built for CUDA {torch.version.cuda}, the driver is {_read_driver()}",
-    )
+    built = f"PyTorch is built for CUDA {torch.version.cuda}"
+    yield Check("cuda", "ok", f"usable: {built}, the driver is {_read_driver()}")
     for index in range(torch.cuda.device_count()):
         yield _check_gpu(index)
 
@@ -27,14 +24,9 @@ def _check_gpu(index: int) -> Check:
         f"{properties.name}, capability {properties.major}.{properties.minor}, "
         f"{gibibytes(free_bytes)} of {gibibytes(total_bytes)} free"
     )
-    if free_bytes >= ROOM_FOR_BERT_BASE_BYTES:
-        return Check(f"cuda_{index}", "ok", finding)
-    return Check(
-        f"cuda_{index}",
-        "warning",
-        finding,
-        "see nvidia-smi for what occupies it, or choose another with CUDA_VISIBLE_DEVICES",
-    )
+    remedy = "see nvidia-smi for what occupies it, or choose another with CUDA_VISIBLE_DEVICES"
+    has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
+    return Check.warn_unless(has_room, f"cuda_{index}", finding, remedy)
 
 
 def _read_driver() -> str:

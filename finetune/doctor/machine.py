@@ -35,31 +35,21 @@ def check_system() -> Check:
     finding = f"macOS {host.macos_version()}"
     if platform.machine() != "arm64" or not host.is_macos_too_old():
         return Check("system", "ok", finding)
-    return Check(
-        "system",
-        "warning",
-        f"{finding}: the GPU needs macOS {host.OLDEST_MACOS} or newer with this PyTorch",
-        host.way_to_newer_macos(),
-    )
+    finding += f": the GPU needs macOS {host.OLDEST_MACOS} or newer with this PyTorch"
+    return Check("system", "warning", finding, host.way_to_newer_macos())
 
 
 def check_bf16() -> Check:
     """Say whether the CPU has bf16 instructions."""
-    found = host.bf16_instructions()
-    if not found:
-        return Check("bf16", "ok", "the CPU has no bf16 instructions: fp32 is its own format")
-    return Check("bf16", "ok", f"the CPU has bf16 instructions: {', '.join(found)}")
+    found = ", ".join(host.bf16_instructions())
+    return Check("bf16", "ok", f"bf16 instructions: {found}" if found else "no bf16 instructions")
 
 
 def check_memory() -> Check:
     """Say how much memory there is, and whether what is free holds BERT-base in training."""
     memory = psutil.virtual_memory()
     finding = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
-    if memory.available >= ROOM_FOR_BERT_BASE_BYTES:
-        return Check("memory", "ok", finding)
-    return Check(
-        "memory",
-        "warning",
-        f"{finding}; to train all of BERT-base takes {ROOM_FOR_BERT_BASE_BYTES / 2**30:.1f}",
-        "close other programs, or train less: --freeze-core, or a smaller --model",
-    )
+    has_room = memory.available >= ROOM_FOR_BERT_BASE_BYTES
+    needed = f"; to train all of BERT-base takes {ROOM_FOR_BERT_BASE_BYTES / 2**30:.1f}"
+    remedy = "close other programs, or train less: --freeze-core, or a smaller --model"
+    return Check.warn_unless(has_room, "memory", finding + needed * (not has_room), remedy)

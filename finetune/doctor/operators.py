@@ -146,7 +146,7 @@ def audit_classifier(model: PreTrainedModel, update: AuditedUpdate) -> OperatorR
     fake = _fake_copy(model)
     trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
     recorder = _Recorder(fake, torch_version=update.torch_version)
-    _notice_optimizer(_inner_optimizer(trial.training_state), recorder.places)
+    recorder.places.notice(_inner_optimizer(trial.training_state))
     if update.precision == "fp16":
         trial = _with_scaled_gradients(trial, recorder)
     trial.begin()
@@ -159,7 +159,7 @@ def audit_classifier(model: PreTrainedModel, update: AuditedUpdate) -> OperatorR
 
 
 def audit_module(
-    module: nn.Module, batch: Mapping[str, Any], *, torch_version: str = torch.__version__
+    module: nn.Module, batch: Mapping[str, object], *, torch_version: str = torch.__version__
 ) -> OperatorReport:
     """Audit the forward and backward of any module, which are computed.
 
@@ -177,23 +177,11 @@ def audit_module(
     return recorder.report()
 
 
-def audit_factory(name: str) -> OperatorReport:
-    """Audit the module that a function returns, on the batch that it returns.
+def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
+    """Call a function that returns a module and a batch, its keyword arguments.
 
     Args:
         name: Of the function, such as ``package.module:function``.
-
-    Raises:
-        UsageError: If there is no such function, or it returns something else.
-    """
-    return audit_module(*load_factory(name))
-
-
-def load_factory(name: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Call a function that returns a module and a batch.
-
-    Args:
-        name: Such as ``package.module:function``.
 
     Raises:
         UsageError: If there is no such function, or it returns something else.
@@ -258,7 +246,7 @@ class _Places:
             module.register_forward_hook(self._leave, always_call=True)
 
     def now(self) -> str:
-        """Return the name of the module, or of the part of the update around it."""
+        """Return the name of the module, or of the part of the update outside of modules."""
         node = torch._C._current_autograd_node()
         if node is None:
             return self._running[-1] if self._running else self.outside
@@ -268,6 +256,11 @@ class _Places:
             return self._owners.get(id(node.variable), "loss")
         index = bisect.bisect_right(self._first_nodes, node._sequence_nr()) - 1
         return self._places[index]
+
+    def notice(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let what the optimizer's step dispatches be its own."""
+        optimizer.register_step_pre_hook(lambda *_: setattr(self, "outside", "optimizer"))
+        optimizer.register_step_post_hook(lambda *_: setattr(self, "outside", "loss"))
 
     def _entering(self, place: str) -> Callable[..., None]:
         def enter(*_: Any) -> None:
@@ -322,11 +315,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return OperatorReport(operators, tuple(self._warnings(operators)))
 
     def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Any = None,
+        self, func: torch._ops.OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Note an operator and run it."""
         kwargs = kwargs or {}
@@ -337,35 +326,32 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func.decompose(*args, **kwargs)
         result = run_on_cpu(func, *args, **kwargs)
-        self._note(name, func, args, kwargs, result)
+        place = self.places.now()
+        self._count(name, place, func, args, kwargs)
+        self._look_up(Call.of(name, func, args, kwargs), place, result)
         return result
 
     def _begin(self, *_: Any) -> None:
         self._has_begun = True
 
-    def _note(
-        self,
-        name: str,
-        operator: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
+    def _count(
+        self, name: str, place: str, operator: torch._ops.OpOverload, args: Any, kwargs: Any
     ) -> None:
-        place = self.places.now()
         if name not in self._parts:
             self._parts[name] = Counter({name: 1}) + _Parts().of(operator, args, kwargs)
         for part, calls in self._parts[name].items():
             self._calls[part] += calls if self._is_update else 0
             self._modules[part].add(place)
-        tensors = tree_iter((args, kwargs, result))
+
+    def _look_up(self, call: Call, place: str, result: Any) -> None:
         # GradScaler inverts its scale in float64 everywhere but on MPS.
         if place != _SCALING and any(
-            isinstance(one, torch.Tensor) and one.dtype in _NOT_HELD for one in tensors
+            isinstance(one, torch.Tensor) and one.dtype in _NOT_HELD
+            for one in tree_iter((list(call.arguments.values()), result))
         ):
-            self._not_held[name].add(place)
-        call = Call.of(name, operator, args, kwargs)
+            self._not_held[call.operator].add(place)
         for fault in known_faults(call, torch_version=self._torch_version):
-            self._faults[name, fault].add(place)
+            self._faults[call.operator, fault].add(place)
 
     def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.WarningMessage]:
         for operator in operators:
@@ -412,9 +398,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: Counter[str] = Counter()
         self._inside = inside
 
-    def of(
-        self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Counter[str]:
+    def of(self, operator: torch._ops.OpOverload, args: Any, kwargs: Any) -> Counter[str]:
         """Return the parts of a composite, found by running it on zeros."""
         name = name_on_mps(operator)
         if status_of(name) != "composite" or name in self._inside:
@@ -426,11 +410,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return parts.calls
 
     def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Any = None,
+        self, func: torch._ops.OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Note an operator with its parts, and run it."""
         kwargs = kwargs or {}
@@ -489,19 +469,6 @@ def _inner_optimizer(training_state: TrainingState) -> torch.optim.Optimizer:
     """Return the optimizer that Accelerate has wrapped."""
     inner: torch.optim.Optimizer = cast(Any, training_state.optimizer).optimizer
     return inner
-
-
-def _notice_optimizer(optimizer: torch.optim.Optimizer, places: _Places) -> None:
-    """Let what the optimizer's step dispatches be its own."""
-
-    def enter(*_: Any) -> None:
-        places.outside = "optimizer"
-
-    def leave(*_: Any) -> None:
-        places.outside = "loss"
-
-    optimizer.register_step_pre_hook(enter)
-    optimizer.register_step_post_hook(leave)
 
 
 @contextmanager

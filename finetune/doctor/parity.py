@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -23,15 +23,11 @@ from finetune.model.mode import Mode
 _SMALLEST_SHARE = 0.01
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """The largest relative errors that pass, in one precision.
 
-    Args:
-        logits: Of logits, in training and in the evaluation, and of the loss.
-        gradients: Of gradients.
-        updates: Of the changes by one update or ten. AdamW's steps are not in proportion to the
-            gradients, and a small step may be lost in the rounding of a weight.
+    Those of changes by updates are the largest: AdamW's steps are not in proportion to the
+    gradients, and a small step may be lost in the rounding of a weight.
     """
 
     logits: float
@@ -39,7 +35,7 @@ class Tolerance:
     updates: float
 
     def of(self, part: str) -> float:
-        """Return the tolerance of a part of the rehearsal."""
+        """Return the tolerance of a part of the rehearsal; a loss has that of logits."""
         if part in ("evaluation", "logits", "loss"):
             return self.logits
         return self.gradients if part == "gradients" else self.updates

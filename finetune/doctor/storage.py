@@ -20,7 +20,6 @@ def check_disk(name: str, folder: Path, *, remedy: str) -> Check:
         return Check(name, "failure", f"{existing} can't be written", remedy)
     free_bytes = shutil.disk_usage(existing).free
     finding = f"{free_bytes / 1e9:.1f} GB free at {folder}"
-    if free_bytes >= ROOM_FOR_BERT_BASE_BYTES:
-        return Check(name, "ok", finding)
-    needed = f"BERT-base takes up to {ROOM_FOR_BERT_BASE_BYTES / 1e9:.1f} GB"
-    return Check(name, "warning", f"{finding}; {needed}", remedy)
+    has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
+    needed = f"; BERT-base takes up to {ROOM_FOR_BERT_BASE_BYTES / 1e9:.1f} GB"
+    return Check.warn_unless(has_room, name, finding + needed * (not has_room), remedy)

@@ -27,15 +27,8 @@ def _check_memory() -> Check:
         f"recommended working set {gibibytes(recommended_bytes)} of {gibibytes(total_bytes)}; "
         f"{_describe_limit(recommended_bytes, total_bytes=total_bytes)}"
     )
-    if total_bytes > _TOO_SMALL_BYTES:
-        return Check("mps_memory", "ok", finding)
-    return Check(
-        "mps_memory",
-        "warning",
-        finding,
-        "train less of the model, such as --freeze-core, or in small batches: --batch-size 8 "
-        "--effective-batch-size 32",
-    )
+    remedy = "use --freeze-core, or small batches: --batch-size 8 --effective-batch-size 32"
+    return Check.warn_unless(total_bytes > _TOO_SMALL_BYTES, "mps_memory", finding, remedy)
 
 
 def _describe_limit(recommended_bytes: int, *, total_bytes: int) -> str:
