@@ -65,7 +65,8 @@ class FeatureExtractor:
             with torch.no_grad():
                 self.model(**inputs)
         except _Reached as reached:
-            return reached.features
+            features: torch.Tensor = reached.args[0]
+            return features
         finally:
             hook.remove()
         raise RuntimeError(f"the forward did not call {self.split_at}")
@@ -119,11 +120,7 @@ def pooled_inputs(features: torch.Tensor, *, takes_4d_mask: bool) -> dict[str, t
 
 
 class _Reached(Exception):
-    """Carries the features out of a forward that is stopped."""
-
-    def __init__(self, features: torch.Tensor) -> None:
-        super().__init__()
-        self.features = features
+    """Carries the features, its argument, out of a forward that is stopped."""
 
 
 def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

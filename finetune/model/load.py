@@ -111,7 +111,7 @@ def load_classifier(
     if config.pad_token_id is None:
         # A head that reads a text's last token looks for it before the padding.
         config.pad_token_id = tokenizer.pad_token_id
-    weights = source.read_weights() if source.has_weights() or not from_scratch else {}
+    weights = source.read_weights(may_be_missing=from_scratch)
     with source.failures_explained():
         model, info = _build(config, weights)
         structure = find_structure(model)

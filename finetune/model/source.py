@@ -2,13 +2,14 @@
 
 import hashlib
 import importlib.util
-import math
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,24 +29,13 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 # more would run for hours, or out of memory, before anything else finds fault with it.
 MOST_LAYERS = 1_000
 MOST_OF_ANYTHING = 2**25
-_SIZE_WORDS = ("size", "dim", "head", "position", "embd", "inner", "ffn")
-_TOKENIZER_FILES = (
-    "tokenizer",
-    "vocab",
-    "merges",
-    "special_tokens",
-    "added_tokens",
-    "spiece",
-    "sentencepiece",
-    "spm",
+_SIZES = re.compile("size|dim|head|position|embd|inner|ffn")
+_TOKENIZER_FILE = re.compile(
+    "tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece|spm"
 )
 
-
-class Fetch(Protocol):
-    """What gets a model, or a part of it, from the Hub: a function of :mod:`finetune.hub`."""
-
-    def __call__(self, repository: str, *, revision: str | None) -> Snapshot:
-        """Return the folder that it is in, and its commit."""
+# What gets a model, or a part of it, from the Hub: ``fetch_model`` or ``fetch_tokenizer``.
+Fetch = Callable[..., Snapshot]
 
 
 @dataclass(frozen=True)
@@ -88,39 +78,30 @@ class ModelSource:
             # Where a folder has no tokenizer, transformers makes one up that knows no word.
             knows_words = not set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
             has_padding = tokenizer.pad_token_id is not None
-            has_length = tokenizer.model_max_length > tokenizer.num_special_tokens_to_add()
+            if tokenizer.model_max_length <= tokenizer.num_special_tokens_to_add():
+                raise ValueError("the model_max_length of its tokenizer leaves no room for a text")
         if not (isinstance(tokenizer, PreTrainedTokenizerFast) and knows_words and has_padding):
             raise ModelUnsupported(
                 f"the tokenizer of {self.name} is not a fast one with a padding token",
                 remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
             )
-        if not has_length:
-            raise self.unsupported("its tokenizer's model_max_length leaves no room for a text")
         return tokenizer
 
-    def read_weights(self) -> dict[str, torch.Tensor]:
-        """Return the weights by name, mapped.
+    def read_weights(self, *, may_be_missing: bool) -> dict[str, torch.Tensor]:
+        """Return the weights by name, mapped; none is read before all files are safetensors.
 
         Raises:
-            ModelUnsupported: If there are none in safetensors, or they are damaged. Before all
-                files are known to be safetensors, none is read.
+            ModelUnsupported: If they are damaged, or missing though they may not be.
         """
         with self.failures_explained():
-            files = self._weight_files()
-            if not files:
-                raise ModelUnsupported(
-                    f"{self.name} has no weights in safetensors",
-                    remedy="save it with save_pretrained(), which writes model.safetensors",
-                )
-            weights: dict[str, torch.Tensor] = {}
-            for file in [_check_safetensors(file) for file in files]:
-                with safe_open(file, framework="pt") as opened:
-                    weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            files = [_open_safetensors(file) for file in self._weight_files()]
+            weights = {name: file.get_tensor(name) for file in files for name in file.offset_keys()}
+        if not weights and not may_be_missing:
+            raise ModelUnsupported(
+                f"{self.name} has no weights in safetensors",
+                remedy="save it with save_pretrained(), which writes model.safetensors",
+            )
         return weights
-
-    def has_weights(self) -> bool:
-        """Whether there is a file that says that it holds weights in safetensors, or lists such."""
-        return any((self.folder / name).is_file() for name in (WEIGHTS, SHARDS_INDEX))
 
     @cached_property
     def weights_sha256(self) -> str:
@@ -130,15 +111,8 @@ class ModelSource:
     @cached_property
     def tokenizer_sha256(self) -> str:
         """Digest of the files that the tokenizer is made from."""
-        files = [one for one in self.folder.iterdir() if one.name.startswith(_TOKENIZER_FILES)]
+        files = [one for one in self.folder.iterdir() if _TOKENIZER_FILE.match(one.name)]
         return _digest(sorted(files))
-
-    def unsupported(self, reason: str) -> ModelUnsupported:
-        """Return the error that says why a model can't be used."""
-        return ModelUnsupported(
-            f"{self.name} does not load as a text classifier: {reason}",
-            remedy="choose an encoder that transformers knows, such as bert-base-uncased",
-        )
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:
@@ -150,7 +124,10 @@ class ModelSource:
         # Files from anywhere make transformers raise errors of any kind.
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise self.unsupported(reason) from error
+            raise ModelUnsupported(
+                f"{self.name} does not load as a text classifier: {reason}",
+                remedy="choose an encoder that transformers knows, such as bert-base-uncased",
+            ) from error
 
     def _weight_files(self) -> list[Path]:
         if (self.folder / WEIGHTS).is_file():
@@ -159,7 +136,7 @@ class ModelSource:
             return []
         names = sorted(set(read_json(self.folder / SHARDS_INDEX)["weight_map"].values()))
         if outside := [name for name in names if Path(name).name != name]:
-            raise self.unsupported(f"{SHARDS_INDEX} names {outside[0]}, outside of its folder")
+            raise ValueError(f"{SHARDS_INDEX} names {outside[0]}, which is not in its folder")
         return [self.folder / name for name in names]
 
 
@@ -179,8 +156,9 @@ def find_model(name: str, *, revision: str | None, fetch: Fetch = fetch_model) -
     packaged = _packaged_minilm() if name == MINILM and revision is None else None
     if packaged is not None:
         return ModelSource(name, packaged, commit=None)
-    folder = Path(name).expanduser()
-    if name == MINILM or not folder.is_dir():
+    # Of os.path, whose functions take names of any kind.
+    folder = Path(os.path.expanduser(name))
+    if name == MINILM or not os.path.isdir(folder):
         fetched = fetch(MINILM_REPOSITORY if name == MINILM else name, revision=revision)
         return ModelSource(name, fetched.folder, fetched.commit)
     if revision is not None:
@@ -188,7 +166,7 @@ def find_model(name: str, *, revision: str | None, fetch: Fetch = fetch_model) -
             f"{name} is a folder, which has no revision {revision}",
             remedy="leave --revision out, or name a repository on the Hub",
         )
-    if not (folder / CONFIG).is_file():
+    if not os.path.isfile(folder / CONFIG):
         raise ModelNotFound(
             f"the folder {name} holds no model: it has no {CONFIG}",
             remedy="name the folder that save_pretrained() wrote, such as RUN/model",
@@ -207,11 +185,7 @@ def _packaged_minilm() -> Path | None:
 
 
 def _check_config(config: Any) -> None:
-    """Refuse what would take hours or all memory, or what needs more than transformers alone.
-
-    Raises:
-        ValueError: Saying why.
-    """
+    """Raise ValueError if a model would take hours or all memory to build, or is quantized."""
     if not isinstance(config, dict):
         raise ValueError(f"its {CONFIG} holds no object")
     if config.get("quantization_config") is not None:
@@ -219,23 +193,15 @@ def _check_config(config: Any) -> None:
     for key, value in config.items():
         if isinstance(value, dict):
             _check_config(value)
-        is_count = isinstance(value, int) and not isinstance(value, bool)
-        most = (
-            MOST_LAYERS
-            if "layer" in key
-            else MOST_OF_ANYTHING
-            if any(word in key for word in _SIZE_WORDS)
-            else math.inf
-        )
-        if is_count and value > most:
-            raise ValueError(f"its {key} is {value:,}, more than {most:,}")
+        elif isinstance(value, int) and ("layer" in key or _SIZES.search(key)):
+            most = MOST_LAYERS if "layer" in key else MOST_OF_ANYTHING
+            if value > most:
+                raise ValueError(f"its {key} is {value:,}, more than {most:,}")
 
 
-def _check_safetensors(file: Path) -> Path:
-    """Raise ValueError if a file is no safetensors by its content; read its header alone."""
+def _open_safetensors(file: Path) -> Any:
     try:
-        with safe_open(file, framework="pt"):
-            return file
+        return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{file.name} can't be read as safetensors: {error}") from error
 

@@ -1,1 +1,1 @@
-"""Texts become token ids once, then batches of one width."""
+"""Texts become token ids once, then batches of one padded length."""

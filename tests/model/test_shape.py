@@ -1,4 +1,6 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from transformers import (
     T5Config,
 )
 
-from finetune.errors import HubNotReachable, ModelNotFound
+from finetune.errors import HubNotReachable, ModelNotFound, ModelUnsupported
 from finetune.model.load import load_classifier
 from finetune.model.shape import load_shape, most_positions
 from finetune.model.source import MINILM
@@ -45,6 +47,32 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     shape = load_shape(str(folder), revision=None)
     assert (shape.hidden_size, shape.num_hidden_layers) == (32, 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "vit"},
+        {"model_type": "novel", "auto_map": {"AutoConfig": "custom.Config"}},
+        {"num_attention_heads": 5},
+        {"num_hidden_layers": 100_000},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"hidden_size": -32},
+        None,
+    ],
+)
+def test_a_config_that_no_text_classifier_can_be_built_from_is_refused(
+    change: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    file = save_tiny_model(tmp_path / "tiny") / "config.json"
+    file.write_text(json.dumps(change and json.loads(file.read_text()) | change))
+    with pytest.raises(ModelUnsupported, match="does not load as a text classifier"):
+        load_shape(str(file.parent), revision=None)
+
+
+def test_a_published_shape_at_a_revision_is_looked_up() -> None:
+    with pytest.raises(HubNotReachable):
+        load_shape("bert-base-uncased", revision="other")
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def test_name_that_nobody_knows_is_told(closed_hub: None) -> None:
         find("owner/tiny")
 
 
+@pytest.mark.parametrize("name", ["~nobody/model", "a" * 300, "a\0b", ""])
+def test_a_name_of_any_kind_is_looked_up(name: str, closed_hub: None) -> None:
+    with pytest.raises((HubNotReachable, ModelNotFound)):
+        find(name)
+
+
 def test_a_folder_has_no_commit(folder: Path) -> None:
     assert find(folder) == ModelSource(str(folder), folder, commit=None)
 
@@ -113,7 +119,7 @@ def test_shards_are_read_as_one_file_is(folder: Path) -> None:
     expected = load_file(folder / "model.safetensors")
     shard(folder)
 
-    weights = find(folder).read_weights()
+    weights = find(folder).read_weights(may_be_missing=False)
 
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], one) for name, one in expected.items())
@@ -144,7 +150,7 @@ def test_a_pickle_among_the_shards_is_refused_and_never_read(
     (folder / name).write_bytes(pickle.dumps({"weight": Marker(marker)}))
 
     with pytest.raises(ModelUnsupported, match=f"{name} can't be read as safetensors"):
-        find(folder).read_weights()
+        find(folder).read_weights(may_be_missing=False)
 
     assert not marker.exists()
 
@@ -169,7 +175,7 @@ def test_an_index_that_names_no_files_of_the_folder_is_refused(index: str, folde
     (folder / "model.safetensors.index.json").write_text(index)
 
     with pytest.raises(ModelUnsupported):
-        find(folder).read_weights()
+        find(folder).read_weights(may_be_missing=False)
 
 
 @pytest.mark.skipif(
