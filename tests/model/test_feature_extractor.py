@@ -105,7 +105,7 @@ def split(
 
 
 def batch_of(structure: Structure, *, pads_left: bool = False) -> Inputs:
-    """Return rows of 3 to 12 tokens, 14 wide."""
+    """Return examples of 3 to 12 tokens, padded to 14."""
     tensors = collate(random_texts(8, pads_left=pads_left), np.arange(8), padded_length=14)
     return prepare_mask(tensors, takes_4d_mask=structure.takes_4d_mask)
 

@@ -20,37 +20,40 @@ from finetune.events import Event, WarningMessage
 from finetune.model.feature_store import FeatureStore, key_of
 
 GIB = 2**30
+OpenStore = Callable[[], FeatureStore]
 
 
-def pieces_of(lines: torch.Tensor, *, rows: int = 3) -> Iterator[torch.Tensor]:
-    yield from lines.split(rows)
+def pieces_of(features: torch.Tensor, *, rows: int = 3) -> Iterator[torch.Tensor]:
+    yield from features.split(rows)
 
 
-def random_lines(
-    lines: int = 10, width: int = 4, dtype: torch.dtype = torch.float32
+def random_features(
+    vectors: int = 10, hidden_size: int = 4, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(lines * width)
-    return torch.randn(lines, width, generator=generator).to(dtype)
+    generator = torch.Generator().manual_seed(vectors * hidden_size)
+    return torch.randn(vectors, hidden_size, generator=generator).to(dtype)
 
 
 def read_quietly(store: FeatureStore, key: str) -> torch.Tensor | None:
     """Read, and expect no warning."""
     emitted: list[Event] = []
-    lines = store.read(key, emit=emitted.append)
+    features = store.read(key, emit=emitted.append)
     assert emitted == []
-    return lines
+    return features
 
 
-def write(store: FeatureStore, key: str, lines: torch.Tensor, **options: Any) -> torch.Tensor:
+def write(store: FeatureStore, key: str, features: torch.Tensor, **options: Any) -> torch.Tensor:
     options = {"notes": {}, **options}
-    return store.write(key, pieces_of(lines), shape=(len(lines), lines.shape[1]), **options)
+    return store.write(
+        key, pieces_of(features), shape=(len(features), features.shape[1]), **options
+    )
 
 
 def keep(
-    store: FeatureStore, key: str, lines: torch.Tensor, *, used_at: float | None = None
+    store: FeatureStore, key: str, features: torch.Tensor, *, used_at: float | None = None
 ) -> Path:
-    """Keep lines, as last used at a time; return their file."""
-    write(store, key, lines, notes={"rows": len(lines)})
+    """Keep features, as last used at a time; return their file."""
+    write(store, key, features, notes={"rows": len(features)})
     file = store.folder / f"{key}.safetensors"
     if used_at is not None:
         os.utime(file, (used_at, used_at))
@@ -67,26 +70,26 @@ def store(tmp_path: Path) -> FeatureStore:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_lines_come_back_bit_for_bit(store: FeatureStore, dtype: torch.dtype) -> None:
-    lines = random_lines(dtype=dtype)
-    written = write(store, "a", lines)
+def test_features_come_back_bit_for_bit(store: FeatureStore, dtype: torch.dtype) -> None:
+    features = random_features(dtype=dtype)
+    written = write(store, "a", features)
     read = read_quietly(store, "a")
     assert read is not None
     for one in (written, read):
         assert one.dtype == dtype
-        assert torch.equal(one.view(torch.uint8), lines.view(torch.uint8))
+        assert torch.equal(one.view(torch.uint8), features.view(torch.uint8))
 
 
 def test_a_key_that_nobody_wrote_stands_for_nothing(store: FeatureStore) -> None:
     assert read_quietly(store, "a") is None
-    keep(store, "a", random_lines())
+    keep(store, "a", random_features())
     assert read_quietly(store, "b") is None
 
 
 def test_features_are_safetensors_that_others_can_read(store: FeatureStore) -> None:
-    lines = random_lines(7, 3, torch.bfloat16)
-    file = keep(store, "a", lines)
-    assert torch.equal(load_file(file)["features"], lines)
+    features = random_features(7, 3, torch.bfloat16)
+    file = keep(store, "a", features)
+    assert torch.equal(load_file(file)["features"], features)
     assert json.loads((store.folder / "a.json").read_text()) == {
         "rows": 7,
         "shape": [7, 3],
@@ -134,7 +137,7 @@ def test_pieces_of_another_shape_than_said_are_an_error_and_leave_nothing(
     shape: tuple[int, int], store: FeatureStore
 ) -> None:
     with pytest.raises(SafetensorError):
-        store.write("a", pieces_of(random_lines(10, 4)), shape=shape, notes={})
+        store.write("a", pieces_of(random_features(10, 4)), shape=shape, notes={})
     assert list(store.folder.iterdir()) == []
 
 
@@ -146,11 +149,11 @@ def test_a_split_without_texts_is_kept(store: FeatureStore) -> None:
 
 
 def test_changes_to_what_was_read_do_not_reach_the_file(store: FeatureStore) -> None:
-    file = keep(store, "a", random_lines())
+    file = keep(store, "a", random_features())
     before = file.read_bytes()
-    lines = read_quietly(store, "a")
-    assert lines is not None
-    lines.zero_()
+    features = read_quietly(store, "a")
+    assert features is not None
+    features.zero_()
     assert file.read_bytes() == before
 
 
@@ -166,10 +169,10 @@ def test_changes_to_what_was_read_do_not_reach_the_file(store: FeatureStore) -> 
         lambda content: b"not a file of this store",
     ],
 )
-def test_damage_is_told_and_what_is_made_anew_takes_its_place(
+def test_damage_is_reported_and_new_features_take_the_place(
     damage: object, store: FeatureStore
 ) -> None:
-    file = keep(store, "a", random_lines())
+    file = keep(store, "a", random_features())
     content = file.read_bytes()
     file.write_bytes(damage(content))  # type: ignore[operator]
     emitted: list[Event] = []
@@ -177,7 +180,7 @@ def test_damage_is_told_and_what_is_made_anew_takes_its_place(
     [warning] = emitted
     assert isinstance(warning, WarningMessage)
     assert "a.safetensors is damaged" in warning.message
-    keep(store, "a", random_lines())
+    keep(store, "a", random_features())
     assert file.read_bytes() == content
     assert read_quietly(store, "a") is not None
 
@@ -186,7 +189,7 @@ def test_damage_is_told_and_what_is_made_anew_takes_its_place(
     "facts", ["", "{", "[]", "null", "{}", '{"sha256": 3}', '{"sha256": "0"}', "\udcff"]
 )
 def test_facts_that_say_something_else_are_damage(facts: str, store: FeatureStore) -> None:
-    keep(store, "a", random_lines())
+    keep(store, "a", random_features())
     (store.folder / "a.json").write_bytes(facts.encode("utf-8", "surrogateescape"))
     emitted: list[Event] = []
     assert store.read("a", emit=emitted.append) is None
@@ -195,15 +198,15 @@ def test_facts_that_say_something_else_are_damage(facts: str, store: FeatureStor
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_half_an_entry_is_none(suffix: str, store: FeatureStore) -> None:
-    keep(store, "a", random_lines())
+    keep(store, "a", random_features())
     (store.folder / f"a{suffix}").unlink()
     assert read_quietly(store, "a") is None
-    keep(store, "a", random_lines())
+    keep(store, "a", random_features())
     assert read_quietly(store, "a") is not None
 
 
 def test_a_single_bit_anywhere_in_a_file_is_found(store: FeatureStore) -> None:
-    file = keep(store, "a", random_lines(3, 2))
+    file = keep(store, "a", random_features(3, 2))
     content = file.read_bytes()
     for position in range(0, len(content), 3):
         flipped = bytes([content[position] ^ 4])
@@ -215,7 +218,7 @@ def test_a_single_bit_anywhere_in_a_file_is_found(store: FeatureStore) -> None:
 
 def test_a_failure_halfway_leaves_nothing(store: FeatureStore) -> None:
     def failing() -> Iterator[torch.Tensor]:
-        yield random_lines()
+        yield random_features()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -226,7 +229,7 @@ def test_a_failure_halfway_leaves_nothing(store: FeatureStore) -> None:
 
 def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: FeatureStore) -> None:
     def dying() -> Iterator[torch.Tensor]:
-        yield random_lines()
+        yield random_features()
         left.extend((path, path.read_bytes()) for path in store.folder.iterdir())
         raise KeyboardInterrupt
 
@@ -238,130 +241,134 @@ def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: Fe
     assert read_quietly(store, "a") is None
     assert store.entries() == []
 
-    keep(store, "b", random_lines())
+    keep(store, "b", random_features())
     assert leftover.exists()  # another process may be writing to it
     yesterday = time.time() - 25 * 3600
     os.utime(leftover, (yesterday, yesterday))
-    keep(store, "c", random_lines())
+    keep(store, "c", random_features())
     assert sorted(path.name for path in store.folder.iterdir()) == [
         f"{key}{suffix}" for key in "bc" for suffix in (".json", ".safetensors")
     ]
 
 
 @pytest.fixture
-def three_fit(tmp_path: Path) -> Callable[[], FeatureStore]:
-    """Return what opens a store, as each run does, with room for three entries of ten lines."""
-    size_bytes = keep(FeatureStore(tmp_path / "size", limit_bytes=GIB), "a", random_lines()).stat()
+def open_small_store(tmp_path: Path) -> OpenStore:
+    """Return what opens a store, as each run does, with room for three entries of ten features."""
+    size_bytes = keep(
+        FeatureStore(tmp_path / "size", limit_bytes=GIB), "a", random_features()
+    ).stat()
     return lambda: FeatureStore(tmp_path / "features", limit_bytes=3 * size_bytes.st_size)
 
 
 def test_what_was_not_used_for_the_longest_time_goes_first(
-    three_fit: Callable[[], FeatureStore],
+    open_small_store: OpenStore,
 ) -> None:
     now = time.time()
     for age, key in enumerate("abc"):
-        keep(three_fit(), key, random_lines(), used_at=now - 100 + age)
-    assert keys_of(three_fit()) == ["c", "b", "a"]
-    assert read_quietly(three_fit(), "a") is not None
-    keep(three_fit(), "d", random_lines())
-    assert sorted(keys_of(three_fit())) == ["a", "c", "d"]
-    assert not (three_fit().folder / "b.json").exists()
+        keep(open_small_store(), key, random_features(), used_at=now - 100 + age)
+    assert keys_of(open_small_store()) == ["c", "b", "a"]
+    assert read_quietly(open_small_store(), "a") is not None
+    keep(open_small_store(), "d", random_features())
+    assert sorted(keys_of(open_small_store())) == ["a", "c", "d"]
+    assert not (open_small_store().folder / "b.json").exists()
 
 
 def test_what_this_run_has_read_or_written_is_not_evicted(
-    three_fit: Callable[[], FeatureStore],
+    open_small_store: OpenStore,
 ) -> None:
     now = time.time()
     for age, key in enumerate("abc"):
-        keep(three_fit(), key, random_lines(), used_at=now - 100 + age)
-    run = three_fit()
+        keep(open_small_store(), key, random_features(), used_at=now - 100 + age)
+    run = open_small_store()
     assert read_quietly(run, "a") is not None
     os.utime(run.folder / "a.safetensors", (1, 1))
-    keep(run, "d", random_lines(), used_at=2)
-    keep(run, "e", random_lines(), used_at=3)
+    keep(run, "d", random_features(), used_at=2)
+    keep(run, "e", random_features(), used_at=3)
     assert sorted(keys_of(run)) == ["a", "d", "e"]
-    lines = random_lines(9)
-    assert torch.equal(write(run, "f", lines), lines)
+    features = random_features(9)
+    assert torch.equal(write(run, "f", features), features)
     assert sorted(keys_of(run)) == ["a", "d", "e"]
 
 
 def test_what_was_just_written_stays_even_beside_files_from_the_future(
-    three_fit: Callable[[], FeatureStore],
+    open_small_store: OpenStore,
 ) -> None:
     for key in "abc":
-        keep(three_fit(), key, random_lines(), used_at=2**32)
-    keep(three_fit(), "d", random_lines())
-    assert "d" in keys_of(three_fit())
-    assert len(keys_of(three_fit())) == 3
+        keep(open_small_store(), key, random_features(), used_at=2**32)
+    keep(open_small_store(), "d", random_features())
+    assert "d" in keys_of(open_small_store())
+    assert len(keys_of(open_small_store())) == 3
 
 
-def test_room_is_made_before_an_entry_is_written(three_fit: Callable[[], FeatureStore]) -> None:
+def test_room_is_made_before_an_entry_is_written(
+    open_small_store: OpenStore,
+) -> None:
     for key in "abc":
-        keep(three_fit(), key, random_lines())
-    store = three_fit()
+        keep(open_small_store(), key, random_features())
+    store = open_small_store()
 
     def pieces() -> Iterator[torch.Tensor]:
-        yield random_lines()[:5]
+        yield random_features()[:5]
         assert len(store.entries()) == 2
-        yield random_lines()[5:]
+        yield random_features()[5:]
 
     store.write("d", pieces(), shape=(10, 4), notes={})
 
 
 def test_an_entry_that_takes_the_place_of_its_own_evicts_no_other(
-    three_fit: Callable[[], FeatureStore],
+    open_small_store: OpenStore,
 ) -> None:
     for key in "abca":
-        keep(three_fit(), key, random_lines())
-    assert sorted(keys_of(three_fit())) == ["a", "b", "c"]
+        keep(open_small_store(), key, random_features())
+    assert sorted(keys_of(open_small_store())) == ["a", "b", "c"]
 
 
-def test_lines_that_are_evicted_or_cleared_stay_readable_to_whom_they_were_given(
-    three_fit: Callable[[], FeatureStore],
+def test_features_that_are_evicted_or_cleared_stay_readable_to_whom_they_were_given(
+    open_small_store: OpenStore,
 ) -> None:
-    lines = random_lines()
-    written = write(three_fit(), "a", lines)
-    read = read_quietly(three_fit(), "a")
+    features = random_features()
+    written = write(open_small_store(), "a", features)
+    read = read_quietly(open_small_store(), "a")
     for key in "bcd":
-        keep(three_fit(), key, lines)
-    assert "a" not in keys_of(three_fit())
-    three_fit().clear()
+        keep(open_small_store(), key, features)
+    assert "a" not in keys_of(open_small_store())
+    open_small_store().clear()
     assert read is not None
-    assert torch.equal(written, lines)
-    assert torch.equal(read, lines)
+    assert torch.equal(written, features)
+    assert torch.equal(read, features)
 
 
-def test_lines_larger_than_the_limit_are_given_back_and_not_kept(
-    three_fit: Callable[[], FeatureStore],
+def test_features_larger_than_the_limit_are_given_back_and_not_kept(
+    open_small_store: OpenStore,
 ) -> None:
-    keep(three_fit(), "small", random_lines())
-    large = random_lines(1000)
-    assert torch.equal(write(three_fit(), "large", large), large)
-    names = sorted(path.name for path in three_fit().folder.iterdir())
+    keep(open_small_store(), "small", random_features())
+    large = random_features(1000)
+    assert torch.equal(write(open_small_store(), "large", large), large)
+    names = sorted(path.name for path in open_small_store().folder.iterdir())
     assert names == ["small.json", "small.safetensors"]
 
 
 def test_the_disk_is_asked_for_room_and_what_would_be_evicted_counts(
-    three_fit: Callable[[], FeatureStore], monkeypatch: pytest.MonkeyPatch
+    open_small_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def free(free_bytes: int) -> None:
         usage = shutil.disk_usage("/")._replace(free=free_bytes)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
     free(500)
-    store = three_fit()
+    store = open_small_store()
     size_bytes = store.limit_bytes // 3
     assert store.would_fit(500)
     assert not store.would_fit(501)  # before there is a folder
     for key in "abc":
-        keep(three_fit(), key, random_lines())
+        keep(open_small_store(), key, random_features())
     free(size_bytes - 1)
-    assert three_fit().would_fit(size_bytes)
-    assert three_fit().would_fit(2 * size_bytes)
+    assert open_small_store().would_fit(size_bytes)
+    assert open_small_store().would_fit(2 * size_bytes)
     free(store.limit_bytes)
     # What is larger than the limit evicts nothing.
-    assert three_fit().would_fit(store.limit_bytes)
-    assert not three_fit().would_fit(store.limit_bytes + 1)
+    assert open_small_store().would_fit(store.limit_bytes)
+    assert not open_small_store().would_fit(store.limit_bytes + 1)
     free(size_bytes - 1)
     for key in "abc":
         read_quietly(store, key)
@@ -369,19 +376,19 @@ def test_the_disk_is_asked_for_room_and_what_would_be_evicted_counts(
 
 
 def test_two_writers_of_one_key_do_not_disturb_each_other(store: FeatureStore) -> None:
-    lines = random_lines(1000)
+    features = random_features(1000)
     both_write = threading.Barrier(2)
     errors: list[BaseException] = []
 
     def slowly() -> Iterator[torch.Tensor]:
-        for piece in lines.split(10):
+        for piece in features.split(10):
             yield piece
             both_write.wait(timeout=10)
 
     def write() -> None:
         try:
             for _ in range(3):
-                assert torch.equal(store.write("a", slowly(), shape=(1000, 4), notes={}), lines)
+                assert torch.equal(store.write("a", slowly(), shape=(1000, 4), notes={}), features)
         except BaseException as error:
             errors.append(error)
             both_write.abort()
@@ -395,7 +402,7 @@ def test_two_writers_of_one_key_do_not_disturb_each_other(store: FeatureStore) -
     assert sorted(path.name for path in store.folder.iterdir()) == ["a.json", "a.safetensors"]
     read = read_quietly(store, "a")
     assert read is not None
-    assert torch.equal(read, lines)
+    assert torch.equal(read, features)
 
 
 @contextmanager
@@ -412,7 +419,7 @@ def small_files() -> Iterator[None]:
 def test_a_disk_without_room_is_an_error_and_leaves_nothing(store: FeatureStore) -> None:
     # No longer than needed: pytest's own output may go to a file.
     with pytest.raises(OSError, match="File too large"), small_files():
-        keep(store, "a", random_lines(10_000))
+        keep(store, "a", random_features(10_000))
     assert list(store.folder.iterdir()) == []
 
 
@@ -426,13 +433,13 @@ def test_a_folder_that_is_a_file_holds_nothing_and_takes_nothing(
     assert store.entries() == []
     assert store.clear() == 0
     with pytest.raises(OSError, match="file"):
-        write(store, "a", random_lines())
+        write(store, "a", random_features())
 
 
 def test_a_store_that_may_only_be_read_is_read(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep(store, "a", random_lines())
+    keep(store, "a", random_features())
 
     def refuse(*arguments: object) -> None:
         raise OSError(30, "Read-only file system")
@@ -443,8 +450,8 @@ def test_a_store_that_may_only_be_read_is_read(
 
 def test_entries_say_what_they_are_the_last_used_first(store: FeatureStore) -> None:
     now = time.time()
-    file = keep(store, "a", random_lines(), used_at=now - 10)
-    keep(store, "b", random_lines(7, 2, torch.bfloat16), used_at=now - 20)
+    file = keep(store, "a", random_features(), used_at=now - 10)
+    keep(store, "b", random_features(7, 2, torch.bfloat16), used_at=now - 20)
     first, second = store.entries()
     assert (first.key, second.key) == ("a", "b")
     assert first.size_bytes == file.stat().st_size
@@ -460,24 +467,24 @@ def test_entries_say_what_they_are_the_last_used_first(store: FeatureStore) -> N
 
 @pytest.mark.parametrize("facts", [None, "", "[1]", "\udcff{"])
 def test_junk_is_listed_takes_room_and_goes_like_the_rest(
-    facts: str | None, three_fit: Callable[[], FeatureStore]
+    facts: str | None, open_small_store: OpenStore
 ) -> None:
-    keep(three_fit(), "a", random_lines())
-    junk = three_fit().folder / "junk.safetensors"
-    junk.write_bytes(b"\0" * (three_fit().limit_bytes // 2))
+    keep(open_small_store(), "a", random_features())
+    junk = open_small_store().folder / "junk.safetensors"
+    junk.write_bytes(b"\0" * (open_small_store().limit_bytes // 2))
     os.utime(junk, (1, 1))
     if facts is not None:
         junk.with_suffix(".json").write_bytes(facts.encode("utf-8", "surrogateescape"))
-    _, entry = three_fit().entries()
+    _, entry = open_small_store().entries()
     assert (entry.key, entry.facts) == ("junk", {})
-    keep(three_fit(), "b", random_lines())
-    assert sorted(keys_of(three_fit())) == ["a", "b"]
+    keep(open_small_store(), "b", random_features())
+    assert sorted(keys_of(open_small_store())) == ["a", "b"]
 
 
 def test_clearing_frees_what_is_kept_and_leaves_what_is_not_the_stores(
     store: FeatureStore,
 ) -> None:
-    keep(store, "a", random_lines())
+    keep(store, "a", random_features())
     (store.folder / "half.partial").write_bytes(b"123")
     (store.folder / "of an earlier version.lines").write_bytes(b"12345")
     (store.folder / "of an earlier version.lines.partial").write_bytes(b"1")

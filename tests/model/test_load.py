@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_core_is_that_of_the_folder(tmp_path: Path, architecture: str) -> None:
+def test_encoder_is_that_of_the_folder(tmp_path: Path, architecture: str) -> None:
     emitted: list[events.Event] = []
 
     classifier = load(save_tiny_model(tmp_path, architecture), emitted=emitted)

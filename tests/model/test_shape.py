@@ -75,7 +75,7 @@ def test_a_published_shape_at_a_revision_is_looked_up() -> None:
         load_shape("bert-base-uncased", revision="other")
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="missing"):
         load_shape(str(tmp_path / "missing"), revision=None)
 

@@ -74,7 +74,7 @@ def test_name_that_is_no_folder_is_looked_up_on_the_hub(folder: Path, tmp_path: 
     assert source.tokenizer_sha256 == find(folder).tokenizer_sha256
 
 
-def test_name_that_nobody_knows_is_told(closed_hub: None) -> None:
+def test_name_that_nobody_knows_is_an_error(closed_hub: None) -> None:
     with pytest.raises(HubNotReachable, match="owner/tiny"):
         find("owner/tiny")
 

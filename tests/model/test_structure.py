@@ -43,7 +43,7 @@ def names_under(model: nn.Module, *prefixes: str) -> set[str]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_core_layers_head_and_classifier_are_found(architecture: str) -> None:
+def test_encoder_layers_head_and_classifier_are_found(architecture: str) -> None:
     model = tiny_model(architecture)
 
     structure = find_structure(model)
@@ -175,7 +175,7 @@ def test_model_without_layers_is_refused() -> None:
         find_structure(CoreWithoutLayers(tiny_config("bert")))
 
 
-def test_core_without_a_head_is_refused() -> None:
+def test_encoder_without_a_head_is_refused() -> None:
     with pytest.raises(ModelUnsupported, match="no encoder of layers"):
         find_structure(cast(PreTrainedModel, tiny_model().base_model))
 

