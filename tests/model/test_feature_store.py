@@ -496,6 +496,18 @@ def test_clearing_frees_what_is_kept_and_leaves_what_is_not_the_stores(
     assert store.clear() == 0
 
 
+def test_what_another_process_deletes_first_is_not_counted(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(store, "a", random_features())
+
+    def deleted_before(path: Path, missing_ok: bool = False) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "unlink", deleted_before)
+    assert store.clear() == 0
+
+
 def test_a_key_takes_one_part_at_a_time() -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
 
