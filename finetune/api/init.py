@@ -1,5 +1,6 @@
 """A first configuration for a table, from a quick look at what the table holds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from datasets import DatasetDict
 
-from finetune.config.schema import Config, DataConfig, mode_defaults
+from finetune.config.schema import DEFAULT_BATCH_SIZE, Config, DataConfig, mode_defaults
 from finetune.config.starter import make_starter
-from finetune.data.check import STRONG_IMBALANCE, count_classes, suggest_max_length, weigh_classes
+from finetune.data.check import count_classes, suggest_max_length
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, choose_columns
 from finetune.data.files import read_file
 from finetune.data.source import DataOptions
@@ -121,7 +122,6 @@ def make_config(facts: TableFacts, *, model: str | None) -> str:
         model: Hub id or folder of the model; ``None`` for the default.
     """
     defaults = Config()
-    is_imbalanced = weigh_classes(facts.class_rows).ratio >= STRONG_IMBALANCE
     values = {
         "data": facts.file,
         "text_column": facts.text_column,
@@ -131,7 +131,7 @@ def make_config(facts: TableFacts, *, model: str | None) -> str:
         "max_length": max(facts.suggested_max_length, defaults.model.max_length),
         "num_train_epochs": defaults.training.num_train_epochs,
         "batch_size": defaults.training.batch_size,
-        "class_weights": "balanced" if is_imbalanced else defaults.training.class_weights,
+        "class_weights": defaults.training.class_weights,
     }
     heading = (
         f"Written by `finetune init` for a table of {sum(facts.class_rows.values()):,} rows. An "
@@ -150,13 +150,21 @@ def _notes(facts: TableFacts) -> dict[str, str]:
             f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese."
         ),
         "num_train_epochs": (
-            f"It is {mode_defaults(Mode('full')).num_train_epochs:g}, or "
-            f"{mode_defaults(Mode('head')).num_train_epochs:g} where only the head trains."
+            f"Here it is {_epochs(facts, 'full'):g}, or at most {_epochs(facts, 'head'):g} where "
+            "only the head trains."
         ),
         "class_weights": (
-            f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}."
+            f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}: "
+            "balanced finds more of the small classes and costs accuracy, on two tables 4 and 17 "
+            "points."
         ),
     }
+
+
+def _epochs(facts: TableFacts, mode: str) -> float:
+    """Return the default number of epochs for a table."""
+    updates_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
+    return mode_defaults(Mode(mode), updates_per_epoch=updates_per_epoch).num_train_epochs
 
 
 def _reason(column: str, *, option: str | None, telling_names: Sequence[str], evidence: str) -> str:

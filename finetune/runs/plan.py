@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import (
     Config,
+    ModeDefaults,
     default_learning_rate,
     effective_batch_size,
     mode_defaults,
@@ -79,10 +80,10 @@ def plan_training(preparation: Preparation) -> TrainingPlan:
     lengths = preparation.examples["train"].lengths
     longest_tokens = max(int(split.lengths.max()) for split in preparation.examples.values())
     options, classifier = preparation.config.training, preparation.classifier
-    defaults = mode_defaults(preparation.mode)
     per_update = effective_batch_size(options)
-    num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
     updates_per_epoch = math.ceil(len(lengths) / per_update)
+    defaults = mode_defaults(preparation.mode, updates_per_epoch=updates_per_epoch)
+    num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
     return TrainingPlan(
         lengths=lengths,
         padded_lengths=classifier.padded_lengths(longest_tokens, preparation.device.shapes),
@@ -90,6 +91,7 @@ def plan_training(preparation: Preparation) -> TrainingPlan:
         num_train_epochs=num_train_epochs,
         hyperparameters=_hyperparameters(
             preparation,
+            defaults,
             total_updates=options.max_steps or math.ceil(num_train_epochs * updates_per_epoch),
         ),
         early_stopping_patience=defaults.early_stopping_patience
@@ -99,9 +101,10 @@ def plan_training(preparation: Preparation) -> TrainingPlan:
     )
 
 
-def _hyperparameters(preparation: Preparation, *, total_updates: int) -> Hyperparameters:
+def _hyperparameters(
+    preparation: Preparation, defaults: ModeDefaults, *, total_updates: int
+) -> Hyperparameters:
     options, classifier = preparation.config.training, preparation.classifier
-    defaults = mode_defaults(preparation.mode)
     default_rate = default_learning_rate(
         rate_mode(classifier.structure, mode=preparation.mode),
         hidden_size=classifier.model.config.hidden_size,

@@ -75,6 +75,8 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     splits = loaded.splits
     class_names = splits["train"].features["label"].names
     classifier = load_for_training(config, class_names=class_names, emit=emit)
+    if config.training.class_weights == "balanced":
+        emit(Stage("class weights: every class counts the same in the loss, instead of every row"))
     started = time.perf_counter()
     examples = {
         split: encode_rows(rows, split, classifier, config=config, emit=emit)

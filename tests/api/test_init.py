@@ -9,7 +9,6 @@ import yaml
 from finetune.api.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
 from finetune.config.schema import Config
-from finetune.data.check import STRONG_IMBALANCE
 from finetune.errors import DataError, DataNotFound
 from finetune.events import Event
 
@@ -102,14 +101,19 @@ def test_the_model_that_is_named_is_configured(tmp_path: Path) -> None:
     assert config.model.model == "minilm"
 
 
-def test_classes_are_weighed_where_one_has_many_times_the_rows_of_another(tmp_path: Path) -> None:
-    many = int(10 * STRONG_IMBALANCE)
-    even = configured(look(tmp_path, rows(praise=many - 1)), tmp_path)
-    assert even.training.class_weights == Config().training.class_weights
-    uneven = look(tmp_path, rows(praise=many))
-    assert configured(uneven, tmp_path).training.class_weights == "balanced"
+def test_uneven_classes_are_weighed_only_if_the_user_says_so_and_are_told_the_price(
+    tmp_path: Path,
+) -> None:
+    uneven = look(tmp_path, rows(praise=200))
+    assert configured(uneven, tmp_path).training.class_weights == "none"
     explained = " ".join(make_config(uneven, model=None).replace("#", "").split())
-    assert f"the smallest class has 10 rows and the largest {many}." in explained
+    assert "the smallest class has 10 rows and the largest 200: balanced" in explained
+    assert "costs accuracy" in explained
+
+
+def test_the_epochs_of_a_small_table_are_told(tmp_path: Path) -> None:
+    explained = " ".join(make_config(look(tmp_path, rows(praise=200)), model=None).split())
+    assert "Here it is 40, or at most 100 where only" in explained
 
 
 def test_long_texts_get_a_longer_limit_up_to_the_positions_of_bert(tmp_path: Path) -> None:
