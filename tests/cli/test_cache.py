@@ -118,14 +118,14 @@ def test_the_folder_comes_from_flag_environment_or_the_hubs_cache(
     assert folder_of("--cache-dir", "~/mine") == str(tmp_path / "mine" / "features")
 
 
-def test_a_run_keeps_what_its_frozen_core_gave_and_says_so(
+def test_a_run_stores_the_features_of_its_frozen_layers_and_says_so(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     run = ("run", "--freeze-core", "--model", tiny_folder, "--cache-dir", cache, *flags())
     first = command(*run, "--output-dir", tmp_path / "first")
     assert first.code == 0, first.errors
-    assert "running the frozen core once over 64 train rows" in first.errors
+    assert "computing features of the frozen layers for 64 train rows" in first.errors
     assert "  64/64 examples" in first.errors.splitlines()
     entries = json.loads(command("cache", "ls", "--cache-dir", cache, "--json").output)["entries"]
     assert {(one["split"], one["rows"]) for one in entries} == {
@@ -135,7 +135,7 @@ def test_a_run_keeps_what_its_frozen_core_gave_and_says_so(
     }
     assert {(one["mode"], one["model"]) for one in entries} == {("head", str(tiny_folder))}
     second = command(*run, "--output-dir", tmp_path / "second")
-    assert "reusing what the frozen core gave for 64 train rows" in second.errors
+    assert "reusing features of the frozen layers for 64 train rows" in second.errors
     assert "  64/64 examples" not in second.errors.splitlines()
 
 
@@ -145,5 +145,5 @@ def test_a_run_can_do_without(command: Command, tiny_folder: Path, tmp_path: Pat
         *("--cache-dir", tmp_path / "cache", "--output-dir", tmp_path / "run", *flags()),
     )
     assert outcome.code == 0, outcome.errors
-    assert "frozen core" not in outcome.errors
+    assert "frozen layers" not in outcome.errors
     assert not (tmp_path / "cache").exists()

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from finetune.cli.console import as_text, shorten, show_metrics, show_table, showing
+from finetune.cli.console import as_text, shorten, show_scores, show_table, showing
+from finetune.evaluation.metrics import ClassScores, Scores
 from finetune.events import Advance, Event, Stage, Update, Validation, WarningMessage
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
@@ -157,14 +158,19 @@ def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatc
     assert shown.getvalue().endswith(("\x1b[?25h", "\x1b[2K"))  # the cursor shows, the line is gone
 
 
-ROW = {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12}
-METRICS = {"accuracy": 0.9, "macro_f1": 0.8, "confusion_matrix": [[9, 1], [2, 0]]}
+ROW = ClassScores(precision=0.5, recall=1.0, f1=2 / 3, support=12)
+
+
+def scores(**per_class: ClassScores) -> Scores:
+    return Scores(
+        loss=1.0, accuracy=0.9, macro_f1=0.8, per_class=per_class, confusion_matrix=[[9, 1], [2, 0]]
+    )
 
 
 def test_metrics_are_shown_beside_the_baseline_and_by_class(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show_metrics("the test", METRICS | {"per_class": {"NUM": ROW}})
+    show_scores("the test", scores(NUM=ROW))
     title, _, header, line = capsys.readouterr().out.strip().splitlines()
     assert title == "the test: accuracy 90.0% (largest class: 83.3%), macro F1 80.0%"
     assert header.split() == ["class", "precision", "recall", "F1", "rows"]
@@ -172,7 +178,7 @@ def test_metrics_are_shown_beside_the_baseline_and_by_class(
 
 
 def test_a_class_may_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    show_metrics("[red]x[/]", METRICS | {"per_class": {"[bold]": ROW, ":a:": ROW}})
+    show_scores("[red]x[/]", scores(**{"[bold]": ROW, ":a:": ROW}))
     output = capsys.readouterr().out
     assert "[red]x[/]: accuracy 90.0%" in output
     assert "[bold]" in output

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_the_answers_are_those_of_the_python_api_in_the_order_of_the_texts(
     outcome = command("predict", finished_run, *TEXTS, "--device=cpu", "--json")
     assert outcome.code == 0, outcome.errors
     answers = [json.loads(line) for line in outcome.output.splitlines()]
-    assert answers == finetune.predict(finished_run, TEXTS, device="cpu")
+    assert answers == list(map(asdict, finetune.predict(finished_run, TEXTS, device="cpu")))
     assert [answer["text"] for answer in answers] == TEXTS
     assert all(answer.keys() == {"text", "label", "probability"} for answer in answers)
 
