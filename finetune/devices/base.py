@@ -82,8 +82,7 @@ class DeviceMemory(ABC):
     def budget_bytes(self, limit_bytes: int | None) -> int:
         """Return how much memory this process may hold, what it holds already included.
 
-        Args:
-            limit_bytes: The most that the user allows, None for as much as there is.
+        At most ``limit_bytes``, if the user has set a limit.
         """
 
     @abstractmethod
@@ -135,10 +134,7 @@ class BatchShapes:
     def padded_lengths(self, longest_tokens: int) -> Sequence[int]:
         """Return the lengths that batches may be padded to, in tokens, ascending.
 
-        Every length is allowed, unless a device says otherwise.
-
-        Args:
-            longest_tokens: Length of the longest text, from 1; the last padded length holds it.
+        Every length from 1, unless a device says otherwise; the last holds the longest text.
         """
         return range(1, longest_tokens + 1)
 
@@ -184,10 +180,7 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
 
 
 def mentions(error: BaseException, texts: Sequence[str]) -> bool:
-    """Return whether PyTorch raised an error with one of the texts in it.
-
-    Allocators raise bare RuntimeErrors, so that the text is the only signal.
-    """
+    """Return whether a RuntimeError, which is all that allocators raise, has one of the texts."""
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 

@@ -36,11 +36,7 @@ def check_gpus() -> Iterator[Check]:
 
 
 def check_device(asked: str) -> Check:
-    """Say which device a run with this ``--device`` takes.
-
-    Args:
-        asked: One of ``DEVICE_NAMES``.
-    """
+    """Say which device a run with this ``--device``, one of ``DEVICE_NAMES``, takes."""
     try:
         device = select_device(asked, emit=lambda event: None)
     except DeviceNotAvailable as error:

@@ -32,10 +32,6 @@ def select_device(name: str, *, emit: Emit) -> Device:
 
     A device counts as usable once a small operation on it has worked.
 
-    Args:
-        name: One of ``DEVICE_NAMES``.
-        emit: Receives progress events.
-
     Raises:
         UsageError: If there is no device of that name.
         DeviceNotAvailable: If the named device can't be used here.
@@ -51,11 +47,7 @@ def select_device(name: str, *, emit: Emit) -> Device:
 
 
 def usable_devices(*, emit: Emit) -> Iterator[Device]:
-    """Yield every device that works on this machine, the CPU last; each is tried when asked.
-
-    Args:
-        emit: Receives progress events.
-    """
+    """Yield every device that works on this machine, the CPU last; each is tried when asked."""
     for kind in _KINDS.values():
         unusable = kind.why_not_usable()
         if unusable is None:
@@ -65,11 +57,7 @@ def usable_devices(*, emit: Emit) -> Iterator[Device]:
 
 
 def check_precision(device: Device, precision: str) -> None:
-    """Refuse a number format that the device can't compute in.
-
-    Args:
-        device: The device chosen.
-        precision: One of ``PRECISION_NAMES``.
+    """Refuse a number format, one of ``PRECISION_NAMES``, that the device can't compute in.
 
     Raises:
         ConfigurationInvalid: If it is not among the device's precisions.

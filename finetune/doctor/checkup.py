@@ -18,10 +18,8 @@ def check_machine(*, device: str) -> Iterator[Check]:
     """Yield one check after the other, as soon as its result is there.
 
     What needs no PyTorch comes first, so that it is shown even where PyTorch ends the process. The
-    last check is called ``device``, and a failure if ``device`` can't be used.
-
-    Args:
-        device: One of ``DEVICE_NAMES``: what a run would be asked to use.
+    last check is called ``device``, and a failure if ``device``, one of ``DEVICE_NAMES``, can't be
+    used.
     """
     yield check_cpu()
     yield check_system()

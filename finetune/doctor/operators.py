@@ -105,13 +105,9 @@ class AuditedUpdate:
 
 
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
-    """Audit a model by its name, with random weights and texts as long as a run takes them.
+    """Audit a folder's model, a Hub id's, or ``minilm``, with texts as long as a run takes them.
 
-    Args:
-        source: A folder, a Hub id, or ``minilm``.
-        mode: What trains.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
-        batch_size: Examples in the batch.
+    The weights are random. For the other arguments see ``AuditedUpdate``.
 
     Raises:
         FinetuneError: If the model can't be loaded, or can't be trained in this mode.
@@ -126,11 +122,7 @@ def audit_classifier(model: PreTrainedModel, update: AuditedUpdate) -> OperatorR
 
     What is recorded goes from the first forward to the step of the optimizer, and from there to
     the logits. fp16 is recorded as bf16, which the CPU has too and which dispatches the same, with
-    the scaling of the gradients around it.
-
-    Args:
-        model: On the CPU; left as it was.
-        update: What is audited.
+    the scaling of the gradients around it. The model is on the CPU and left as it was.
 
     Raises:
         ConfigurationInvalid: If the encoder has fewer than N layers.

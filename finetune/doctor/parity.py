@@ -171,17 +171,7 @@ def check_parity(
 ) -> ParityReport:
     """Compare a device with the CPU by the evaluations and updates of a model.
 
-    Args:
-        model: A classifier on the CPU; frozen, and its last layer's matrices laid out, in place.
-        mode: What trains.
-        device: What is compared.
-        precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
-        largest_batch: The most examples in one forward of an evaluation.
-        emit: Receives progress events.
-
-    Raises:
-        ConfigurationInvalid: If the encoder has fewer than N layers.
-        ModelUnsupported: If it has no encoder of layers, or no linear classifier on top.
+    Args as for ``plan_rehearsal``, which also changes the model, and its errors.
     """
     rehearsal = plan_rehearsal(model, mode=mode, largest_batch=largest_batch)
     with without_tf32():
@@ -198,10 +188,7 @@ def compare(
 ) -> Iterator[Difference]:
     """Compare what a device computes with what it should, part by part.
 
-    Args:
-        actual: The parts and their tensors, as they are computed.
-        expected: The tensors of each part; emptied, as each takes as much memory as the model.
-        tolerance: What passes.
+    ``expected`` is emptied on the way: each part takes as much memory as the model.
     """
     for part, tensors in actual:
         for name, error in _errors(tensors, expected.pop(part)).items():
@@ -222,13 +209,9 @@ def _errors(actual: Tensors, expected: Tensors) -> dict[str, float]:
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, *, least_size: float) -> float:
     """Return the norm of the difference over the norm of what is expected.
 
-    Some gradients are zero but for rounding, as is that of the bias of attention's keys, and their
-    own relative error would say nothing.
-
-    Args:
-        actual: float32 of any shape.
-        expected: float32 of the same shape.
-        least_size: Root mean square that the expected numbers are taken to have at least.
+    Both are float32 of the same shape. Some gradients are zero but for rounding, as is that of the
+    bias of attention's keys, and their own relative error would say nothing: ``least_size`` is the
+    root mean square that the expected numbers are taken to have at least.
     """
     distance = (actual - expected).norm().item()
     size = max(expected.norm().item(), least_size * math.sqrt(expected.numel()))
@@ -238,11 +221,8 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, *, least_size: 
 def worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the norm of the worst example's difference over the mean norm of the examples.
 
-    One wrong example among many right ones thus has the error that it would have alone.
-
-    Args:
-        actual: float32 of shape [examples, numbers] or [numbers].
-        expected: float32 of the same shape.
+    One wrong example among many right ones thus has the error that it would have alone. Both are
+    float32 of shape [examples, numbers] or [numbers].
     """
     distance = (actual - expected).norm(dim=-1).max().item()
     return _ratio(distance, expected.norm(dim=-1).square().mean().sqrt().item())

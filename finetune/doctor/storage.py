@@ -8,13 +8,7 @@ from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 
 
 def check_disk(name: str, folder: Path, *, remedy: str) -> Check:
-    """Say whether a folder, which may not exist yet, can be written and has room for BERT-base.
-
-    Args:
-        name: Of the check.
-        folder: Where files will be written.
-        remedy: What to do if they can't be.
-    """
+    """Say whether a folder, which may not exist yet, can be written and has room for BERT-base."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK):
         return Check(name, "failure", f"{existing} can't be written", remedy)
