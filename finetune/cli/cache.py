@@ -1,12 +1,11 @@
 """``finetune cache``: the stored features of frozen layers."""
 
-import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.options import chosen_options, debug_option, given, json_option
+from finetune.cli.options import chosen_options, debug_option, json_option, load
 
 if TYPE_CHECKING:
     from finetune.model.feature_store import FeatureStore
@@ -71,8 +70,6 @@ def clear(*, as_json: bool, **flags: Any) -> None:
 
 
 def _open_store(flags: dict[str, Any]) -> "FeatureStore":
-    from finetune.config.load import load_config
     from finetune.runs.features import open_feature_store
 
-    loaded = load_config(file=None, environment=os.environ, flags=given(flags), assignments=())
-    return open_feature_store(loaded.config.cache)
+    return open_feature_store(load(flags).config.cache)

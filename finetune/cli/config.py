@@ -1,7 +1,6 @@
 """``finetune config``: shows, checks and copies configurations."""
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from finetune.cli.options import (
     config_option,
     config_options,
     debug_option,
-    given,
     json_option,
+    load,
 )
 
 EXAMPLES = """\b
@@ -48,12 +47,8 @@ def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **f
     """
     from finetune.cli.console import show_json, show_table
     from finetune.config.describe import describe_options
-    from finetune.config.load import load_config
 
-    loaded = load_config(
-        file=config, environment=os.environ, flags=given(flags), assignments=assignments
-    )
-    options = describe_options(loaded)
+    options = describe_options(load(flags, config=config, assignments=assignments))
     if as_json:
         show_json({"schema_version": 1, "options": options})
         return

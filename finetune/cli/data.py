@@ -1,12 +1,11 @@
 """``finetune data``."""
 
-import os
 from dataclasses import fields
 from typing import Any
 
 import click
 
-from finetune.cli.options import chosen_options, config_option, given, output_options
+from finetune.cli.options import chosen_options, config_option, load, output_options
 from finetune.config.schema import DataConfig
 
 EXAMPLES = """\b
@@ -36,15 +35,11 @@ def check(
     """
     from finetune.cli.console import show_json, showing
     from finetune.cli.findings import show_report
-    from finetune.config.load import load_config
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.api.check_data import check_data
 
-        loaded = load_config(
-            file=config, environment=os.environ, flags=given(flags), assignments=()
-        )
-        report = check_data(loaded.config, emit=emit)
+        report = check_data(load(flags, config=config).config, emit=emit)
     if as_json:
         show_json(report.to_json())
     else:

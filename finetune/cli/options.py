@@ -1,14 +1,18 @@
 """Flags that several commands share, those of the configuration's schema among them."""
 
+import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.devices.names import DEVICE_NAMES
+
+if TYPE_CHECKING:
+    from finetune.config.load import LoadedConfig
 
 Command = Callable[..., Any]
 
@@ -67,6 +71,17 @@ def device_option(command: Command) -> Command:
         show_envvar=True,
         help="Device to use.  [default: auto]",
     )(command)
+
+
+def load(
+    flags: dict[str, Any], *, config: str | None = None, assignments: Sequence[str] = ()
+) -> "LoadedConfig":
+    """Return the configuration that a file, the environment and a command's flags make."""
+    from finetune.config.load import load_config
+
+    return load_config(
+        file=config, environment=os.environ, flags=given(flags), assignments=assignments
+    )
 
 
 def given(flags: dict[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What a run can be told: the schema with every default, and where a value comes from."""
+"""The options of a run: the schema with every default, and where a value comes from."""

@@ -1,5 +1,6 @@
 """The report: a run's results as one page, ``report.html``, that needs no other file."""
 
+import math
 from collections.abc import Mapping
 from heapq import nlargest
 from operator import itemgetter
@@ -62,29 +63,21 @@ def duration(seconds: float) -> str:
 
 def standard_error(scores: Scores) -> float:
     """Return the standard error of an accuracy, in 0..1."""
-    accuracy: float = scores.accuracy
-    return float((accuracy * (1 - accuracy) / scores.samples) ** 0.5)
+    return math.sqrt(scores.accuracy * (1 - scores.accuracy) / scores.samples)
 
 
 def _headline(results: RunResults) -> list[tuple[str, str, str]]:
     """Return the label, the value and a note of each of the most important results."""
-    facts, training, test, validation = (
-        results.facts,
-        results.training,
-        results.test,
-        results.validation,
-    )
+    facts, training = results.facts, results.training
+    test, validation = results.test, results.validation
     error, baseline = 100 * standard_error(test), percent(test.baseline_accuracy)
     note = f"± {error:.1f} standard error on {test.samples} rows; largest class {baseline}"
+    speed = f"{training.train_samples_per_second:.1f} examples/s"
     return [
         ("Test accuracy", percent(test.accuracy), note),
         ("Test macro F1", percent(test.macro_f1), ""),
         *([("Validation accuracy", percent(validation.accuracy), "")] if validation else []),
-        (
-            "Training time",
-            duration(training.train_runtime),
-            f"{training.train_samples_per_second:.1f} examples/s",
-        ),
+        ("Training time", duration(training.train_runtime), speed),
         ("Device", facts.device, f"{facts.device_description}, {facts.precision}"),
         ("Trained parameters", f"{facts.trained_parameters:,}", f"of {facts.total_parameters:,}"),
     ]
