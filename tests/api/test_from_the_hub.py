@@ -1,5 +1,6 @@
 """From nothing to a model over the network, against a Hub on this machine."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
 
 
 def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
-    hub: HubServer, tmp_path: Path
+    hub: HubServer, model_folder: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
     environment = {"HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint}
@@ -73,6 +74,11 @@ def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
     downloads = hub.downloads()
     assert downloads.count("0000.parquet") == 2
     assert downloads.count("model.safetensors") == 1
+    manifest = read_json(tmp_path / "online" / "manifest.json")
+    weights = (model_folder / "model.safetensors").read_bytes()
+    assert manifest["model"]["weights"] == hashlib.sha256(weights).hexdigest()
+    config = (tmp_path / "online" / "config.yaml").read_text()
+    assert f"revision: {manifest['model']['commit']}" in config
     assert unfinished_files(home) == []
 
     hub.requests.clear()
