@@ -325,33 +325,33 @@ def _explain(error: Exception, kind: Kind, repository: str, failure: str) -> err
     not_found = errors.ModelNotFound if kind == "model" else DataNotFound
     refused = errors.ModelIsGated if kind == "model" else DataNotFound
     status = error.response.status_code if isinstance(error, hub_errors.HfHubHTTPError) else 0
-    if isinstance(error, hub_errors.GatedRepoError):
-        reason = f"{what} is only for users who accepted its terms"
-        return refused(reason, remedy=f"accept them at {page} and set HF_TOKEN to a token of yours")
-    if isinstance(error, hub_errors.RepositoryNotFoundError | hub_errors.HFValidationError):
-        reason = f"there is no folder and on the Hub no {kind} {repository!r}"
-        return not_found(reason, remedy=f"check the spelling; if {page} is private, set HF_TOKEN")
-    if isinstance(error, hub_errors.RevisionNotFoundError):
-        reason = f"{what} has no such revision"
-        return not_found(reason, remedy=f"choose one of those at {page}/tree/main")
-    if status in (401, 403):
-        remedy = "make a token that may read it at https://huggingface.co/settings/tokens"
-        return refused(f"the Hub refuses {what} to this HF_TOKEN", remedy=remedy)
-    if status == 429:
-        reason = f"the Hub limits requests; wait {_pause_seconds(error)} s"
-        remedy = "then run again; with a token in HF_TOKEN the limit is higher"
-        return HubNotReachable(reason, remedy=remedy)
-    if isinstance(error, OSError) and error.errno is not None:
-        reason = f"the cache in {constants.HF_HUB_CACHE} can't be written: {error.strerror}"
-        remedy = "make room there, or set HF_HOME to a folder on another disk"
-        return errors.FinetuneError(reason, remedy=remedy)
-    if isinstance(error, json.JSONDecodeError):
-        cause = "another server answers, such as a hotel's network"
-    elif isinstance(error, hub_errors.OfflineModeIsEnabled):
-        cause = "HF_HUB_OFFLINE is set"
-    else:
-        cause = _first_line(error)
-    return HubNotReachable(f"{failure}: {cause}", remedy=_way_online())
+    of: type[errors.FinetuneError] = HubNotReachable
+    reason, remedy = f"{failure}: {_first_line(error)}", _way_online()
+    match error:
+        case hub_errors.GatedRepoError():
+            of, reason = refused, f"{what} is only for users who accepted its terms"
+            remedy = f"accept them at {page} and set HF_TOKEN to a token of yours"
+        case hub_errors.RepositoryNotFoundError() | hub_errors.HFValidationError():
+            of, reason = not_found, f"there is no folder and on the Hub no {kind} {repository!r}"
+            remedy = f"check the spelling; if {page} is private, set HF_TOKEN"
+        case hub_errors.RevisionNotFoundError():
+            of, reason = not_found, f"{what} has no such revision"
+            remedy = f"choose one of those at {page}/tree/main"
+        case _ if status in (401, 403):
+            of, reason = refused, f"the Hub refuses {what} to this HF_TOKEN"
+            remedy = "make a token that may read it at https://huggingface.co/settings/tokens"
+        case _ if status == 429:
+            reason = f"the Hub limits requests; wait {_pause_seconds(error)} s"
+            remedy = "then run again; with a token in HF_TOKEN the limit is higher"
+        case hub_errors.OfflineModeIsEnabled():
+            reason = f"{failure}: HF_HUB_OFFLINE is set"
+        case OSError(errno=int(), strerror=cause):
+            of = errors.FinetuneError
+            reason = f"the cache in {constants.HF_HUB_CACHE} can't be written: {cause}"
+            remedy = "make room there, or set HF_HOME to a folder on another disk"
+        case json.JSONDecodeError():
+            reason = f"{failure}: another server answers, such as a hotel's network"
+    return of(reason, remedy=remedy)
 
 
 def _pause_seconds(answer: object) -> int:

@@ -10,9 +10,9 @@ from charset_normalizer import from_bytes
 from finetune.errors import DataUnreadable, UsageError
 
 BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF8: ("utf-8-sig", "UTF-8 with a byte-order mark"),
-    codecs.BOM_UTF16_LE: ("utf-16", "UTF-16"),
-    codecs.BOM_UTF16_BE: ("utf-16", "UTF-16"),
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
 }
 # Those in use; among all that Python knows, charset-normalizer takes French for mac_latin2. Where
 # several fit equally well, the first is taken.
@@ -68,15 +68,15 @@ def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
 def _decode(content: bytes, *, encoding: str | None) -> DecodedText:
     if encoding is not None:
         return DecodedText(content.decode(encoding), encoding)
-    for mark, (codec, name) in BYTE_ORDER_MARKS.items():
+    for mark, named in BYTE_ORDER_MARKS.items():
         if content.startswith(mark):
-            return DecodedText(content.decode(codec), name)
+            return DecodedText(content.decode(named), named)
     if b"\0" in content:
         detected = from_bytes(content[:SAMPLE_BYTES], cp_isolation=["utf_16_le", "utf_16_be"])
         if found := detected.best():
             return DecodedText(content.decode(found.encoding), found.encoding)
     try:
-        return DecodedText(content.decode("utf-8"), "UTF-8")
+        return DecodedText(content.decode("utf-8"), "utf-8")
     except UnicodeDecodeError:
         if _is_mostly_utf8(content):
             raise
@@ -92,22 +92,21 @@ def _detect(content: bytes) -> DecodedText:
     matches = list(from_bytes(sample, cp_isolation=list(ENCODINGS)))
     if not matches:
         return DecodedText(content.decode("cp1252"), "cp1252", ENCODINGS[1:])
-    scores = {
-        name: (match.chaos, match.coherence)
+    best = matches[0]
+    ties = {
+        name
         for match in matches
+        if (match.chaos, match.coherence) == (best.chaos, best.coherence)
         for name in match.could_be_from_charset
-        if name in ENCODINGS
     }
-    first_score = (matches[0].chaos, matches[0].coherence)
-    best = min((name for name in scores if scores[name] == first_score), key=ENCODINGS.index)
-    text = sample.decode(best)
+    chosen = min(ties.intersection(ENCODINGS), key=ENCODINGS.index)
     rivals = tuple(
         match.encoding
         for match in matches
-        if match.coherence >= first_score[1] - CLOSE_COHERENCE
-        and sample.decode(match.encoding) != text
+        if match.coherence >= best.coherence - CLOSE_COHERENCE
+        and sample.decode(match.encoding) != sample.decode(chosen)
     )
-    return DecodedText(content.decode(best), best, rivals)
+    return DecodedText(content.decode(chosen), chosen, rivals)
 
 
 def _is_mostly_utf8(content: bytes) -> bool:

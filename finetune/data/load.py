@@ -114,20 +114,12 @@ def _kind_of(source: str) -> str:
 
 
 def _refuse_foreign_options(options: DataOptions, *, kind: str) -> None:
-    given = {
-        "--data-dir": options.data_dir,
-        "--label": None if options.label == "label-coarse" else options.label,
-        "--validation-file": options.validation_file,
-        "--test-file": options.test_file,
-        "--text-column": options.text_column,
-        "--label-column": options.label_column,
-        "--encoding": options.encoding,
-    }
-    for option, value in given.items():
-        if value is not None and option not in OPTIONS_OF_KIND[kind]:
-            owners = [owner for owner, taken in OPTIONS_OF_KIND.items() if option in taken]
+    for name, value in vars(options).items():
+        flag = "--" + name.replace("_", "-")
+        owners = [owner for owner, taken in OPTIONS_OF_KIND.items() if flag in taken]
+        if owners and value not in (None, "label-coarse") and kind not in owners:
             raise UsageError(
-                f"--data {options.data} takes no {option} (here {value})",
+                f"--data {options.data} takes no {flag} (here {value})",
                 remedy=f"leave it out: it goes with {' or '.join(owners)}",
             )
 

@@ -17,19 +17,10 @@ from finetune.events import Emit, Stage, WarningMessage
 
 
 class LabelledRows(NamedTuple):
-    """The rows of a file that have a text and a label.
-
-    Args:
-        table: The file.
-        has_both: For each row of the file whether it is one of them.
-        texts: Their texts.
-        labels: Their labels.
-    """
+    """The rows of a file that have a text and a label: columns ``text``, ``label`` and ``row``."""
 
     table: RawTable
-    has_both: pyarrow.ChunkedArray
-    texts: pyarrow.ChunkedArray
-    labels: pyarrow.ChunkedArray
+    rows: pyarrow.Table
 
 
 def make_table(texts: Any, labels: Any, *, classes: Sequence[str]) -> Dataset:
@@ -87,18 +78,20 @@ def read_tables(
     columns = _choose(tables["train"][0], options, emit=emit)
     if not needs_all_labels:
         tables = _leave_out_unlabelled(tables, label=columns.label, emit=emit)
-    splits = {
-        split: [_labelled_rows(table, columns, emit=emit) for table in parts]
-        for split, parts in tables.items()
+    parts = {
+        split: [_labelled_rows(table, columns, emit=emit) for table in read]
+        for split, read in tables.items()
     }
-    classes = _classes(splits["train"], label=columns.label)
-    for parts in splits.values():
-        for part in parts:
-            _check_labels(part, classes)
+    splits = {
+        split: pyarrow.concat_tables(part.rows for part in own) for split, own in parts.items()
+    }
+    classes = _classes(splits["train"], tables["train"][0], label=columns.label)
+    for part in (part for own in parts.values() for part in own):
+        _check_labels(part, classes)
     return DatasetDict(
         {
-            split: make_table(_joined(parts, "texts"), _joined(parts, "labels"), classes=classes)
-            for split, parts in splits.items()
+            split: make_table(rows["text"], rows["label"], classes=classes)
+            for split, rows in splits.items()
         }
     )
 
@@ -122,11 +115,6 @@ def _strings(values: Any) -> Any:
     if isinstance(values, pyarrow.Array | pyarrow.ChunkedArray):
         return values
     return pyarrow.array(values, "string")
-
-
-def _joined(parts: Sequence[LabelledRows], name: str) -> pyarrow.ChunkedArray:
-    chunks = [chunk for part in parts for chunk in getattr(part, name).chunks]
-    return pyarrow.chunked_array(chunks, "string")
 
 
 def _choose(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
@@ -169,22 +157,24 @@ def _labelled_rows(table: RawTable, columns: Columns, *, emit: Emit) -> Labelled
     labels = _tidy_labels(table.columns[columns.label])
     has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
     has_both = pc.and_(has_text, pc.not_equal(labels, ""))
-    rows = pc.sum(has_both).as_py()
-    if not rows:
+    rows = pyarrow.table(
+        {"text": texts, "label": labels, "row": pyarrow.array(range(len(texts)), "int64")}
+    ).filter(has_both)
+    if not len(rows):
         raise DataError(
             f"no row of {table.path} has a text in {columns.text!r} and a label in"
             f" {columns.label!r}",
             remedy="name the right columns with --text-column and --label-column",
         )
-    if rows < len(texts):
+    if len(rows) < len(texts):
         first = table.place(pc.index(has_both, False).as_py())
         emit(
             WarningMessage(
-                f"{len(texts) - rows:,} of {len(texts):,} rows skipped: empty text or label, the"
-                f" first in {first}"
+                f"{len(texts) - len(rows):,} of {len(texts):,} rows skipped: empty text or label,"
+                f" the first in {first}"
             )
         )
-    return LabelledRows(table, has_both, texts.filter(has_both), labels.filter(has_both))
+    return LabelledRows(table, rows)
 
 
 def _tidy_labels(labels: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
@@ -204,31 +194,28 @@ def _tidy(label: str) -> str:
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", label.strip())
 
 
-def _classes(parts: Sequence[LabelledRows], *, label: str) -> Sequence[str]:
+def _classes(rows: pyarrow.Table, table: RawTable, *, label: str) -> Sequence[str]:
     """Return the names of the classes, having made sure that there is something to learn."""
-    path = parts[0].table.path
-    present = pc.unique(_joined(parts, "labels")).to_pylist()
+    present = pc.unique(rows["label"]).to_pylist()
     if len(present) == 1:
         raise DataError(
-            f"every row of {path} has the label {present[0]!r}",
+            f"every row of {table.path} has the label {present[0]!r}",
             remedy="bring rows of at least two classes, or name another --label-column",
         )
-    if pc.count_distinct(_joined(parts, "texts")).as_py() == 1:
+    if pc.count_distinct(rows["text"]).as_py() == 1:
         raise DataError(
-            f"every row of {path} has the same text",
+            f"every row of {table.path} has the same text",
             remedy="bring other texts, or name another --text-column",
         )
-    return parts[0].table.class_names.get(label) or sort_classes(present)
+    return table.class_names.get(label) or sort_classes(present)
 
 
 def _check_labels(part: LabelledRows, classes: Sequence[str]) -> None:
-    is_known = pc.is_in(part.labels, value_set=_strings(classes))
-    position = pc.index(is_known, False).as_py()
-    if position < 0:
-        return
-    row = part.has_both.to_numpy().nonzero()[0][position]
-    raise DataError(
-        f"the label {part.labels[position].as_py()!r} in {part.table.place(row)} is in no training"
-        " row",
-        remedy="correct it, remove the row, or bring training rows of that class",
-    )
+    is_known = pc.is_in(part.rows["label"], value_set=_strings(classes))
+    unknown = part.rows.filter(pc.invert(is_known)).slice(0, 1).to_pylist()
+    if unknown:
+        place = part.table.place(unknown[0]["row"])
+        raise DataError(
+            f"the label {unknown[0]['label']!r} in {place} is in no training row",
+            remedy="correct it, remove the row, or bring training rows of that class",
+        )

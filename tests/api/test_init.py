@@ -70,7 +70,7 @@ def test_reading_is_told_once(tmp_path: Path) -> None:
     look_at_table(file, text_column=None, label_column=None, emit=emitted.append)
     readings = [event for event in map(str, emitted) if f"reading {file}" in event]
     assert len(readings) == 1
-    assert "encoding UTF-8, delimiter semicolon" in readings[0]
+    assert "encoding utf-8, delimiter semicolon" in readings[0]
 
 
 def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:

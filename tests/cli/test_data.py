@@ -60,7 +60,7 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         assert line in shown
     assert any(line.startswith("tokens of a text mean p50 p95 p99 max over 4") for line in shown)
     assert any(line.startswith("try: --max-length") for line in shown)
-    assert "encoding UTF-8, delimiter comma" in outcome.errors
+    assert "encoding utf-8, delimiter comma" in outcome.errors
     assert "texts from column 'text', labels from 'label' (guessed" in outcome.errors
     assert "1 of 43 rows skipped" in outcome.errors
 

@@ -24,7 +24,7 @@ def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_init_prints_what_it_saw(command: Command, reviews: Path) -> None:
     outcome = command("init", reviews)
     assert outcome.code == 0
-    assert "reading reviews.csv: encoding UTF-8, delimiter semicolon" in outcome.errors
+    assert "reading reviews.csv: encoding utf-8, delimiter semicolon" in outcome.errors
     shown = [" ".join(line.split()) for line in outcome.output.splitlines()]
     for line in (
         "rows 40",

@@ -49,7 +49,7 @@ def test_each_delimiter_is_found_and_reported(
     table, emitted = read(tmp_path, path.read_bytes())
     assert rows_of(table) == ROWS
     assert name in emitted
-    assert "UTF-8" in emitted
+    assert "utf-8" in emitted
 
 
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "iso-8859-1"])

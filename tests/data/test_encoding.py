@@ -29,10 +29,10 @@ LINES = {
 @pytest.mark.parametrize(
     ("content", "encoding"),
     [
-        (TEXT.encode(), "UTF-8"),
-        (TEXT.encode("utf-8-sig"), "UTF-8 with a byte-order mark"),
-        (codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le"), "UTF-16"),
-        (codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"), "UTF-16"),
+        (TEXT.encode(), "utf-8"),
+        (TEXT.encode("utf-8-sig"), "utf-8-sig"),
+        (codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le"), "utf-16"),
+        (codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"), "utf-16"),
     ],
     ids=["UTF-8", "UTF-8 with mark", "UTF-16 LE", "UTF-16 BE"],
 )
@@ -75,7 +75,7 @@ def test_an_encoding_that_is_named_is_taken() -> None:
 
 
 def test_plain_english_is_utf8() -> None:
-    assert decode(b"text,label\n", path=PATH, encoding=None).encoding == "UTF-8"
+    assert decode(b"text,label\n", path=PATH, encoding=None).encoding == "utf-8"
 
 
 def test_utf8_that_is_damaged_in_one_place_is_reported_with_its_line() -> None:
