@@ -11,7 +11,7 @@ from datasets import DatasetDict
 from finetune.config.schema import DEFAULT_BATCH_SIZE, Config, DataConfig, mode_defaults
 from finetune.config.starter import make_starter
 from finetune.data.check import count_classes, suggest_max_length
-from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, choose_columns
+from finetune.data.columns import choose_columns
 from finetune.data.files import read_file
 from finetune.data.source import DataOptions
 from finetune.data.split import split_table
@@ -77,9 +77,9 @@ def look_at_table(
         DataError: If a run could not use the file.
         UsageError: If both names are the same.
     """
-    values = read_file(file, encoding=None, emit=lambda event: None).columns
+    options = DataOptions(str(file), "", text_column=text_column, label_column=label_column)
+    values = read_file(file, options, emit=lambda event: None).columns
     columns = choose_columns(values, text=text_column, label=label_column, table=str(file))
-    options = DataOptions(str(file), "", text_column=columns.text, label_column=columns.label)
     table = read_tables({"train": [file]}, options, needs_all_labels=True, emit=emit)
     rows = table["train"]
     texts = texts_of(rows)
@@ -91,20 +91,10 @@ def look_at_table(
     return TableFacts(
         file=str(file),
         columns=values.column_names,
-        text_column=columns.text,
-        text_reason=_reason(
-            columns.text,
-            option=None if text_column is None else "--text-column",
-            telling_names=TEXT_NAMES,
-            evidence=f"its values have {mean_characters:,.0f} characters on average",
-        ),
-        label_column=columns.label,
-        label_reason=_reason(
-            columns.label,
-            option=None if label_column is None else "--label-column",
-            telling_names=LABEL_NAMES,
-            evidence=f"{len(rows):,} rows have {len(class_rows):,} different values",
-        ),
+        text_column=columns.text.name,
+        text_reason=columns.text.reason,
+        label_column=columns.label.name,
+        label_reason=columns.label.reason,
         rows_of_a_run=_count_rows_of_a_run(table, emit=emit),
         class_rows=class_rows,
         examples={name: texts[first_rows[name]] for name in names if class_rows[name]},
@@ -165,12 +155,6 @@ def _epochs(facts: TableFacts, mode: str) -> float:
     """Return the default number of epochs for a table."""
     updates_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
     return mode_defaults(Mode(mode), updates_per_epoch=updates_per_epoch).num_train_epochs
-
-
-def _reason(column: str, *, option: str | None, telling_names: Sequence[str], evidence: str) -> str:
-    if option is not None:
-        return f"named with {option}"
-    return "its name says so" if column.strip().casefold() in telling_names else evidence
 
 
 def _count_rows_of_a_run(table: DatasetDict, *, emit: Emit) -> dict[str, int]:

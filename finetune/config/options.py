@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     text_column: str | None
     label_column: str | None
     encoding: str | None
+    header: bool | None
     data_dir: AnyPath | None
     label: str
     max_train_samples: int | None

@@ -52,6 +52,9 @@ class DataConfig:
     encoding: str | None = _option(
         None, "Encoding of text files, such as gb18030. Default: detected, and printed."
     )
+    header: bool | None = _option(
+        None, "Whether the first row of CSV and TSV names the columns. Default: detected."
+    )
     data_dir: str | None = _option(
         None, "Folder with TREC's raw files, train_5500.label and TREC_10.label."
     )

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NamedTuple
+from math import log2
 
 import pyarrow
 import pyarrow.compute as pc
 
-from finetune.errors import DataError, DataNotFound, DataUnreadable, UsageError
+from finetune.errors import DataError, DataNotFound, UsageError
 
 # Names that say what a column holds; the first of each leaves no doubt.
 TEXT_NAMES = (
@@ -17,30 +18,83 @@ TEXT_NAMES = (
 )
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "intent", "sentiment", "emotion"),
-    *("topic", "y", "label_coarse", "coarse_label"),
+    *("topic", "y", "label_coarse", "coarse_label", "rating", "stars"),
 )
-
+# Words in the names of columns that hold neither.
+OTHER_WORDS = frozenset(
+    (
+        *("id", "index", "date", "time", "timestamp", "created", "updated", "url", "link", "user"),
+        *("author", "name", "source", "confidence", "count", "score", "latitude", "longitude"),
+        *("location", "coord", "gold", "retweet"),
+    )
+)
+PAIRS = (
+    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
+    *(("text1", "text2"), ("sentence_a", "sentence_b"), ("text_a", "text_b")),
+    *(("question", "sentence"), ("question", "context"), ("question", "passage")),
+)
 NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?"
+DATE = r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?"
+SAMPLE_ROWS = 10_000
+LONGEST_LABEL = 60
+# The best column must be so many times as good as the next one.
+CLEAR_LEAD = 2.0
 
 
-class Columns(NamedTuple):
-    """The names of the two columns that count."""
+@dataclass(frozen=True)
+class Choice:
+    """A column, why it was chosen, and the columns that came next."""
 
-    text: str
-    label: str
+    name: str
+    reason: str
+    runners_up: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the choice as it is reported."""
+        others = f"; next: {_listed(self.runners_up)}" if self.runners_up else ""
+        return f"{self.name!r} ({self.reason}{others})"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The two columns that are read."""
+
+    text: Choice
+    label: Choice
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a column holds; characters are those of a value that is not empty, on average."""
+
+    name: str
+    rows: int
+    distinct: int
+    empty_share: float
+    characters: float
+    is_number: bool
+    is_fraction: bool
+    is_date: bool
+
+    def name_weight(self, known: Sequence[str]) -> float:
+        """Return how much the name says that the column is one of the known ones."""
+        plain = plain_name(self.name)
+        if plain in known:
+            return 1000.0 if plain == known[0] else 6.0
+        spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", self.name).casefold()
+        words = set(re.findall(r"[^\W\d_]+", spaced))
+        return (4.0 if words & set(known) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
 
 
 def choose_columns(
-    values: pyarrow.Table, *, text: str | None, label: str | None, table: str
+    columns: pyarrow.Table, *, text: str | None, label: str | None, table: str
 ) -> Columns:
     """Return the columns of the texts and of their classes, guessed where they are not named.
 
-    A name that says what a column holds decides. Without one, the label is the column with few
-    distinct values and the text, of the columns that hold more than numbers, the one with the
-    longest values.
+    Names and values decide together: texts are long and rarely repeat, labels recur.
 
     Args:
-        values: The columns, as text.
+        columns: Strings.
         text: Name of the texts' column; ``None`` to guess it.
         label: Name of the classes' column; ``None`` to guess it.
         table: What errors call the table.
@@ -48,23 +102,35 @@ def choose_columns(
     Raises:
         UsageError: If both names are the same.
         DataNotFound: If a column that is named is not there, or none looks like the one to guess.
-        DataUnreadable: If what stands for the columns' names is a row of values.
-        DataError: If several columns look like the one to guess.
+        DataError: If several columns look like the one to guess, or two are a pair of texts.
     """
+    names = columns.column_names
     for option, name in (("--text-column", text), ("--label-column", label)):
-        if name is not None and name not in values.column_names:
-            raise _unknown(name, values, option=option, table=table)
+        if name is not None and name not in names:
+            raise _unknown(name, names, option=option, table=table)
     if text is not None and text == label:
         raise UsageError(
             f"--text-column and --label-column are both {text!r}", remedy="name two columns"
         )
-    text = text or _find_by_name(TEXT_NAMES, values, without=label, option="--text-column")
-    label = label or _find_by_name(LABEL_NAMES, values, without=text, option="--label-column")
-    if text is None or label is None:
-        _refuse_values_as_names(values, table=table)
-    label = label or _find_few_values(values, without=text, table=table)
-    text = text or _find_longest(values, without=label, table=table)
-    return Columns(text, label)
+    if text is None:
+        _refuse_pairs(names, table=table)
+    facts = [_facts_of(columns[name], name) for name in names]
+    if label is None:
+        scores = {one: _label_score(one) for one in facts if one.name != text}
+        chosen_label = _best(scores, names, kind="label", table=table)
+    else:
+        chosen_label = Choice(label, "named with --label-column")
+    if text is None:
+        scores = {one: _text_score(one) for one in facts if one.name != chosen_label.name}
+        chosen_text = _best(scores, names, kind="text", table=table)
+    else:
+        chosen_text = Choice(text, "named with --text-column")
+    return Columns(chosen_text, chosen_label)
+
+
+def plain_name(name: str) -> str:
+    """Return a column's name in lower case, with underscores."""
+    return re.sub(r"[\s-]", "_", name.strip().casefold())
 
 
 def is_number(value: str) -> bool:
@@ -76,81 +142,93 @@ def is_number(value: str) -> bool:
     return re.fullmatch(NUMBER, value) is not None
 
 
-def _find_by_name(
-    known: Sequence[str], values: pyarrow.Table, *, without: str | None, option: str
-) -> str | None:
-    names = values.column_names
-    plain_names = {name: re.sub(r"[\s-]", "_", name.strip().casefold()) for name in names}
-    found = [name for name in names if plain_names[name] in known and name != without]
-    certain = [name for name in found if plain_names[name] == known[0]]
-    candidates = certain or found
-    if len(candidates) > 1:
-        raise _ambiguous(candidates, option=option)
-    return candidates[0] if candidates else None
+def _facts_of(column: pyarrow.ChunkedArray, name: str) -> _Facts:
+    sample = column.slice(0, SAMPLE_ROWS)
+    sample = sample.filter(pc.not_equal(sample, ""))
 
-
-def _find_few_values(values: pyarrow.Table, *, without: str | None, table: str) -> str:
-    """Return the one column whose values recur: there are two, or each comes three times."""
-    candidates = []
-    rows = len(values)
-    for name in values.column_names:
-        distinct = len(set(pc.unique(values[name]).to_pylist()) - {""})
-        if name != without and 2 <= distinct <= max(2, rows // 3) and distinct < rows:
-            candidates.append(name)
-    return _only(candidates, values, option="--label-column", holds="classes", table=table)
-
-
-def _find_longest(values: pyarrow.Table, *, without: str, table: str) -> str:
-    """Return the one column whose texts are more than twice as long as any other's."""
-    lengths = {
-        name: pc.mean(pc.utf8_length(values[name])).as_py()
-        for name in values.column_names
-        if name != without
-        and not pc.all(pc.match_substring_regex(values[name], f"^({NUMBER})?$")).as_py()
-    }
-    candidates = [name for name in lengths if 2 * lengths[name] >= max(lengths.values())]
-    return _only(candidates, values, option="--text-column", holds="texts", table=table)
-
-
-def _only(
-    candidates: Sequence[str], values: pyarrow.Table, *, option: str, holds: str, table: str
-) -> str:
-    if not candidates:
-        raise DataNotFound(
-            f"no column of {table} seems to hold {holds}",
-            remedy=f"name it with {option}; there are: {_listed(values.column_names)}",
+    def every(pattern: str) -> bool:
+        return (
+            len(sample) > 0 and pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
         )
-    if len(candidates) > 1:
-        raise _ambiguous(candidates, option=option)
-    return candidates[0]
 
-
-def _refuse_values_as_names(values: pyarrow.Table, *, table: str) -> None:
-    """Refuse a file whose first row was taken for the names of its columns."""
-    for name in values.column_names:
-        if is_number(name) or pc.index(values[name], name).as_py() >= 0:
-            raise DataUnreadable(
-                f"{table} has no header row: it begins with {_listed(values.column_names)}",
-                remedy="put a line such as text,label at its top, or, if those are names, choose"
-                " with --text-column and --label-column",
-            )
-
-
-def _unknown(name: str, values: pyarrow.Table, *, option: str, table: str) -> DataNotFound:
-    names = {known.casefold(): known for known in values.column_names}
-    near = get_close_matches(name.casefold(), names, n=1)
-    guess = f"did you mean {names[near[0]]!r}? " if near else ""
-    return DataNotFound(
-        f"{table} has no column {name!r} of texts or numbers",
-        remedy=f"{guess}{option} takes one of: {_listed(values.column_names)}",
+    filled = pc.sum(pc.not_equal(column, "")).as_py() or 0
+    is_numeric = every(NUMBER)
+    return _Facts(
+        name=name,
+        rows=len(column),
+        distinct=pc.count_distinct(column).as_py() - (filled < len(column)),
+        empty_share=1 - filled / len(column),
+        characters=pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1),
+        is_number=is_numeric,
+        is_fraction=is_numeric and not every(r"[+-]?\d+(\.0*)?"),
+        is_date=every(DATE),
     )
 
 
-def _ambiguous(candidates: Sequence[str], *, option: str) -> DataError:
-    kind = option.strip("-").partition("-")[0]
-    return DataError(
-        f"can't tell which column is the {kind}: {_listed(candidates)}",
-        remedy=f"choose one with {option}",
+def _label_score(facts: _Facts) -> float:
+    """Return how much a column looks like labels; 0 if it does not."""
+    weight = facts.name_weight(LABEL_NAMES)
+    recurs = 2 <= facts.distinct <= max(2, facts.rows // 3) and facts.distinct < facts.rows
+    is_short = facts.characters <= LONGEST_LABEL and not facts.is_date
+    if weight < 6.0 and not (recurs and is_short):
+        return 0.0
+    weight *= 0.1 if facts.is_fraction else 1.0
+    return weight * max(1 - facts.empty_share, 1e-6) / (1 + log2(facts.distinct or 1))
+
+
+def _text_score(facts: _Facts) -> float:
+    """Return how much a column looks like texts; 0 if it does not."""
+    weight = facts.name_weight(TEXT_NAMES)
+    if weight < 6.0 and (facts.is_number or facts.is_date):
+        return 0.0
+    share = (1 - facts.empty_share) * facts.distinct / facts.rows
+    return weight * (share * facts.characters or 1e-6 * (weight >= 6.0))
+
+
+def _best(scores: dict[_Facts, float], names: Sequence[str], *, kind: str, table: str) -> Choice:
+    ranked = sorted(
+        (one for one in scores if scores[one] > 0), key=scores.__getitem__, reverse=True
+    )
+    option = f"--{kind}-column"
+    if not ranked:
+        raise DataNotFound(
+            f"no column of {table} seems to hold {'classes' if kind == 'label' else 'texts'}",
+            remedy=f"name it with {option}; there are: {_listed(names)}",
+        )
+    best = ranked[0]
+    close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]
+    if len(close) > 1:
+        raise DataError(
+            f"can't tell which column is the {kind}: {_listed(close)}",
+            remedy=f"choose one with {option}",
+        )
+    if best.name_weight(LABEL_NAMES if kind == "label" else TEXT_NAMES) > 1:
+        reason = "its name says so"
+    elif kind == "label":
+        reason = f"{best.rows:,} rows have {best.distinct:,} different values"
+    else:
+        reason = f"its values have {best.characters:,.0f} characters on average"
+    return Choice(best.name, reason, tuple(one.name for one in ranked[1:3]))
+
+
+def _refuse_pairs(names: Sequence[str], *, table: str) -> None:
+    plain = {name.strip().casefold(): name for name in names}
+    for first, second in PAIRS:
+        if first in plain and second in plain:
+            raise DataError(
+                f"{table} has pairs of texts, {plain[first]!r} and {plain[second]!r}, and a model"
+                " here reads one text",
+                remedy="join them in one column, or choose one with --text-column",
+            )
+
+
+def _unknown(name: str, names: Sequence[str], *, option: str, table: str) -> DataNotFound:
+    folded = {known.casefold(): known for known in names}
+    near = get_close_matches(name.casefold(), folded, n=1)
+    guess = f"did you mean {folded[near[0]]!r}? " if near else ""
+    return DataNotFound(
+        f"{table} has no column {name!r} of texts or numbers",
+        remedy=f"{guess}{option} takes one of: {_listed(names)}",
     )
 
 

@@ -2,143 +2,241 @@
 
 import csv
 import io
+import re
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow
+import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
+from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, is_number, plain_name
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Stage
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL, csv.QUOTE_NONE
 SAMPLE_CHARACTERS = 2**20
+SAMPLE_ROWS = 100
+LONGEST_NAME = 60
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 # The module's own limit is 131,072 characters, fewer than a long document has.
 csv.field_size_limit(2**31 - 1)
 
 
-def find_delimiter(text: str) -> str:
-    """Return the delimiter at which most rows of the beginning have as many values as the first.
+@dataclass(frozen=True)
+class Dialect:
+    """What stands between values, and around those that hold it; ``None`` if nothing does."""
 
-    csv.Sniffer takes an apostrophe in a text for a quote, and fails on quoted line ends.
-    """
-    sample = io.StringIO(text[:SAMPLE_CHARACTERS], newline="").readlines()
+    delimiter: str
+    quote: str | None
 
-    def share_of_even_rows(delimiter: str) -> float:
-        rows = islice(csv.reader(sample, delimiter=delimiter), 100)
-        counts = [len(row) for row in rows if row]
-        return counts.count(counts[0]) / len(counts) if counts and counts[0] > 1 else 0.0
+    def reader(self, text: str) -> Any:
+        """Return a reader of rows that raises ``csv.Error`` where quotes are wrong."""
+        return csv.reader(
+            io.StringIO(text, newline=""),
+            delimiter=self.delimiter,
+            quotechar=self.quote,
+            quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
+            strict=True,
+        )
 
-    return max(DELIMITERS, key=share_of_even_rows)
+    def numbered_rows(self, text: str, *, path: Path) -> Iterator[tuple[int, list[str]]]:
+        """Yield each row that is not blank, and the number of its first line.
+
+        Raises:
+            DataUnreadable: If a quote does not end, or a row has not as many values as the first.
+        """
+        reader, count = self.reader(text), 0
+        while True:
+            number = reader.line_num + 1
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise _unreadable(number, f"has {error}", text=text, path=path) from error
+            if len(row) > 1 or "".join(row).strip():
+                count = count or len(row)
+                if len(row) != count:
+                    complaint = f"has {len(row)} values and not {count}, one for each column"
+                    raise _unreadable(number, complaint, text=text, path=path)
+                yield number, row
 
 
-def read_columns(
-    text: str, *, delimiter: str, path: Path, emit: Emit
-) -> tuple[pyarrow.Table, Quoting]:
-    """Read values whose first line names the columns.
+@dataclass(frozen=True)
+class DelimitedTable:
+    """The columns of a table, how it is written, and whether its first row names the columns."""
 
-    A value may stand in double quotes and then hold delimiters, line ends and doubled quotes.
+    columns: pyarrow.Table
+    dialect: Dialect
+    has_header: bool
 
-    Returns:
-        The columns, and whether quotes count: ``csv.QUOTE_MINIMAL`` or ``csv.QUOTE_NONE``.
+
+def read_delimited(
+    text: str, *, header: bool | None, known: Iterable[str], path: Path, emit: Emit
+) -> DelimitedTable:
+    """Read a table of delimited values.
+
+    A value may be in quotes and then hold delimiters, line ends and doubled quotes.
+
+    Args:
+        text: The file's text.
+        header: Whether the first row names the columns; ``None`` to detect it.
+        known: Names of columns that the user gave.
+        path: What errors call the file.
+        emit: Receives progress events.
 
     Raises:
         DataUnreadable: If the file is empty, or a row has not one value for each column.
     """
+    dialect = _find_dialect(text)
     try:
-        return _read(text, delimiter, csv.QUOTE_MINIMAL, path=path), csv.QUOTE_MINIMAL
+        columns = _read_rows(text, dialect, path=path)
     except DataUnreadable:
-        if delimiter != "\t":
+        if dialect.delimiter != "\t":
             raise
-    # Many files with tabs know no quotes, and a text may then begin with one and never end it.
-    columns = _read(text, delimiter, csv.QUOTE_NONE, path=path)
-    emit(Stage(f"quotes in {path} are part of the texts"))
-    return columns, csv.QUOTE_NONE
-
-
-def numbered_rows(
-    text: str, *, delimiter: str, quoting: Quoting, path: Path
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row that is not blank, and the number of its first line.
-
-    Raises:
-        DataUnreadable: If a quote does not end, or a row has not as many values as the first.
-    """
-    reader = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=delimiter,
-        quoting=quoting,
-        strict=True,
-    )
-    count = 0
-    while True:
-        number = reader.line_num + 1
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise _unreadable(number, f"has {error}", text=text, path=path) from error
-        if len(row) > 1 or "".join(row).strip():
-            count = count or len(row)
-            if len(row) != count:
-                complaint = f"has {len(row)} values and not {count}, one for each column"
-                raise _unreadable(number, complaint, text=text, path=path)
-            yield number, row
-
-
-def _read(text: str, delimiter: str, quoting: Quoting, *, path: Path) -> pyarrow.Table:
-    rows = (row for _, row in numbered_rows(text, delimiter=delimiter, quoting=quoting, path=path))
-    names = [name.strip() for name in next(rows, [])]
-    if len(set(names)) < len(names):
+        # Many files with tabs know no quotes, and a text may then begin with one and never end it.
+        dialect = replace(dialect, quote=None)
+        columns = _read_rows(text, dialect, path=path)
+        emit(Stage(f"quotes in {path} are part of the texts"))
+    first = [column[0].as_py() for column in columns]
+    columns = [column.slice(1) for column in columns]
+    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, known)}
+    has_header = _has_header(first, columns, known=known) if header is None else header
+    if not has_header:
+        columns = [
+            pyarrow.chunked_array([[value], *column.chunks])
+            for value, column in zip(first, columns, strict=True)
+        ]
+        first = [""] * len(first)
+    names = [name.strip() or f"column{position}" for position, name in enumerate(first, start=1)]
+    table = _drop_blank(first, pyarrow.table(columns, names=names), path=path, emit=emit)
+    if not has_header:
+        emit(Stage(f"{path} has no header row: its columns are {', '.join(table.column_names)}"))
+    if len(set(table.column_names)) < table.num_columns:
         raise DataUnreadable(
-            f"two columns of {path} have the same name: {names}", remedy="rename one"
+            f"two columns of {path} have the same name: {table.column_names}",
+            remedy="rename one, or give --no-header if these are values",
         )
-    columns = _columns_by_arrow(text, names, delimiter=delimiter, quoting=quoting)
+    if len(table) == 0:
+        raise DataUnreadable(
+            f"{path} has a header row, {table.column_names}, and no rows",
+            remedy="write a row for each text",
+        )
+    return DelimitedTable(table, dialect, has_header)
+
+
+def _find_dialect(text: str) -> Dialect:
+    """Return the dialect in which most of the first rows have as many values as the first one.
+
+    csv.Sniffer takes apostrophes in texts for quotes, and fails on quoted line ends.
+    """
+    sample = text[:SAMPLE_CHARACTERS]
+
+    def score(dialect: Dialect) -> float:
+        is_single = dialect.quote == "'"
+        if is_single and not re.search(rf"(?m)(^|[{dialect.delimiter}])'", sample):
+            return -1.0
+        lines = io.StringIO(sample, newline="")
+        reader = csv.reader(
+            lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=is_single
+        )
+        try:
+            rows = [row for row in islice(reader, SAMPLE_ROWS) if row]
+        except csv.Error:
+            return -1.0
+        if not rows or len(rows[0]) < 2:
+            return 0.0
+        is_even = [len(row) == len(rows[0]) for row in rows]
+        values = [value for row in rows for value in row if value]
+        still_quoted = [len(value) > 1 and value[0] == value[-1] == "'" for value in values]
+        return sum(is_even) / len(rows) - sum(still_quoted) / (len(values) or 1)
+
+    return max((Dialect(*both) for both in product(DELIMITERS, "\"'")), key=score)
+
+
+def _read_rows(text: str, dialect: Dialect, *, path: Path) -> list[pyarrow.ChunkedArray]:
+    """Return the columns, the first row included."""
+    rows = (row for _, row in dialect.numbered_rows(text, path=path))
+    first = next(rows, None)
+    if first is None:
+        raise DataUnreadable(
+            f"{path} is empty", remedy="write a header row, such as text,label, and rows"
+        )
+    columns = _columns_by_arrow(text, dialect, count=len(first))
     if columns is None:
         # Row by row: to say which one is wrong, or for what Arrow refuses, such as lines of spaces.
-        columns = [pyarrow.array(column) for column in zip(*rows, strict=True)]
-    if not columns or not len(columns[0]):
-        raise DataUnreadable(
-            f"{path} has a header row, {names}, and no rows" if names else f"{path} is empty",
-            remedy="write a header row and a row for each text",
-        )
-    return pyarrow.table(columns, names=names)
+        columns = list(map(pyarrow.array, zip(first, *rows, strict=True)))
+    return [pyarrow.chunked_array(column, "string") for column in map(_chunks, columns)]
 
 
-def _columns_by_arrow(
-    text: str, names: Sequence[str], *, delimiter: str, quoting: Quoting
-) -> list[Any] | None:
+def _columns_by_arrow(text: str, dialect: Dialect, *, count: int) -> list[Any] | None:
     """Return the columns of a well-formed file, or ``None``."""
-    has_quotes = quoting != csv.QUOTE_NONE and '"' in text
-    numbered = [f"f{position}" for position in range(len(names))]
+    quote = dialect.quote if dialect.quote and dialect.quote in text else None
+    names = [str(position) for position in range(count)]
     try:
-        if has_quotes:  # Arrow accepts characters behind a closing quote
-            lines = io.StringIO(text, newline="")
-            deque(csv.reader(lines, delimiter=delimiter, strict=True), maxlen=0)
+        if quote:  # Arrow accepts characters behind a closing quote
+            deque(dialect.reader(text), maxlen=0)
         table = arrow_csv.read_csv(
             pyarrow.BufferReader(text.lstrip("\r\n").encode()),
-            read_options=arrow_csv.ReadOptions(
-                block_size=BLOCK_BYTES, autogenerate_column_names=True, skip_rows_after_names=1
-            ),
+            read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
             parse_options=arrow_csv.ParseOptions(
-                delimiter=delimiter,
-                quote_char='"' if has_quotes else False,
-                newlines_in_values=has_quotes,
+                delimiter=dialect.delimiter,
+                quote_char=quote or False,
+                newlines_in_values=quote is not None,
             ),
             convert_options=arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(numbered, pyarrow.string()), strings_can_be_null=False
+                column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
             ),
         )
     except (csv.Error, pyarrow.ArrowInvalid):
         return None
-    return table.columns if table.column_names == numbered else None
+    return list(table.columns)
+
+
+def _chunks(column: Any) -> list[Any]:
+    return column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
+
+
+def _has_header(
+    first: Sequence[str], columns: Sequence[pyarrow.ChunkedArray], *, known: Iterable[str]
+) -> bool:
+    """Return whether the first row looks like names and not like the values below it."""
+    if [name.strip() for name in first] == [str(number) for number in range(len(first))]:
+        return True  # as pandas names columns
+    names = [name.strip() for name in first if name.strip()]
+    recurring = {
+        name.strip()
+        for name, column in zip(first, columns, strict=True)
+        if pc.index(column, name).as_py() >= 0
+    }
+    if {plain_name(name) for name in names if name not in recurring}.intersection(known):
+        return True
+    return (
+        recurring.isdisjoint(names)
+        and len(set(names)) == len(names)
+        and not any(is_number(name) or len(name) > LONGEST_NAME for name in names)
+    )
+
+
+def _drop_blank(
+    first: Sequence[str], table: pyarrow.Table, *, path: Path, emit: Emit
+) -> pyarrow.Table:
+    """Drop columns without a name and a value, as spreadsheets write them."""
+    blank = [
+        position
+        for position, name in enumerate(first)
+        if not name.strip() and not pc.any(pc.not_equal(table[position], "")).as_py()
+    ]
+    if blank and len(table):
+        emit(Stage(f"blank columns of {path} dropped: {len(blank)}"))
+        return table.select([n for n in range(table.num_columns) if n not in blank])
+    return table
 
 
 def _unreadable(number: int, complaint: str, *, text: str, path: Path) -> DataUnreadable:

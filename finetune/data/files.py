@@ -11,14 +11,19 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 from pyarrow import parquet, types
 
-from finetune.data.delimited import DELIMITERS, find_delimiter, numbered_rows, read_columns
+from finetune.data.delimited import BLOCK_BYTES, DELIMITERS, read_delimited
 from finetune.data.encoding import decode
+from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Stage, WarningMessage
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-# A row must fit into one block.
-BLOCK_BYTES = 2**24
+KINDS_BY_FIRST_BYTES = {
+    b"PAR1": ".parquet",
+    b"PK\x03\x04": "an Excel workbook or another archive",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook",
+    b"\x1f\x8b": "compressed with gzip",
+}
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,12 @@ class RawTable:
         return f"{number} of {self.path}"
 
 
-def read_file(path: Path, *, encoding: str | None, emit: Emit) -> RawTable:
-    """Read a table from a file; its suffix says the format.
+def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
+    """Read a table from a file; its content says the format, and its suffix where that is open.
 
     Args:
-        path: A file with one of the suffixes ``SUFFIXES``.
-        encoding: Python's name of the encoding of a text file; ``None`` to detect it.
+        path: A file.
+        options: Of these, the encoding, the header and the columns.
         emit: Receives progress events.
 
     Raises:
@@ -56,44 +61,60 @@ def read_file(path: Path, *, encoding: str | None, emit: Emit) -> RawTable:
         DataNotFound: If there is no such file.
         DataUnreadable: If the format is none of those known, or the file does not parse.
     """
-    suffix = path.suffix.lower()
     if not path.is_file():
         raise DataNotFound(f"there is no file {path}", remedy="check the name")
-    if suffix not in SUFFIXES:
-        raise DataUnreadable(
-            f"unsupported extension of {path}", remedy=f"save it as {', '.join(SUFFIXES)}"
-        )
     try:
-        if suffix == ".parquet":
-            emit(Stage(f"reading {path}"))
-            return _read_parquet(path)
-        text, encoding_name, rivals = decode(path.read_bytes(), path=path, encoding=encoding)
+        content = path.read_bytes()
     except OSError as error:
         raise DataUnreadable(
-            f"{path} can't be read: {str(error).splitlines()[0]}",
-            remedy="check that it is complete and that you may read it",
+            f"{path} can't be read: {error.strerror}", remedy="check that you may read it"
         ) from error
-    if rivals:
+    kind = _kind_of(content, suffix=path.suffix.lower())
+    if kind == ".parquet":
+        emit(Stage(f"reading {path}"))
+        return _read_parquet(path, emit=emit)
+    if kind not in SUFFIXES:
+        raise DataUnreadable(
+            f"{path} is {kind}", remedy=f"save it as {', '.join(SUFFIXES)}, or unpack it"
+        )
+    decoded = decode(content, path=path, encoding=options.encoding)
+    if decoded.rivals:
         emit(
             WarningMessage(
-                f"the encoding of {path} is a guess, {encoding_name}; its bytes also fit"
-                f" {', '.join(rivals)}",
+                f"the encoding of {path} is a guess, {decoded.encoding}; its bytes also fit"
+                f" {', '.join(decoded.rivals)}",
                 remedy="check how the texts look, and name another with --encoding",
             )
         )
-    if suffix == ".jsonl":
-        emit(Stage(f"reading {path}: encoding {encoding_name}"))
-        return _read_json_lines(text, path=path)
-    delimiter = find_delimiter(text)
-    emit(Stage(f"reading {path}: encoding {encoding_name}, delimiter {DELIMITERS[delimiter]}"))
-    columns, quoting = read_columns(text, delimiter=delimiter, path=path, emit=emit)
+    if kind == ".jsonl":
+        emit(Stage(f"reading {path}: encoding {decoded.encoding}"))
+        return _read_json_lines(decoded.text, path=path, emit=emit)
+    known = filter(None, (options.text_column, options.label_column))
+    table = read_delimited(decoded.text, header=options.header, known=known, path=path, emit=emit)
+    delimiter = DELIMITERS[table.dialect.delimiter]
+    emit(Stage(f"reading {path}: encoding {decoded.encoding}, delimiter {delimiter}"))
 
     def lines() -> list[int]:
-        again = decode(path.read_bytes(), path=path, encoding=encoding).text
-        rows = numbered_rows(again, delimiter=delimiter, quoting=quoting, path=path)
-        return [number for number, _ in rows][1:]
+        text = decode(path.read_bytes(), path=path, encoding=options.encoding).text
+        numbers = [number for number, _ in table.dialect.numbered_rows(text, path=path)]
+        return numbers[table.has_header :]
 
-    return RawTable(path, columns, lines)
+    return RawTable(path, table.columns, lines)
+
+
+def _kind_of(content: bytes, *, suffix: str) -> str:
+    """Return the suffix of a file's format, or what it is instead."""
+    for first_bytes, kind in KINDS_BY_FIRST_BYTES.items():
+        if content.startswith(first_bytes):
+            return kind
+    if suffix in (".xlsx", ".xls", ".ods"):
+        return "a workbook"
+    if suffix in SUFFIXES:
+        return suffix
+    start = content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"["):
+        return "one JSON array, not one object a line"
+    return ".jsonl" if start.startswith(b"{") else ".csv"
 
 
 def as_text(value: str | float | bool | None) -> str:
@@ -111,30 +132,35 @@ def as_text(value: str | float | bool | None) -> str:
     return str(value)
 
 
-def _read_json_lines(text: str, *, path: Path) -> RawTable:
+def _read_json_lines(text: str, *, path: Path, emit: Emit) -> RawTable:
     """Read one JSON object a line; columns of lists or objects are left out."""
-    columns = _json_columns(text)
+    columns = _json_columns(text, path=path, emit=emit)
     if columns is None:
         # Line by line: to say which one is wrong, or for what Arrow refuses, such as columns of
         # both words and numbers.
         rows = [row for _, row in _numbered_objects(text, path=path)]
-        names = dict.fromkeys(name for row in rows for name in row)
+        names = list(dict.fromkeys(name for row in rows for name in row))
         nested = {
             name for row in rows for name, value in row.items() if isinstance(value, list | dict)
         }
         columns = pyarrow.table(
             {
-                name: pyarrow.array((_mended(as_text(row.get(name))) for row in rows), "string")
+                _mended(name): pyarrow.array(
+                    (_mended(as_text(row.get(name))) for row in rows), "string"
+                )
                 for name in names
                 if name not in nested
             }
         )
+        _report_left_out([name for name in names if name in nested], path=path, emit=emit)
     return RawTable(
         path, columns, lambda: [number for number, _ in _numbered_objects(text, path=path)]
     )
 
 
-def _json_columns(text: str, *, schema: pyarrow.Schema | None = None) -> pyarrow.Table | None:
+def _json_columns(
+    text: str, *, path: Path, emit: Emit, schema: pyarrow.Schema | None = None
+) -> pyarrow.Table | None:
     """Return the columns of JSON lines, or ``None`` where Arrow can't tell what they hold."""
     try:
         table = arrow_json.read_json(
@@ -148,8 +174,9 @@ def _json_columns(text: str, *, schema: pyarrow.Schema | None = None) -> pyarrow
         return None
     times = [column.name for column in table.schema if types.is_timestamp(column.type)]
     if times and schema is None:  # texts that look like a time
-        return _json_columns(text, schema=pyarrow.schema([(name, "string") for name in times]))
-    return _as_texts(table)
+        schema = pyarrow.schema([(name, "string") for name in times])
+        return _json_columns(text, path=path, emit=emit, schema=schema)
+    return _as_texts(table, path=path, emit=emit)
 
 
 def _numbered_objects(text: str, *, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -183,7 +210,7 @@ def _mended(text: str) -> str:
     return text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")
 
 
-def _read_parquet(path: Path) -> RawTable:
+def _read_parquet(path: Path, *, emit: Emit) -> RawTable:
     """Read the columns of texts and numbers.
 
     A column of numbers that the library datasets wrote with the names of its classes is read as
@@ -192,8 +219,11 @@ def _read_parquet(path: Path) -> RawTable:
     try:
         file = parquet.ParquetFile(path)
         names = [column.name for column in file.schema_arrow if _is_plain(column.type)]
+        _report_left_out(
+            [name for name in file.schema_arrow.names if name not in names], path=path, emit=emit
+        )
         table = file.read(columns=names)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataUnreadable(
             f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it again"
         ) from error
@@ -209,7 +239,7 @@ def _read_parquet(path: Path) -> RawTable:
             numbers = pc.if_else(is_class, numbers, None)
             named = pc.take(pyarrow.array(class_names[name], "string"), numbers)
             table = table.set_column(position, name, named)
-    return RawTable(path, _as_texts(table), class_names=class_names)
+    return RawTable(path, _as_texts(table, path=path, emit=emit), class_names=class_names)
 
 
 def _is_plain(kind: pyarrow.DataType) -> bool:
@@ -220,12 +250,13 @@ def _is_plain(kind: pyarrow.DataType) -> bool:
     return types.is_boolean(kind) or types.is_null(kind) or any(is_of(kind) for is_of in tests)
 
 
-def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
+def _as_texts(table: pyarrow.Table, *, path: Path, emit: Emit) -> pyarrow.Table:
     """Return the columns of texts, numbers and truth values as text."""
-    columns = {}
+    columns, nested = {}, []
     for name in table.column_names:
         column = table[name]
         if not _is_plain(column.type):
+            nested.append(name)
             continue
         if types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
@@ -234,7 +265,14 @@ def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
             texts = pyarrow.array([as_text(number) for number in numbers.to_pylist()], "string")
             column = pc.take(texts, pc.index_in(column, value_set=numbers))
         columns[name] = pc.fill_null(column.cast("string"), "")
+    _report_left_out(nested, path=path, emit=emit)
     return pyarrow.table(columns)
+
+
+def _report_left_out(names: Sequence[str], *, path: Path, emit: Emit) -> None:
+    if names:
+        listed = ", ".join(map(repr, map(_mended, names)))
+        emit(Stage(f"columns of {path} left out, neither texts nor numbers: {listed}"))
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:

@@ -26,9 +26,10 @@ OPTIONS_OF_KIND = {
     "trec": ("--data-dir", "--label"),
     "questions": (),
     "a file": (
-        *("--validation-file", "--test-file", "--text-column", "--label-column", "--encoding"),
+        *("--validation-file", "--test-file", "--text-column", "--label-column"),
+        *("--encoding", "--header"),
     ),
-    "a dataset of the Hub": ("--text-column", "--label-column", "--encoding"),
+    "a dataset of the Hub": ("--text-column", "--label-column", "--encoding", "--header"),
 }
 
 

@@ -19,6 +19,7 @@ class DataOptions:
         text_column: Column of the texts in files and datasets of the Hub; ``None`` to guess it.
         label_column: Column of their classes; ``None`` to guess it.
         encoding: Python's name of the encoding of text files; ``None`` to detect it.
+        header: Whether the first row of CSV and TSV names the columns; ``None`` to detect it.
     """
 
     data: str
@@ -29,6 +30,7 @@ class DataOptions:
     text_column: str | None = None
     label_column: str | None = None
     encoding: str | None = None
+    header: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,12 @@ def read_tables(
             occur in the training rows, or these have fewer than two texts or two classes.
     """
     tables = {
-        split: [read_file(path, encoding=options.encoding, emit=emit) for path in paths]
+        split: [read_file(path, options, emit=emit) for path in paths]
         for split, paths in files.items()
     }
     columns = _choose(tables["train"][0], options, emit=emit)
     if not needs_all_labels:
-        tables = _leave_out_unlabelled(tables, label=columns.label, emit=emit)
+        tables = _leave_out_unlabelled(tables, label=columns.label.name, emit=emit)
     parts = {
         split: [_labelled_rows(table, columns, emit=emit) for table in read]
         for split, read in tables.items()
@@ -85,7 +85,7 @@ def read_tables(
     splits = {
         split: pyarrow.concat_tables(part.rows for part in own) for split, own in parts.items()
     }
-    classes = _classes(splits["train"], tables["train"][0], label=columns.label)
+    classes = _classes(splits["train"], tables["train"][0], label=columns.label.name)
     for part in (part for own in parts.values() for part in own):
         _check_labels(part, classes)
     return DatasetDict(
@@ -120,13 +120,7 @@ def _strings(values: Any) -> Any:
 def _choose(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
     text, label = options.text_column, options.label_column
     columns = choose_columns(table.columns, text=text, label=label, table=str(table.path))
-    guessed = [
-        option
-        for option, name in (("--text-column", text), ("--label-column", label))
-        if name is None
-    ]
-    hint = f" (guessed; {' and '.join(guessed)} can name others)" if guessed else ""
-    emit(Stage(f"texts from column {columns.text!r}, labels from {columns.label!r}{hint}"))
+    emit(Stage(f"texts from column {columns.text}, labels from {columns.label}"))
     return columns
 
 
@@ -152,9 +146,10 @@ def _has_values(columns: pyarrow.Table, name: str) -> bool:
 
 
 def _labelled_rows(table: RawTable, columns: Columns, *, emit: Emit) -> LabelledRows:
-    choose_columns(table.columns, text=columns.text, label=columns.label, table=str(table.path))
-    texts = table.columns[columns.text]
-    labels = _tidy_labels(table.columns[columns.label])
+    text, label = columns.text.name, columns.label.name
+    choose_columns(table.columns, text=text, label=label, table=str(table.path))
+    texts = table.columns[text]
+    labels = _tidy_labels(table.columns[label])
     has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
     has_both = pc.and_(has_text, pc.not_equal(labels, ""))
     rows = pyarrow.table(
@@ -162,8 +157,7 @@ def _labelled_rows(table: RawTable, columns: Columns, *, emit: Emit) -> Labelled
     ).filter(has_both)
     if not len(rows):
         raise DataError(
-            f"no row of {table.path} has a text in {columns.text!r} and a label in"
-            f" {columns.label!r}",
+            f"no row of {table.path} has a text in {text!r} and a label in {label!r}",
             remedy="name the right columns with --text-column and --label-column",
         )
     if len(rows) < len(texts):

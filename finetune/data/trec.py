@@ -14,7 +14,7 @@ from datasets import DatasetDict
 
 from finetune import hub
 from finetune.data.files import read_file
-from finetune.data.source import DataSource, LoadedData
+from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
 from finetune.events import Emit, Stage, WarningMessage
@@ -206,7 +206,7 @@ def _warn_of_differences(
 
 
 def _read_parquet(path: Path, emit: Emit) -> Questions:
-    columns = read_file(path, encoding=None, emit=emit).columns
+    columns = read_file(path, DataOptions("trec", ""), emit=emit).columns
     if not {"text", "fine_label"} <= set(columns.column_names):
         raise DataUnreadable(
             f"{path} has the columns {', '.join(columns.column_names)}, which are not TREC's",

@@ -4,7 +4,7 @@ import pyarrow
 import pytest
 
 from finetune.data.columns import Columns, choose_columns
-from finetune.errors import DataError, DataNotFound, DataUnreadable, UsageError
+from finetune.errors import DataError, DataNotFound, UsageError
 
 TEXTS = ["The film was long.", "A joy to watch!", "Never again.", "Fine for children."]
 MOODS = ["bad", "good", "bad", "good"]
@@ -12,6 +12,13 @@ IDS = ["1", "2", "3", "4"]
 
 
 def choose(
+    *names: str, columns: list[list[str]], text: str | None = None, label: str | None = None
+) -> tuple[str, str]:
+    chosen = choice(*names, columns=columns, text=text, label=label)
+    return chosen.text.name, chosen.label.name
+
+
+def choice(
     *names: str, columns: list[list[str]], text: str | None = None, label: str | None = None
 ) -> Columns:
     values = pyarrow.table(dict(zip(names, columns, strict=True)))
@@ -72,7 +79,6 @@ def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None
     ("names", "option"),
     [
         (("title", "review", "label"), "--text-column"),
-        (("premise", "hypothesis", "label"), "--text-column"),
         (("Text", "text", "label"), "--text-column"),
     ],
 )
@@ -120,12 +126,56 @@ def test_one_column_for_both_is_refused() -> None:
         choose("text", "label", columns=[TEXTS, MOODS], text="text", label="text")
 
 
-@pytest.mark.parametrize("first", [("It was dull.", "bad"), ("It was dull.", "0"), ("0", "1")])
-def test_a_row_in_place_of_the_header_is_refused(first: tuple[str, str]) -> None:
-    with pytest.raises(DataUnreadable, match="no header row") as raised:
-        choose(*first, columns=[TEXTS, MOODS])
-    assert "text,label" in raised.value.remedy
-
-
 def test_numbers_as_names_are_taken_where_they_are_named() -> None:
     assert choose("0", "1", columns=[TEXTS, MOODS], text="0", label="1") == ("0", "1")
+
+
+REVIEWS = {
+    "id": [str(number) for number in range(60)],
+    "Date": [f"2024-05-{1 + number % 28:02}" for number in range(60)],
+    "Title": [f"Nice {number}" if number % 4 else "" for number in range(60)],
+    "Review Text": [f"This dress number {number} fits me well." for number in range(60)],
+    "Rating": [str(1 + number % 5) for number in range(60)],
+    "Positive Feedback Count": [str(number % 9) for number in range(60)],
+    "Class Name": [f"class {number % 20}" for number in range(60)],
+}
+TWEETS = {
+    "tweet_id": [str(10**17 + number) for number in range(60)],
+    "airline_sentiment": [("negative", "neutral", "positive")[number % 3] for number in range(60)],
+    "airline_sentiment_confidence": [("1.0", "0.6842", "0.35")[number % 3] for number in range(60)],
+    "negativereason": ["" if number % 2 else f"reason {number % 8}" for number in range(60)],
+    "airline": [f"airline {number % 6}" for number in range(60)],
+    "retweet_count": [str(number % 4) for number in range(60)],
+    "text": [f"@airline what {number} ?" for number in range(60)],
+    "tweet_location": [f"somewhere in the city of {number % 15}" for number in range(60)],
+}
+
+
+def test_names_and_values_decide_together() -> None:
+    assert choose(*REVIEWS, columns=list(REVIEWS.values())) == ("Review Text", "Rating")
+    assert choose(*TWEETS, columns=list(TWEETS.values())) == ("text", "airline_sentiment")
+
+
+def test_the_choice_is_shown_with_its_reason_and_its_runners_up() -> None:
+    chosen = choice(*REVIEWS, columns=list(REVIEWS.values()))
+    assert str(chosen.text) == "'Review Text' (its name says so; next: 'Title', 'Class Name')"
+    assert chosen.label.runners_up[0] == "Class Name"
+    assert "Date" not in chosen.label.runners_up
+
+
+def test_dates_and_fractions_are_no_labels() -> None:
+    dates = ["2024-05-01", "2024-05-02", "2024-05-01", "2024-05-02"]
+    assert choose("said", "when", "mood", columns=[TEXTS, dates, MOODS]) == ("said", "mood")
+    with pytest.raises(DataNotFound, match="classes"):
+        choose("said", "when", columns=[TEXTS, dates])
+    shares = ["0.5", "0.25", "0.5", "0.25"]
+    assert choose("said", "share", "mood", columns=[TEXTS, shares, MOODS]) == ("said", "mood")
+
+
+@pytest.mark.parametrize("pair", [("premise", "hypothesis"), ("Question1", "question2")])
+def test_a_pair_of_texts_is_refused_until_one_is_chosen(pair: tuple[str, str]) -> None:
+    short = [text[:4] for text in TEXTS]
+    with pytest.raises(DataError, match=f"pairs of texts, '{pair[0]}' and '{pair[1]}'") as raised:
+        choose(*pair, "label", columns=[TEXTS, short, MOODS])
+    assert "--text-column" in raised.value.remedy
+    assert choose(*pair, "label", columns=[TEXTS, short, MOODS], text=pair[1])[0] == pair[1]

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.data.delimited import numbered_rows, read_columns
+from finetune.data.delimited import Dialect, _columns_by_arrow
 from finetune.data.files import RawTable, read_file
+from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Event, Stage
 
@@ -23,16 +24,18 @@ ROWS = [
 ]
 
 
-def read(folder: Path, content: str | bytes, *, name: str = "rows.csv") -> tuple[RawTable, str]:
+def read(
+    folder: Path, content: str | bytes, *, name: str = "rows.csv", **options: Any
+) -> tuple[RawTable, str]:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     emitted: list[Event] = []
-    table = read_file(path, encoding=None, emit=emitted.append)
+    table = read_file(path, DataOptions("", "", **options), emit=emitted.append)
     return table, "; ".join(event.message for event in emitted if isinstance(event, Stage))
 
 
-def rows_of(table: RawTable) -> list[tuple[str, ...]]:
-    return list(zip(*table.columns.to_pydict().values(), strict=True))
+def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
@@ -47,7 +50,7 @@ def test_each_delimiter_is_found_and_reported(
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end)
         writer.writerows([("text", "label"), *ROWS])
     table, emitted = read(tmp_path, path.read_bytes())
-    assert rows_of(table) == ROWS
+    assert rows_of(table.columns.columns) == ROWS
     assert name in emitted
     assert "utf-8" in emitted
 
@@ -130,21 +133,69 @@ def test_the_columnar_reader_gives_what_was_written(
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
         writer.writerows([("text", "label"), *rows])
     text = path.read_bytes().decode()
-    columns, _ = read_columns(text, delimiter=delimiter, path=path, emit=lambda event: None)
-    numbered = numbered_rows(text, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL, path=path)
+    numbered = Dialect(delimiter, '"').numbered_rows(text, path=path)
     assert [tuple(row) for _, row in numbered][1:] == rows
-    assert rows_of(RawTable(path, columns)) == rows
+    columns = _columns_by_arrow(text, Dialect(delimiter, '"'), count=2)
+    assert columns is None or rows_of(columns) == [("text", "label"), *rows]
 
 
 @pytest.mark.parametrize("content", ['text,label\ngood,a\n"fine",b\n', "text,label\ngood,a\n"])
-def test_a_well_formed_file_is_read_by_column(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
-) -> None:
-    monkeypatch.setattr("finetune.data.delimited.zip", None, raising=False)
-    table, _ = read(tmp_path, content)
-    assert len(table.columns) == content.count("\n") - 1
+def test_a_well_formed_file_is_read_by_column(content: str) -> None:
+    columns = _columns_by_arrow(content, Dialect(",", '"'), count=2)
+    assert columns is not None
+    assert len(columns[0]) == content.count("\n")
 
 
 def test_characters_behind_a_quote_in_the_last_column_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataUnreadable, match="line 3"):
         read(tmp_path, 'text,label\ngood,a\nbad,"b" \nfine,c\n')
+
+
+PRAISE = "".join(f"The film number {n} was a joy,good\nNever again {n},bad\n" for n in range(5))
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (PRAISE, ["column1", "column2"]),
+        ("1,The film,x\n2,Again,y\n", ["column1", "column2", "column3"]),
+        ("same,same\na,b\nc,d\n", ["column1", "column2"]),
+        ("remark " * 10 + ",mood\na,b\nc,d\n", ["column1", "column2"]),
+        ("remark,mood\n" + PRAISE, ["remark", "mood"]),
+        ("text,spam\na,spam\nb,ham\n", ["text", "spam"]),
+        ("0,1\na,0\nb,1\n", ["0", "1"]),
+        (",remark\n0,a\n1,b\n", ["column1", "remark"]),
+    ],
+)
+def test_a_header_row_is_told_from_a_row_of_values(
+    tmp_path: Path, content: str, names: list[str]
+) -> None:
+    table, emitted = read(tmp_path, content)
+    assert table.columns.column_names == names
+    has_header = names[-1] != f"column{len(names)}"
+    assert ("no header row" in emitted) == (not has_header)
+    assert len(table.columns) == content.count("\n") - has_header
+    assert table.place(0).startswith(f"line {1 + has_header} of")
+
+
+def test_the_user_has_the_last_word_on_the_header(tmp_path: Path) -> None:
+    assert read(tmp_path, "a,b\nc,d\n", header=False)[0].columns.num_rows == 2
+    assert read(tmp_path, "1,2\nc,d\n", header=True)[0].columns.column_names == ["1", "2"]
+    table, _ = read(tmp_path, "says,spam\na,spam\nb,ham\n", text_column="says")
+    assert table.columns.column_names == ["says", "spam"]
+
+
+def test_blank_trailing_columns_are_dropped_and_reported(tmp_path: Path) -> None:
+    table, emitted = read(tmp_path, "text,label,,\na,x,,\nb,y,,\n")
+    assert table.columns.to_pydict() == {"text": ["a", "b"], "label": ["x", "y"]}
+    assert "blank columns of" in emitted
+    assert "dropped: 2" in emitted
+    table, _ = read(tmp_path, "text,label,\na,x,\nb,y,note\n")
+    assert table.columns.column_names == ["text", "label", "column3"]
+
+
+def test_single_quotes_are_detected(tmp_path: Path) -> None:
+    table, _ = read(tmp_path, "'text','label'\n'It''s good, really','a'\n'Bad','b'\n")
+    assert table.columns.to_pydict() == {"text": ["It's good, really", "Bad"], "label": ["a", "b"]}
+    table, _ = read(tmp_path, "text,label\n'tis good,a\nthe 'best' film,b\n'twas 'nice',a\n")
+    assert table.columns["text"].to_pylist() == ["'tis good", "the 'best' film", "'twas 'nice'"]

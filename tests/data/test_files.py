@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from finetune.data.files import SUFFIXES, RawTable, as_text, read_file
+from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound, DataUnreadable
+from finetune.events import Event
 
 
 def read(path: Path) -> RawTable:
-    return read_file(path, encoding=None, emit=lambda event: None)
+    return read_file(path, DataOptions("", ""), emit=lambda event: None)
 
 
 def columns_of(table: RawTable) -> dict[str, list[str]]:
@@ -136,11 +138,56 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
         read(tmp_path / "nothing.csv")
 
 
-def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
-    (tmp_path / "rows.xlsx").write_bytes(b"PK")
-    with pytest.raises(DataUnreadable, match=r"rows\.xlsx") as raised:
-        read(tmp_path / "rows.xlsx")
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("rows.xlsx", b"PK", "a workbook"),
+        ("rows.csv", b"PK\x03\x04\x14\x00", "an Excel workbook or another archive"),
+        ("rows.csv", b"\xd0\xcf\x11\xe0", "an Excel workbook"),
+        ("rows.csv", b"\x1f\x8b\x08", "compressed with gzip"),
+        ("rows.json", b' [{"text": "a"}]', "one JSON array"),
+    ],
+)
+def test_a_file_of_another_format_is_named_as_such(
+    tmp_path: Path, name: str, content: bytes, complaint: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataUnreadable, match=f"{name} is {complaint}") as raised:
+        read(tmp_path / name)
     assert all(suffix in raised.value.remedy for suffix in SUFFIXES)
+
+
+@pytest.mark.parametrize(
+    "content", [b"text,label\na,x\n", b'{"text": "a", "label": "x"}\n'], ids=["csv", "jsonl"]
+)
+@pytest.mark.parametrize("name", ["rows", "rows.txt", "rows.data"])
+def test_without_a_known_suffix_the_content_decides(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert columns_of(read(tmp_path / name)) == {"text": ["a"], "label": ["x"]}
+
+
+def test_parquet_is_parquet_whatever_its_suffix(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "rows.csv")
+    assert columns_of(read(tmp_path / "rows.csv")) == {"text": ["a"]}
+
+
+def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "tags": ["x"], "more": {"y": 1}}\n')
+    parquet.write_table(pyarrow.table({"text": ["a"], "tags": [["x"]]}), tmp_path / "b.parquet")
+    emitted: list[Event] = []
+    for name in ("a.jsonl", "b.parquet"):
+        read_file(tmp_path / name, DataOptions("", ""), emit=emitted.append)
+    reports = [event.message for event in emitted if "left out" in getattr(event, "message", "")]
+    assert len(reports) == 2
+    assert all("'tags'" in report for report in reports)
+    assert "'more'" in reports[0]
+
+
+def test_half_a_character_in_a_column_name_becomes_a_replacement(tmp_path: Path) -> None:
+    table = read_lines(tmp_path, r'{"cut \ud83d": "a", "label": 1}')
+    assert table.columns.column_names == ["cut �", "label"]
 
 
 def test_the_suffix_may_be_in_capitals(tmp_path: Path) -> None:

@@ -198,18 +198,17 @@ def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> 
     assert f"line 5 of {tmp_path / 'rows.csv'}" in message
 
 
-def test_the_columns_and_that_they_are_a_guess_are_told(tmp_path: Path) -> None:
+def test_the_columns_are_reported_with_the_reason(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.csv", "id,review,stars\n1,good,5\n2,bad,1\n3,fair,5\n")
-
-    def line_about_columns(label: str | None) -> str:
-        emitted: list[Event] = []
-        read(path, emitted=emitted, text="review", label=label)
-        [line] = [e.message for e in emitted if isinstance(e, Stage) and "labels from" in e.message]
-        return line
-
-    assert "'review'" in line_about_columns("stars")
-    assert "guessed" not in line_about_columns("stars")
-    assert "guessed; --label-column" in line_about_columns(None)
+    emitted: list[Event] = []
+    read(path, emitted=emitted, text="review")
+    assert (
+        Stage(
+            "texts from column 'review' (named with --text-column), labels from 'stars' (its name says"
+            " so)"
+        )
+        in emitted
+    )
 
 
 @pytest.mark.parametrize(
