@@ -74,7 +74,10 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
         emit(event)
 
     given = load_data(data_options(config.data), emit=emit_and_keep).splits
-    splits = split_table(given, split_options(config.data), emit=emit_and_keep)
+    takes_first = config.data.data == "trec"
+    splits = split_table(
+        given, split_options(config.data), takes_first=takes_first, emit=emit_and_keep
+    )
     findings = check_splits(given)
     lengths = _measure(given, config.model, emit=emit_and_keep)
     return DataReport(

@@ -158,7 +158,7 @@ def _epochs(facts: TableFacts, mode: str) -> float:
 
 
 def _count_rows_of_a_run(table: DatasetDict, *, emit: Emit) -> dict[str, int]:
-    splits = split_table(table, split_options(DataConfig()), emit=emit)
+    splits = split_table(table, split_options(DataConfig()), takes_first=False, emit=emit)
     return {split: len(rows) for split, rows in splits.items()}
 
 

@@ -21,6 +21,7 @@ class Options(TypedDict, total=False):
     label_column: str | None
     encoding: str | None
     header: bool | None
+    skip_unknown_labels: bool
     data_dir: AnyPath | None
     label: str
     max_train_samples: int | None

@@ -55,6 +55,9 @@ class DataConfig:
     header: bool | None = _option(
         None, "Whether the first row of CSV and TSV names the columns. Default: detected."
     )
+    skip_unknown_labels: bool = _option(
+        False, "Skip rows of other splits whose label no training row has, instead of refusing."
+    )
     data_dir: str | None = _option(
         None, "Folder with TREC's raw files, train_5500.label and TREC_10.label."
     )
@@ -62,7 +65,7 @@ class DataConfig:
         "label-coarse", "Labels of TREC: label-coarse (6 classes) or label-fine (50 classes)."
     )
     max_train_samples: Count | None = _option(
-        None, "Train on the first N rows of the training split only."
+        None, "Train on N rows: of TREC the first, else a random sample of every class."
     )
     validation_fraction: Annotated[float, Ge(0.0), Lt(1.0)] = _option(
         0.1, "Fraction of the training rows held out for validation; 0 for none."

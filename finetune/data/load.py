@@ -27,9 +27,11 @@ OPTIONS_OF_KIND = {
     "questions": (),
     "a file": (
         *("--validation-file", "--test-file", "--text-column", "--label-column"),
-        *("--encoding", "--header"),
+        *("--encoding", "--header", "--skip-unknown-labels"),
     ),
-    "a dataset of the Hub": ("--text-column", "--label-column", "--encoding", "--header"),
+    "a dataset of the Hub": (
+        *("--text-column", "--label-column", "--encoding", "--header", "--skip-unknown-labels"),
+    ),
 }
 
 
@@ -64,7 +66,7 @@ def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
 def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) -> LoadedData:
     """Load data and split it: the same rows for the same options, every time."""
     given = load_data(options, emit=emit)
-    splits = split_table(given.splits, splitting, emit=emit)
+    splits = split_table(given.splits, splitting, takes_first=options.data == "trec", emit=emit)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     classes = len(splits["train"].features["label"].names)
     emit(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
@@ -118,7 +120,7 @@ def _refuse_foreign_options(options: DataOptions, *, kind: str) -> None:
     for name, value in vars(options).items():
         flag = "--" + name.replace("_", "-")
         owners = [owner for owner, taken in OPTIONS_OF_KIND.items() if flag in taken]
-        if owners and value not in (None, "label-coarse") and kind not in owners:
+        if owners and value not in (None, False, "label-coarse") and kind not in owners:
             raise UsageError(
                 f"--data {options.data} takes no {flag} (here {value})",
                 remedy=f"leave it out: it goes with {' or '.join(owners)}",

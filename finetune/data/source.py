@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from datasets import DatasetDict
 
+from finetune.errors import UsageError
+
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -20,6 +22,10 @@ class DataOptions:
         label_column: Column of their classes; ``None`` to guess it.
         encoding: Python's name of the encoding of text files; ``None`` to detect it.
         header: Whether the first row of CSV and TSV names the columns; ``None`` to detect it.
+        skip_unknown_labels: Skip rows of other splits whose label no training row has.
+
+    Raises:
+        UsageError: If a name is not UTF-8.
     """
 
     data: str
@@ -31,6 +37,17 @@ class DataOptions:
     label_column: str | None = None
     encoding: str | None = None
     header: bool | None = None
+    skip_unknown_labels: bool = False
+
+    def __post_init__(self) -> None:
+        for value in vars(self).values():
+            if isinstance(value, str) and not value.isascii():
+                try:
+                    value.encode()
+                except UnicodeEncodeError as error:
+                    raise UsageError(
+                        f"the name {value!r} is not UTF-8", remedy="rename the file or folder"
+                    ) from error
 
 
 @dataclass(frozen=True)

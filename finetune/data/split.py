@@ -63,7 +63,9 @@ class SplitOptions:
     max_train_samples: int | None
 
 
-def split_table(table: DatasetDict, options: SplitOptions, *, emit: Emit) -> DatasetDict:
+def split_table(
+    table: DatasetDict, options: SplitOptions, *, takes_first: bool, emit: Emit
+) -> DatasetDict:
     """Return the splits ``train``, ``validation`` and ``test``, disjoint where they are made here.
 
     Splits that the data brings stay as they are; the others are held out of ``train``.
@@ -71,10 +73,12 @@ def split_table(table: DatasetDict, options: SplitOptions, *, emit: Emit) -> Dat
     Args:
         table: Has the split ``train``, and maybe ``validation`` and ``test``.
         options: How the others are made.
+        takes_first: Limit the training rows to the first ones, not to a sample.
         emit: Receives progress events.
 
     Raises:
-        DataError: If there are too few rows for one of the splits.
+        DataError: If there are too few rows for one of the splits, or all training rows that are
+            left have one label.
     """
     splits, seed = dict(table), options.split_seed
     given_rows = len(table["train"])
@@ -97,9 +101,39 @@ def split_table(table: DatasetDict, options: SplitOptions, *, emit: Emit) -> Dat
         )
     if options.max_train_samples is not None:
         rows = min(options.max_train_samples, len(splits["train"]))
-        splits["train"] = splits["train"].select(range(rows))
+        splits["train"] = (
+            splits["train"].select(range(rows))
+            if takes_first
+            else sample_rows(splits["train"], rows=rows, seed=seed)
+        )
+    _refuse_one_class(splits["train"])
     order = ("train", "validation", "test")
     return DatasetDict({name: splits[name] for name in order if name in splits})
+
+
+def sample_rows(table: Dataset, *, rows: int, seed: int) -> Dataset:
+    """Return a random sample in the table's order, in which each class has its share.
+
+    Where there are as many rows as classes, each class has at least one.
+    """
+    labels = column_of(table, "label").to_numpy()
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    counts = np.bincount(labels)[labels[by_class]]
+    ranks = np.arange(len(labels)) - np.searchsorted(labels[by_class], labels[by_class])
+    is_taken = np.zeros(len(labels), bool)
+    is_taken[by_class[np.argsort(ranks / counts, kind="stable")[:rows]]] = True
+    return _rows_where(table, is_taken)
+
+
+def _refuse_one_class(table: Dataset) -> None:
+    present = np.unique(column_of(table, "label").to_numpy())
+    if len(present) == 1:
+        name = table.features["label"].names[present[0]]
+        raise DataError(
+            f"all {len(table):,} training rows have the label {name!r}",
+            remedy="raise --max-train-samples, or bring training rows of at least two classes",
+        )
 
 
 def _texts_of_classes(

@@ -1,6 +1,6 @@
 """Files and datasets of the Hub become texts and their classes, as every source of data does."""
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,11 +9,15 @@ import pyarrow
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from finetune.data.columns import Columns, choose_columns, is_number
+from finetune.data.columns import Columns, choose_columns
 from finetune.data.files import RawTable, read_file
+from finetune.data.labels import listed_counts, name_classes, refuse_other_tasks, sort_classes
 from finetune.data.source import DataOptions
 from finetune.errors import DataError
 from finetune.events import Emit, Stage, WarningMessage
+
+# What UTF-8 of other scripts looks like where it was read as Windows-1252.
+MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"  # noqa: RUF001
 
 
 class LabelledRows(NamedTuple):
@@ -57,11 +61,11 @@ def read_tables(
     """Read each split from its files, with the columns ``text`` and ``label``.
 
     The classes are those of the training files, under the names that a file itself gives them or
-    in the order of :func:`sort_classes`. Rows without a text or a label are skipped.
+    in the order of ``sort_classes``. Rows without a text or a label are skipped.
 
     Args:
         files: The files of each split, ``train`` among them.
-        options: Of these, the columns and the encoding.
+        options: Of these, the columns, the encoding, the header and unknown labels.
         needs_all_labels: Refuse a split other than ``train`` that has no labels at all, as
             published test splits may, instead of leaving it out.
         emit: Receives progress events.
@@ -78,16 +82,20 @@ def read_tables(
     columns = _choose(tables["train"][0], options, emit=emit)
     if not needs_all_labels:
         tables = _leave_out_unlabelled(tables, label=columns.label.name, emit=emit)
+    classes_of_labels = name_classes(_distinct_labels(tables, columns))
     parts = {
-        split: [_labelled_rows(table, columns, emit=emit) for table in read]
-        for split, read in tables.items()
+        split: [_labelled_rows(table, columns, classes_of_labels, emit=emit) for table in own]
+        for split, own in tables.items()
     }
-    splits = {
-        split: pyarrow.concat_tables(part.rows for part in own) for split, own in parts.items()
-    }
-    classes = _classes(splits["train"], tables["train"][0], label=columns.label.name)
-    for part in (part for own in parts.values() for part in own):
-        _check_labels(part, classes)
+    classes = _classes(_joined(parts["train"]), tables["train"][0], label=columns.label.name)
+    known = pc.unique(_joined(parts["train"])["label"])
+    for split in parts.keys() - {"train"}:
+        is_skipped = options.skip_unknown_labels
+        parts[split] = _with_known_labels(
+            parts[split], known, split=split, is_skipped=is_skipped, emit=emit
+        )
+    splits = {split: _joined(own) for split, own in parts.items()}
+    _warn_of_mojibake(splits["train"]["text"], path=files["train"][0], emit=emit)
     return DatasetDict(
         {
             split: make_table(rows["text"], rows["label"], classes=classes)
@@ -96,25 +104,15 @@ def read_tables(
     )
 
 
-def sort_classes(labels: Iterable[str]) -> list[str]:
-    """Return the distinct labels: numbers by their value, then words by the alphabet.
-
-    >>> sort_classes(["b", "10", "9", "a", "B", "10"])
-    ['9', '10', 'a', 'B', 'b']
-    """
-    return sorted(
-        set(labels),
-        key=lambda label: (
-            (0, float(label), "", label) if is_number(label) else (1, 0.0, label.casefold(), label)
-        ),
-    )
-
-
 def _strings(values: Any) -> Any:
     """Return values as Arrow strings, if they are not an Arrow array yet."""
     if isinstance(values, pyarrow.Array | pyarrow.ChunkedArray):
         return values
     return pyarrow.array(values, "string")
+
+
+def _joined(parts: Iterable[LabelledRows]) -> pyarrow.Table:
+    return pyarrow.concat_tables(part.rows for part in parts)
 
 
 def _choose(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
@@ -134,7 +132,8 @@ def _leave_out_unlabelled(
         else:
             emit(
                 WarningMessage(
-                    f"the {split} split has no labels and is left out",
+                    f"the {split} split has no labels and is left out:"
+                    f" {', '.join(part.path.name for part in parts)}",
                     remedy="rows of the training split are held out instead",
                 )
             )
@@ -145,11 +144,23 @@ def _has_values(columns: pyarrow.Table, name: str) -> bool:
     return name in columns.column_names and pc.any(pc.not_equal(columns[name], "")).as_py()
 
 
-def _labelled_rows(table: RawTable, columns: Columns, *, emit: Emit) -> LabelledRows:
+def _distinct_labels(tables: Mapping[str, Sequence[RawTable]], columns: Columns) -> dict[str, None]:
+    """Return the labels of all files, once it is sure that each has both columns."""
+    distinct: dict[str, None] = {}
+    for table in (table for own in tables.values() for table in own):
+        text, label = columns.text.name, columns.label.name
+        choose_columns(table.columns, text=text, label=label, table=str(table.path))
+        distinct |= dict.fromkeys(pc.unique(table.columns[label]).to_pylist())
+    return distinct
+
+
+def _labelled_rows(
+    table: RawTable, columns: Columns, classes_of_labels: Mapping[str, str], *, emit: Emit
+) -> LabelledRows:
     text, label = columns.text.name, columns.label.name
-    choose_columns(table.columns, text=text, label=label, table=str(table.path))
     texts = table.columns[text]
-    labels = _tidy_labels(table.columns[label])
+    numbers = pc.index_in(table.columns[label], value_set=_strings(list(classes_of_labels)))
+    labels = pc.take(_strings(list(classes_of_labels.values())), numbers)
     has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
     has_both = pc.and_(has_text, pc.not_equal(labels, ""))
     rows = pyarrow.table(
@@ -171,26 +182,10 @@ def _labelled_rows(table: RawTable, columns: Columns, *, emit: Emit) -> Labelled
     return LabelledRows(table, rows)
 
 
-def _tidy_labels(labels: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    distinct = pc.unique(labels)
-    tidy = pyarrow.array([_tidy(label) for label in distinct.to_pylist()], "string")
-    return pc.take(tidy, pc.index_in(labels, value_set=distinct))
-
-
-def _tidy(label: str) -> str:
-    """Return a label without spaces around it and, of a whole number, without a fraction.
-
-    A column of whole numbers with gaps comes out of pandas as 3.0 and the like.
-
-    >>> _tidy(" 3.0"), _tidy("-1"), _tidy("v3.0")
-    ('3', '-1', 'v3.0')
-    """
-    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", label.strip())
-
-
 def _classes(rows: pyarrow.Table, table: RawTable, *, label: str) -> Sequence[str]:
     """Return the names of the classes, having made sure that there is something to learn."""
     present = pc.unique(rows["label"]).to_pylist()
+    refuse_other_tasks(present, column=label, table=str(table.path))
     if len(present) == 1:
         raise DataError(
             f"every row of {table.path} has the label {present[0]!r}",
@@ -204,12 +199,47 @@ def _classes(rows: pyarrow.Table, table: RawTable, *, label: str) -> Sequence[st
     return table.class_names.get(label) or sort_classes(present)
 
 
-def _check_labels(part: LabelledRows, classes: Sequence[str]) -> None:
-    is_known = pc.is_in(part.rows["label"], value_set=_strings(classes))
-    unknown = part.rows.filter(pc.invert(is_known)).slice(0, 1).to_pylist()
-    if unknown:
-        place = part.table.place(unknown[0]["row"])
-        raise DataError(
-            f"the label {unknown[0]['label']!r} in {place} is in no training row",
-            remedy="correct it, remove the row, or bring training rows of that class",
+def _with_known_labels(
+    parts: Sequence[LabelledRows],
+    known: pyarrow.Array,
+    *,
+    split: str,
+    is_skipped: bool,
+    emit: Emit,
+) -> list[LabelledRows]:
+    """Return the rows whose labels occur in the training rows; others are an error or skipped."""
+    masks = [pc.is_in(part.rows["label"], value_set=known) for part in parts]
+    unknown = [
+        (part.table, row)
+        for part, mask in zip(parts, masks, strict=True)
+        for row in part.rows.filter(pc.invert(mask)).select(["label", "row"]).to_pylist()
+    ]
+    if not unknown:
+        return list(parts)
+    counts = listed_counts(Counter(row["label"] for _, row in unknown))
+    if is_skipped:
+        skipped = f"{len(unknown):,} rows of the {split} split skipped"
+        emit(WarningMessage(f"{skipped}: no training row has {counts}"))
+        return [
+            LabelledRows(part.table, part.rows.filter(mask))
+            for part, mask in zip(parts, masks, strict=True)
+        ]
+    table, first = unknown[0]
+    raise DataError(
+        f"no training row has these labels of the {split} split: {counts}; the first is"
+        f" {first['label']!r} in {table.place(first['row'])}",
+        remedy="correct them, bring training rows of these classes, or skip the rows with"
+        " --skip-unknown-labels",
+    )
+
+
+def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
+    garbled = texts.filter(pc.match_substring_regex(texts, MOJIBAKE))
+    if len(garbled):
+        emit(
+            WarningMessage(
+                f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
+                f" encoding, such as {garbled[0].as_py()[:60]!r}",
+                remedy="export the file again as UTF-8, or name its encoding with --encoding",
+            )
         )

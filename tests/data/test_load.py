@@ -119,3 +119,10 @@ def test_one_file_for_two_splits_is_refused(tmp_path: Path) -> None:
 )
 def test_a_source_has_a_short_name(source: str, name: str) -> None:
     assert source_name(source) == name
+
+
+def test_a_name_that_is_not_utf8_is_refused_at_the_start() -> None:
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        load("caf\udce9.csv")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        load("trec", data_dir="caf\udce9")

@@ -110,7 +110,9 @@ def test_splits_that_the_data_brings_are_not_touched() -> None:
         validation=numbered_table(many=3, some=3, few=3),
         test=numbered_table(many=2, some=2, few=2),
     )
-    splits = split_table(given_splits, SplitOptions(0.5, 0.5, 0, None), emit=told_nothing)
+    splits = split_table(
+        given_splits, SplitOptions(0.5, 0.5, 0, None), takes_first=False, emit=told_nothing
+    )
     assert list(splits) == ["train", "validation", "test"]
     assert all(texts_of(splits[name]) == texts_of(given_splits[name]) for name in splits)
 
@@ -121,6 +123,7 @@ def test_a_missing_test_split_is_held_out_first_and_told_with_its_counts() -> No
     splits = split_table(
         DatasetDict(train=table),
         SplitOptions(0.1, 0.2, 0, None),
+        takes_first=False,
         emit=emitted.append,
     )
     assert {name: len(rows) for name, rows in splits.items()} == {
@@ -140,6 +143,7 @@ def test_the_validation_split_is_a_share_of_all_rows_given() -> None:
     splits = split_table(
         DatasetDict(train=numbered_table(many=60, some=30, few=10)),
         SplitOptions(0.5, 0.4, 0, None),
+        takes_first=False,
         emit=lambda event: None,
     )
     assert len(splits["validation"]) == 50
@@ -149,7 +153,9 @@ def test_no_validation_split_is_made_where_none_is_wanted() -> None:
     table = DatasetDict(
         train=numbered_table(many=6, some=6, few=6), test=numbered_table(many=1, some=1, few=1)
     )
-    splits = split_table(table, SplitOptions(0.0, 0.1, 0, None), emit=told_nothing)
+    splits = split_table(
+        table, SplitOptions(0.0, 0.1, 0, None), takes_first=False, emit=told_nothing
+    )
     assert list(splits) == ["train", "test"]
     assert len(splits["train"]) == 18
 
@@ -158,5 +164,35 @@ def test_no_validation_split_is_made_where_none_is_wanted() -> None:
 def test_too_few_rows_to_split_are_told_with_a_remedy(rows: int, fraction: float) -> None:
     table = DatasetDict(train=numbered_table(many=rows, some=0, few=0))
     with pytest.raises(DataError, match="too few rows") as raised:
-        split_table(table, SplitOptions(fraction, 0.1, 0, None), emit=lambda event: None)
+        split_table(
+            table, SplitOptions(fraction, 0.1, 0, None), takes_first=False, emit=lambda event: None
+        )
     assert "-fraction" in raised.value.remedy
+
+
+def limited(table: Dataset, rows: int, *, takes_first: bool = False, seed: int = 0) -> Dataset:
+    options = SplitOptions(0.0, 0.1, seed, rows)
+    given = DatasetDict(train=table, test=numbered_table(many=1, some=1, few=1))
+    return split_table(given, options, takes_first=takes_first, emit=told_nothing)["train"]
+
+
+def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None:
+    table = table_of([str(n) for n in range(100)], ["many"] * 70 + ["some"] * 25 + ["few"] * 5)
+    assert counts_of(limited(table, 20)) == {"many": 14, "some": 5, "few": 1}
+    assert counts_of(limited(table, 3)) == {"many": 1, "some": 1, "few": 1}
+    assert texts_of(limited(table, 100)) == texts_of(limited(table, 1000)) == texts_of(table)
+    positions = [int(text) for text in texts_of(limited(table, 20))]
+    assert positions == sorted(positions)
+    assert positions != [int(text) for text in texts_of(limited(table, 20, seed=1))]
+
+
+def test_a_limit_takes_the_first_rows_where_their_order_is_published() -> None:
+    table = numbered_table(many=6, some=3, few=1)
+    assert texts_of(limited(table, 4, takes_first=True)) == texts_of(table)[:4]
+
+
+def test_training_rows_of_one_class_are_an_error() -> None:
+    table = table_of([str(n) for n in range(9)], ["many"] * 7 + ["some"] * 2)
+    with pytest.raises(DataError, match="all 7 training rows have the label 'many'") as raised:
+        limited(table, 7, takes_first=True)
+    assert "--max-train-samples" in raised.value.remedy

@@ -11,7 +11,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from finetune.data.source import DataOptions
-from finetune.data.tables import read_tables, sort_classes
+from finetune.data.tables import read_tables
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Event, Stage, WarningMessage
@@ -57,12 +57,19 @@ def read(
     text: str | None = None,
     label: str | None = None,
     needs_all_labels: bool = True,
+    skip_unknown_labels: bool = False,
     **others: Path,
 ) -> DatasetDict:
     files = {"train": train, **others}
     return read_tables(
         {split: [path] for split, path in files.items()},
-        DataOptions("", "", text_column=text, label_column=label),
+        DataOptions(
+            "",
+            "",
+            text_column=text,
+            label_column=label,
+            skip_unknown_labels=skip_unknown_labels,
+        ),
         needs_all_labels=needs_all_labels,
         emit=([] if emitted is None else emitted).append,
     )
@@ -173,12 +180,55 @@ def test_splits_in_files_of_their_own_share_the_classes_of_the_training_file(
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_label_that_training_lacks_is_told_with_its_row(tmp_path: Path, split: str) -> None:
+def test_labels_that_training_lacks_are_named_or_skipped(tmp_path: Path, split: str) -> None:
     train = write(tmp_path / "train.csv", "text,label\na,x\nb,y\n")
-    other = write(tmp_path / "other.csv", "text,label\nc,x\n,\nd,z\n")
-    options: dict[str, Any] = {split: other}
-    with pytest.raises(DataError, match=r"'z' in line 4 of .*other\.csv"):
-        read(train, **options)
+    other = write(tmp_path / "other.csv", "text,label\nc,x\n,\nd,z\ne,w\nf,z\n")
+    files: dict[str, Any] = {split: other}
+    with pytest.raises(DataError, match=rf"of the {split} split: 'z' \(2\), 'w' \(1\)") as raised:
+        read(train, **files)
+    assert "'z' in line 4 of" in raised.value.message
+    assert "--skip-unknown-labels" in raised.value.remedy
+
+    emitted: list[Event] = []
+    table = read(train, emitted=emitted, skip_unknown_labels=True, **files)
+    assert rows_of(table[split]) == [("c", "x")]
+    assert f"3 rows of the {split} split skipped: no training row has 'z' (2), 'w' (1)" in (
+        warnings_in(emitted)
+    )
+
+
+def test_a_class_that_only_the_file_knows_by_name_is_unknown_without_training_rows(
+    tmp_path: Path,
+) -> None:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["x", "y", "z"])})
+    for name, labels in (("train", [0, 1]), ("test", [0, 2])):
+        rows = {"text": ["a", "b"], "label": labels}
+        Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"'z' in row 2 of .*test\.parquet"):
+        read(tmp_path / "train.parquet", test=tmp_path / "test.parquet")
+
+
+def test_a_number_is_the_same_class_however_each_file_spells_it(tmp_path: Path) -> None:
+    table = read(
+        write(tmp_path / "train.csv", "text,label\na,0.20\nb,3\n"),
+        test=write(tmp_path / "test.csv", "text,label\nc,0.2\nd,3.0\n"),
+    )
+    assert classes_of(table) == ["0.2", "3"]
+    assert rows_of(table["test"]) == [("c", "0.2"), ("d", "3")]
+
+
+def test_scores_are_refused(tmp_path: Path) -> None:
+    rows = "".join(f"text {n},{n / 10}\n" for n in range(30))
+    with pytest.raises(DataError, match="regression is not supported"):
+        read(write(tmp_path / "rows.csv", "text,score\n" + rows), label="score")
+
+
+def test_texts_that_were_decoded_wrongly_are_a_warning(tmp_path: Path) -> None:
+    emitted: list[Event] = []
+    read(write(tmp_path / "a.csv", "text,label\nà la cafÃ©,x\nÃtre,y\n"), emitted=emitted)
+    [message] = warnings_in(emitted)
+    assert message.startswith("1 texts")
+    assert "cafÃ©" in message
 
 
 def test_a_column_that_another_file_lacks_is_told_with_that_file(tmp_path: Path) -> None:
@@ -204,8 +254,8 @@ def test_the_columns_are_reported_with_the_reason(tmp_path: Path) -> None:
     read(path, emitted=emitted, text="review")
     assert (
         Stage(
-            "texts from column 'review' (named with --text-column), labels from 'stars' (its name says"
-            " so)"
+            "texts from column 'review' (named with --text-column), labels from 'stars' (its"
+            " name says so)"
         )
         in emitted
     )
@@ -256,7 +306,3 @@ def test_several_files_make_one_split(tmp_path: Path) -> None:
         emit=lambda event: None,
     )
     assert table["train"]["text"][:] == ["a 1", "a 2", "b 1", "b 2"]
-
-
-def test_numbers_go_before_words() -> None:
-    assert sort_classes(["b", "-2", "10", "9", "1e1", "A"]) == ["-2", "9", "10", "1e1", "A", "b"]
