@@ -1,6 +1,7 @@
 """The rules of the architecture that the linters do not hold."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -67,6 +68,13 @@ def test_only_the_command_line_writes_to_the_terminal() -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     names = {path.stem for path in PACKAGE.rglob("*")}
     assert names.isdisjoint({"utils", "common", "helpers", "misc"})
+
+
+def test_the_files_that_contributing_names_exist() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+/[a-z_]+\.py)`", text)
+    assert len(named) >= 12
+    assert [name for name in named if not (PACKAGE / name).is_file()] == []
 
 
 def heavy_modules_after(code: str) -> set[str]:

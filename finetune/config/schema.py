@@ -148,8 +148,8 @@ class TrainingConfig:
     )
     early_stopping_patience: Annotated[int, Ge(0), Lt(2**31)] | None = _option(
         None,
-        "Stop after N validations without improvement; 0 for never. Default: 0, 30 for a head "
-        "alone.",
+        "Stop after N validations without improvement; 0 for never. Default: 0; 8 for few rows; "
+        "30 for a head alone.",
     )
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
 
