@@ -77,6 +77,15 @@ def test_the_files_that_contributing_names_exist() -> None:
     assert [name for name in named if not (PACKAGE / name).is_file()] == []
 
 
+def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
+    text = (PACKAGE.parent / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    tree = text.partition("## The rooms")[2].partition("    comparisons/")[0]
+    # cli/ is one line of the tree, with a file per command.
+    modules = {path.name for path in PACKAGE.rglob("*.py") if path.parent.name != "cli"}
+    named = set(re.findall(r"\w+\.py\b", tree))
+    assert named == modules - {"__main__.py"}
+
+
 def heavy_modules_after(code: str) -> set[str]:
     """Return which heavy packages a fresh interpreter has imported after the code."""
     report = f"import sys; print(*sorted({HEAVY} & sys.modules.keys()), file=sys.stderr)"
