@@ -31,9 +31,6 @@ class TrainingPlan:
     Args:
         lengths: Tokens of each training example: int64 of shape [examples].
         padded_lengths: Those that a batch may have, ascending.
-        effective_batch_size: Examples in one update.
-        num_train_epochs: Passes over the examples.
-        hyperparameters: How gradients become updates.
         early_stopping_patience: Validations in a row without a better model after which training
             stops; 0: never.
         seed: Of the order of the examples.

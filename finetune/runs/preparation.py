@@ -28,8 +28,6 @@ class Preparation:
     """Device, data, token ids and a pretrained model.
 
     Args:
-        config: The run's options.
-        device: Where it trains.
         sources: Files and data sets that the data was read from.
         splits: ``train``, ``test`` and, unless its fraction is 0, ``validation``.
         examples: The splits as the model reads them.

@@ -19,10 +19,7 @@ class TrainingMetrics:
 
     Args:
         epoch: Passes over the training split.
-        train_samples: Rows of the training split.
         train_runtime: Seconds, without validation.
-        train_samples_per_second: Examples a second.
-        train_steps_per_second: Updates a second.
         train_loss: Mean loss of all updates.
         train_batch_size: Examples in one forward and backward at the end.
         train_peak_bytes: Peak memory, None where the device does not count it.
@@ -40,20 +37,7 @@ class TrainingMetrics:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What was trained, on what, and where.
-
-    Args:
-        data: Name of the data.
-        class_names: The classes in the order of their numbers.
-        model: Name of the pretrained model.
-        mode: What trained.
-        device: Name of the device.
-        device_description: The hardware in words.
-        precision: Of the arithmetic and of all metrics.
-        trained_parameters: How many numbers trained.
-        total_parameters: How many the model has.
-        real_token_share: Share of the tokens that were not padding, in 0..1.
-    """
+    """What was trained, on what, and where; the share of tokens that are not padding is in 0..1."""
 
     data: str
     class_names: Sequence[str]
@@ -87,15 +71,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class RunResults:
-    """What a finished run found.
-
-    Args:
-        facts: What was trained, on what, and where.
-        training: What training took.
-        validation: The best model's metrics on the validation split, if there is one.
-        test: Its metrics on the test split.
-        output_dir: The run folder.
-    """
+    """What a finished run found: the metrics are those of the best model."""
 
     facts: RunFacts
     training: TrainingMetrics
@@ -124,19 +100,11 @@ class DryRun:
     """What a run would do.
 
     Args:
-        facts: What it would train, on what, and where.
         rows: Of each split.
-        rows_by_class: Training rows of each class.
-        tokens: Tokens of the training texts: mean, percentiles, max.
-        batch_size: Examples in one forward and backward, or ``auto``.
-        effective_batch_size: Examples in one update.
-        batches_by_padded_length: Batches of the first epoch by their padded length.
-        num_train_epochs: Passes over the training split.
-        updates_per_epoch: Updates in one.
-        total_updates: Updates in all.
-        warmup_updates: Updates until the learning rate has its peak.
+        rows_by_class: Of the training split.
+        tokens: Of the training texts: mean, percentiles, max.
+        batches_by_padded_length: Of the first epoch.
         learning_rate: The peak.
-        output_dir: The folder that the run would get.
     """
 
     facts: RunFacts

@@ -36,15 +36,10 @@ class Run:
 
     Args:
         folder: Where it writes; held by this process.
-        preparation: Device, data and model.
-        plan: Its updates in numbers.
-        manifest: What it is made from.
         examples: The splits as the model in training reads them: token ids, or features.
         training_state: What trains: the model, or its trainable layers.
         batch_size: Examples in one forward and backward.
         predictor: Gives logits for validation and test.
-        progress: How far it has come.
-        emit: Receives progress events.
     """
 
     folder: RunFolder

@@ -29,14 +29,7 @@ from finetune.tokenization.examples import ModelInputs
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A run's model on a device.
-
-    Args:
-        config: The run's options.
-        classifier: Its model.
-        device: Where it is.
-        predictor: Gives its logits in the precision of the run's metrics.
-    """
+    """A run's model on a device; its logits have the precision of the run's metrics."""
 
     config: Config
     classifier: Classifier
