@@ -32,7 +32,7 @@ class ValidationResult:
 
     Args:
         score: Higher is better; it chooses the best model.
-        metrics: By name, such as ``accuracy``.
+        metrics: By name, such as ``accuracy``; ``loss`` among them.
     """
 
     score: float
@@ -47,7 +47,8 @@ class LoopSettings:
         batch_size: Examples in one forward and backward; fewer after memory ran out.
         updates_per_epoch: Effective batches in a pass over the training split.
         logging_updates: Updates between two readings of the loss.
-        patience: Validations in a row without a better model after which training stops; 0: never.
+        patience: Validations in a row without a better score or a lower loss after which training
+            stops; 0: never.
         plan_epoch: Returns an epoch's effective batches from its number.
         validate: Tries the model on the validation split; None if there is none.
         save_best: Saves the model as the best so far.
@@ -152,7 +153,7 @@ def _validate(progress: Progress, settings: LoopSettings) -> None:
         settings.save_best()
         return
     found = settings.validate()
-    is_best = progress.note_score(found.score)
+    is_best = progress.note_validation(score=found.score, loss=found.metrics["loss"])
     if is_best:
         settings.save_best()
     epoch = progress.updates / settings.updates_per_epoch

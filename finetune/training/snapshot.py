@@ -21,7 +21,8 @@ class Progress:
         loss_sum: Sum of the losses of all updates.
         best_score: Highest validation score so far, if there was one.
         best_updates: Updates done when it was reached.
-        validations_since_best: Validations in a row that were no better.
+        lowest_loss: Lowest validation loss so far, if there was one.
+        validations_since_best: Validations in a row that improved neither score nor loss.
     """
 
     updates: int = 0
@@ -29,16 +30,22 @@ class Progress:
     loss_sum: float = 0.0
     best_score: float | None = None
     best_updates: int = 0
+    lowest_loss: float | None = None
     validations_since_best: int = 0
 
-    def note_score(self, score: float) -> bool:
-        """Take in a validation's score, higher is better; return whether it is the best so far."""
+    def note_validation(self, *, score: float, loss: float) -> bool:
+        """Take in a validation; return whether its score, higher is better, is the best so far.
+
+        The accuracy on a few rows stands still while the model learns: training has stopped
+        improving only where the loss no longer falls either.
+        """
         is_best = self.best_score is None or score > self.best_score
+        is_lowest = self.lowest_loss is None or loss < self.lowest_loss
         if is_best:
             self.best_score, self.best_updates = score, self.updates
-            self.validations_since_best = 0
-        else:
-            self.validations_since_best += 1
+        if is_lowest:
+            self.lowest_loss = loss
+        self.validations_since_best = 0 if is_best or is_lowest else self.validations_since_best + 1
         return is_best
 
 

@@ -65,7 +65,7 @@ class Diary:
         def validate() -> ValidationResult:
             score = self.scores[len(self.times("validate"))]
             self.note("validate")
-            return ValidationResult(score, {"accuracy": score})
+            return ValidationResult(score, {"accuracy": score, "loss": 1.0})
 
         settings: dict[str, Any] = {
             "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.emitted.append),
@@ -164,7 +164,7 @@ def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.M
     def validate() -> ValidationResult:
         nonlocal now_seconds
         now_seconds += 100.0
-        return ValidationResult(0.5, {})
+        return ValidationResult(0.5, {"loss": 1.0})
 
     diary = Diary()
     slow = replace(examples, inputs_of=inputs_of)
@@ -299,7 +299,7 @@ def test_model_trains_after_a_validation_as_before() -> None:
 
     def validate() -> ValidationResult:
         training_state.model.eval()
-        return ValidationResult(0.5, {})
+        return ValidationResult(0.5, {"loss": 1.0})
 
     run(Diary(), training_state, validate=validate)
 
@@ -312,7 +312,7 @@ def test_validation_finds_no_gradients_in_memory() -> None:
 
     def validate() -> ValidationResult:
         gradients.extend(one.grad for one in training_state.model.parameters())
-        return ValidationResult(0.5, {})
+        return ValidationResult(0.5, {"loss": 1.0})
 
     run(Diary(), training_state, validate=validate)
 

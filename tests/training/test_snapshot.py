@@ -58,7 +58,7 @@ def test_other_random_numbers_would_show() -> None:
 def test_progress_comes_back(tmp_path: Path) -> None:
     progress = Progress(
         updates=7, seconds=1.5, loss_sum=0.1 + 0.2, best_score=0.75, best_updates=4,
-        validations_since_best=2,
+        lowest_loss=0.5, validations_since_best=2,
     )  # fmt: skip
     save(tmp_path / "checkpoint", tiny_training_state(), progress)
 
@@ -102,14 +102,25 @@ def test_trained_parameters_are_copied_in_place() -> None:
 def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:
     progress = Progress(updates=10)
 
-    assert progress.note_score(-3.0)
+    assert progress.note_validation(score=-3.0, loss=1.0)
     progress.updates = 20
-    assert not progress.note_score(-3.0)
-    assert not progress.note_score(-4.0)
+    assert not progress.note_validation(score=-3.0, loss=1.0)
+    assert not progress.note_validation(score=-4.0, loss=2.0)
     assert (progress.best_score, progress.best_updates) == (-3.0, 10)
     assert progress.validations_since_best == 2
 
     progress.updates = 30
-    assert progress.note_score(-2.0)
+    assert progress.note_validation(score=-2.0, loss=2.0)
     assert (progress.best_score, progress.best_updates) == (-2.0, 30)
     assert progress.validations_since_best == 0
+
+
+def test_a_falling_loss_is_an_improvement_where_the_score_stands_still() -> None:
+    progress = Progress()
+    progress.note_validation(score=0.5, loss=1.0)
+    progress.note_validation(score=0.5, loss=1.0)
+
+    assert not progress.note_validation(score=0.5, loss=0.9)
+    assert progress.validations_since_best == 0
+    progress.note_validation(score=0.5, loss=0.95)
+    assert progress.validations_since_best == 1
