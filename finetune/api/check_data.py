@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 from datasets import DatasetDict
 
 from finetune.config.schema import Config, ModelConfig
@@ -15,6 +16,7 @@ from finetune.data.check import (
     measure_lengths,
     suggest_changes,
     suggest_max_length,
+    suggest_model,
 )
 from finetune.data.load import load_data
 from finetune.data.split import split_table
@@ -79,7 +81,7 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
         given, split_options(config.data), takes_first=takes_first, emit=emit_and_keep
     )
     findings = check_splits(given)
-    lengths = _measure(given, config.model, emit=emit_and_keep)
+    lengths = measure_tokens(given, config.model, emit=emit_and_keep)
     return DataReport(
         data=config.data.data,
         rows_of_a_run={split: len(rows) for split, rows in splits.items()},
@@ -90,8 +92,13 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
     )
 
 
-def _measure(splits: DatasetDict, options: ModelConfig, *, emit: Emit) -> LengthFindings | None:
-    """Return the lengths of the texts under the model's tokenizer, if there is one to be had."""
+def measure_tokens(
+    splits: DatasetDict, options: ModelConfig, *, emit: Emit
+) -> LengthFindings | None:
+    """Return the lengths of texts under a model's tokenizer; None without one.
+
+    A vocabulary that lacks many of the words is reported as a warning.
+    """
     emit(Stage(f"counting tokens as {options.model} does"))
     try:
         tokenizer = load_tokenizer(options.model, revision=options.revision)
@@ -102,18 +109,24 @@ def _measure(splits: DatasetDict, options: ModelConfig, *, emit: Emit) -> Length
             )
         )
         return None
-    lengths = {
-        split: encode_texts(tokenizer, texts_of(rows), max_length=NOT_CUT).lengths
+    encoded = {
+        split: encode_texts(tokenizer, texts_of(rows), max_length=NOT_CUT)
         for split, rows in splits.items()
     }
+    ids = encoded["train"].columns["input_ids"]
+    unknown_tokens = int(np.count_nonzero(ids == tokenizer.unk_token_id))
+    if found := suggest_model(unknown_tokens=unknown_tokens, tokens=len(ids)):
+        emit(WarningMessage(found.finding, remedy=found.remedy))
+    lengths = encoded["train"].lengths
+    suggested = suggest_max_length(lengths, max_tokens=tokenizer.model_max_length)
     return LengthFindings(
         model=options.model,
         max_length=options.max_length,
-        suggested_max_length=suggest_max_length(
-            lengths["train"], max_tokens=tokenizer.model_max_length
-        ),
+        suggested_max_length=suggested,
+        beyond_suggested=int(np.count_nonzero(lengths > suggested)),
+        unknown_share=unknown_tokens / len(ids),
         splits={
-            split: measure_lengths(tokens, max_length=options.max_length)
-            for split, tokens in lengths.items()
+            split: measure_lengths(texts.lengths, max_length=options.max_length)
+            for split, texts in encoded.items()
         },
     )

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 from datasets import DatasetDict
 
-from finetune.config.schema import DEFAULT_BATCH_SIZE, Config, DataConfig, mode_defaults
+from finetune.api.check_data import measure_tokens
+from finetune.config.schema import (
+    DEFAULT_BATCH_SIZE,
+    Config,
+    DataConfig,
+    ModelConfig,
+    mode_defaults,
+)
 from finetune.config.starter import make_starter
 from finetune.data.check import count_classes, suggest_max_length
 from finetune.data.columns import choose_columns
@@ -63,7 +70,7 @@ class TableFacts:
 
 
 def look_at_table(
-    file: Path, *, text_column: str | None, label_column: str | None, emit: Emit
+    file: Path, *, text_column: str | None, label_column: str | None, model: str | None, emit: Emit
 ) -> TableFacts:
     """Read a file as a run would, and say what it holds.
 
@@ -71,7 +78,8 @@ def look_at_table(
         file: A file of rows.
         text_column: Name of the texts' column; ``None`` to guess it.
         label_column: Name of the classes' column; ``None`` to guess it.
-        emit: Is told what is read, and how.
+        model: Whose tokenizer counts; ``None`` for the default. Without one, tokens are estimated.
+        emit: Receives progress events.
 
     Raises:
         DataError: If a run could not use the file.
@@ -88,6 +96,7 @@ def look_at_table(
     class_rows = count_classes(rows)
     first_rows = {name: int(np.argmax(labels == number)) for number, name in enumerate(names)}
     mean_characters = sum(map(len, texts)) / len(texts)
+    lengths = measure_tokens(table, ModelConfig(model=model or Config().model.model), emit=emit)
     return TableFacts(
         file=str(file),
         columns=values.column_names,
@@ -100,7 +109,9 @@ def look_at_table(
         examples={name: texts[first_rows[name]] for name in names if class_rows[name]},
         mean_characters=mean_characters,
         longest_characters=max(map(len, texts)),
-        suggested_max_length=_suggest_max_length(texts),
+        suggested_max_length=lengths.suggested_max_length
+        if lengths
+        else _estimate_max_length(texts),
     )
 
 
@@ -162,6 +173,6 @@ def _count_rows_of_a_run(table: DatasetDict, *, emit: Emit) -> dict[str, int]:
     return {split: len(rows) for split, rows in splits.items()}
 
 
-def _suggest_max_length(texts: Sequence[str]) -> int:
+def _estimate_max_length(texts: Sequence[str]) -> int:
     tokens = [len(text.encode()) // BYTES_A_TOKEN + SPECIAL_TOKENS for text in texts]
     return suggest_max_length(np.array(tokens, np.int64), max_tokens=MOST_TOKENS)

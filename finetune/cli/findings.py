@@ -69,8 +69,14 @@ def _show_lengths(lengths: "LengthFindings") -> None:
     ]
     show_lines()
     show_table(("tokens of a text", *numbers), rows, numbers=numbers)
-    enough = f"--max-length {lengths.suggested_max_length} is enough"
-    show_lines(f"tokens counted by the tokenizer of {lengths.model}; {enough}")
+    longest, limit = lengths.splits["train"].max, f"--max-length {lengths.suggested_max_length}"
+    fits = f"fits {limit}"
+    if lengths.beyond_suggested:
+        fits = f"{limit} truncates {lengths.beyond_suggested:,} texts"
+    show_lines(
+        f"tokens counted by the tokenizer of {lengths.model}; longest text: {longest:,} tokens,"
+        f" {fits}"
+    )
 
 
 def _examples(found: "Findings") -> Iterator[tuple[str, str]]:

@@ -53,7 +53,9 @@ def command(
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.api.init import look_at_table, make_config
 
-        facts = look_at_table(table, text_column=text_column, label_column=label_column, emit=emit)
+        facts = look_at_table(
+            table, text_column=text_column, label_column=label_column, model=model, emit=emit
+        )
     file = output or Path(f"{table.stem}.yaml")
     write_new_file(file, make_config(facts, model=model))
     if as_json:

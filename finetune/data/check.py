@@ -22,6 +22,8 @@ RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
 # A tail is long if the longest text has more than so many times the tokens of all but 0.5 %.
 LONG_TAIL = 2.0
+# Emoji and rare words are unknown to a model that suits the texts otherwise.
+MOST_UNKNOWN = 0.05
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,22 @@ class SplitLengths(Lengths):
 
 @dataclass(frozen=True)
 class LengthFindings:
-    """Tokens of the texts of each split under a model's tokenizer."""
+    """Tokens of the texts of each split under a model's tokenizer.
+
+    Args:
+        model: Whose tokenizer counted.
+        max_length: The maximum that the splits are measured by.
+        suggested_max_length: What :func:`suggest_max_length` returns.
+        beyond_suggested: Training texts that are longer than that.
+        unknown_share: Share of the training tokens that the vocabulary lacks, in 0..1.
+        splits: By split.
+    """
 
     model: str
     max_length: int
     suggested_max_length: int
+    beyond_suggested: int
+    unknown_share: float
     splits: dict[str, SplitLengths]
 
     def to_json(self) -> dict[str, Any]:
@@ -243,6 +256,23 @@ def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
     longest = int(lengths.max())
     needed = nearly_all if longest > LONG_TAIL * nearly_all else longest
     return min(8 * int(np.ceil(needed / 8)), max_tokens)
+
+
+def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
+    """Suggest another model if too many tokens are unknown to the vocabulary of this one.
+
+    Args:
+        unknown_tokens: How many tokens stand for what the vocabulary lacks.
+        tokens: All tokens of the texts, special ones included.
+    """
+    share = unknown_tokens / max(tokens, 1)
+    if share <= MOST_UNKNOWN:
+        return None
+    return Suggestion(
+        f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which sees nothing"
+        " of these words",
+        "--model xlm-roberta-base, which is multilingual, or a model of the texts' language",
+    )
 
 
 def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> list[Suggestion]:

@@ -52,7 +52,17 @@ def test_the_suggested_length_is_one_that_the_model_takes(
     path = tmp_path / "long.csv"
     lines = [f"{'word ' * 100}{number},{number % 2}" for number in range(20)]
     path.write_text("\n".join(["text,label", *lines]))
-    assert check(path, tiny_folder)["lengths"]["suggested_max_length"] == 64
+    lengths = check(path, tiny_folder)["lengths"]
+    assert (lengths["suggested_max_length"], lengths["beyond_suggested"]) == (64, 20)
+
+
+def test_texts_that_the_vocabulary_lacks_are_a_warning(tmp_path: Path, tiny_folder: Path) -> None:
+    path = tmp_path / "chinese.csv"
+    lines = [f"今天天气很好 {number},{number % 2}" for number in range(20)]
+    path.write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    found = check(path, tiny_folder)
+    assert found["lengths"]["unknown_share"] > 0.05
+    assert any("unknown to the vocabulary" in warning for warning in found["warnings"])
 
 
 @pytest.mark.parametrize("model", ["acme/unknown", "."])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from finetune.api.check_data import check_data
 from finetune.api.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
 from finetune.config.schema import Config
@@ -28,7 +29,7 @@ def look(folder: Path, table: Sequence[Row], **columns: str | None) -> TableFact
     file.write_text("\n".join(map(json.dumps, table)), encoding="utf-8")
     return look_at_table(
         file,
-        **({"text_column": None, "label_column": None} | columns),
+        **({"text_column": None, "label_column": None, "model": None} | columns),
         emit=lambda event: None,
     )
 
@@ -67,7 +68,7 @@ def test_reading_is_told_once(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_text("text;label\n" + "".join(f"{row['text']};{row['label']}\n" for row in rows()))
     emitted: list[Event] = []
-    look_at_table(file, text_column=None, label_column=None, emit=emitted.append)
+    look_at_table(file, text_column=None, label_column=None, model=None, emit=emitted.append)
     readings = [event for event in map(str, emitted) if f"reading {file}" in event]
     assert len(readings) == 1
     assert "encoding utf-8, delimiter semicolon" in readings[0]
@@ -76,7 +77,11 @@ def test_reading_is_told_once(tmp_path: Path) -> None:
 def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound):
         look_at_table(
-            tmp_path / "none.csv", text_column=None, label_column=None, emit=lambda event: None
+            tmp_path / "none.csv",
+            text_column=None,
+            label_column=None,
+            model=None,
+            emit=lambda event: None,
         )
     with pytest.raises(DataError, match="too few rows for a test split"):
         look(tmp_path, rows(praise=2, blame=2))
@@ -131,3 +136,11 @@ def test_a_text_in_chinese_is_not_taken_for_a_short_one(tmp_path: Path) -> None:
 def test_a_name_that_breaks_lines_stays_out_of_the_comments(tmp_path: Path) -> None:
     table = [{"text": row["text"], "label": row["label"] + "\u2028data: {"} for row in rows()]
     assert configured(look(tmp_path, table), tmp_path).data.label_column == "label"
+
+
+def test_init_and_check_count_the_same_tokens(tmp_path: Path, tiny_folder: Path) -> None:
+    facts = look(tmp_path, rows(text="{} {} " + "the river " * 3), model=str(tiny_folder))
+    config = configured(facts, tmp_path, model=str(tiny_folder))
+    lengths = check_data(config, emit=lambda event: None).lengths
+    assert lengths is not None
+    assert facts.suggested_max_length == lengths.suggested_max_length

@@ -19,6 +19,7 @@ from finetune.data.check import (
     measure_lengths,
     suggest_changes,
     suggest_max_length,
+    suggest_model,
     weigh_classes,
 )
 from finetune.data.tables import make_table
@@ -140,6 +141,8 @@ def remedies(splits: DatasetDict, *, max_length: int = 8, longest: int = 8) -> l
         model="tiny",
         max_length=max_length,
         suggested_max_length=suggest_max_length(tokens, max_tokens=512),
+        beyond_suggested=0,
+        unknown_share=0.0,
         splits={"train": measure_lengths(tokens, max_length=max_length)},
     )
     return [change.remedy for change in suggest_changes(check_splits(splits), lengths=lengths)]
@@ -195,3 +198,12 @@ def test_findings_become_json() -> None:
     assert found["overlap"]["test"]["examples"] == [
         {"text": "text 0", "label": "b", "train_labels": ["a"]}
     ]
+
+
+def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:
+    assert suggest_model(unknown_tokens=5, tokens=100) is None
+    assert suggest_model(unknown_tokens=0, tokens=0) is None
+    found = suggest_model(unknown_tokens=65, tokens=100)
+    assert found is not None
+    assert found.finding.startswith("65% of the tokens are unknown")
+    assert found.remedy.startswith("--model ")
