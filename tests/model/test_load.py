@@ -118,11 +118,14 @@ def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path)
     trained = tiny_model(classes=len(NAMES))
     trained.config.id2label = dict(enumerate(["good", "bad", "so-so", "none"]))
+    torch.nn.init.ones_(trained.get_parameter("classifier.weight"))
+    torch.nn.init.ones_(trained.get_parameter("classifier.bias"))
     trained.save_pretrained(folder)
 
     classifier = load(folder, seed=1)
 
-    assert not torch.equal(weight_of(classifier.model), weight_of(trained))
+    assert weight_of(classifier.model).std().item() == pytest.approx(0.02, rel=0.3)
+    assert not classifier.model.get_parameter("classifier.bias").any()
 
 
 def test_head_of_the_same_classes_comes_back_however_many(tmp_path: Path) -> None:
@@ -234,6 +237,13 @@ def test_a_config_that_no_text_classifier_can_be_built_from_is_refused(
     assert refused.value.exit_code == 2
     assert str(folder) in refused.value.message or "no encoder of layers" in refused.value.message
     assert "\n" not in refused.value.message + refused.value.remedy
+
+
+def test_the_first_line_of_what_transformers_says_is_the_reason(folder: Path) -> None:
+    change_config(folder, model_type="novel")
+
+    with pytest.raises(ModelUnsupported, match="`novel` but Transformers does not recognize"):
+        load(folder)
 
 
 @pytest.mark.parametrize(
