@@ -158,8 +158,7 @@ def _validators() -> dict[str, pydantic.TypeAdapter[Any]]:
         option: pydantic.TypeAdapter(
             Annotated[hint, pydantic.BeforeValidator(_spell_choice)]
             if get_origin(hint) is Literal
-            else hint,
-            config={"allow_inf_nan": False},
+            else hint
         )
         for section in get_type_hints(Config).values()
         for option, hint in get_type_hints(section, include_extras=True).items()

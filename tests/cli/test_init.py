@@ -72,6 +72,14 @@ def test_init_of_a_table_that_is_not_there_writes_nothing(command: Command) -> N
     assert not Path("none.yaml").exists()
 
 
+def test_a_table_of_twenty_classes_shows_all(command: Command) -> None:
+    lines = [f"text {number},class {number % 20}" for number in range(300)]
+    Path("many.csv").write_text("\n".join(["text,label", *lines]))
+    shown = command("init", "many.csv").output
+    assert "class 19" in shown
+    assert "..." not in shown
+
+
 def test_a_table_of_many_classes_shows_the_first(command: Command) -> None:
     lines = [f"text {number},class {number % 30}" for number in range(300)]
     Path("many.csv").write_text("\n".join(["text,label", *lines]))

@@ -317,6 +317,11 @@ def test_yaml_that_is_ambiguous_endless_or_huge_is_refused(
     assert len(message) < 500
 
 
+def test_a_file_of_1_mib_is_read(write_yaml: WriteYaml) -> None:
+    file = write_yaml("training: {seed: 7}\n#".ljust(2**20, "-"))
+    assert load(file).config.training.seed == 7
+
+
 @pytest.mark.parametrize(
     "line",
     [

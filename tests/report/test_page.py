@@ -143,7 +143,8 @@ def test_run_without_mistakes_says_so(folder: RunFolder, results: RunResults) ->
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(9.53, "9.5 s"), (1453, "24 min 13 s"), (8040, "2 h 14 min")]
+    ("seconds", "shown"),
+    [(9.53, "9.5 s"), (60, "1 min 0 s"), (1453, "24 min 13 s"), (8040, "2 h 14 min")],
 )
 def test_durations_have_the_units_that_matter(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
