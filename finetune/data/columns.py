@@ -18,13 +18,13 @@ TEXT_NAMES = (
 )
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "intent", "sentiment", "emotion"),
-    *("topic", "y", "label_coarse", "coarse_label", "rating", "stars"),
+    *("topic", "y", "label_coarse", "coarse_label", "rating", "stars", "score", "polarity"),
 )
 # Words in the names of columns that hold neither.
 OTHER_WORDS = frozenset(
     (
         *("id", "index", "date", "time", "timestamp", "created", "updated", "url", "link", "user"),
-        *("author", "name", "source", "confidence", "count", "score", "latitude", "longitude"),
+        *("author", "name", "source", "confidence", "count", "latitude", "longitude"),
         *("location", "coord", "gold", "retweet"),
     )
 )
@@ -39,6 +39,7 @@ SAMPLE_ROWS = 10_000
 LONGEST_LABEL = 60
 # The best column must be so many times as good as the next one.
 CLEAR_LEAD = 2.0
+MOST_CANDIDATES = 5
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,9 @@ def _best(scores: dict[_Facts, float], names: Sequence[str], *, kind: str, table
     best = ranked[0]
     close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]
     if len(close) > 1:
+        candidates = [one.name for one in ranked[: max(len(close), MOST_CANDIDATES)]]
         raise DataError(
-            f"can't tell which column is the {kind}: {_listed(close)}",
+            f"can't tell which column is the {kind}: {_listed(candidates)}",
             remedy=f"choose one with {option}",
         )
     if best.name_weight(LABEL_NAMES if kind == "label" else TEXT_NAMES) > 1:
