@@ -113,9 +113,9 @@ def measure_tokens(
         split: encode_texts(tokenizer, texts_of(rows), max_length=NOT_CUT)
         for split, rows in splits.items()
     }
-    ids = encoded["train"].columns["input_ids"]
-    unknown_tokens = int(np.count_nonzero(ids == tokenizer.unk_token_id))
-    if found := suggest_model(unknown_tokens=unknown_tokens, tokens=len(ids)):
+    unknown_tokens = encoded["train"].count(tokenizer.unk_token_id)
+    tokens = int(encoded["train"].offsets[-1])
+    if found := suggest_model(unknown_tokens=unknown_tokens, tokens=tokens):
         emit(WarningMessage(found.finding, remedy=found.remedy))
     lengths = encoded["train"].lengths
     suggested = suggest_max_length(lengths, max_tokens=tokenizer.model_max_length)
@@ -124,7 +124,7 @@ def measure_tokens(
         max_length=options.max_length,
         suggested_max_length=suggested,
         beyond_suggested=int(np.count_nonzero(lengths > suggested)),
-        unknown_share=unknown_tokens / len(ids),
+        unknown_share=unknown_tokens / tokens,
         splits={
             split: measure_lengths(texts.lengths, max_length=options.max_length)
             for split, texts in encoded.items()

@@ -13,6 +13,7 @@ from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import Config, mode_of
 from finetune.config.sizes import parse_size
+from finetune.data.tables import texts_of
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
@@ -221,7 +222,7 @@ def _measure_data(task: _Task) -> tuple[int, int]:
             )
         )
         return max_length, most
-    texts = [text for split in table.values() for text in split["text"]]
+    texts = [text for split in table.values() for text in texts_of(split)]
     longest_tokens = int(encode_texts(tokenizer, texts, max_length=max_length).lengths.max())
     task.emit(Stage(f"the longest text of {options.data} has {longest_tokens} tokens"))
     return longest_tokens, rows

@@ -22,7 +22,7 @@ from finetune.data.columns import choose_columns
 from finetune.data.files import read_file
 from finetune.data.source import DataOptions
 from finetune.data.split import split_table
-from finetune.data.tables import column_of, read_tables, texts_of
+from finetune.data.tables import column_of, make_splits, texts_of
 from finetune.events import Emit
 from finetune.model.mode import Mode
 from finetune.runs.preparation import split_options
@@ -86,9 +86,9 @@ def look_at_table(
         UsageError: If both names are the same.
     """
     options = DataOptions(str(file), "", text_column=text_column, label_column=label_column)
-    values = read_file(file, options, emit=lambda event: None).columns
-    columns = choose_columns(values, text=text_column, label=label_column, table=str(file))
-    table = read_tables({"train": [file]}, options, needs_all_labels=True, emit=emit)
+    read = read_file(file, options, emit=emit)
+    columns = choose_columns(read.columns, text=text_column, label=label_column, table=str(file))
+    table = make_splits({"train": [read]}, options, needs_all_labels=True, emit=emit)
     rows = table["train"]
     texts = texts_of(rows)
     labels = column_of(rows, "label").to_numpy()
@@ -99,7 +99,7 @@ def look_at_table(
     lengths = measure_tokens(table, ModelConfig(model=model or Config().model.model), emit=emit)
     return TableFacts(
         file=str(file),
-        columns=values.column_names,
+        columns=read.columns.column_names,
         text_column=columns.text.name,
         text_reason=columns.text.reason,
         label_column=columns.label.name,

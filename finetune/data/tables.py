@@ -79,6 +79,17 @@ def read_tables(
         split: [read_file(path, options, emit=emit) for path in paths]
         for split, paths in files.items()
     }
+    return make_splits(tables, options, needs_all_labels=needs_all_labels, emit=emit)
+
+
+def make_splits(
+    tables: Mapping[str, Sequence[RawTable]],
+    options: DataOptions,
+    *,
+    needs_all_labels: bool,
+    emit: Emit,
+) -> DatasetDict:
+    """Make the splits of tables that have been read; see :func:`read_tables`."""
     columns = _choose(tables["train"][0], options, emit=emit)
     if not needs_all_labels:
         tables = _leave_out_unlabelled(tables, label=columns.label.name, emit=emit)
@@ -95,7 +106,7 @@ def read_tables(
             parts[split], known, split=split, is_skipped=is_skipped, emit=emit
         )
     splits = {split: _joined(own) for split, own in parts.items()}
-    _warn_of_mojibake(splits["train"]["text"], path=files["train"][0], emit=emit)
+    _warn_of_mojibake(splits["train"]["text"], path=tables["train"][0].path, emit=emit)
     return DatasetDict(
         {
             split: make_table(rows["text"], rows["label"], classes=classes)
@@ -123,8 +134,8 @@ def _choose(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
 
 
 def _leave_out_unlabelled(
-    tables: Mapping[str, list[RawTable]], *, label: str, emit: Emit
-) -> dict[str, list[RawTable]]:
+    tables: Mapping[str, Sequence[RawTable]], *, label: str, emit: Emit
+) -> dict[str, Sequence[RawTable]]:
     kept = {}
     for split, parts in tables.items():
         if split == "train" or any(_has_values(part.columns, label) for part in parts):

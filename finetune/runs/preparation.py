@@ -5,14 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 
 from finetune.config.schema import Config, DataConfig, mode_of
+from finetune.data.check import suggest_model
 from finetune.data.load import load_splits
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions
+from finetune.data.tables import column_of, texts_of
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Emit, Stage, WarningMessage
@@ -129,9 +130,8 @@ def encode_rows(
     rows: Dataset, split: str, classifier: Classifier, *, config: Config, emit: Emit
 ) -> Examples:
     """Encode the texts of a split, with a warning if some are truncated."""
-    columns = rows.with_format("numpy")[:]
     max_length = config.model.max_length
-    encoded = classifier.encode(columns["text"].tolist(), max_length=max_length)
+    encoded = classifier.encode(texts_of(rows), max_length=max_length)
     if encoded.truncated_texts:
         can_be_longer = classifier.max_tokens > max_length
         emit(
@@ -143,7 +143,10 @@ def encode_rows(
                 else "if their end matters, choose a model with more positions",
             )
         )
-    labels = np.asarray(columns["label"], np.int64)
+    unknown_tokens = encoded.count(classifier.tokenizer.unk_token_id)
+    if found := suggest_model(unknown_tokens=unknown_tokens, tokens=int(encoded.offsets[-1])):
+        emit(WarningMessage(f"{split}: {found.finding}", remedy=found.remedy))
+    labels = column_of(rows, "label").to_numpy()
     return Examples(
         inputs_of=classifier.inputs(encoded).inputs_of,
         lengths=encoded.lengths,

@@ -37,6 +37,10 @@ class EncodedTexts:
         """Tokens of each text, special ones included: int64 of shape [texts]."""
         return np.diff(self.offsets)
 
+    def count(self, token_id: int | None) -> int:
+        """Return how often a token occurs in all texts."""
+        return int(np.count_nonzero(self.columns["input_ids"] == token_id))
+
 
 def encode_texts(
     tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], *, max_length: int

@@ -224,7 +224,8 @@ def test_trec_is_measured_by_the_models_own_tokenizer(tiny_folder: Path, tmp_pat
     folder = tmp_path / "trec"
     folder.mkdir()
     (folder / "train_5500.label").write_text(
-        "".join(f"NUM:date {text} ?\n" for text in TEXTS), encoding="iso-8859-1"
+        "LOC:city Which ?\n" + "".join(f"NUM:date {text} ?\n" for text in TEXTS),
+        encoding="iso-8859-1",
     )
     emitted: list[Event] = []
     estimates(model=tiny_folder, data_dir=folder, freeze_core=True, feature_cache=False,
