@@ -35,7 +35,7 @@ from accelerate.utils import find_executable_batch_size
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import load_calibration, model_live_memory
-from finetune.batch_finder.find import Bounds, find_case
+from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.prober import Prober
 from finetune.batch_finder.search import Found
 from finetune.batch_finder.trial import Trial, build_trial
@@ -234,7 +234,7 @@ def search(case: Case, *, device: Device, cap_bytes: int | None, limit: int) -> 
         memory_limit_bytes=cap_bytes,
         time_limit_seconds=SEARCH_SECONDS,
     )
-    return find_case(case, device=device, bounds=bounds, cache=None, on_probe=lambda _: None)
+    return Finder(device, bounds, cache=None, emit=lambda _: None).find(case)
 
 
 def describe_search(found: Found) -> dict[str, Any]:
@@ -317,7 +317,6 @@ def work(job: Job) -> None:
     device = select_device(case.device, emit=lambda _: None)
     device.memory.cap(job.budget_bytes)
     trial = build_trial(case, device=device)
-    assert isinstance(trial, Trial)
     print(json.dumps(JOBS[job.name](trial, job)))
 
 

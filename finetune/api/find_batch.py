@@ -1,12 +1,13 @@
 """The batch sizes that suit a model on this machine's devices, or on a Mac that is not here."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
 from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.find import Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
 from finetune.config.load import check_option, load_config
@@ -138,20 +139,16 @@ def _search(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
     # An invalid limit is refused before anything is loaded.
     bounds = bounds_of(config.search, limit=1, first=None)
     longest_tokens, rows = _measure_data(task)
-    choice = config.training.device
-    for device in (
-        usable_devices(emit=task.emit)
-        if choice == "auto"
-        else [select_device(choice, emit=task.emit)]
-    ):
+    cache = None if is_fresh else cache_folder(config.cache, "batches")
+    devices: Iterable[Device] = usable_devices(emit=task.emit)
+    if (choice := config.training.device) != "auto":
+        devices = [select_device(choice, emit=task.emit)]
+    for device in devices:
         for mode in task.modes:
             yield search_parts(
                 task.case(device, mode, longest_tokens),
+                Finder(device, replace(bounds, limit=rows), cache, task.emit),
                 stores_features=stores_features(config.cache, mode),
-                device=device,
-                bounds=replace(bounds, limit=rows),
-                cache=None if is_fresh else cache_folder(config.cache, "batches"),
-                emit=task.emit,
             )
 
 

@@ -26,10 +26,8 @@ class Case:
     """Everything that the memory of an update depends on, but for the batch size.
 
     Args:
-        device: Name of the device.
+        device: Its name.
         architecture: The model's config, as ``architecture_of`` returns it.
-        classes: Number of classes.
-        mode: What trains.
         padded_length: Tokens of each example, padding included.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic.
         part: ``whole`` for an update on texts. Where features of the frozen layers are stored,

@@ -19,10 +19,9 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """A module of the package in a process and a session of its own: Ctrl-C ends the parent alone.
+    """A module, run with the parent's ``sys.path`` in a process and a session of its own.
 
-    Args:
-        module: Name of the module to run, with the parent's ``sys.path``.
+    In a session of its own, since Ctrl-C is for the parent alone.
     """
 
     def __init__(self, module: str) -> None:
@@ -41,7 +40,6 @@ class Child:
 
     @property
     def process_id(self) -> int:
-        """The system's number of it."""
         return self._process.pid
 
     def send(self, value: Any) -> None:
@@ -63,10 +61,9 @@ class Child:
             if not piece:
                 raise ChildEnded
             self._received += piece
-        line, end, rest = self._received.partition(b"\n")
-        if not end:
+        if b"\n" not in self._received:
             return None
-        self._received = rest
+        line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 
     def kill(self) -> None:

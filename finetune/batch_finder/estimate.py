@@ -7,8 +7,7 @@ memory inside operations, and what the process itself holds.
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,8 +18,8 @@ from transformers.initialization import no_init_weights
 
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.live_memory import LiveMemory
-from finetune.batch_finder.memory_model import MemoryModel, Point, fit_memory
-from finetune.batch_finder.trial import ExtractionTrial, Trial, build_trial
+from finetune.batch_finder.memory_model import MemoryModel, fit_memory
+from finetune.batch_finder.trial import build_trial
 from finetune.devices.base import gibibytes
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import Kernels, keeping_memory_as
@@ -34,8 +33,6 @@ class Calibration:
     """What measurements on a device showed: peak bytes = ``offset + slope * live bytes``.
 
     Args:
-        slope: Peak bytes for each live byte.
-        offset_bytes: Peak bytes without any tensor.
         error_share: How far a peak may be from the prediction, as a share of the latter.
         measurements: How many peaks it was fitted to.
         source: Where and how they were measured.
@@ -61,7 +58,7 @@ class Estimate:
     """The batch sizes that a machine is estimated to take.
 
     Args:
-        batch: Largest batch size that is expected to fit; 0 where not even one example does.
+        batch: Largest that is expected to fit; 0 where not even one example does.
         lowest_batch: What fits if the memory is underestimated as far as it may be.
         highest_batch: What fits if it is overestimated as far as it may be.
         peak_bytes: Expected peak memory at ``batch``, or at 1 where none is expected to fit.
@@ -78,34 +75,22 @@ class Estimate:
 
 
 def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
-    """Estimate the largest batch that training takes on a device, without the device.
+    """Estimate the largest batch, up to a limit, that training takes on a device that is not here.
 
-    Args:
-        case: What is trained, and on which device.
-        memory_bytes: What the process may take there, its own share included.
-        limit: Largest batch size of interest.
+    The process may take ``memory_bytes`` there, its own share included.
     """
     calibration = load_calibration(case)
     expected = calibration.apply(model_live_memory(case))
     most = 1 + calibration.error_share
-    batch, lowest, highest = (
-        _largest_batch(expected, memory_bytes=budget, limit=limit)
-        for budget in (memory_bytes, memory_bytes / most, memory_bytes * most)
-    )
-    return Estimate(
-        batch=batch,
-        lowest_batch=lowest,
-        highest_batch=highest,
-        peak_bytes=round(expected.peak_bytes(max(1, batch))),
-        memory_bytes=memory_bytes,
-        basis=_basis(case, calibration),
-    )
+    largest = map(expected.largest_batch, (memory_bytes, memory_bytes / most, memory_bytes * most))
+    batch, lowest, highest = (limit if one is None else min(one, limit) for one in largest)
+    peak_bytes = round(expected.peak_bytes(max(1, batch)))
+    return Estimate(batch, lowest, highest, peak_bytes, memory_bytes, _basis(case, calibration))
 
 
 def model_live_memory(case: Case) -> MemoryModel:
     """Model the bytes of tensors that are alive at the peak of an update, by the batch size."""
-    peaks = live_peaks(case, _BATCH_SIZES)
-    return fit_memory([Point(size, peak) for size, peak in zip(_BATCH_SIZES, peaks, strict=True)])
+    return fit_memory(dict(zip(_BATCH_SIZES, live_peaks(case, _BATCH_SIZES), strict=True)))
 
 
 def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
@@ -114,8 +99,17 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     The first begins without optimizer state. An evaluation keeps less than an update of the same
     size and is left out.
     """
+    kernels = Kernels(**_calibrations()[case.device]["kernels"])
     peaks = []
-    with _fake_trial(case) as (trial, memory):
+    with (
+        # What the examples of a trial take from numpy is real.
+        FakeTensorMode(allow_non_fake_inputs=True),
+        LiveMemory() as memory,
+        keeping_memory_as(kernels),
+        no_init_weights(),
+    ):
+        trial = build_trial(_as_fake(case), device=CpuDevice())
+        trial.begin()
         for batch_size in batch_sizes:
             memory.reset_peak()
             trial.take_update(batch_size=batch_size)
@@ -128,22 +122,6 @@ def load_calibration(case: Case) -> Calibration:
     return Calibration(**_calibrations()[case.device][_part_at_work(case)])
 
 
-@contextmanager
-def _fake_trial(case: Case) -> Iterator[tuple[Trial | ExtractionTrial, LiveMemory]]:
-    """Build a trial of fake tensors, and what follows their memory."""
-    kernels = Kernels(**_calibrations()[case.device]["kernels"])
-    with (
-        # What the examples of a trial take from numpy is real.
-        FakeTensorMode(allow_non_fake_inputs=True),
-        LiveMemory() as memory,
-        keeping_memory_as(kernels),
-        no_init_weights(),
-    ):
-        trial = build_trial(_as_fake(case), device=CpuDevice())
-        trial.begin()
-        yield trial, memory
-
-
 def _as_fake(case: Case) -> Case:
     """Return the case nearest to a case that fake tensors of the CPU can take."""
     # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
@@ -151,11 +129,6 @@ def _as_fake(case: Case) -> Case:
     part = "whole" if case.part == "trainable" and _part_at_work(case) == "core" else case.part
     # The CPU has no fp16, and numbers of bf16 are as large.
     return dataclasses.replace(case, part=part, precision=case.precision.replace("fp16", "bf16"))
-
-
-def _largest_batch(model: MemoryModel, *, memory_bytes: float, limit: int) -> int:
-    largest = model.largest_batch(memory_bytes)
-    return limit if largest is None else min(largest, limit)
 
 
 def _part_at_work(case: Case) -> str:

@@ -3,19 +3,19 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from finetune import events
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.outcomes import Outcome, Probe
+from finetune.batch_finder.outcomes import History, Outcome, Probe
 from finetune.batch_finder.prober import Prober
+from finetune.batch_finder.results import PartProbe
 from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
 from finetune.files import read_json, write_json
-
-OnProbe = Callable[[Outcome], None]
 
 # What a result depends on; this package decides what it recommends.
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
@@ -47,54 +47,70 @@ class Bounds:
         return replace(self, limit=limit, first=self.first and min(self.first, limit))
 
 
-def find_case(
-    case: Case, *, device: Device, bounds: Bounds, cache: Path | None, on_probe: OnProbe
-) -> Found:
-    """Search for a case's batch sizes, or confirm by one probe what an earlier search found.
-
-    With more memory than it had then, the search begins where the earlier one ended.
+@dataclass(frozen=True)
+class Finder:
+    """Searches on one device.
 
     Args:
-        case: What is trained, on which device.
-        device: That device. Only child processes use it.
-        bounds: Where the search ends.
+        device: Only child processes use it.
+        bounds: Where each search ends.
         cache: Folder of the results of earlier searches; None to search in any case.
-        on_probe: Is called with the outcome of each probe.
-
-    Raises:
-        BatchDoesNotFit: If not even one example fits.
-        ProbeFailed: If a probe failed for another reason than memory.
-        ModelUnsupported: If the model can't be split into the case's part.
+        emit: Receives each probe as an event.
+        probes: Those of all searches, in order.
     """
-    started = time.perf_counter()
-    file = None if cache is None else cache / f"{_key(case, device, bounds)}.json"
-    cached = None if file is None else _read(file)
-    with Prober(
-        case,
-        device=device,
-        limit_bytes=bounds.memory_limit_bytes,
-        timeout_seconds=bounds.time_limit_seconds,
-    ) as prober:
-        probe, verify = (_reporting(one, on_probe) for one in (prober.probe, prober.probe_afresh))
-        budget_bytes = prober.budget_bytes()
-        first = bounds.first
-        if cached and _may_grow(cached, budget_bytes):
-            first = cached.max_verified
-        elif cached and _is_confirmed(verify(cached.recommended)):
-            return replace(cached, budget_bytes=budget_bytes)
-        found = search(
-            probe,
-            verify=verify,
-            budget_bytes=budget_bytes,
-            limit=bounds.limit,
-            first=first,
-            time_limit_seconds=bounds.time_limit_seconds - (time.perf_counter() - started),
-            slows_down=device.memory.swaps,
-        )
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, asdict(found))
-    return found
+
+    device: Device
+    bounds: Bounds
+    cache: Path | None
+    emit: events.Emit
+    probes: list[PartProbe] = field(default_factory=list)
+
+    def find(self, case: Case) -> Found:
+        """Search for a case's batch sizes, or confirm by one probe what an earlier search found.
+
+        No size is tried that the device computes wrongly. With more memory than an earlier search
+        had, this one begins where that one ended.
+
+        Raises:
+            BatchDoesNotFit: If not even one example fits.
+            ProbeFailed: If a probe failed for another reason than memory.
+            ModelUnsupported: If the model can't be split into the case's part.
+        """
+        started = time.perf_counter()
+        max_examples = self.device.shapes.max_examples(padded_length=case.padded_length)
+        bounds = self.bounds.clamp(max_examples)
+        file = self.cache and self.cache / f"{_key(case, self.device, bounds)}.json"
+        cached = _read(file) if file else None
+        with Prober(
+            case,
+            device=self.device,
+            limit_bytes=bounds.memory_limit_bytes,
+            timeout_seconds=bounds.time_limit_seconds,
+        ) as prober:
+            probe = partial(self._report, case, prober.probe)
+            verify = partial(self._report, case, prober.probe_afresh)
+            budget_bytes = prober.budget_bytes()
+            first = bounds.first
+            if cached and _may_grow(cached, budget_bytes):
+                first = cached.max_verified
+            elif cached and _is_confirmed(verify(cached.recommended)):
+                return replace(cached, budget_bytes=budget_bytes)
+            seconds_left = bounds.time_limit_seconds - (time.perf_counter() - started)
+            slows_down = self.device.memory.swaps
+            history = History(budget_bytes, bounds.limit, first, seconds_left, slows_down)
+            found = search(probe, verify=verify, history=history)
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, asdict(found))
+        return found
+
+    def _report(self, case: Case, probe: Probe, batch_size: int) -> Outcome:
+        outcome = probe(batch_size)
+        self.probes.append(PartProbe(case.part, outcome))
+        fields = asdict(outcome)
+        del fields["is_strained"]
+        self.emit(events.Probe(**fields))
+        return outcome
 
 
 def _may_grow(cached: Found, budget_bytes: int) -> bool:
@@ -105,15 +121,6 @@ def _may_grow(cached: Found, budget_bytes: int) -> bool:
 
 def _is_confirmed(outcome: Outcome) -> bool:
     return outcome.verdict == "fits" and not outcome.is_strained
-
-
-def _reporting(probe: Probe, on_probe: OnProbe) -> Probe:
-    def probe_and_report(batch_size: int) -> Outcome:
-        outcome = probe(batch_size)
-        on_probe(outcome)
-        return outcome
-
-    return probe_and_report
 
 
 def _key(case: Case, device: Device, bounds: Bounds) -> str:

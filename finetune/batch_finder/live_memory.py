@@ -30,7 +30,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: set[int] = set()
 
     def reset_peak(self) -> None:
-        """Count the peak from now on."""
+        """Follow the peak from now on."""
         self.peak_bytes = self.live_bytes
 
     def __torch_dispatch__(

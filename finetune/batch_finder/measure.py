@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from finetune.batch_finder.trial import ExtractionTrial, Trial
+from finetune.batch_finder.trial import Trial
 
 # Shorter times say more about the machine's other work, and about a GPU that was idle before, than
 # about the batch size.
@@ -25,53 +25,41 @@ class Measurement:
     is_strained: bool
 
 
-def measure(trial: Trial | ExtractionTrial, *, batch_size: int, budget_bytes: int) -> Measurement:
-    """Take at least two updates, three on a GPU, and evaluate one batch.
+def measure(trial: Trial, *, batch_size: int, budget_bytes: int) -> Measurement:
+    """Take at least two updates, three on a GPU, and evaluate one batch, of one size.
 
     Each call starts from no more than the weights, as a run does, so that it does not matter what
-    was measured before.
-
-    Args:
-        trial: What is measured; extracting the features of one batch counts as an update.
-        batch_size: Examples of each update and of the evaluation.
-        budget_bytes: Allocations beyond it fail.
+    was measured before. Allocations beyond the budget fail. Extracting the features of one batch
+    counts as an update.
 
     Raises:
         Exception: Whatever PyTorch raises, out of memory or other.
     """
-    device = trial.device
+    memory = trial.device.memory
     trial.begin()
-    device.memory.release()
-    device.memory.cap(budget_bytes)
-    device.memory.reset_peak()
+    memory.release()
+    memory.cap(budget_bytes)
+    memory.reset_peak()
     # The first update also pays for new memory, the optimizer's state and kernels.
     trial.take_update(batch_size=batch_size)
     best_rate = _best_rate(trial, batch_size=batch_size)
     trial.evaluate(batch_size=batch_size)
-    return Measurement(
-        peak_bytes=device.memory.held_peak_bytes(),
-        examples_per_second=best_rate,
-        is_strained=device.memory.retried_allocations() > 0,
-    )
+    return Measurement(memory.held_peak_bytes(), best_rate, memory.retried_allocations() > 0)
 
 
-def _best_rate(trial: Trial | ExtractionTrial, *, batch_size: int) -> float:
+def _best_rate(trial: Trial, *, batch_size: int) -> float:
     """Return the best examples per second of some series of updates, each twice as long."""
     updates = 1 if trial.device.torch_device.type == "cpu" else 2
     best_rate = timed_seconds = 0.0
     while timed_seconds < _LEAST_TIMED_SECONDS:
-        seconds = _time_updates(trial, updates, batch_size=batch_size)
+        # Within a series nothing waits for the device.
+        trial.device.synchronize()
+        started = time.perf_counter()
+        for _ in range(updates):
+            trial.take_update(batch_size=batch_size)
+        trial.device.synchronize()
+        seconds = time.perf_counter() - started
         best_rate = max(best_rate, updates * batch_size / seconds)
         timed_seconds += seconds
         updates *= 2
     return best_rate
-
-
-def _time_updates(trial: Trial | ExtractionTrial, updates: int, *, batch_size: int) -> float:
-    """Return the seconds that some updates take; between them nothing waits for the device."""
-    trial.device.synchronize()
-    started = time.perf_counter()
-    for _ in range(updates):
-        trial.take_update(batch_size=batch_size)
-    trial.device.synchronize()
-    return time.perf_counter() - started

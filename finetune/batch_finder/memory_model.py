@@ -1,26 +1,13 @@
-"""Peak memory as a function of the batch size, from a few measured points."""
+"""Peak memory as a function of the batch size, from a few measured peaks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # A hinge that is off by no more than this share of a peak is taken to be right.
 EXACT_SHARE = 0.01
 # Sizes closer together than this say more about the noise than about the slope.
 LEAST_SPAN = 1.25
-
-
-@dataclass(frozen=True)
-class Point:
-    """The peak memory that was measured at one batch size.
-
-    Args:
-        batch_size: Examples, from 1.
-        peak_bytes: The most memory in use during an update.
-    """
-
-    batch_size: int
-    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -58,41 +45,34 @@ class MemoryModel:
         return max(0, math.floor((budget_bytes - self.base_bytes) / self.row_bytes))
 
 
-def fit_memory(points: Sequence[Point]) -> MemoryModel:
-    """Fit the hinge to measured points.
+def fit_memory(peaks: Mapping[int, int]) -> MemoryModel:
+    """Fit the hinge to measured peaks in bytes by batch size; at least one.
 
-    As few of the smallest sizes as possible are taken for the flat part, as long as every point
-    is met within 1 %; where noise forbids that, as on a CPU, the hinge is taken that misses least.
+    As few of the smallest sizes as possible are taken for the flat part, as long as every peak is
+    met within 1 %; where noise forbids that, as on a CPU, the hinge is taken that misses least.
     The larger a size, the more it weighs, since the model is asked about sizes that are larger
     still.
-
-    Args:
-        points: At least one, in any order; a size may come more than once.
     """
-    ordered = sorted(points, key=lambda point: point.batch_size)
-    largest = ordered[-1].batch_size
-    spread = [point for point in ordered if point.batch_size * LEAST_SPAN <= largest]
-    hinges = [_hinge(ordered[:flat], ordered[flat:]) for flat in range(max(1, len(spread)))]
-    misses = [_largest_miss(hinge, ordered) for hinge in hinges]
-    return hinges[misses.index(next((m for m in misses if m <= EXACT_SHARE), min(misses)))]
+    sizes = sorted(peaks)
+    spread = [size for size in sizes if size * LEAST_SPAN <= sizes[-1]]
+    hinges = []
+    for flat in range(max(1, len(spread))):
+        hinges.append(_hinge([peaks[size] for size in sizes[:flat]], sizes[flat:], peaks))
+        if _largest_miss(hinges[-1], peaks) <= EXACT_SHARE:
+            return hinges[-1]
+    return min(hinges, key=lambda hinge: _largest_miss(hinge, peaks))
 
 
-def _hinge(flat: Sequence[Point], rising: Sequence[Point]) -> MemoryModel:
-    weight = sum(point.batch_size for point in rising)
-    mean_size = sum(point.batch_size**2 for point in rising) / weight
-    mean_peak = sum(point.batch_size * point.peak_bytes for point in rising) / weight
-    spread = sum(point.batch_size * (point.batch_size - mean_size) ** 2 for point in rising)
-    joint = sum(
-        point.batch_size * (point.batch_size - mean_size) * (point.peak_bytes - mean_peak)
-        for point in rising
-    )
+def _hinge(flat_peaks: list[int], sizes: list[int], peaks: Mapping[int, int]) -> MemoryModel:
+    """Fit the line to the rising peaks of some sizes, each weighted by its size."""
+    weight = sum(sizes)
+    mean_size = sum(size**2 for size in sizes) / weight
+    mean_peak = sum(size * peaks[size] for size in sizes) / weight
+    spread = sum(size * (size - mean_size) ** 2 for size in sizes)
+    joint = sum(size * (size - mean_size) * (peaks[size] - mean_peak) for size in sizes)
     row_bytes = max(0.0, joint / spread) if spread else 0.0
-    return MemoryModel(
-        floor_bytes=max((point.peak_bytes for point in flat), default=0),
-        base_bytes=mean_peak - row_bytes * mean_size,
-        row_bytes=row_bytes,
-    )
+    return MemoryModel(max(flat_peaks, default=0), mean_peak - row_bytes * mean_size, row_bytes)
 
 
-def _largest_miss(hinge: MemoryModel, points: Sequence[Point]) -> float:
-    return max(abs(hinge.peak_bytes(point.batch_size) / point.peak_bytes - 1) for point in points)
+def _largest_miss(hinge: MemoryModel, peaks: Mapping[int, int]) -> float:
+    return max(abs(hinge.peak_bytes(size) / peak - 1) for size, peak in peaks.items())

@@ -1,11 +1,11 @@
 """The outcomes of the probes so far, and what follows from them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from finetune.batch_finder.memory_model import Point, fit_memory
+from finetune.batch_finder.memory_model import fit_memory
 
 # A probe takes two or three updates and an evaluation: no more than so many updates' time.
 UPDATES_A_PROBE = 4
@@ -45,18 +45,26 @@ Probe = Callable[[int], Outcome]
 
 @dataclass
 class History:
-    """The outcomes of a search, and what follows from them.
+    """The bounds of a search and its outcomes, and what follows from them.
 
     Args:
         budget_bytes: Memory that a batch may use.
-        limit: Largest size worth trying.
-        slows_down: Whether the device swaps rather than refuse memory.
+        limit: Largest size worth trying, from 1.
+        first: Size to begin with, in 1..limit; None for a small one. Where the device slows down,
+            the search begins with one example in any case: only the speed of a size that is not
+            swapped shows that another one is.
+        time_limit_seconds: Time for all probes. None is begun that would probably end later,
+            except those without which there is no result.
+        slows_down: Whether the device swaps rather than refuse memory, so that a size which strains
+            it, or is less than half as fast as a smaller one, is too big.
         outcomes: In the order of the probes.
         checked_sizes: Sizes that were probed in a fresh process.
     """
 
     budget_bytes: int
     limit: int
+    first: int | None
+    time_limit_seconds: float
     slows_down: bool
     outcomes: list[Outcome] = field(default_factory=list)
     checked_sizes: set[int] = field(default_factory=set)
@@ -65,14 +73,13 @@ class History:
         """Add an outcome, and judge the speed of the earlier ones by it."""
         self.outcomes.append(outcome)
         if self.slows_down:
-            self.outcomes = [_judge_speed(each, among=self.outcomes) for each in self.outcomes]
+            self.outcomes = [self._judge_speed(each) for each in self.outcomes]
         if is_fresh:
             self.checked_sizes.add(outcome.batch_size)
 
     @property
-    def seconds(self) -> float:
-        """The time of all probes."""
-        return sum(outcome.seconds for outcome in self.outcomes)
+    def seconds_left(self) -> float:
+        return self.time_limit_seconds - sum(outcome.seconds for outcome in self.outcomes)
 
     @property
     def passed(self) -> dict[int, Outcome]:
@@ -84,11 +91,7 @@ class History:
     @property
     def speeds(self) -> dict[int, float]:
         """Examples per second of the sizes that passed."""
-        return {
-            size: outcome.examples_per_second
-            for size, outcome in self.passed.items()
-            if outcome.examples_per_second
-        }
+        return {size: one.examples_per_second or 0.0 for size, one in self.passed.items()}
 
     @property
     def largest(self) -> int:
@@ -100,11 +103,6 @@ class History:
         """The smallest size that failed for memory, above the largest that passed."""
         return min((size for size in self.sizes("too_big") if size > self.largest), default=None)
 
-    @property
-    def first_failed(self) -> int | None:
-        """The smallest size that failed for memory."""
-        return min(self.sizes("too_big"), default=None)
-
     def sizes(self, verdict: Verdict) -> set[int]:
         """Return the sizes that got a verdict at least once."""
         return {each.batch_size for each in self.outcomes if each.verdict == verdict}
@@ -112,40 +110,35 @@ class History:
     def predict_largest(self, *, budget_share: float = 1.0) -> int | None:
         """Predict the largest size within a share of the budget; None while no slope is known."""
         # The allocator of a strained device has freed what it could: such a peak is too low.
-        points = [
-            Point(size, outcome.peak_bytes)
+        peaks = {
+            size: outcome.peak_bytes
             for size, outcome in self.passed.items()
             if outcome.peak_bytes and not outcome.is_strained
-        ]
-        return (
-            fit_memory(points).largest_batch(budget_share * self.budget_bytes) if points else None
-        )
+        }
+        return fit_memory(peaks).largest_batch(budget_share * self.budget_bytes) if peaks else None
 
     def affordable_size(self, seconds: float) -> int:
         """Predict the largest size whose probe ends in time; at most half of one that did not.
 
         The time is predicted from above, as if an update had no fixed part.
         """
-        if not self.speeds:
+        if not self.passed:
             return self.limit
-        size = max(self.speeds)
-        seconds_per_example = UPDATES_A_PROBE / self.speeds[size]
-        in_time = size + (seconds - self.passed[size].seconds) / seconds_per_example
+        seconds_per_example = UPDATES_A_PROBE / self.speeds[self.largest]
+        seconds -= self.passed[self.largest].seconds
         too_slow = min(self.sizes("timed_out"), default=2 * self.limit)
-        return math.floor(min(in_time, too_slow / 2))
+        return math.floor(min(self.largest + seconds / seconds_per_example, too_slow / 2))
 
-
-def _judge_speed(outcome: Outcome, *, among: Sequence[Outcome]) -> Outcome:
-    """Call a size too big that passed, but only because the system swapped."""
-    if outcome.verdict != "fits" or outcome.examples_per_second is None:
-        return outcome
-    if outcome.is_strained:
-        return replace(outcome, verdict="too_big", reason="the system began to swap")
-    smaller = [each for each in among if each.batch_size < outcome.batch_size]
-    best = max((each.examples_per_second or 0.0 for each in smaller), default=0.0)
-    if outcome.examples_per_second >= CLIFF_SHARE * best:
-        return outcome
-    share = outcome.examples_per_second / best
-    return replace(
-        outcome, verdict="too_big", reason=f"it has {share:.0%} of the speed of a smaller batch"
-    )
+    def _judge_speed(self, outcome: Outcome) -> Outcome:
+        """Call a size too big that passed, but only because the system swapped."""
+        if outcome.verdict != "fits":
+            return outcome
+        if outcome.is_strained:
+            return replace(outcome, verdict="too_big", reason="the system began to swap")
+        smaller = [each for each in self.outcomes if each.batch_size < outcome.batch_size]
+        best = max((each.examples_per_second or 0.0 for each in smaller), default=0.0)
+        speed = outcome.examples_per_second or 0.0
+        if speed >= CLIFF_SHARE * best:
+            return outcome
+        reason = f"it has {speed / best:.0%} of the speed of a smaller batch"
+        return replace(outcome, verdict="too_big", reason=reason)

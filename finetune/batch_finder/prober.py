@@ -31,11 +31,9 @@ class Prober:
     child with the thread that started it.
 
     Args:
-        case: What is trained.
-        device: Where.
         limit_bytes: The most memory that the user allows, None for as much as there is.
         timeout_seconds: The most that a probe may take, with the start of its process.
-        worker: Name of the module that the child runs.
+        worker: The module that the child runs.
     """
 
     def __init__(
@@ -69,9 +67,9 @@ class Prober:
             ProbeFailed: If the child fails before it knows.
         """
         if self._budget_bytes is None:
-            watch = self._watch(self._start_child())
+            self._start_child()
             try:
-                self._budget_bytes = int(watch.await_answer("budget_bytes"))
+                self._budget_bytes = int(self._watch().await_answer("budget_bytes"))
             except _Stopped as stop:
                 self._end_child()
                 raise ProbeFailed(
@@ -91,25 +89,18 @@ class Prober:
         self.budget_bytes()
         child = self._child or self._start_child()
         self._has_trained = True
-        watch = self._watch(child)
+        watch = self._watch()
         child.send(batch_size)
-        verdict: Verdict = "fits"
-        examples_per_second, is_strained, reason = None, False, ""
         try:
-            measurement = watch.await_answer("measurement")
-            peak_bytes = measurement["peak_bytes"] or watch.peak_bytes
-            watch.check_budget(peak_bytes)
+            found = watch.await_answer("measurement")
+            found |= {"verdict": "fits", "peak_bytes": found["peak_bytes"] or watch.peak_bytes}
+            watch.check_budget(found["peak_bytes"])
             watch.check_error_text()
-            examples_per_second = measurement["examples_per_second"]
-            is_strained = measurement["is_strained"]
         except _Stopped as stop:
             self._end_child()
-            peak_bytes = watch.peak_bytes or None
-            verdict, reason = stop.verdict, stop.reason
-        seconds = time.perf_counter() - started
-        return Outcome(
-            batch_size, verdict, peak_bytes, examples_per_second, seconds, reason, is_strained
-        )
+            found = {"verdict": stop.verdict, "reason": stop.reason, "examples_per_second": None}
+            found["peak_bytes"] = watch.peak_bytes or None
+        return Outcome(batch_size=batch_size, seconds=time.perf_counter() - started, **found)
 
     def probe_afresh(self, batch_size: int) -> Outcome:
         """Train at a batch size in a child that has not trained before."""
@@ -117,29 +108,20 @@ class Prober:
             self._end_child()
         return self.probe(batch_size)
 
-    def _watch(self, child: Child) -> "_Watch":
-        return _Watch(child, self._device, self._budget_bytes, self._timeout_seconds)
+    def _watch(self) -> "_Watch":
+        assert self._child
+        return _Watch(self._child, self._device, self._budget_bytes, self._timeout_seconds)
 
     def _start_child(self) -> Child:
         child = self._spares.pop(0) if self._spares else Child(self._worker)
         self._child, self._has_trained = child, False
-        self._prepare_spares()
-        child.send(
-            {
-                "case": self._case.to_json(),
-                "limit_bytes": self._limit_bytes,
-                "budget_bytes": self._budget_bytes,
-            }
-        )
-        return child
-
-    def _prepare_spares(self) -> None:
-        """Start the next children while this one begins: importing PyTorch can take ten seconds.
-
-        Only where they take neither memory nor speed from the one that trains.
-        """
+        # The next children start while this one begins, since importing PyTorch can take ten
+        # seconds; but only where they take neither memory nor speed from the one that trains.
         while len(self._spares) < _SPARES and not self._device.memory.is_shared:
             self._spares.append(Child(self._worker))
+        budgets = {"limit_bytes": self._limit_bytes, "budget_bytes": self._budget_bytes}
+        child.send({"case": self._case.to_json(), **budgets})
+        return child
 
     def _end_child(self) -> None:
         if self._child:
@@ -148,7 +130,7 @@ class Prober:
 
 
 class _Stopped(Exception):
-    """A probe's end without a measurement."""
+    """A probe has ended without a measurement."""
 
     def __init__(self, verdict: Verdict, reason: str) -> None:
         super().__init__(reason)
@@ -179,8 +161,10 @@ class _Watch:
                 return answer[name]
             if "unsupported" in answer:
                 raise ModelUnsupported(answer["unsupported"], remedy=answer["remedy"])
-            if "failure" in answer:
-                raise self._judge_failure(answer)
+            if reason := answer.get("failure"):
+                has_no_room = _VAGUE_TEXT in reason and self._was_nearly_full()
+                is_out_of_memory = answer["is_out_of_memory"] or has_no_room
+                raise _Stopped("too_big" if is_out_of_memory else "failed", reason)
             if "ready" in answer:
                 self.peak_bytes = 0
             self._check_memory()
@@ -194,7 +178,7 @@ class _Watch:
             raise _Stopped("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
 
     def check_error_text(self) -> None:
-        """Look for an error that goes by unnoticed: Metal only writes that it dropped some work."""
+        """Look for an error that was only printed: Metal drops work, says so and continues."""
         if line := self._line_about_memory():
             raise _Stopped("too_big", line)
 
@@ -203,12 +187,6 @@ class _Watch:
             return self._child.receive(seconds=_SAMPLE_SECONDS) or {}
         except ChildEnded:
             raise self._judge_end() from None
-
-    def _judge_failure(self, answer: dict[str, Any]) -> _Stopped:
-        reason: str = answer["failure"]
-        has_no_room = _VAGUE_TEXT in reason and self._was_nearly_full()
-        is_out_of_memory = answer["is_out_of_memory"] or has_no_room
-        return _Stopped("too_big" if is_out_of_memory else "failed", reason)
 
     def _judge_end(self) -> _Stopped:
         ending = f"the process {self._child.ending()}"

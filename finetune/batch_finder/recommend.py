@@ -67,7 +67,7 @@ def _end_of_memory(history: History) -> int | None:
 def _largest_with_room(history: History) -> int:
     """Predict the largest size that leaves room, where the fastest that passed does not."""
     cramped = min(size for size in history.passed if not _leaves_room(size, history))
-    bounds = [cramped - 1, history.predict_largest(budget_share=SAFE_BUDGET_SHARE)]
-    if end := _end_of_memory(history):
-        bounds.append(int(SAFE_SIZE_SHARE * end))
+    predicted = history.predict_largest(budget_share=SAFE_BUDGET_SHARE)
+    end = _end_of_memory(history)
+    bounds = (cramped - 1, predicted, end and int(SAFE_SIZE_SHARE * end))
     return min(bound for bound in bounds if bound is not None)

@@ -1,8 +1,7 @@
 """What was found for a model on a device, and what is estimated for one that is not here."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from finetune.batch_finder.case import Case, Part
@@ -14,6 +13,10 @@ SCHEMA_VERSION = 1
 # What users read in JSON keeps the names that it has always had.
 _JSON_NAMES = {"padded_length": "max_length", "features_batch": "prefix_batch"}
 _JSON_PARTS = {"whole": "whole", "features": "prefix", "trainable": "suffix"}
+_NOTHING = Found(
+    max_verified=0, first_failed=1, predicted_maximum=None, fastest=0, recommended=0, probes=(),
+    budget_bytes=0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,10 @@ class PartProbe:
 
     def to_json(self) -> dict[str, Any]:
         """Return the probe as ``find-batch --json`` prints it."""
-        fields = dataclasses.asdict(self.outcome)
-        del fields["is_strained"]
-        batch, verdict = fields.pop("batch_size"), fields.pop("verdict")
-        return {"part": _JSON_PARTS[self.part], "batch": batch, "outcome": verdict, **fields}
+        values = asdict(self.outcome)
+        del values["is_strained"]
+        batch, verdict = values.pop("batch_size"), values.pop("verdict")
+        return {"part": _JSON_PARTS[self.part], "batch": batch, "outcome": verdict, **values}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +39,8 @@ class _Result:
     """What both kinds of results say.
 
     Args:
-        device: Name of the device.
-        mode: What trains.
+        device: Its name.
         padded_length: Tokens of each example, padding included.
-        precision: Of the arithmetic.
         stores_features: Whether updates take stored features of the frozen layers.
         budget_bytes: Memory that training may take; None where nothing fits.
         features_batch: Batch size to extract the features with, and to evaluate; None without.
@@ -57,10 +58,8 @@ class _Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as ``find-batch --json`` prints it."""
-        return {
-            _JSON_NAMES.get(field.name, field.name): getattr(self, field.name)
-            for field in dataclasses.fields(self)
-        }
+        names = [field.name for field in fields(self)]
+        return {_JSON_NAMES.get(name, name): getattr(self, name) for name in names}
 
 
 def _describe(case: Case) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class BatchResult(_Result):
         predicted_maximum: Largest that is expected to fit, where time ended the search.
         recommended: Batch size to train with; 0 where none fits.
         fastest: Smallest probed size within 3 % of the best speed.
-        probes: All probes, in order.
+        probes: In order, of all parts.
         seconds: Wall time.
     """
 
@@ -102,7 +101,7 @@ class BatchResult(_Result):
     ) -> "BatchResult":
         """Join what was found of a case's parts; where one does not fit, nothing does."""
         fits = len(found) == (2 if stores_features else 1)
-        trained = list(found.values())[-1] if fits else None
+        trained = list(found.values())[-1] if fits else _NOTHING
         peaks = [one.peak_bytes for one in found.values() if one.peak_bytes]
         return cls(
             **_describe(case),
@@ -110,11 +109,11 @@ class BatchResult(_Result):
             budget_bytes=next((one.budget_bytes for one in found.values()), None),
             features_batch=found["features"].recommended if "features" in found else None,
             peak_bytes=max(peaks) if fits and peaks else None,
-            max_verified=trained.max_verified if trained else 0,
-            first_failed=trained.first_failed if trained else 1,
-            predicted_maximum=trained.predicted_maximum if trained else None,
-            recommended=trained.recommended if trained else 0,
-            fastest=trained.fastest if trained else 0,
+            max_verified=trained.max_verified,
+            first_failed=trained.first_failed,
+            predicted_maximum=trained.predicted_maximum,
+            recommended=trained.recommended,
+            fastest=trained.fastest,
             probes=tuple(probes),
             seconds=seconds,
         )
@@ -129,7 +128,7 @@ class EstimateResult(_Result):
     """The batch sizes that are expected of a model in one mode on a machine that is not here.
 
     Args:
-        machine: Name of the machine.
+        machine: Its name.
         batch: Largest batch size of an update that is expected to fit; 0 where none is.
         lowest_batch: Largest if the memory is underestimated as far as it may be.
         highest_batch: Largest if it is overestimated as far as it may be.

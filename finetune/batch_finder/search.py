@@ -63,22 +63,8 @@ class Found:
         peaks = {one.batch_size: one.peak_bytes for one in self.probes if one.verdict == "fits"}
         return peaks.get(self.max_verified)
 
-    @property
-    def seconds(self) -> float:
-        """Time of all probes."""
-        return sum(one.seconds for one in self.probes)
 
-
-def search(
-    probe: Probe,
-    *,
-    verify: Probe,
-    budget_bytes: int,
-    limit: int,
-    first: int | None,
-    time_limit_seconds: float,
-    slows_down: bool,
-) -> Found:
+def search(probe: Probe, *, verify: Probe, history: History) -> Found:
     """Find the largest batch size that fits, and the fastest.
 
     Memory need not be monotone and probes need not agree: a size that failed once is not returned,
@@ -87,35 +73,24 @@ def search(
     Args:
         probe: Trains at a size, in a process that may have trained at other sizes.
         verify: The same in a fresh process. The largest size that is returned has passed this one.
-        budget_bytes: Memory that a batch may use.
-        limit: Largest size worth trying, from 1.
-        first: Size to begin with, in 1..limit; None for a small one. Where the device slows down,
-            the search begins with one example in any case: only the speed of a size that is not
-            swapped shows that another one is.
-        time_limit_seconds: Time for all probes. None is begun that would probably end later,
-            except those without which there is no result.
-        slows_down: Whether the device swaps rather than refuse memory, so that a size which strains
-            it, or is less than half as fast as a smaller one, is too big.
+        history: The bounds of the search; no outcomes yet.
 
     Raises:
         BatchDoesNotFit: If not even one example fits.
         ProbeFailed: If a probe failed for another reason than memory, or timed out at one example.
     """
-    history = History(budget_bytes=budget_bytes, limit=limit, slows_down=slows_down)
-    while attempt := _next_attempt(
-        history, first=first, seconds_left=time_limit_seconds - history.seconds
-    ):
+    while attempt := _next_attempt(history):
         outcome = (verify if attempt.is_fresh else probe)(attempt.batch_size)
         history.add(outcome, is_fresh=attempt.is_fresh)
         _raise_if_hopeless(history)
     return Found(
         max_verified=history.largest,
-        first_failed=history.first_failed,
+        first_failed=min(history.sizes("too_big"), default=None),
         predicted_maximum=_predict_maximum(history),
         fastest=fastest_size(history.speeds),
         recommended=recommended_size(history),
         probes=tuple(history.outcomes),
-        budget_bytes=budget_bytes,
+        budget_bytes=history.budget_bytes,
     )
 
 
@@ -124,51 +99,34 @@ class _Attempt(NamedTuple):
     is_fresh: bool
 
 
-def _next_attempt(history: History, *, first: int | None, seconds_left: float) -> _Attempt | None:
+def _next_attempt(history: History) -> _Attempt | None:
     """Return what to try next, or None when nothing is left that there is time for."""
-    return (
-        _attempt_to_bracket(history, first=first, seconds_left=seconds_left)
-        or _attempt_to_check(history)
-        or _attempt_to_refine(history, seconds_left=seconds_left)
-    )
+    if attempt := _attempt_to_bracket(history):
+        return attempt
+    if history.largest not in history.checked_sizes:
+        return _Attempt(max(1, history.largest), is_fresh=True)
+    size = size_worth_probing(history)
+    has_probes = len(history.outcomes) < MOST_PROBES
+    if size and has_probes and size <= history.affordable_size(history.seconds_left):
+        return _Attempt(size, is_fresh=False)
+    return None
 
 
-def _attempt_to_bracket(
-    history: History, *, first: int | None, seconds_left: float
-) -> _Attempt | None:
+def _attempt_to_bracket(history: History) -> _Attempt | None:
     """Return the size that narrows the bracket of the largest most, if there is time for it.
 
     While the search grows, a process is used again and half the time is kept for the check. Near
     the prediction every size may be the largest, so that its probe is the check too.
     """
-    size = _bracketing_size(history, first=first)
+    size = _bracketing_size(history)
     if size is None or _is_exhausted(history):
         return None
     is_growing = history.predict_largest() is None
-    affordable = history.affordable_size(seconds_left / 2 if is_growing else seconds_left)
+    affordable = history.affordable_size(history.seconds_left / (2 if is_growing else 1))
     if affordable < min(size, history.largest + _tolerance(history)):
         return None
     size = min(size, affordable)
     return _Attempt(size, is_fresh=not is_growing or size in (affordable, history.limit))
-
-
-def _attempt_to_check(history: History) -> _Attempt | None:
-    """Return the largest size that passed, unless it has passed in a fresh process."""
-    if history.largest in history.checked_sizes:
-        return None
-    return _Attempt(max(1, history.largest), is_fresh=True)
-
-
-def _attempt_to_refine(history: History, *, seconds_left: float) -> _Attempt | None:
-    """Return a smaller size that may be as fast or that may be recommended."""
-    size = size_worth_probing(history)
-    if (
-        size is None
-        or len(history.outcomes) >= MOST_PROBES
-        or size > history.affordable_size(seconds_left)
-    ):
-        return None
-    return _Attempt(size, is_fresh=False)
 
 
 def _is_exhausted(history: History) -> bool:
@@ -197,11 +155,11 @@ def _raise_if_hopeless(history: History) -> None:
     )
 
 
-def _bracketing_size(history: History, *, first: int | None) -> int | None:
+def _bracketing_size(history: History) -> int | None:
     """Return the size to try for the largest, or None when it is bracketed."""
     low, high = history.largest, history.bound
     if not low:
-        return _first_size(history, first=first)
+        return _first_size(history)
     if low == history.limit or (high is not None and high - low <= _tolerance(history)):
         return None
     predicted = history.predict_largest()
@@ -210,12 +168,12 @@ def _bracketing_size(history: History, *, first: int | None) -> int | None:
     return min(max(size, low + 1), end - 1)
 
 
-def _first_size(history: History, *, first: int | None) -> int:
+def _first_size(history: History) -> int:
     """Return the size to try while none has passed."""
     if history.slows_down:
         return 1
     if not history.outcomes:
-        return min(first or FIRST_SIZE, history.limit)
+        return min(history.first or FIRST_SIZE, history.limit)
     smallest = min(outcome.batch_size for outcome in history.outcomes)
     return FIRST_SIZE if smallest > 2 * FIRST_SIZE else 1
 
@@ -238,12 +196,7 @@ def _size_near(predicted: int, history: History) -> int:
         return size if high is None else min(size, (low + high) // 2)
     if high is None or aim < high:
         return aim
-    return _size_below(high, history)
-
-
-def _size_below(high: int, history: History) -> int:
-    """Return the size to try when one failed that the memory model expected to fit."""
-    low = history.largest
+    # The memory model expected one to fit that failed.
     proportional = _proportional_size(history)
     if proportional < FAR_SHARE * high:
         return math.isqrt(proportional * high)
@@ -268,10 +221,9 @@ def _tolerance(history: History) -> int:
 
 def _predict_maximum(history: History) -> int | None:
     """Predict the largest size, if it was time that kept the search from bracketing it."""
-    is_bracketed = _bracketing_size(history, first=None) is None
     is_exhausted = _is_exhausted(history) and not history.sizes("timed_out")
     predicted = history.predict_largest()
-    if is_bracketed or is_exhausted or predicted is None:
+    if _bracketing_size(history) is None or is_exhausted or predicted is None:
         return None
     end = history.bound or history.limit + 1
     return max(history.largest, min(predicted, end - 1))

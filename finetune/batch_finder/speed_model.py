@@ -1,4 +1,7 @@
-"""Which batch size is fast enough, and which untried one might be, from a few measured speeds."""
+"""Which batch size is fast enough, and which untried one might be, from a few measured speeds.
+
+Speeds are examples per second by batch size, at least one.
+"""
 
 import math
 from collections.abc import Mapping
@@ -12,9 +15,6 @@ AIM_SHARE = 0.98
 def fastest_size(speeds: Mapping[int, float]) -> int:
     """Return the smallest batch size whose speed is within 3 % of the best.
 
-    Args:
-        speeds: Examples per second by batch size; at least one.
-
     >>> fastest_size({8: 70.0, 32: 98.0, 128: 100.0})
     32
     """
@@ -26,13 +26,8 @@ def promising_size(speeds: Mapping[int, float]) -> int:
     """Predict the smallest size that is about as fast as the fastest.
 
     Between the fastest size and the next smaller one, which is slower, the seconds of an update are
-    taken to lie on a line: a fixed cost and one for each example.
-
-    Args:
-        speeds: Examples per second by batch size; at least one.
-
-    Returns:
-        A size up to the fastest: that one itself where no smaller one is known.
+    taken to lie on a line: a fixed cost and one for each example. Where no smaller one is known,
+    the fastest size itself is returned.
 
     >>> promising_size({size: size / (1 + 0.1 * size) for size in (8, 2000)})
     392

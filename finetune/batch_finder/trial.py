@@ -1,6 +1,5 @@
 """A model with random weights that takes the updates of training at any batch size."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import prepare_mask
 from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs
-from finetune.training.micro_batches import MicroBatch, cut_batch
+from finetune.training.micro_batches import cut_batch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
@@ -29,20 +28,17 @@ class Trial:
     """Training as ``run`` does it, on random examples of the greatest padded length.
 
     Args:
+        case: What is trained.
         training_state: The model on its device, and its optimizer.
         inputs_of: Makes the model's inputs.
-        classes: Number of classes.
-        padded_length: Tokens of each example, padding included.
     """
 
+    case: Case
     training_state: TrainingState
     inputs_of: InputsOf
-    classes: int
-    padded_length: int
 
     @property
     def device(self) -> Device:
-        """Where it trains."""
         return self.training_state.device
 
     def begin(self) -> None:
@@ -53,70 +49,55 @@ class Trial:
 
     def take_update(self, *, batch_size: int) -> None:
         """Take one update of a single micro-batch."""
-        self.training_state.update(0, self._cut_one(batch_size))
+        rows = np.arange(batch_size)
+        examples = Examples(
+            inputs_of=self.inputs_of,
+            lengths=np.full(batch_size, self.case.padded_length),
+            labels=rows % self.case.classes,
+            weights=np.ones(batch_size, np.float32),
+        )
+        batch = Batch(rows, self.case.padded_length)
+        self.training_state.update(
+            0, cut_batch(examples, batch, batch_size=batch_size, device=self.device)
+        )
 
     def evaluate(self, *, batch_size: int) -> None:
         """Predict one batch, as the validation between updates does."""
         self.training_state.optimizer.zero_grad(set_to_none=True)
         predict_logits(
             self.training_state.model,
-            ModelInputs(self.inputs_of, np.full(batch_size, self.padded_length)),
-            padded_lengths=[self.padded_length],
-            batch_size=batch_size,
-            device=self.device,
-        )
-
-    def _cut_one(self, batch_size: int) -> Iterator[MicroBatch]:
-        examples = Examples(
-            inputs_of=self.inputs_of,
-            lengths=np.full(batch_size, self.padded_length),
-            labels=np.arange(batch_size) % self.classes,
-            weights=np.ones(batch_size, np.float32),
-        )
-        return cut_batch(
-            examples,
-            Batch(np.arange(batch_size), self.padded_length),
+            ModelInputs(self.inputs_of, np.full(batch_size, self.case.padded_length)),
+            padded_lengths=[self.case.padded_length],
             batch_size=batch_size,
             device=self.device,
         )
 
 
 @dataclass(frozen=True)
-class ExtractionTrial:
+class ExtractionTrial(Trial):
     """Feature extraction as ``run`` does it, and evaluation on the features at the same batch size.
 
     Args:
-        trainable: The update on features that follows it.
-        extractor: The frozen layers.
-        inputs_of: Makes the whole model's inputs.
+        extractor: The frozen layers; the trainable ones are those of ``training_state``.
+        tokens_of: Makes the inputs of the frozen layers.
     """
 
-    trainable: Trial
     extractor: FeatureExtractor
-    inputs_of: InputsOf
-
-    @property
-    def device(self) -> Device:
-        """Where it runs."""
-        return self.trainable.device
-
-    def begin(self) -> None:
-        """Return to the state of a run's start, but for the weights."""
-        self.trainable.begin()
+    tokens_of: InputsOf
 
     def take_update(self, *, batch_size: int) -> None:
         """Extract the features of one batch, in place of an update."""
-        inputs = self.inputs_of(np.arange(batch_size), self.trainable.padded_length)
-        _extract(self.extractor, inputs, self.trainable.training_state).cpu()
+        inputs = self.tokens_of(np.arange(batch_size), self.case.padded_length)
+        _extract(self.extractor, inputs, self.training_state)
 
     def evaluate(self, *, batch_size: int) -> None:
         """Predict one batch from features, beside the state of an optimizer that took an update."""
-        self.trainable.take_update(batch_size=1)
-        self.trainable.evaluate(batch_size=batch_size)
+        super().take_update(batch_size=1)
+        super().evaluate(batch_size=batch_size)
 
 
-def build_trial(case: Case, *, device: Device) -> Trial | ExtractionTrial:
-    """Build a case's model and make it ready.
+def build_trial(case: Case, *, device: Device) -> Trial:
+    """Build a case's model and make it ready: an ``ExtractionTrial`` for the part ``features``.
 
     Raises:
         ModelUnsupported: If the model can't be split into the case's part.
@@ -138,18 +119,12 @@ def build_trial(case: Case, *, device: Device) -> Trial | ExtractionTrial:
     # The parts share their parameters, but each has buffers of its own.
     place(model, device.torch_device)
     training_state = _prepare(case, extractor.trainable, structure, device=device)
-    inputs_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
-    one_example = inputs_of(np.arange(1), case.padded_length)
-    features = _extract(extractor, one_example, training_state).cpu()
-    trainable = Trial(
-        training_state,
-        _repeated_features(features, takes_4d_mask=structure.takes_4d_mask),
-        case.classes,
-        case.padded_length,
-    )
+    tokens_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
+    features = _extract(extractor, tokens_of(np.arange(1), case.padded_length), training_state)
+    features_of = _repeated_features(features, takes_4d_mask=structure.takes_4d_mask)
     if case.part == "trainable":
-        return trainable
-    return ExtractionTrial(trainable, extractor, inputs_of)
+        return Trial(case, training_state, features_of)
+    return ExtractionTrial(case, training_state, features_of, extractor, tokens_of)
 
 
 def build_model(case: Case) -> PreTrainedModel:
@@ -168,12 +143,8 @@ def prepare_trial(
 ) -> Trial:
     """Make a whole model of the case's architecture ready for its updates, in place."""
     freeze_parameters(model, structure, mode=case.mode)
-    return Trial(
-        _prepare(case, model, structure, device=device),
-        _random_tokens(model, takes_4d_mask=structure.takes_4d_mask),
-        case.classes,
-        case.padded_length,
-    )
+    training_state = _prepare(case, model, structure, device=device)
+    return Trial(case, training_state, _random_tokens(model, takes_4d_mask=structure.takes_4d_mask))
 
 
 def _prepare(
@@ -194,24 +165,22 @@ def _prepare(
     )
 
 
-def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
-    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
-        tokens = torch.randint(model.config.vocab_size, (len(rows), padded_length))
-        return prepare_mask(
-            {"input_ids": tokens, "attention_mask": _mask_one(len(rows), padded_length)},
-            takes_4d_mask=takes_4d_mask,
-        )
-
-    return inputs_of
-
-
 def _extract(
     extractor: FeatureExtractor, inputs: Inputs, training_state: TrainingState
 ) -> torch.Tensor:
-    """Return the features of one batch, on the device."""
+    """Return the features of one batch, on the CPU."""
     torch_device = training_state.device.torch_device
     with training_state.accelerator.autocast():
-        return extractor.extract({name: one.to(torch_device) for name, one in inputs.items()})
+        on_device = {name: tensor.to(torch_device) for name, tensor in inputs.items()}
+        return extractor.extract(on_device).cpu()
+
+
+def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
+    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
+        tokens = torch.randint(model.config.vocab_size, (len(rows), padded_length))
+        return _masked("input_ids", tokens, takes_4d_mask=takes_4d_mask)
+
+    return inputs_of
 
 
 def _repeated_features(features: torch.Tensor, *, takes_4d_mask: bool) -> InputsOf:
@@ -221,16 +190,13 @@ def _repeated_features(features: torch.Tensor, *, takes_4d_mask: bool) -> Inputs
         repeated = features.repeat(len(rows), *[1] * (features.ndim - 1))
         if features.ndim == 2:
             return pooled_inputs(repeated, takes_4d_mask=takes_4d_mask)
-        return prepare_mask(
-            {"inputs_embeds": repeated, "attention_mask": _mask_one(len(rows), padded_length)},
-            takes_4d_mask=takes_4d_mask,
-        )
+        return _masked("inputs_embeds", repeated, takes_4d_mask=takes_4d_mask)
 
     return inputs_of
 
 
-def _mask_one(examples: int, padded_length: int) -> torch.Tensor:
-    """Return a mask with one token masked: where none is, attention takes a cheaper path."""
-    mask = torch.ones(examples, padded_length, dtype=torch.bool)
+def _masked(name: str, tensor: torch.Tensor, *, takes_4d_mask: bool) -> Inputs:
+    """Add a mask with one token masked: where none is, attention takes a cheaper path."""
+    mask = torch.ones(tensor.shape[:2], dtype=torch.bool)
     mask[0, -1] = False
-    return mask
+    return prepare_mask({name: tensor, "attention_mask": mask}, takes_4d_mask=takes_4d_mask)

@@ -55,9 +55,8 @@ def main() -> None:
         answer({"unsupported": error.message, "remedy": error.remedy})
     # Of every kind that PyTorch, the model or the machine can raise: the parent judges it.
     except Exception as error:
-        answer(
-            {"failure": _describe(error), "is_out_of_memory": device.memory.is_out_of_memory(error)}
-        )
+        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        answer({"failure": reason, "is_out_of_memory": device.memory.is_out_of_memory(error)})
 
 
 def end_with_parent() -> None:
@@ -94,12 +93,6 @@ def open_answers() -> Callable[[Any], None]:
         stream.write(json.dumps(value) + "\n")
 
     return answer
-
-
-def _describe(error: BaseException) -> str:
-    """Return an error's class and the first line of its text."""
-    first_line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
 if __name__ == "__main__":

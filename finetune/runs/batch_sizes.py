@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 
 from finetune.batch_finder.case import Case, Part, architecture_of
-from finetune.batch_finder.find import Bounds
-from finetune.batch_finder.parts import search_part
+from finetune.batch_finder.find import Bounds, Finder
 from finetune.config.schema import SearchConfig
 from finetune.config.sizes import parse_size
 from finetune.events import Emit, Stage
@@ -43,13 +42,8 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
 
     def recommended(part: Part, most: int) -> int:
         bounds = bounds_of(config.search, limit=most, first=most)
-        return search_part(
-            replace(case, part=part),
-            device=preparation.device,
-            bounds=bounds,
-            cache=cache_folder(config.cache, "batches"),
-            emit=emit,
-        ).recommended
+        finder = Finder(preparation.device, bounds, cache_folder(config.cache, "batches"), emit)
+        return finder.find(replace(case, part=part)).recommended
 
     emit(Stage("searching for the batch size"))
     if stores_features(config.cache, case.mode) and make_feature_extractor(classifier) is not None:
@@ -68,11 +62,6 @@ def bounds_of(options: SearchConfig, *, limit: int, first: int | None) -> Bounds
     Raises:
         ConfigurationInvalid: If the limit of memory is no size.
     """
-    return Bounds(
-        limit=limit,
-        first=first,
-        memory_limit_bytes=None
-        if options.memory_limit is None
-        else parse_size(options.memory_limit, origin="--memory-limit"),
-        time_limit_seconds=options.time_limit,
-    )
+    memory = options.memory_limit
+    memory_bytes = None if memory is None else parse_size(memory, origin="--memory-limit")
+    return Bounds(limit, first, memory_bytes, options.time_limit)

@@ -19,8 +19,7 @@ from batch_finder.simulated_machines import (
 
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.find import Bounds, find_case
-from finetune.batch_finder.outcomes import Outcome
+from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.search import Found
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ProbeFailed
@@ -45,11 +44,9 @@ def find_in(
     device: CpuDevice | None = None,
 ) -> tuple[Found, list[int]]:
     """Search; return what was found and the sizes that were probed."""
-    outcomes: list[Outcome] = []
-    found = find_case(
-        case, device=device or CpuDevice(), bounds=bounds, cache=cache, on_probe=outcomes.append
-    )
-    return found, [outcome.batch_size for outcome in outcomes]
+    finder = Finder(device or CpuDevice(), bounds, cache, emit=lambda _: None)
+    found = finder.find(case)
+    return found, [probe.outcome.batch_size for probe in finder.probes]
 
 
 @pytest.fixture

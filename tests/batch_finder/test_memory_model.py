@@ -5,16 +5,16 @@ from batch_finder.simulated_machines import BERT_ON_CPU_MIB, BERT_ON_H200, GIB, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.batch_finder.memory_model import Point, fit_memory
+from finetune.batch_finder.memory_model import fit_memory
 
 
-def points_on(curve: Curve, *sizes: int) -> list[Point]:
-    return [Point(size, round(curve(size))) for size in sizes]
+def peaks_on(curve: Curve, *sizes: int) -> dict[int, int]:
+    return {size: round(curve(size)) for size in sizes}
 
 
 @pytest.mark.parametrize("sizes", [(4, 26), (16, 64), (300, 800), (1, 2, 4, 38), (1, 38, 500)])
 def test_two_points_above_the_hinge_predict_the_top_within_1_percent(sizes: tuple[int]) -> None:
-    model = fit_memory(points_on(BERT_ON_H200, *sizes))
+    model = fit_memory(peaks_on(BERT_ON_H200, *sizes))
 
     assert model.peak_bytes(1024) == pytest.approx(BERT_ON_H200(1024), rel=0.01)
     assert model.largest_batch(80 * GIB) == pytest.approx(1615, rel=0.01)
@@ -34,13 +34,13 @@ def test_points_on_the_flat_part_do_not_mislead(
     rising = [hinge_size * 2, int(hinge_size * 2 * growth[0]), int(hinge_size * 4 * growth[1])]
     top = 20 * max(rising)
 
-    model = fit_memory(points_on(curve, *flat, *rising))
+    model = fit_memory(peaks_on(curve, *flat, *rising))
 
     assert model.peak_bytes(top) == pytest.approx(curve(top), rel=0.05)
 
 
 def test_small_batches_are_predicted_flat() -> None:
-    model = fit_memory(points_on(BERT_ON_H200, 1, 2, 38, 500))
+    model = fit_memory(peaks_on(BERT_ON_H200, 1, 2, 38, 500))
 
     assert model.peak_bytes(1) == pytest.approx(2160 * MIB)
     assert model.peak_bytes(3) == pytest.approx(2160 * MIB)
@@ -48,7 +48,7 @@ def test_small_batches_are_predicted_flat() -> None:
 
 @pytest.mark.parametrize("sizes", [(8, 16), (8, 32), (16, 64), (8, 16, 32), (8, 16, 32, 64)])
 def test_noisy_points_of_a_cpu_predict_the_next_within_7_percent(sizes: tuple[int]) -> None:
-    model = fit_memory([Point(size, BERT_ON_CPU_MIB[size]) for size in sizes])
+    model = fit_memory({size: BERT_ON_CPU_MIB[size] for size in sizes})
     next_size = 2 * max(sizes)
 
     assert model.peak_bytes(next_size) == pytest.approx(BERT_ON_CPU_MIB[next_size], rel=0.075)
@@ -56,48 +56,45 @@ def test_noisy_points_of_a_cpu_predict_the_next_within_7_percent(sizes: tuple[in
 
 def test_top_is_right_however_many_noisy_points_there_are() -> None:
     noise = random.Random(0)
-    points = [
-        Point(size, round(point.peak_bytes * noise.uniform(0.97, 1.03)))
-        for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-        for point in points_on(BERT_ON_H200, size)
-    ]
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    peaks = {
+        size: round(peak_bytes * noise.uniform(0.97, 1.03))
+        for size, peak_bytes in peaks_on(BERT_ON_H200, *sizes).items()
+    }
 
-    assert fit_memory(points).peak_bytes(600) == pytest.approx(BERT_ON_H200(600), rel=0.03)
+    assert fit_memory(peaks).peak_bytes(600) == pytest.approx(BERT_ON_H200(600), rel=0.03)
 
 
 def test_sizes_close_together_do_not_set_the_slope() -> None:
-    points = points_on(BERT_ON_H200, 26, 124)
-    points += [Point(125, points[1].peak_bytes - 20 * MIB), Point(126, points[1].peak_bytes)]
+    peaks = peaks_on(BERT_ON_H200, 26, 124)
+    peaks |= {125: peaks[124] - 20 * MIB, 126: peaks[124]}
 
-    assert fit_memory(points).peak_bytes(1024) == pytest.approx(BERT_ON_H200(1024), rel=0.03)
+    assert fit_memory(peaks).peak_bytes(1024) == pytest.approx(BERT_ON_H200(1024), rel=0.03)
 
 
-@pytest.mark.parametrize("points", [[Point(4, 100)], [Point(4, 100), Point(4, 102)]])
-def test_one_size_has_no_slope(points: list[Point]) -> None:
-    model = fit_memory(points)
+def test_one_size_has_no_slope() -> None:
+    model = fit_memory({4: 100})
 
     assert model.largest_batch(1000) is None
-    assert model.peak_bytes(8) == pytest.approx(101, abs=1)
+    assert model.peak_bytes(8) == 100
 
 
 def test_peaks_that_fall_have_no_slope() -> None:
-    assert fit_memory([Point(4, 200), Point(40, 100)]).largest_batch(1000) is None
+    assert fit_memory({4: 200, 40: 100}).largest_batch(1000) is None
 
 
 def test_budget_below_the_flat_part_fits_nothing() -> None:
-    assert fit_memory(points_on(BERT_ON_H200, 1, 2, 38, 500)).largest_batch(2 * GIB) == 0
+    assert fit_memory(peaks_on(BERT_ON_H200, 1, 2, 38, 500)).largest_batch(2 * GIB) == 0
 
 
 @given(
-    st.lists(
-        st.builds(Point, st.integers(1, 10**5), st.integers(1, 2**40)), min_size=1, max_size=9
-    ),
+    st.dictionaries(st.integers(1, 10**5), st.integers(1, 2**40), min_size=1, max_size=9),
     st.integers(1, 2**41),
 )
-def test_any_points_give_a_model_that_keeps_its_word(
-    points: list[Point], budget_bytes: int
+def test_any_peaks_give_a_model_that_keeps_its_word(
+    peaks: dict[int, int], budget_bytes: int
 ) -> None:
-    model = fit_memory(points)
+    model = fit_memory(peaks)
     largest = model.largest_batch(budget_bytes)
 
     assert model.peak_bytes(10**5) >= model.peak_bytes(1)

@@ -1,6 +1,5 @@
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, hinge, prober
@@ -9,7 +8,7 @@ from tiny_models import tiny_config
 from finetune import events
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import estimate
-from finetune.batch_finder.find import Bounds
+from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult
 from finetune.devices.base import BatchShapes
@@ -23,14 +22,16 @@ CASE = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("head
 BOUNDS = Bounds(limit=1000, first=None, memory_limit_bytes=None, time_limit_seconds=300.0)
 
 
-def search(emitted: list[Event] | None = None, **changed: Any) -> BatchResult:
-    return search_parts(
-        CASE,
-        **{
-            "stores_features": True, "device": CpuDevice(), "bounds": BOUNDS, "cache": None,
-            "emit": (emitted if emitted is not None else []).append,
-        } | changed,
-    )  # fmt: skip
+def search(
+    emitted: list[Event] | None = None,
+    *,
+    stores_features: bool = True,
+    device: CpuDevice | None = None,
+    cache: Path | None = None,
+) -> BatchResult:
+    emit = (emitted if emitted is not None else []).append
+    finder = Finder(device or CpuDevice(), BOUNDS, cache, emit)
+    return search_parts(CASE, finder, stores_features=stores_features)
 
 
 def messages(emitted: list[Event]) -> list[str]:

@@ -21,6 +21,7 @@ from batch_finder.simulated_machines import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finetune.batch_finder.outcomes import History
 from finetune.batch_finder.search import Found, Outcome, Probe, search
 from finetune.errors import BatchDoesNotFit, FinetuneError, ProbeFailed
 
@@ -76,15 +77,8 @@ def find(
     time_limit_seconds: float = float("inf"),
     slows_down: bool = False,
 ) -> Found:
-    return search(
-        probe,
-        verify=verify or probe,
-        budget_bytes=budget_bytes,
-        limit=limit,
-        first=first,
-        time_limit_seconds=time_limit_seconds,
-        slows_down=slows_down,
-    )
+    history = History(budget_bytes, limit, first, time_limit_seconds, slows_down)
+    return search(probe, verify=verify or probe, history=history)
 
 
 def find_on(
@@ -220,11 +214,10 @@ def test_answer_has_passed_in_a_fresh_process() -> None:
         assert len(machine.fresh_sizes) <= 6
 
 
-def test_it_tells_the_outcomes_in_order_and_their_time() -> None:
+def test_it_returns_the_outcomes_in_order() -> None:
     found = find_on(SimulatedMachine())
 
     assert sizes(found)[:3] == [4, 26, 124]
-    assert found.seconds == sum(outcome.seconds for outcome in found.probes)
     assert found.first_failed == 126
     assert found.max_verified == 125
     assert found.predicted_maximum is None
@@ -394,7 +387,7 @@ def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float
     assert found.max_verified in machine.fresh_sizes
     assert found.predicted_maximum == pytest.approx(machine.largest_fitting(), rel=0.1)
     assert found.first_failed is None
-    assert found.seconds <= 1.1 * time_limit_seconds
+    assert sum(outcome.seconds for outcome in found.probes) <= 1.1 * time_limit_seconds
 
 
 def test_longer_time_limit_verifies_larger_sizes() -> None:

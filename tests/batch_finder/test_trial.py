@@ -115,7 +115,7 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_an_update_on_feat
 def test_a_probe_of_feature_extraction_evaluates_beside_the_optimizers_state() -> None:
     extraction = build_trial(tiny_case(mode=Mode("last-1"), part="features"), device=CpuDevice())
     assert isinstance(extraction, ExtractionTrial)
-    training_state = extraction.trainable.training_state
+    training_state = extraction.training_state
     evaluated: list[tuple[int, bool]] = []
     training_state.model.get_submodule("classifier").register_forward_hook(
         lambda module, given, result: evaluated.append((len(given[0]), module.training))
