@@ -293,7 +293,7 @@ def mode_defaults(mode: Mode, *, updates_per_epoch: int) -> ModeDefaults:
     """
     if not mode.trains_encoder:
         return HEAD_DEFAULTS
-    epochs = min(math.ceil(MIN_UPDATES / updates_per_epoch), MOST_EPOCHS_OF_FEW_ROWS)
+    epochs = float(min(math.ceil(MIN_UPDATES / updates_per_epoch), MOST_EPOCHS_OF_FEW_ROWS))
     if epochs <= ModeDefaults.num_train_epochs:
         return ModeDefaults()
     return ModeDefaults(num_train_epochs=epochs, early_stopping_patience=PATIENCE_OF_FEW_ROWS)

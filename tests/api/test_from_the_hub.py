@@ -112,8 +112,9 @@ def test_the_real_trec_trains_from_the_hub(
             max_steps=2,
             output_dir=str(tmp_path / "run"),
         )
-    assert results["train_samples"] + results["eval_samples"] == 5452
-    assert results["test_samples"] == 500
+    assert results.validation is not None
+    assert results.training.train_samples + results.validation.samples == 5452
+    assert results.test.samples == 500
 
 
 @pytest.mark.parametrize(

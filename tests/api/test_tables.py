@@ -8,8 +8,6 @@ import yaml
 from tiny_runs import run_tiny
 
 import finetune
-from finetune.config.schema import Config, DataConfig
-from finetune.runs.preparation import find_run_folder
 
 WORDS = ("river", "city", "mountain", "animal", "color")
 
@@ -44,10 +42,10 @@ def test_a_csv_file_is_trained_on_and_found_again_from_another_folder(
 
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    metrics = finetune.evaluate("../run", device="cpu")
-    assert metrics["accuracy"] == results["test_accuracy"]
+    evaluation = finetune.evaluate("../run", device="cpu")
+    assert evaluation.scores.accuracy == results["test_accuracy"]
     [answer] = finetune.predict("../run", ["the river"], device="cpu")
-    assert answer["label"] in ("7", "40")
+    assert answer.label in ("7", "40")
     assert json.loads((tmp_path / "run/predictions.jsonl").open().readline())["label"] == "40"
 
 
@@ -59,12 +57,3 @@ def test_the_name_of_a_source_stays_though_a_folder_has_it_too(
     run_tiny(Path("run"), model=tiny_folder, max_steps=1)
     saved = yaml.safe_load(Path("run/config.yaml").read_text())["data"]
     assert saved["data"] == "questions"
-
-
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [("some/rows.csv", "rows"), ("hub:acme/rows@refs/pr/1", "rows"), ("trec", "trec")],
-)
-def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
-    config = Config(data=DataConfig(data=data))
-    assert find_run_folder(config).path == Path("runs") / f"{name}-bert-base-uncased-full"

@@ -1,22 +1,20 @@
 """A run takes the batch sizes that a search has found; children are simulated."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, prober
-from tiny_models import save_uncuttable_model, tiny_model
+from prepared_runs import prepare_tiny
+from tiny_models import save_uncuttable_model
 from tiny_runs import run_tiny
 
 from finetune import events
-from finetune.config.schema import CacheConfig, Config, ModelConfig, SearchConfig, TrainingConfig
-from finetune.devices.cpu import CpuDevice
-from finetune.events import Event, Stage
-from finetune.model.mode import Mode
-from finetune.runs import batch_sizes
+from finetune.events import Event, Stage, ignore
 from finetune.runs.batch_sizes import FoundSizes, find_sizes
+from finetune.runs.plan import plan_training
+from finetune.runs.preparation import Preparation
 
 __all__ = ["prober"]
 
@@ -51,43 +49,39 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert (case.device, case.mode, case.classes, case.part) == ("cpu", "full", 6, "whole")
 
 
-def find(tmp_path: Path, emitted: list[Event], *, can_split: bool, **search: Any) -> FoundSizes:
-    """Search for a head on features at 24 tokens, 16 examples an update and 64 an evaluation."""
-    config = Config(
-        model=ModelConfig(freeze_core=True),
-        training=TrainingConfig(precision="bf16", eval_batch_size=64),
-        search=SearchConfig(**search),
-        cache=CacheConfig(cache_dir=str(tmp_path), feature_cache=can_split),
-    )
-    preparation = SimpleNamespace(
-        config=config,
-        device=CpuDevice(),
-        mode=Mode("head"),
-        classifier=SimpleNamespace(model=tiny_model(classes=2), class_names=("a", "b")),
-    )
-    plan = SimpleNamespace(padded_lengths=[16, 24], effective_batch_size=16)
-    return find_sizes(preparation, plan, emit=emitted.append)  # type: ignore[arg-type]
+def find(preparation: Preparation, emitted: list[Event] | None = None) -> FoundSizes:
+    emit = ignore if emitted is None else emitted.append
+    return find_sizes(preparation, plan_training(preparation), emit=emit)
+
+
+def prepare_auto(model: Path, cache: Path, **options: Any) -> Preparation:
+    sizes = {"batch_size": "auto", "effective_batch_size": 16, "eval_batch_size": 64}
+    return prepare_tiny(model, cache_dir=str(cache), **(sizes | options))
 
 
 def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
-    prober: SimulatedProber, tmp_path: Path
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
 ) -> None:
     prober.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
-    found = find(tmp_path, [], can_split=False, memory_limit="4GiB", time_limit=99.0)
+    preparation = prepare_auto(
+        tiny_folder, tmp_path, freeze_core=True, feature_cache=False, precision="bf16",
+        memory_limit="4GiB", time_limit=99.0,
+    )  # fmt: skip
+    found = find(preparation)
     assert found.training == found.evaluation == 3
     assert (prober.limit_bytes, prober.timeout_seconds) == (4 * GIB, 99.0)
     [case] = prober.cases
-    assert (case.device, case.mode, case.classes, case.padded_length) == ("cpu", "head", 2, 24)
-    assert (case.precision, case.part) == ("bf16", "whole")
+    longest = max(int(one.lengths.max()) for one in preparation.examples.values())
+    assert (case.device, case.mode, case.classes) == ("cpu", "head", 6)
+    assert (case.padded_length, case.precision, case.part) == (longest, "bf16", "whole")
     assert len(list((tmp_path / "batches").iterdir())) == 1
 
 
 def test_where_features_are_stored_a_run_gets_two_sizes(
-    prober: SimulatedProber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
-    monkeypatch.setattr(batch_sizes, "make_feature_extractor", lambda classifier: classifier)
-    found = find(tmp_path, emitted, can_split=True)
+    found = find(prepare_auto(tiny_folder, tmp_path, freeze_core=True), emitted)
     assert found == FoundSizes(training=16, evaluation=64)
     assert probed_sizes(emitted) == [64, 16]
     assert [case.part for case in prober.cases] == ["features", "trainable"]
@@ -98,13 +92,8 @@ def test_where_the_model_can_not_be_split_the_whole_update_is_probed(
     prober: SimulatedProber, tmp_path: Path
 ) -> None:
     model = save_uncuttable_model(tmp_path / "model")
-    emitted: list[Event] = []
-    kept = run_auto(
-        tmp_path, model, emitted, effective_batch_size=4, eval_batch_size=1, max_steps=1,
-        train_layers=1,
-    )  # fmt: skip
-    assert probed_sizes(emitted)[0] == 4
-    assert kept["eval_batch_size"] == kept["batch_size"] == 4
+    found = find(prepare_auto(model, tmp_path, effective_batch_size=4, train_layers=1))
+    assert found == FoundSizes(training=4, evaluation=4)
     assert [case.part for case in prober.cases] == ["whole"]
 
 

@@ -1,47 +1,56 @@
 """Every architecture in every mode, from a folder of weights to a model that answers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from prepared_runs import finish_run, train_tiny
 from safetensors.torch import load_file
 from tiny_models import ARCHITECTURES, save_tiny_model
-from tiny_runs import TEXTS, run_tiny
-from transformers import AutoModelForSequenceClassification, pipeline
+from tiny_runs import weights_of
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import finetune
+from finetune.files import read_jsonl
 from finetune.model.freeze import trained_names
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "full": {},
     "last-2": {"train_layers": 2},
     "head": {"freeze_core": True},
     "classifier": {"head": "classifier"},
 }
+QUICK_CASES = {
+    ("bert", "classifier"),
+    ("distilbert", "head"),
+    ("roberta", "full"),
+    ("electra", "classifier"),
+    ("deberta-v2", "last-2"),
+    ("modernbert", "head"),
+}
+CASES = [
+    pytest.param(*case, marks=[] if case in QUICK_CASES else pytest.mark.slow)
+    for case in ((architecture, mode) for architecture in ARCHITECTURES for mode in MODES)
+]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("encoders")
-    return {name: save_tiny_model(root / name, name) for name in ARCHITECTURES}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "mode"), CASES)
 def test_encoder_trains_what_its_mode_says_and_answers_in_a_pipeline(
-    architecture: str, mode: str, folders: dict[str, Path], tmp_path: Path
+    architecture: str, mode: str, tmp_path: Path
 ) -> None:
-    source = folders[architecture]
+    source, folder = save_tiny_model(tmp_path / "source", architecture), tmp_path / "run"
     # A rate that shows in fp32 wherever there is a gradient at all.
     options = {"max_steps": 3, "learning_rate": 1e-2, "validation_fraction": 0, **MODES[mode]}
-    results = run_tiny(tmp_path / "run", model=source, **options)
+    results = finish_run(train_tiny(folder, model=source, **options))
 
-    assert results["mode"] == mode
-    saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
+    assert results.facts.mode == Mode(mode)
+    saved = AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
+    assert weights_of(folder).keys() == saved.state_dict().keys()
     trained = trained_names(find_structure(saved), mode=Mode(mode))
-    assert results["trained_parameters"] == sum(
+    assert results.facts.trained_parameters == sum(
         parameter.numel() for name, parameter in saved.named_parameters() if name in trained
     )
     before = load_file(source / "model.safetensors")
@@ -50,6 +59,15 @@ def test_encoder_trains_what_its_mode_says_and_answers_in_a_pipeline(
         if name in before:
             assert torch.equal(parameter, before[name]) != is_trained, name
 
-    answers = pipeline("text-classification", model=str(tmp_path / "run" / "model"))(TEXTS)
-    expected = finetune.predict(tmp_path / "run", TEXTS, device="cpu")
-    assert [one["label"] for one in answers] == [one["label"] for one in expected]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    classify = pipeline("text-classification", model=saved, tokenizer=tokenizer)
+    rows = [row for row in read_jsonl(folder / "predictions.jsonl") if len(row["text"]) < 40][:8]
+    texts = [row["text"] for row in rows]
+    answers = finetune.predict(folder, texts, device="cpu")
+    for row, answer, expected in zip(rows, answers, classify(texts), strict=True):
+        assert row["predicted"] == answer.label == expected["label"]
+        assert row["probability"] == pytest.approx(expected["score"], abs=1e-5)
+        assert answer.probability == pytest.approx(expected["score"], abs=1e-5)
+    scores = finetune.evaluate(folder, device="cpu").scores
+    assert scores.accuracy == results.test.accuracy
+    assert scores.loss == pytest.approx(results.test.loss, abs=1e-5)

@@ -1,22 +1,30 @@
-"""Runs over what a frozen core gave once: the same models, and never from another one's states."""
+"""Training on stored features: the same models, and never from another model's features."""
 
 import importlib.metadata
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from finetune.pipeline.examples import encode_split
-from finetune.pipeline.features import extract_features
+from prepared_runs import (
+    largest_difference,
+    parameters_of,
+    prepare_tiny,
+    train_prepared,
+    train_tiny,
+    was_emitted,
+)
 from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
 from tiny_runs import (
@@ -29,21 +37,19 @@ from tiny_runs import (
 )
 from tiny_training import FewShapesDevice, give_few_shapes
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-import finetune
-from finetune.config.load import load_config
-from finetune.config.schema import HEAD_DEFAULTS
+from finetune.api.run import dry_run
+from finetune.devices import host_memory
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
-from finetune.events import Advance, Emit, Event, Stage, Update, WarningMessage
-from finetune.files import read_json, read_jsonl
-from finetune.model.freeze import trained_names
-from finetune.model.mode import Mode
-from finetune.model.structure import find_structure
+from finetune.events import Advance, Emit, Event, Stage, Update, WarningMessage, ignore
+from finetune.runs.features import stored_features
+from finetune.runs.folder import RunFolder, lock
 from finetune.runs.plan import plan_training
-from finetune.runs.preparation import Preparation, prepare
+from finetune.runs.preparation import Preparation
+from finetune.runs.run import Run
+from finetune.tokenization.examples import Examples
 
 MODES: dict[str, dict[str, Any]] = {
     "last-1": {"train_layers": 1},
@@ -51,8 +57,26 @@ MODES: dict[str, dict[str, Any]] = {
     "head": {"freeze_core": True},
     "classifier": {"head": "classifier"},
 }
+QUICK_CASES = {
+    ("bert", "last-1"),
+    ("bert", "classifier"),
+    ("distilbert", "head"),
+    ("roberta", "classifier"),
+    ("electra", "last-2"),
+    ("deberta-v2", "last-1"),
+    ("modernbert", "head"),
+}
+CASES = [
+    pytest.param(*case, marks=[] if case in QUICK_CASES else pytest.mark.slow)
+    for case in ((architecture, mode) for architecture in ARCHITECTURES for mode in MODES)
+]
 # Adam makes steps of the learning rate's size even out of gradients that are rounding errors.
-CLOSE: dict[str, Any] = {"learning_rate": 1e-4, "num_train_epochs": 3, "validation_fraction": 0}
+CLOSE: dict[str, Any] = {
+    "learning_rate": 1e-4,
+    "max_train_samples": 32,
+    "num_train_epochs": 3,
+    "validation_fraction": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,61 +86,74 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @contextmanager
-def counting_rows() -> Iterator[list[int]]:
-    """Yield a list that gets the rows of every forward of an attention's first projection.
+def counting_examples() -> Iterator[list[int]]:
+    """Yield a list that gets the examples of every forward of an attention's first projection.
 
-    Forwards of two made-up texts, which look for the cut, do not count.
+    Forwards of two made-up texts, which look for the split of the model, do not count.
     """
-    rows: list[int] = []
+    examples: list[int] = []
 
     def note(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
         if type(module).__name__ == "BertSelfAttention" and len(inputs[0]) > 3:
-            rows.append(len(inputs[0]))
+            examples.append(len(inputs[0]))
 
     handle = nn.modules.module.register_module_forward_hook(note)
     try:
-        yield rows
+        yield examples
     finally:
         handle.remove()
 
 
-def was_emitted(events: list[Event], kind: type[Stage] | type[WarningMessage], words: str) -> bool:
-    return any(isinstance(event, kind) and words in event.message for event in events)
+def logits_of(run: Run, split: str) -> np.ndarray:
+    return run.predictor.logits(run.examples[split], padded_lengths=run.plan.padded_lengths)
 
 
-def largest_difference(run: Path, other: Path) -> float:
-    weights, others = weights_of(run), weights_of(other)
-    assert weights.keys() == others.keys()
-    return max((weights[name] - others[name]).abs().max().item() for name in weights)
+def loss_of(run: Run) -> float:
+    logits, labels = (torch.from_numpy(one) for one in (
+        logits_of(run, "test"), run.examples["test"].labels
+    ))  # fmt: skip
+    return nn.functional.cross_entropy(logits, labels).item()
 
 
-def run_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Path, Path]:
-    """Make a run over kept states, and the same with the whole model at every update."""
+def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
+    """Train on stored features, and the same with the whole model at every update."""
+    options = CLOSE | options
     emitted: list[Event] = []
-    cached, plain = tmp_path / "cached", tmp_path / "plain"
-    run_tiny(cached, model=model, cache_dir=str(tmp_path / "cache"), emit=emitted.append, **options)
-    assert was_emitted(emitted, Stage, "running the frozen core once over 64 train rows")
+    stored = train_tiny(
+        tmp_path / "stored", model=model, cache_dir=str(tmp_path / "cache"),
+        emit=emitted.append, **options,
+    )  # fmt: skip
+    assert was_emitted(emitted, Stage, "computing features of the frozen layers for 32 train rows")
     emitted.clear()
-    run_tiny(plain, model=model, feature_cache=False, emit=emitted.append, **options)
-    assert not was_emitted(emitted, Stage, "frozen core")
-    return cached, plain
+    plain = train_tiny(
+        tmp_path / "plain", model=model, feature_cache=False, emit=emitted.append, **options
+    )
+    assert not was_emitted(emitted, Stage, "features")
+    return stored, plain
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "mode"), CASES)
 def test_weights_are_those_of_the_whole_model_at_every_update(
     architecture: str, mode: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    cached, plain = run_both(folders[architecture], tmp_path, **CLOSE, **MODES[mode])
-    assert largest_difference(cached, plain) < 1e-5
-    results, expected = (read_json(one / "all_results.json") for one in (cached, plain))
-    assert results["test_accuracy"] == expected["test_accuracy"]
-    assert results["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-5)
-    assert results["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-5)
+    stored, plain = train_both(folders[architecture], tmp_path, **MODES[mode])
+    assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-5
+    assert stored.progress.loss_sum == pytest.approx(plain.progress.loss_sum, abs=1e-4)
+    np.testing.assert_allclose(logits_of(stored, "test"), logits_of(plain, "test"), atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["last-1", "head"])
-@pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "modernbert"])
+@pytest.mark.parametrize(
+    ("architecture", "mode"),
+    [
+        ("bert", "last-1"),
+        ("modernbert", "head"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("bert", "head"), ("deberta-v2", "last-1"), ("deberta-v2", "head"),
+                         ("modernbert", "last-1")]
+        ),
+    ],
+)  # fmt: skip
 def test_weights_are_the_same_where_batches_have_few_shapes(
     architecture: str,
     mode: str,
@@ -125,157 +162,126 @@ def test_weights_are_the_same_where_batches_have_few_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     give_few_shapes(monkeypatch)
-    options = {**CLOSE, "max_train_samples": 64, "eval_batch_size": 48, **MODES[mode]}
-    cached, plain = run_both(folders[architecture], tmp_path, **options)
-    assert largest_difference(cached, plain) < 1e-5
+    stored, plain = train_both(folders[architecture], tmp_path, eval_batch_size=48, **MODES[mode])
+    assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-5
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_bf16_differs_by_what_another_batch_makes_of_its_eight_bits(
+@pytest.mark.parametrize(
+    "mode",
+    ["last-1", *(pytest.param(mode, marks=pytest.mark.slow) for mode in list(MODES)[1:])],
+)
+def test_bf16_differs_by_no_more_than_another_batch_makes_of_its_eight_bits(
     mode: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    options = {**CLOSE, **MODES[mode], "precision": "bf16"}
-    cached, plain = run_both(folders["bert"], tmp_path, **options)
-    # 12 updates of at most the learning rate, on both sides.
-    assert 0 < largest_difference(cached, plain) < 1e-3
-    results, expected = (read_json(one / "all_results.json") for one in (cached, plain))
-    assert results["test_loss"] == pytest.approx(expected["test_loss"], abs=2e-3)
+    stored, plain = train_both(folders["bert"], tmp_path, precision="bf16", **MODES[mode])
+    # 6 updates of at most the learning rate, on both sides.
+    assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-3
+    assert loss_of(stored) == pytest.approx(loss_of(plain), abs=2e-3)
 
 
-def test_bf16_keeps_states_in_two_bytes_a_number(folders: dict[str, Path], tmp_path: Path) -> None:
-    sizes = {}
-    for precision in ("fp32", "bf16"):
-        cache = tmp_path / precision
-        run_tiny(
-            tmp_path / f"run-{precision}",
-            model=folders["modernbert"],
-            cache_dir=str(cache),
-            precision=precision,
-            max_steps=1,
-            freeze_core=True,
-        )
-        sizes[precision] = {json.loads(file.read_text())["dtype"] for file in cache.rglob("*.json")}
-    assert sizes["fp32"] == {"float32"}
-    assert sizes["bf16"] <= {"bfloat16", "float32"}
-
-
-@pytest.mark.parametrize("mode", ["last-1", "head"])
+@pytest.mark.parametrize("mode", ["last-1", pytest.param("head", marks=pytest.mark.slow)])
 def test_bert_with_padding_in_front_trains_the_same(mode: str, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model", "bert")
     file = model / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"padding_side": "left"}))
     emitted: list[Event] = []
-    options = {**CLOSE, **MODES[mode]}
-    cached, plain = tmp_path / "cached", tmp_path / "plain"
-    run_tiny(cached, model=model, cache_dir=str(tmp_path), emit=emitted.append, **options)
-    run_tiny(plain, model=model, feature_cache=False, **options)
-    assert largest_difference(cached, plain) < 1e-5
-    # A token's position, and so its state, depends on the other texts of the batch.
-    assert was_emitted(emitted, WarningMessage, "can't be cut off")
+    options = {**CLOSE, **MODES[mode], "cache_dir": str(tmp_path)}
+    stored = train_tiny(tmp_path / "stored", model=model, emit=emitted.append, **options)
+    plain = train_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
+    assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-5
+    # A token's position, and so its features, depend on the other texts of the batch.
+    assert was_emitted(emitted, WarningMessage, "can't be split")
 
 
-def test_a_model_that_can_not_be_cut_is_told_and_trains_whole(tmp_path: Path) -> None:
+def test_a_model_that_can_not_be_split_is_reported_and_trains_whole(tmp_path: Path) -> None:
     model = save_uncuttable_model(tmp_path / "model")
     emitted: list[Event] = []
     options = {"train_layers": 1, "max_steps": 2, "cache_dir": str(tmp_path / "cache")}
-    run_tiny(tmp_path / "run", model=model, emit=emitted.append, **options)
-    assert was_emitted(
-        emitted, WarningMessage, "frozen part of ConvBertForSequenceClassification can't be cut"
-    )
+    run = train_tiny(tmp_path / "run", model=model, emit=emitted.append, **options)
+    assert was_emitted(emitted, WarningMessage, "ConvBertForSequenceClassification can't be split")
     assert not (tmp_path / "cache").exists()
-    run_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
-    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "plain"))
+    plain = train_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
+    assert have_same_bits(parameters_of(run), parameters_of(plain))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_whole_model_is_saved_and_answers_elsewhere_as_it_did_here(
-    architecture: str, mode: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    run, source = tmp_path / "run", folders[architecture]
-    options = {**MODES[mode], "learning_rate": 1e-2, "cache_dir": str(tmp_path / "cache")}
-    results = run_tiny(run, model=source, **options)
+@dataclass
+class Extraction:
+    """What ``stored_features`` returned and emitted for a preparation."""
 
-    model = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
-    trained = trained_names(find_structure(model), mode=Mode(mode))
-    before = load_file(source / "model.safetensors")
-    after = {f"{model.base_model_prefix}.{name}": name for name in before}
-    saved = weights_of(run)
-    assert saved.keys() == model.state_dict().keys()
-    for name, origin in after.items():
-        if name not in trained:
-            assert torch.equal(saved[name], before[origin]), name
+    preparation: Preparation
+    emitted: list[Event] = field(default_factory=list)
 
-    tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    rows = [row for row in read_jsonl(run / "predictions.jsonl") if len(row["text"]) < 40]
-    for row in rows[:12]:
-        inputs = tokenizer(row["text"], return_tensors="pt")
-        with torch.no_grad():
-            likelihoods = model(**inputs).logits.softmax(-1)[0]
-        assert model.config.id2label[int(likelihoods.argmax())] == row["predicted"]
-        assert likelihoods.max().item() == pytest.approx(row["probability"], abs=1e-5)
-    metrics = finetune.evaluate(run, device="cpu")
-    assert metrics["accuracy"] == results["test_accuracy"]
-    assert metrics["loss"] == pytest.approx(results["test_loss"], abs=1e-5)
+    def __post_init__(self) -> None:
+        plan = plan_training(self.preparation)
+        rows = self.preparation.config.training.eval_batch_size
+        device = self.preparation.device
+        size = BatchSize(rows, "evaluation batch size", device, self.emitted.append)
+        self.model, self.examples = stored_features(
+            self.preparation, plan, size, emit=self.emitted.append
+        )
+
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.emitted if isinstance(event, WarningMessage)]
+
+    def train_features(self) -> dict[str, torch.Tensor]:
+        return inputs_of(self.examples["train"])
 
 
-def config_of(**options: Any) -> Any:
-    flags = QUICK | {"max_train_samples": 16, "validation_fraction": 0} | options
-    return load_config(file=None, environment={}, flags=flags, assignments=()).config
+def inputs_of(examples: Examples) -> dict[str, torch.Tensor]:
+    return dict(examples.inputs_of(np.arange(len(examples.labels)), int(examples.lengths.max())))
 
 
-def runs_core(prepared: Preparation, emit: Emit = lambda event: None) -> bool:
-    """Bring the training rows through what is frozen; return whether it ran."""
-    emitted: list[Event] = []
-    examples = {"train": encode_split(prepared, "train", emit=emit)}
-    plan = plan_training(prepared, examples)
-    rows = prepared.config.training.eval_batch_size
-    extract_features(
-        prepared,
-        examples,
-        padded_lengths=plan.padded_lengths,
-        batch_size=BatchSize(rows, "evaluation batch size", prepared.device, emit),
-        emit=emitted.append,
-    )
-    assert was_emitted(emitted, Stage, "running the") != was_emitted(emitted, Stage, "reusing what")
-    return was_emitted(emitted, Stage, "running the")
+SMALL: dict[str, Any] = {"max_train_samples": 16, "validation_fraction": 0}
 
 
-@pytest.fixture
-def prepared_again(tiny_folder: Path, tmp_path: Path) -> Callable[..., Preparation]:
-    """Return a function that prepares a run with a store in which ``last-1``'s states are kept."""
-    options = {"model": str(tiny_folder), "cache_dir": str(tmp_path / "cache"), "train_layers": 1}
+def extract(model: Path, *, cache_dir: Path, **options: Any) -> Extraction:
+    return Extraction(prepare_tiny(model, cache_dir=str(cache_dir), **(SMALL | options)))
 
-    def prepare_again(**changes: Any) -> Preparation:
-        chosen = {name: one for name, one in (options | changes).items() if one is not None}
-        return prepare(config_of(**chosen), emit=lambda event: None)
 
-    assert runs_core(prepare_again())
-    assert not runs_core(prepare_again())
+def computes(preparation: Preparation) -> bool:
+    """Return whether features of the training split had to be computed, not read from the store."""
+    train = {"train": preparation.examples["train"]}
+    emitted = Extraction(replace(preparation, examples=train)).emitted
+    computed = was_emitted(emitted, Stage, "computing features")
+    assert computed != was_emitted(emitted, Stage, "reusing features")
+    return computed
+
+
+@pytest.fixture(scope="module")
+def prepared_again(
+    tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Preparation]:
+    """Return a function that prepares a run, with a store that has the features of ``last-1``."""
+    options = {
+        "cache_dir": str(tmp_path_factory.mktemp("store")), "train_layers": 1, **SMALL
+    }  # fmt: skip
+
+    def prepare_again(model: Path = tiny_folder, **changes: Any) -> Preparation:
+        return prepare_tiny(model, **(options | changes))
+
+    assert computes(prepare_again())
+    assert not computes(prepare_again())
     return prepare_again
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"seed": 7},
-        {"learning_rate": 1e-5},
-        {"num_train_epochs": 9},
-        {"batch_size": 4},
-        {"effective_batch_size": 32},
-        {"weight_decay": 0.3},
+        {"seed": 7, "learning_rate": 1e-5, "num_train_epochs": 9, "weight_decay": 0.3},
+        {"batch_size": 4, "effective_batch_size": 32},
         {"class_weights": "balanced"},
         {"max_length": 60},  # no text is as long
         {"cache_gib": 3},
     ],
     ids=str,
 )
-def test_what_the_states_do_not_depend_on_brings_no_forward_of_the_core(
+def test_features_are_reused_where_they_do_not_depend_on_what_changed(
     changes: dict[str, Any], prepared_again: Callable[..., Preparation]
 ) -> None:
-    with counting_rows() as rows:
-        assert not runs_core(prepared_again(**changes))
-    assert rows == []
+    preparation = prepared_again(**changes)
+    with counting_examples() as examples:
+        assert not computes(preparation)
+    assert examples == []
 
 
 @pytest.mark.parametrize(
@@ -292,10 +298,10 @@ def test_what_the_states_do_not_depend_on_brings_no_forward_of_the_core(
     ],
     ids=str,
 )
-def test_what_the_states_depend_on_runs_the_core_again(
+def test_features_are_computed_again_where_they_depend_on_what_changed(
     changes: dict[str, Any], prepared_again: Callable[..., Preparation]
 ) -> None:
-    assert runs_core(prepared_again(**changes))
+    assert computes(prepared_again(**changes))
 
 
 def flip_a_bit(model: nn.Module) -> None:
@@ -319,36 +325,39 @@ def move_positions(model: nn.Module) -> None:
     ],
     ids=["weight", "buffer", "activation", "eps", "positions"],
 )
-def test_another_model_runs_again(
+def test_another_model_has_other_features(
     change: Callable[[Any], None], prepared_again: Callable[..., Preparation]
 ) -> None:
-    prepared = prepared_again()
-    change(prepared.classifier.model)
-    assert runs_core(prepared)
+    preparation = prepared_again()
+    change(preparation.classifier.model)
+    assert computes(preparation)
 
 
-def test_a_trained_weight_may_be_another(prepared_again: Callable[..., Preparation]) -> None:
-    prepared = prepared_again()
-    prepared.classifier.model.get_parameter("classifier.weight").data += 1
-    assert not runs_core(prepared)
+def test_features_do_not_depend_on_a_weight_that_trains(
+    prepared_again: Callable[..., Preparation],
+) -> None:
+    preparation = prepared_again()
+    preparation.classifier.model.get_parameter("classifier.weight").data += 1
+    assert not computes(preparation)
 
 
-def test_a_model_may_lie_elsewhere(
+def copy_of(model: Path, folder: Path) -> Path:
+    return shutil.copytree(model, folder)
+
+
+def test_a_model_may_be_in_another_folder(
     tiny_folder: Path, prepared_again: Callable[..., Preparation], tmp_path: Path
 ) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for file in tiny_folder.iterdir():
-        (elsewhere / file.name).write_bytes(file.read_bytes())
-    assert not runs_core(prepared_again(model=str(elsewhere)))
+    elsewhere = copy_of(tiny_folder, tmp_path / "elsewhere")
+    assert not computes(prepared_again(elsewhere))
     weights = load_file(elsewhere / "model.safetensors")
     weights["encoder.layer.0.output.dense.bias"].view(torch.int32)[3] ^= 1
     save_file(weights, elsewhere / "model.safetensors", metadata={"format": "pt"})
-    assert runs_core(prepared_again(model=str(elsewhere)))
+    assert computes(prepared_again(elsewhere))
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers", "finetune-mps"])
-def test_another_version_runs_again(
+def test_another_version_has_other_features(
     package: str, prepared_again: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distribution = importlib.metadata.distribution
@@ -356,21 +365,22 @@ def test_another_version_runs_again(
     def pretend(name: str) -> Any:
         return SimpleNamespace(version="99.0") if name == package else distribution(name)
 
+    preparation = prepared_again()
     monkeypatch.setattr(importlib.metadata, "distribution", pretend)
-    assert runs_core(prepared_again())
+    assert computes(preparation)
 
 
 @pytest.mark.parametrize("attribute", ["name", "description"])
-def test_another_device_runs_again(
+def test_another_device_has_other_features(
     attribute: str, prepared_again: Callable[..., Preparation]
 ) -> None:
     device = CpuDevice()
     setattr(device, attribute, "another one")
-    assert runs_core(replace(prepared_again(), device=device))
+    assert computes(replace(prepared_again(), device=device))
 
 
-def test_other_batches_run_again(prepared_again: Callable[..., Preparation]) -> None:
-    assert runs_core(replace(prepared_again(), device=FewShapesDevice()))
+def test_other_batches_have_other_features(prepared_again: Callable[..., Preparation]) -> None:
+    assert computes(replace(prepared_again(), device=FewShapesDevice()))
 
 
 def write_table(file: Path, *, label: str = "", text: str = "") -> str:
@@ -379,105 +389,114 @@ def write_table(file: Path, *, label: str = "", text: str = "") -> str:
     return str(file)
 
 
-def test_other_texts_run_again_and_other_labels_do_not(
+def test_features_depend_on_the_texts_and_not_on_the_labels(
     prepared_again: Callable[..., Preparation], tmp_path: Path
 ) -> None:
     table = {"test_fraction": 0.25, "data": write_table(tmp_path / "rows.csv")}
-    assert runs_core(prepared_again(**table))
+    assert computes(prepared_again(**table))
     table["data"] = write_table(tmp_path / "names.csv", label="class ")
-    assert not runs_core(prepared_again(**table))
+    assert not computes(prepared_again(**table))
     table["data"] = write_table(tmp_path / "texts.csv", text="?")
-    assert runs_core(prepared_again(**table))
+    assert computes(prepared_again(**table))
 
 
-def test_another_tokenizer_runs_again(
+def test_another_tokenizer_has_other_features(
     tiny_folder: Path, prepared_again: Callable[..., Preparation], tmp_path: Path
 ) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in tiny_folder.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
+    other = copy_of(tiny_folder, tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["the"], vocabulary["of"] = vocabulary["of"], vocabulary["the"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert runs_core(prepared_again(model=str(other)))
+    assert computes(prepared_again(other))
 
 
-@pytest.mark.parametrize("mode", ["last-1", "head", "classifier"])
-def test_a_second_run_with_another_seed_has_no_forward_of_the_core(
+@pytest.mark.parametrize("mode", ["last-1", pytest.param("classifier", marks=pytest.mark.slow)])
+def test_a_second_seed_has_no_forward_of_the_frozen_layers(
     mode: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    options = {**MODES[mode], "cache_dir": str(tmp_path / "cache")}
-    run_tiny(tmp_path / "first", model=tiny_folder, **options)
+    options = {**MODES[mode], "cache_dir": str(tmp_path / "cache"), "max_train_samples": 32}
+    preparation = prepare_tiny(tiny_folder, **options)
+    train_prepared(preparation, tmp_path / "first")
     emitted: list[Event] = []
-    with counting_rows() as rows:
-        run_tiny(tmp_path / "second", model=tiny_folder, emit=emitted.append, seed=5, **options)
+    second = preparation.with_seed(5, emit=emitted.append)
+    with counting_examples() as examples:
+        train_prepared(second, tmp_path / "second", emit=emitted.append)
     layers = 1 if mode == "last-1" else 0
-    # Two epochs of four updates, each followed by two validations; then both held-out splits.
-    assert len(rows) == layers * (2 * (4 + 2) + 2 + 5)
-    for split, count in {"train": 64, "validation": 81, "test": 270}.items():
-        assert was_emitted(
-            emitted, Stage, f"reusing what the frozen core gave for {count} {split} rows"
-        )
+    # Two epochs of two updates, each followed by two batches of validation.
+    assert len(examples) == layers * 2 * (2 + 2)
+    for split, count in {"train": 32, "validation": 81, "test": 270}.items():
+        words = f"reusing features of the frozen layers for {count} {split} rows"
+        assert was_emitted(emitted, Stage, words)
 
 
-def test_the_same_run_over_what_was_kept_has_the_same_bits(
+def test_the_same_run_on_reused_features_has_the_same_bits(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    for name in ("first", "second"):
-        run_tiny(
-            tmp_path / name, model=tiny_folder, train_layers=1, cache_dir=str(tmp_path / "cache")
-        )
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert have_same_bits(weights_of(first), weights_of(second))
-    assert logged_metrics(first) == logged_metrics(second)
+    options = {"train_layers": 1, "cache_dir": str(tmp_path / "cache"), "max_train_samples": 32}
+    first, second = (
+        train_tiny(tmp_path / name, model=tiny_folder, **options) for name in ("first", "second")
+    )
+    assert have_same_bits(parameters_of(first), parameters_of(second))
+    assert logged_metrics(tmp_path / "first") == logged_metrics(tmp_path / "second")
 
 
-def test_damage_is_told_and_mended(tiny_folder: Path, tmp_path: Path) -> None:
-    options = {"freeze_core": True, "cache_dir": str(tmp_path / "cache")}
-    run_tiny(tmp_path / "first", model=tiny_folder, **options)
-    for file in (tmp_path / "cache").rglob("*.safetensors"):
+def test_damaged_features_are_reported_and_computed_again(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    first = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True)
+    expected = {name: one.clone() for name, one in first.train_features().items()}
+    for file in tmp_path.rglob("*.safetensors"):
         content = bytearray(file.read_bytes())
-        content[40] ^= 8
+        content[-8] ^= 8
+        file.unlink()  # the first run has it mapped
         file.write_bytes(content)
-    emitted: list[Event] = []
-    run_tiny(tmp_path / "second", model=tiny_folder, emit=emitted.append, **options)
-    warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
-    assert sum("is damaged" in warning for warning in warnings) == 3
-    assert have_same_bits(weights_of(tmp_path / "first"), weights_of(tmp_path / "second"))
-    emitted.clear()
-    run_tiny(tmp_path / "third", model=tiny_folder, emit=emitted.append, **options)
-    assert not was_emitted(emitted, WarningMessage, "damaged")
+    second = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True)
+    assert sum("is damaged" in warning for warning in second.warnings()) == 2
+    assert have_same_bits(second.train_features(), expected)
+    third = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True)
+    assert third.warnings() == first.warnings()
 
 
 @pytest.mark.parametrize("mode", ["last-1", "head"])
-def test_where_nothing_can_be_kept_the_run_goes_on_in_memory(
+def test_features_that_can_not_be_written_stay_in_memory(
     mode: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    emitted: list[Event] = []
-    options = MODES[mode]
-    run_tiny(
-        tmp_path / "run", model=tiny_folder, cache_dir=str(tmp_path / "file"), emit=emitted.append,
-        **options,
-    )  # fmt: skip
-    assert was_emitted(emitted, WarningMessage, "stays in memory")
+    in_memory = extract(tiny_folder, cache_dir=tmp_path / "file", **MODES[mode])
+    assert any("stay in memory" in warning for warning in in_memory.warnings())
     assert (tmp_path / "file").read_text() == "no folder"
-    run_tiny(tmp_path / "kept", model=tiny_folder, cache_dir=str(tmp_path / "cache"), **options)
-    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "kept"))
+    kept = extract(tiny_folder, cache_dir=tmp_path / "cache", **MODES[mode])
+    assert have_same_bits(in_memory.train_features(), kept.train_features())
 
 
-def test_states_larger_than_the_limit_are_used_and_not_kept(
+def test_features_larger_than_the_limit_are_used_and_not_kept(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    emitted: list[Event] = []
-    options = {"train_layers": 1, "cache_dir": str(tmp_path / "cache"), "cache_gib": 1e-6}
-    run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
-    assert not was_emitted(emitted, WarningMessage, "kept")
+    options = {"train_layers": 1, "cache_dir": tmp_path / "cache"}
+    used = extract(tiny_folder, cache_gib=1e-6, **options)
+    assert not any("memory" in warning for warning in used.warnings())
     assert list((tmp_path / "cache").rglob("*.*")) == []
-    run_tiny(tmp_path / "kept", model=tiny_folder, **(options | {"cache_gib": 1}))
-    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "kept"))
+    kept = extract(tiny_folder, cache_gib=1, **options)
+    assert list((tmp_path / "cache").rglob("*.*")) != []
+    assert have_same_bits(used.train_features(), kept.train_features())
+
+
+def test_features_that_fit_neither_disk_nor_memory_are_computed_at_every_update(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr(host_memory, "spare_bytes", lambda: 0)
+    options = {**CLOSE, "train_layers": 1}
+    emitted: list[Event] = []
+    run = train_tiny(
+        tmp_path / "run", model=tiny_folder, cache_dir=str(tmp_path / "cache"),
+        emit=emitted.append, **options,
+    )  # fmt: skip
+    assert was_emitted(emitted, WarningMessage, "do not fit the disk: the frozen layers run at")
+    assert not (tmp_path / "cache").exists()
+    plain = train_tiny(tmp_path / "plain", model=tiny_folder, feature_cache=False, **options)
+    assert have_same_bits(parameters_of(run), parameters_of(plain))
 
 
 RUN_IN_A_CHILD = """
@@ -491,7 +510,7 @@ run_tiny(Path(sys.argv[3]), model=Path(sys.argv[2]), train_layers=1, cache_dir=s
 
 
 @pytest.mark.slow
-def test_two_processes_that_keep_the_same_states_at_once_do_not_meet(
+def test_two_processes_may_store_the_same_features_at_once(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -508,11 +527,11 @@ def test_two_processes_that_keep_the_same_states_at_once_do_not_meet(
         _, errors = process.communicate()
         assert process.returncode == 0, errors
     assert have_same_bits(weights_of(runs[0]), weights_of(runs[1]))
-    assert len(list((cache / "features").iterdir())) == 3
+    assert len(list((cache / "features").glob("*.safetensors"))) == 3
 
 
 def stop_at(happens: Callable[[Event], bool]) -> Emit:
-    """Return a ``Emit`` that presses Ctrl-C once."""
+    """Return an ``Emit`` that presses Ctrl-C once."""
     pressed: list[Event] = []
 
     def emit(event: Event) -> None:
@@ -523,31 +542,39 @@ def stop_at(happens: Callable[[Event], bool]) -> Emit:
     return emit
 
 
-@pytest.mark.parametrize("first_has_cache", [True, False])
-@pytest.mark.parametrize("second_has_cache", [True, False])
-@pytest.mark.parametrize("mode", ["last-1", "head"])
-def test_a_stopped_run_goes_on_with_or_without_what_is_kept(
-    mode: str, second_has_cache: bool, first_has_cache: bool, tiny_folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("mode", "first_has_cache", "second_has_cache"),
+    [
+        ("last-1", True, True),
+        ("last-1", True, False),
+        ("head", False, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("last-1", False, True), ("head", True, True), ("head", True, False)]
+        ),
+    ],
+)
+def test_a_stopped_run_resumes_with_or_without_stored_features(
+    mode: str, first_has_cache: bool, second_has_cache: bool, tiny_folder: Path, tmp_path: Path
 ) -> None:
     options = {**CLOSE, **MODES[mode], "cache_dir": str(tmp_path / "cache")}
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    run_tiny(whole, model=tiny_folder, feature_cache=first_has_cache, **options)
-    with pytest.raises(Interrupted):
-        run_tiny(
-            run,
-            model=tiny_folder,
-            feature_cache=first_has_cache,
-            emit=stop_at(lambda event: isinstance(event, Update) and event.update == 6),
-            **options,
-        )
-    finetune.run(resume_from_checkpoint=run, feature_cache=second_has_cache)
+    first = prepare_tiny(tiny_folder, feature_cache=first_has_cache, **options)
+    whole = train_prepared(first, tmp_path / "whole")
+    stop = stop_at(lambda event: isinstance(event, Update) and event.update == 3)
+    with pytest.raises(KeyboardInterrupt):
+        train_prepared(first.with_seed(42, emit=ignore), tmp_path / "run", emit=stop)
+    second = prepare_tiny(tiny_folder, feature_cache=second_has_cache, **options)
+    folder = RunFolder(tmp_path / "run")
+    with lock(folder):
+        run = Run.resume(second, folder, emit=ignore)
+        run.train()
     if first_has_cache == second_has_cache:
-        assert have_same_bits(weights_of(run), weights_of(whole))
+        assert have_same_bits(parameters_of(run), parameters_of(whole))
     else:
-        assert largest_difference(run, whole) < 1e-5
+        assert largest_difference(parameters_of(run), parameters_of(whole)) < 1e-5
 
 
-def test_ctrl_c_while_the_core_runs_leaves_no_partial_file(
+def test_ctrl_c_during_feature_extraction_leaves_no_partial_file(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     options = {"freeze_core": True, "cache_dir": str(tmp_path / "cache"), "eval_batch_size": 8}
@@ -559,13 +586,13 @@ def test_ctrl_c_while_the_core_runs_leaves_no_partial_file(
             **options,
         )
     assert raised.value.message == "stopped"
+    assert raised.value.remedy == "start again: nothing was saved yet"
     assert list((tmp_path / "cache" / "features").iterdir()) == []
-    results = run_tiny(tmp_path / "run", model=tiny_folder, overwrite=True, **options)
-    assert results["epoch"] == 2.0
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_ctrl_c_on_the_command_while_the_core_runs_is_told_in_two_lines(
+def test_ctrl_c_on_the_command_during_feature_extraction_is_explained_in_two_lines(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -584,78 +611,55 @@ def test_ctrl_c_on_the_command_while_the_core_runs_is_told_in_two_lines(
     assert "Traceback" not in errors
     error, remedy = errors.splitlines()[-2:]
     assert error == "error: stopped"
-    assert remedy.startswith("  try: start it anew")
+    assert remedy.startswith("  try: start again")
     assert list((cache / "features").glob("*.partial")) == []
 
 
-def test_progress_is_told_from_the_first_rows_to_the_last(
+def test_progress_is_reported_from_the_first_batches_to_the_last(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    emitted: list[Event] = []
-    run_tiny(
-        tmp_path / "run",
-        model=tiny_folder,
-        freeze_core=True,
-        cache_dir=str(tmp_path / "cache"),
-        eval_batch_size=4,
-        emit=emitted.append,
-    )
+    emitted = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True, eval_batch_size=4).emitted
     advances = [event for event in emitted if isinstance(event, Advance)]
-    test_rows = [event.done for event in advances if event.total == 270]
-    assert len(test_rows) <= 10
-    assert test_rows == sorted(set(test_rows))
-    assert test_rows[-1] == 270
-    assert [event.total for event in advances if event.done == event.total] == [64, 81, 270]
+    test_examples = [event.done for event in advances if event.total == 270]
+    assert len(test_examples) == 10
+    assert test_examples == sorted(set(test_examples))
+    assert test_examples[-1] == 270
+    assert [event.total for event in advances if event.done == event.total] == [16, 270]
 
 
-def test_a_dry_run_does_not_run_the_core(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_dry_run_computes_no_features(tiny_folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    with counting_rows() as rows:
-        finetune.run(
-            **QUICK, model=str(tiny_folder), freeze_core=True, cache_dir=str(cache), dry_run=True
-        )
-    assert rows == []
+    with counting_examples() as examples:
+        dry_run(**QUICK, model=str(tiny_folder), freeze_core=True, cache_dir=str(cache))
+    assert examples == []
     assert not cache.exists()
 
 
-def test_a_full_run_keeps_nothing(tiny_folder: Path, tmp_path: Path) -> None:
-    run_tiny(tmp_path / "run", model=tiny_folder, max_steps=1, cache_dir=str(tmp_path / "cache"))
+def test_a_full_run_stores_nothing(tiny_folder: Path, tmp_path: Path) -> None:
+    extraction = extract(tiny_folder, cache_dir=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+    assert extraction.examples is extraction.preparation.examples
 
 
-def test_the_time_of_the_frozen_pass_is_part_of_the_training_time(
+def test_the_time_of_feature_extraction_is_part_of_the_training_time(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     def wait(event: Event) -> None:
         if isinstance(event, Advance):
             time.sleep(0.2)
 
-    options = {"freeze_core": True, "cache_dir": str(tmp_path / "cache")}
-    results = run_tiny(tmp_path / "run", model=tiny_folder, emit=wait, **options)
-    assert results["train_runtime"] > 0.6  # the three splits' last rows at least
+    options = {**SMALL, "freeze_core": True, "cache_dir": str(tmp_path / "cache"), "max_steps": 1}
+    run = train_tiny(tmp_path / "run", model=tiny_folder, emit=wait, **options)
+    assert run.progress.seconds > 0.4  # the last batches of the two splits at least
 
 
 @pytest.mark.parametrize(
-    ("options", "epochs"),
-    [
-        ({}, 1 + HEAD_DEFAULTS.early_stopping_patience),
-        ({"early_stopping_patience": 3}, 4),
-        ({"early_stopping_patience": 0, "num_train_epochs": 25}, 25),
-        ({"validation_fraction": 0, "num_train_epochs": 25}, 25),
-        ({"validation_fraction": 0}, 100),
-    ],
-    ids=str,
+    ("precision", "dtypes"), [("fp32", {"float32"}), ("bf16", {"bfloat16", "float32"})]
 )
-def test_a_head_trains_until_it_improves_no_more(
-    options: dict[str, Any], epochs: float, tiny_folder: Path, tmp_path: Path
+def test_bf16_features_are_stored_in_two_bytes_a_number(
+    precision: str, dtypes: set[str], folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    # Too low a rate for any answer to change: the first validation stays the best.
-    slow = {"learning_rate": 1e-9, "num_train_epochs": None, "max_train_samples": 16}
-    results = run_tiny(
-        tmp_path / "run",
-        model=tiny_folder,
-        freeze_core=True,
-        save_strategy="no",
-        **(slow | options),
-    )
-    assert results["epoch"] == epochs
+    extract(folders["modernbert"], cache_dir=tmp_path, precision=precision, freeze_core=True)
+    stored = {json.loads(file.read_text())["dtype"] for file in tmp_path.rglob("*.json")}
+    assert stored
+    assert stored <= dtypes

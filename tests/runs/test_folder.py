@@ -1,12 +1,16 @@
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty
+from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
 from finetune.files import (
     append_jsonl,
     read_json,
@@ -18,10 +22,12 @@ from finetune.files import (
 from finetune.runs.folder import (
     RunFolder,
     check_run_folder,
-    create_run_folder,
+    empty_folder,
     lock,
     next_free_folder,
     open_run_folder,
+    reserve_folder,
+    reserve_new_folder,
 )
 
 JSON_VALUES = st.recursive(
@@ -37,7 +43,8 @@ JSON_VALUES = st.recursive(
 
 
 def make_run(path: Path) -> RunFolder:
-    folder = create_run_folder(path, overwrite=False)
+    folder = RunFolder(path)
+    path.mkdir(parents=True, exist_ok=True)
     folder.config_file.write_text("training: {}\n")
     folder.model_folder.mkdir()
     (folder.model_folder / "config.json").write_text("{}")
@@ -48,61 +55,111 @@ def content_of(path: Path) -> list[str]:
     return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
 
 
-def test_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:
-    folder = create_run_folder(tmp_path / "runs" / "first", overwrite=False)
+def overwrite(path: Path) -> None:
+    with reserve_folder(path, overwrite=True) as folder:
+        empty_folder(folder)
 
-    assert folder.path.is_dir()
-    assert content_of(folder.path) == []
+
+def test_new_folder_is_made_with_its_parents_and_kept_once_something_is_in_it(
+    tmp_path: Path,
+) -> None:
+    with reserve_folder(tmp_path / "runs" / "first", overwrite=False) as folder:
+        assert content_of(folder.path) == [".lock"]
+        folder.config_file.touch()
+
+    assert content_of(tmp_path) == ["runs", "runs/first", "runs/first/config.yaml"]
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_new_folder_is_given_back_with_its_parents_when_nothing_came_of_it(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), reserve_folder(tmp_path / "runs" / "first", overwrite=False):
+        raise error
+
+    assert content_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_numbered_folder_is_given_back_when_nothing_came_of_it(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), reserve_new_folder(tmp_path / "runs", "trec"):
+        raise error
+
+    assert content_of(tmp_path) == []
+
+
+def test_empty_folder_of_the_users_is_not_removed(tmp_path: Path) -> None:
+    with reserve_folder(tmp_path, overwrite=False):
+        pass
+
+    assert tmp_path.is_dir()
 
 
 @pytest.mark.parametrize("leftover", [".lock", ".DS_Store"])
 def test_a_file_that_does_not_count_leaves_a_folder_empty(tmp_path: Path, leftover: str) -> None:
     (tmp_path / leftover).touch()
 
-    assert create_run_folder(tmp_path, overwrite=False) == RunFolder(tmp_path)
+    with reserve_folder(tmp_path, overwrite=False) as folder:
+        assert folder == RunFolder(tmp_path)
 
 
 def test_folder_of_a_run_is_refused_with_the_three_ways_out(tmp_path: Path) -> None:
     make_run(tmp_path)
 
-    with pytest.raises(RunFolderNotEmpty) as refusal:
-        create_run_folder(tmp_path, overwrite=False)
+    with pytest.raises(RunFolderNotEmpty) as refusal, reserve_folder(tmp_path, overwrite=False):
+        pass
 
     for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
         assert flag in refusal.value.remedy
 
 
-def test_overwrite_empties_the_folder_of_a_run(tmp_path: Path) -> None:
+def test_overwrite_empties_the_folder_of_a_run_and_holds_it(tmp_path: Path) -> None:
     make_run(tmp_path)
 
-    create_run_folder(tmp_path, overwrite=True)
+    with reserve_folder(tmp_path, overwrite=True) as folder:
+        assert folder.config_file.is_file()
+        empty_folder(folder)
+        assert content_of(tmp_path) == [".lock"]
 
-    assert content_of(tmp_path) == []
+
+def test_earlier_run_stays_where_the_one_to_overwrite_it_fails(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+
+    with pytest.raises(KeyError), reserve_folder(folder.path, overwrite=True):
+        raise KeyError
+
+    assert (folder.model_folder / "config.json").is_file()
 
 
 def test_overwrite_empties_the_folder_of_a_run_killed_while_it_wrote_its_first_file(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / ".lock").touch()
-    (tmp_path / "config.yaml.partial").write_text("train")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / "config.yaml.partial").write_text("train")
 
-    create_run_folder(tmp_path, overwrite=True)
+    overwrite(tmp_path / "run")
 
-    assert content_of(tmp_path) == []
+    assert content_of(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("may_overwrite", [True, False])
 @pytest.mark.parametrize(
     "names", [["thesis.tex"], ["config.yaml", "main.py"], [".lock", "notes"], ["model"]]
 )
 def test_folder_with_files_of_others_is_never_touched(
-    tmp_path: Path, names: list[str], overwrite: bool
+    tmp_path: Path, names: list[str], may_overwrite: bool
 ) -> None:
     for name in names:
         (tmp_path / name).write_text("dear")
 
-    with pytest.raises(RunFolderNotEmpty) as refusal:
-        create_run_folder(tmp_path, overwrite=overwrite)
+    with (
+        pytest.raises(RunFolderNotEmpty) as refusal,
+        reserve_folder(tmp_path, overwrite=may_overwrite),
+    ):
+        pass
 
     assert "--overwrite" not in refusal.value.remedy
     assert content_of(tmp_path) == sorted(names)
@@ -117,7 +174,7 @@ def test_overwrite_removes_a_link_and_keeps_what_it_points_to(tmp_path: Path) ->
     (run / "config.yaml").touch()
     (run / "model").symlink_to(elsewhere)
 
-    create_run_folder(run, overwrite=True)
+    overwrite(run)
 
     assert content_of(run) == []
     assert (elsewhere / "weights").read_text() == "dear"
@@ -139,7 +196,7 @@ def test_run_that_is_going_on_is_not_overwritten(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
 
     with lock(folder), pytest.raises(RunFolderInUse):
-        create_run_folder(tmp_path, overwrite=True)
+        overwrite(tmp_path)
 
     assert folder.config_file.exists()
 
@@ -148,7 +205,41 @@ def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("dear")
 
     with pytest.raises(RunFolderNotEmpty, match="is a file"):
-        create_run_folder(tmp_path / "run", overwrite=True)
+        overwrite(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "reserve",
+    [
+        lambda path: reserve_folder(path / "run", overwrite=False),
+        lambda path: reserve_new_folder(path, "run"),
+    ],
+)
+def test_folder_that_can_not_be_made_is_refused(
+    tmp_path: Path, reserve: Callable[..., Any]
+) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UsageError, match="can't be made"), reserve(tmp_path / "file"):
+        pass
+
+
+def test_folders_reserved_at_once_differ(tmp_path: Path) -> None:
+    all_hold_one = threading.Barrier(8)
+
+    def hold(number: int) -> str:
+        with reserve_new_folder(tmp_path / "runs", "trec") as folder:
+            all_hold_one.wait(timeout=30)
+            folder.config_file.write_text(str(number))
+            return folder.path.name
+
+    with ThreadPoolExecutor(8) as threads:
+        names = list(threads.map(hold, range(8)))
+
+    assert sorted(names) == ["trec", *(f"trec-{number}" for number in range(2, 9))]
+    assert [(tmp_path / "runs" / name / "config.yaml").read_text() for name in names] == [
+        str(number) for number in range(8)
+    ]
 
 
 def test_default_folders_are_numbered_from_the_second(tmp_path: Path) -> None:

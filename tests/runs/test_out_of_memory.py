@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prepared_runs import finish_run, largest_difference, parameters_of, train_tiny
 from tiny_models import save_tiny_model
-from tiny_runs import TEXTS, Command, have_same_bits, run_tiny, weights_of
+from tiny_runs import TEXTS, Command, have_same_bits, run_tiny
 from torch import nn
 
 import finetune
@@ -26,16 +27,19 @@ OUT_OF_MEMORY = (
 
 @contextmanager
 def memory_for(
-    *, training_rows: int = 10_000, evaluation_rows: int = 10_000, frozen_rows: int = 10_000
+    *,
+    training_examples: int = 10_000,
+    evaluation_examples: int = 10_000,
+    frozen_examples: int = 10_000,
 ) -> Iterator[None]:
-    """Let PyTorch refuse memory to layers that are given more rows."""
+    """Let PyTorch refuse memory to layers that are given more examples."""
 
     def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.is_inference_mode_enabled():
-            max_rows = evaluation_rows
+            most = evaluation_examples
         else:
-            max_rows = training_rows if torch.is_grad_enabled() else frozen_rows
-        if isinstance(module, nn.Linear) and len(inputs[0]) > max_rows:
+            most = training_examples if torch.is_grad_enabled() else frozen_examples
+        if isinstance(module, nn.Linear) and len(inputs[0]) > most:
             raise RuntimeError(OUT_OF_MEMORY)
 
     hook = nn.modules.module.register_module_forward_pre_hook(check)
@@ -45,7 +49,7 @@ def memory_for(
         hook.remove()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_tiny_model(tmp_path_factory.mktemp("models") / "without-dropout")
     file = folder / "config.json"
@@ -60,38 +64,36 @@ def warnings_of(emitted: list[Event]) -> list[str]:
     return [message for message in messages if "memory" in message]
 
 
-def test_a_run_goes_on_with_the_weights_of_one_with_smaller_batches(
+def test_a_run_continues_with_the_weights_of_one_with_smaller_batches(
     without_dropout: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"model": without_dropout, "effective_batch_size": 16}
     # Steps as small as these show no rounding errors.
-    options |= {"learning_rate": 1e-5, "head_lr_multiplier": 1}
-    expected = run_tiny(tmp_path / "smaller", batch_size=4, **options)
+    options |= {"learning_rate": 1e-5, "head_lr_multiplier": 1, "max_train_samples": 32}
+    expected = train_tiny(tmp_path / "smaller", batch_size=4, **options)
     emitted: list[Event] = []
 
-    with memory_for(training_rows=7):
-        results = run_tiny(tmp_path / "run", batch_size=16, emit=emitted.append, **options)
+    with memory_for(training_examples=7):
+        run = train_tiny(tmp_path / "run", batch_size=16, emit=emitted.append, **options)
 
     assert warnings_of(emitted) == [
         "cpu ran out of memory: the batch size is now 8 instead of 16",
         "cpu ran out of memory: the batch size is now 4 instead of 8",
     ]
-    assert results["train_batch_size"] == 4
+    assert run.progress.loss_sum == pytest.approx(expected.progress.loss_sum, abs=1e-5)
+    assert largest_difference(parameters_of(run), parameters_of(expected)) < 1e-6
+    assert finish_run(run).training.train_batch_size == 4
     assert read_json(tmp_path / "run" / "all_results.json")["train_batch_size"] == 4
-    assert results["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6)
-    others = weights_of(tmp_path / "smaller")
-    for name, tensor in weights_of(tmp_path / "run").items():
-        torch.testing.assert_close(tensor, others[name], rtol=0, atol=1e-6, msg=name)
 
 
-def test_a_run_that_goes_on_keeps_the_random_numbers_of_its_first_attempts(
+def test_a_repeated_update_has_the_random_numbers_of_its_first_attempt(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"model": tiny_folder, "effective_batch_size": 16}
-    run_tiny(tmp_path / "smaller", batch_size=8, **options)
-    with memory_for(training_rows=8):
-        run_tiny(tmp_path / "run", batch_size=16, **options)
-    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "smaller"))
+    options: dict[str, Any] = {"model": tiny_folder, "effective_batch_size": 16, "max_steps": 3}
+    expected = train_tiny(tmp_path / "smaller", batch_size=8, **options)
+    with memory_for(training_examples=8):
+        run = train_tiny(tmp_path / "run", batch_size=16, **options)
+    assert have_same_bits(parameters_of(run), parameters_of(expected))
 
 
 def test_the_configuration_keeps_the_batch_size_and_a_resumed_run_begins_with_it(
@@ -100,25 +102,29 @@ def test_the_configuration_keeps_the_batch_size_and_a_resumed_run_begins_with_it
     emitted: list[Event] = []
 
     def stop(event: Event) -> None:
-        if isinstance(event, Update) and event.update == 5:
+        if isinstance(event, Update) and event.update == 3:
             raise KeyboardInterrupt
 
-    with memory_for(training_rows=8):
+    options: dict[str, Any] = {"max_train_samples": 32, "save_strategy": "epoch"}
+    with memory_for(training_examples=8):
         with pytest.raises(Interrupted):
-            run_tiny(tmp_path, model=tiny_folder, save_strategy="epoch", emit=stop)
+            run_tiny(tmp_path, model=tiny_folder, emit=stop, **options)
         assert "batch_size: 16" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
         results = finetune.run(resume_from_checkpoint=tmp_path, emit=emitted.append)
 
     assert len(warnings_of(emitted)) == 1
-    assert results["train_batch_size"] == 8
+    assert results.training.train_batch_size == 8
 
 
-def test_an_evaluation_goes_on_with_smaller_batches(tiny_folder: Path, tmp_path: Path) -> None:
-    expected = run_tiny(tmp_path / "whole", model=tiny_folder)
+def test_an_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_train_samples": 32}
+    whole = train_tiny(tmp_path / "whole", model=tiny_folder, **options)
+    expected = finish_run(whole)
     emitted: list[Event] = []
 
-    with memory_for(evaluation_rows=20):
-        results = run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append)
+    with memory_for(evaluation_examples=20):
+        run = train_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
+        results = finish_run(run)
 
     # Once, and from then on for every split.
     assert warnings_of(emitted) == [
@@ -126,56 +132,64 @@ def test_an_evaluation_goes_on_with_smaller_batches(tiny_folder: Path, tmp_path:
         "cpu ran out of memory: the evaluation batch size is now 16 instead of 32",
     ]
     assert len([event for event in emitted if isinstance(event, Validation)]) == 2
-    assert results["train_batch_size"] == 16
-    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
-    assert results["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-6)
-    assert results["test_accuracy"] == expected["test_accuracy"]
+    assert results.training.train_batch_size == 16
+    assert have_same_bits(parameters_of(run), parameters_of(whole))
+    assert results.test.loss == pytest.approx(expected.test.loss, abs=1e-6)
+    assert results.test.accuracy == expected.test.accuracy
 
 
-@pytest.mark.parametrize("mode", [{"freeze_core": True}, {"train_layers": 1}], ids=str)
-def test_the_pass_over_a_frozen_core_goes_on_with_smaller_batches(
+@pytest.mark.parametrize(
+    "mode",
+    [{"train_layers": 1}, pytest.param({"freeze_core": True}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_feature_extraction_continues_with_smaller_batches(
     mode: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"model": tiny_folder, "max_steps": 2, **mode}
     stores = [str(tmp_path / "store"), str(tmp_path / "another")]
-    expected = run_tiny(tmp_path / "run", cache_dir=stores[0], eval_batch_size=16, **options)
+    expected = train_tiny(tmp_path / "run", cache_dir=stores[0], eval_batch_size=16, **options)
     emitted: list[Event] = []
 
-    with memory_for(frozen_rows=16):
-        results = run_tiny(tmp_path / "again", cache_dir=stores[1], emit=emitted.append, **options)
+    with memory_for(frozen_examples=16):
+        run = train_tiny(tmp_path / "again", cache_dir=stores[1], emit=emitted.append, **options)
 
     assert len(warnings_of(emitted)) == 2
-    assert have_same_bits(weights_of(tmp_path / "again"), weights_of(tmp_path / "run"))
-    assert results["test_loss"] == expected["test_loss"]
+    assert have_same_bits(parameters_of(run), parameters_of(expected))
     kept = [sorted(path.name for path in (Path(one) / "features").iterdir()) for one in stores]
     assert kept[0] == kept[1]
 
 
 def test_a_finished_run_is_evaluated_and_used_in_smaller_batches(finished_run: Path) -> None:
-    metrics = finetune.evaluate(finished_run, split="test", device="cpu")
+    scores = finetune.evaluate(finished_run, split="validation", device="cpu").scores
     answers = finetune.predict(finished_run, TEXTS, device="cpu")
     emitted: list[Event] = []
 
-    with memory_for(evaluation_rows=1):
-        figures_of_rows = finetune.evaluate(finished_run, device="cpu", emit=emitted.append)
-        answers_of_rows = finetune.predict(finished_run, TEXTS, device="cpu")
+    with memory_for(evaluation_examples=1):
+        scores_of_singles = finetune.evaluate(
+            finished_run, split="validation", device="cpu", emit=emitted.append
+        ).scores
+        answers_of_singles = finetune.predict(finished_run, TEXTS, device="cpu")
 
     assert len(warnings_of(emitted)) == 6
-    assert figures_of_rows["loss"] == pytest.approx(metrics["loss"], abs=1e-6)
-    assert [one["label"] for one in answers_of_rows] == [one["label"] for one in answers]
+    assert scores_of_singles.loss == pytest.approx(scores.loss, abs=1e-6)
+    assert [one.label for one in answers_of_singles] == [one.label for one in answers]
     np.testing.assert_allclose(
-        [one["probability"] for one in answers_of_rows],
-        [one["probability"] for one in answers],
+        [one.probability for one in answers_of_singles],
+        [one.probability for one in answers],
         atol=1e-6,
     )
 
 
-@pytest.mark.parametrize("rows", ["training_rows", "evaluation_rows"])
-def test_one_row_that_does_not_fit_ends_the_run_with_a_remedy(
-    rows: str, tiny_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("examples", ["training_examples", "evaluation_examples"])
+def test_one_example_that_does_not_fit_ends_the_run_with_a_remedy(
+    examples: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    with memory_for(**{rows: 0}), pytest.raises(BatchDoesNotFit, match="one row") as raised:
-        run_tiny(tmp_path / "run", model=tiny_folder)
+    with (
+        memory_for(**{examples: 0}),
+        pytest.raises(BatchDoesNotFit, match="single example") as raised,
+    ):
+        train_tiny(tmp_path / "run", model=tiny_folder, max_steps=1)
     assert raised.value.exit_code == 5
     assert "--max-length" in raised.value.remedy
 
@@ -183,9 +197,10 @@ def test_one_row_that_does_not_fit_ends_the_run_with_a_remedy(
 def test_a_model_for_which_memory_does_not_suffice_is_no_crash(
     finished_run: Path, command: Command
 ) -> None:
-    with memory_for(evaluation_rows=0):
-        command("evaluate", finished_run, "--device", "cpu").assert_refused(5, "one row")
-        command("predict", finished_run, TEXTS[0], "--device", "cpu").assert_refused(5, "one row")
+    words = "single example"
+    with memory_for(evaluation_examples=0):
+        command("evaluate", finished_run, "--device", "cpu").assert_refused(5, words)
+        command("predict", finished_run, TEXTS[0], "--device", "cpu").assert_refused(5, words)
 
 
 def refuse_step(monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
@@ -201,26 +216,26 @@ def refuse_step(monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
 
 
-def test_memory_that_runs_out_in_a_step_names_the_command_that_goes_on(
+def test_memory_that_runs_out_in_a_step_names_the_command_that_resumes(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "a run"
-    refuse_step(monkeypatch, number=5)
+    refuse_step(monkeypatch, number=2)
     with pytest.raises(BatchDoesNotFit, match="cpu ran out of memory") as raised:
-        run_tiny(run, model=tiny_folder, save_strategy="epoch")
+        run_tiny(run, model=tiny_folder, save_strategy="epoch", max_train_samples=32)
     assert raised.value.exit_code == 5
 
     _, _, line = raised.value.remedy.partition(": finetune run ")
     assert shlex.split(line) == ["--resume-from-checkpoint", str(run), "--batch-size", "8"]
     emitted: list[Event] = []
     results = finetune.run(resume_from_checkpoint=run, batch_size=8, emit=emitted.append)
-    assert any(isinstance(event, Stage) and "after update 4" in event.message for event in emitted)
-    assert (results["epoch"], results["train_batch_size"]) == (2.0, 8)
+    assert any(isinstance(event, Stage) and "after update 2" in event.message for event in emitted)
+    assert (results.training.epoch, results.training.train_batch_size) == (2.0, 8)
     updates = [row["update"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
-    assert updates == list(range(1, 9))
+    assert updates == [1, 2, 3, 4]
 
 
-def test_memory_that_runs_out_before_anything_was_saved_tells_what_to_lower(
+def test_memory_that_runs_out_before_anything_was_saved_names_what_to_lower(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_step(monkeypatch, number=1)

@@ -1,4 +1,4 @@
-"""Runs that were stopped, by Ctrl-C or worse, and go on as if nothing had happened."""
+"""Runs that were stopped, by Ctrl-C or worse, and resume as if nothing had happened."""
 
 import re
 import shlex
@@ -29,7 +29,7 @@ from finetune.files import read_json
 
 
 def at_update(number: int, act: Callable[[], None]) -> Emit:
-    """Return a ``Emit`` that acts when an update is reported."""
+    """Return an ``Emit`` that acts when an update is reported."""
 
     def emit(event: Event) -> None:
         if isinstance(event, Update) and event.update == number:
@@ -40,6 +40,10 @@ def at_update(number: int, act: Callable[[], None]) -> Emit:
 
 def press_ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
+
+
+SHORT: dict[str, Any] = {"max_train_samples": 32}
+"""Two epochs of two updates."""
 
 
 def stop_run(folder: Path, *, after_update: int, model: Path, **options: Any) -> Interrupted:
@@ -64,80 +68,77 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert unfinished_files(run) == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A run of four updates that nobody has stopped; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run_tiny(folder, model=tiny_folder, **SHORT)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def kept_stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A run that was stopped after three of its eight updates; tests leave it as it is."""
+    """The same, stopped after its third update; tests leave it as it is."""
     run = tmp_path_factory.mktemp("runs") / "stopped"
-    stop_run(run, after_update=3, model=tiny_folder)
+    stop_run(run, after_update=3, model=tiny_folder, **SHORT)
     return run
 
 
 @pytest.fixture
 def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
-    """A copy of that run, to do with as one likes."""
+    """A copy of the stopped run, to do with as one likes."""
     return shutil.copytree(kept_stopped_run, tmp_path / "stopped")
 
 
-@pytest.mark.parametrize(
-    "after_update",
-    [
-        1,
-        3,
-        pytest.param(4, id="the last of the first epoch"),
-        5,
-    ],
-)
-def test_a_stopped_run_goes_on_bit_for_bit(
-    after_update: int, finished_run: Path, tiny_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("after_update", [1, pytest.param(2, id="the last of the first epoch"), 3])
+def test_a_stopped_run_resumes_bit_for_bit(
+    after_update: int, whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    error = stop_run(run, after_update=after_update, model=tiny_folder)
+    error = stop_run(run, after_update=after_update, model=tiny_folder, **SHORT)
     assert error.exit_code == 130
-    assert error.message == f"stopped after update {after_update} of 8"
+    assert error.message == f"stopped after update {after_update} of 4"
     assert not (run / "model").exists()
     finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+    assert_same_run(run, whole_run)
 
 
 def test_ctrl_c_at_the_last_update_loses_nothing(
-    finished_run: Path, tiny_folder: Path, tmp_path: Path
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     try:
-        run_tiny(run, model=tiny_folder, emit=at_update(8, press_ctrl_c))
+        run_tiny(run, model=tiny_folder, emit=at_update(4, press_ctrl_c), **SHORT)
     except Interrupted:
         finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+    assert_same_run(run, whole_run)
 
 
-def test_a_run_can_be_stopped_and_go_on_many_times(
-    finished_run: Path, tiny_folder: Path, tmp_path: Path
+def test_a_run_can_be_stopped_and_resumed_many_times(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    stop_run(run, after_update=2, model=tiny_folder)
-    for number in (3, 7):
+    stop_run(run, after_update=1, model=tiny_folder, **SHORT)
+    for number in (2, 3):
         with pytest.raises(Interrupted):
             finetune.run(resume_from_checkpoint=run, emit=at_update(number, press_ctrl_c))
     finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+    assert_same_run(run, whole_run)
 
 
 def test_a_termination_saves_what_ctrl_c_does(
-    finished_run: Path, tiny_folder: Path, tmp_path: Path
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
+    terminate = at_update(3, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Interrupted):
-        run_tiny(
-            run,
-            model=tiny_folder,
-            emit=at_update(5, lambda: signal.raise_signal(signal.SIGTERM)),
-        )
+        run_tiny(run, model=tiny_folder, emit=terminate, **SHORT)
     finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+    assert_same_run(run, whole_run)
 
 
 def test_an_impatient_second_ctrl_c_stops_at_once_and_loses_no_finished_epoch(
-    finished_run: Path, tiny_folder: Path, tmp_path: Path
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
 
@@ -146,13 +147,14 @@ def test_an_impatient_second_ctrl_c_stops_at_once_and_loses_no_finished_epoch(
         press_ctrl_c()
 
     with pytest.raises(Interrupted):
-        run_tiny(run, model=tiny_folder, emit=at_update(6, press_twice))
+        run_tiny(run, model=tiny_folder, emit=at_update(3, press_twice), **SHORT)
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-2"]
     finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+    assert_same_run(run, whole_run)
 
 
-def test_a_run_that_is_stopped_while_it_evaluates_its_model_goes_on_from_there(
-    finished_run: Path, tiny_folder: Path, tmp_path: Path
+def test_a_run_that_is_stopped_while_it_evaluates_its_model_resumes_from_there(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
 
@@ -160,14 +162,14 @@ def test_a_run_that_is_stopped_while_it_evaluates_its_model_goes_on_from_there(
         if isinstance(event, Stage) and event.message.startswith("evaluating"):
             press_ctrl_c()
 
-    with pytest.raises((KeyboardInterrupt, Interrupted)):
-        run_tiny(run, model=tiny_folder, emit=stop)
+    with pytest.raises(Interrupted):
+        run_tiny(run, model=tiny_folder, emit=stop, **SHORT)
     finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+    assert_same_run(run, whole_run)
 
 
 def test_a_run_that_is_stopped_while_it_writes_its_report_can_still_be_finished(
-    finished_run: Path, tiny_folder: Path, tmp_path: Path
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     def press_ctrl_c_within(template: jinja2.Template, *values: object, **more: object) -> str:
         raise KeyboardInterrupt
@@ -175,41 +177,41 @@ def test_a_run_that_is_stopped_while_it_writes_its_report_can_still_be_finished(
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jinja2.Template, "render", press_ctrl_c_within)
-        with pytest.raises((KeyboardInterrupt, Interrupted)):
-            run_tiny(run, model=tiny_folder)
+        with pytest.raises(Interrupted):
+            run_tiny(run, model=tiny_folder, **SHORT)
     finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+    assert_same_run(run, whole_run)
     for name in ("report.html", "model/README.md"):
         assert (run / name).is_file()
 
 
 def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
-    finished_run: Path, tiny_folder: Path, tmp_path: Path
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    stop_run(run, after_update=6, model=tiny_folder, save_strategy="no")
+    stop_run(run, after_update=3, model=tiny_folder, save_strategy="no", **SHORT)
     finetune.run(resume_from_checkpoint=run, save_strategy="epoch")
-    assert have_same_bits(weights_of(run), weights_of(finished_run))
+    assert have_same_bits(weights_of(run), weights_of(whole_run))
 
 
 def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "learning_rate": 1e-6,  # too low for any answer to change
+    options: dict[str, Any] = SHORT | {
+        "learning_rate": 1e-12,  # too low for a parameter to change
         "num_train_epochs": 10,
         "early_stopping_patience": 2,
     }
     run_tiny(tmp_path / "whole", model=tiny_folder, **options)
-    stop_run(tmp_path / "run", after_update=10, model=tiny_folder, **options)
+    stop_run(tmp_path / "run", after_update=5, model=tiny_folder, **options)
     finetune.run(resume_from_checkpoint=tmp_path / "run")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["run", "my runs/it's one"])
-def test_the_error_names_the_command_that_goes_on(
+def test_the_error_names_the_command_that_resumes(
     name: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    error = stop_run(tmp_path / name, after_update=1, model=tiny_folder)
-    command = error.remedy.removeprefix("go on with: ")
+    error = stop_run(tmp_path / name, after_update=1, model=tiny_folder, **SHORT)
+    command = error.remedy.removeprefix("resume with: ")
     assert shlex.split(command) == [
         "finetune",
         "run",
@@ -218,18 +220,18 @@ def test_the_error_names_the_command_that_goes_on(
     ]
 
 
-def test_resuming_tells_where_it_goes_on(stopped_run: Path) -> None:
+def test_resuming_reports_where_it_continues(stopped_run: Path) -> None:
     emitted: list[Event] = []
     finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
     assert any(isinstance(event, Stage) and "update 3" in event.message for event in emitted)
-    assert [event.update for event in emitted if isinstance(event, Update)] == [4, 5, 6, 7, 8]
+    assert [event.update for event in emitted if isinstance(event, Update)] == [4]
 
 
-def test_a_run_can_go_on_with_smaller_batches(stopped_run: Path) -> None:
+def test_a_run_can_resume_with_smaller_batches(stopped_run: Path) -> None:
     results = finetune.run(resume_from_checkpoint=stopped_run, batch_size=4, eval_batch_size=8)
-    assert results["epoch"] == 2.0
+    assert results.training.epoch == 2.0
     updates = [row["update"] for row in logged_metrics(stopped_run) if row["kind"] == "update"]
-    assert updates == list(range(1, 9))
+    assert updates == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def test_a_run_can_go_on_with_smaller_batches(stopped_run: Path) -> None:
         {"freeze_core": True},
         {"num_train_epochs": 5},
         {"effective_batch_size": 8},
-        {"max_train_samples": 32},
+        {"max_train_samples": 31},
         {"assignments": ["training.seed=7"]},
     ],
 )
@@ -263,12 +265,12 @@ def test_a_variable_that_would_change_a_run_is_refused(
         finetune.run(resume_from_checkpoint=kept_stopped_run)
 
 
-def test_what_is_said_again_changes_nothing_and_is_taken(
-    stopped_run: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+def test_options_that_change_nothing_are_accepted(
+    stopped_run: Path, whole_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FINETUNE_DATA", "questions")  # as it was when the run began
     finetune.run(resume_from_checkpoint=stopped_run, seed=42)
-    assert_same_run(stopped_run, finished_run)
+    assert_same_run(stopped_run, whole_run)
 
 
 def test_a_configuration_beside_the_run_s_own_is_refused(kept_stopped_run: Path) -> None:
@@ -289,7 +291,7 @@ def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
     assert "--overwrite" in raised.value.remedy
 
 
-def test_a_damaged_checkpoint_is_told_and_passed_over(stopped_run: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_skipped(stopped_run: Path) -> None:
     (stopped_run / "checkpoints" / "step-3" / "optimizer.safetensors").write_bytes(b"half")
     emitted: list[Event] = []
     with pytest.raises(UsageError, match="no checkpoint"):
@@ -298,7 +300,7 @@ def test_a_damaged_checkpoint_is_told_and_passed_over(stopped_run: Path) -> None
     assert any("step-3" in warning and "damaged" in warning for warning in warnings)
 
 
-def test_a_finished_run_is_told_as_such_and_left_as_it_is(
+def test_a_finished_run_is_not_resumed_and_left_as_it_is(
     finished_run: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -308,31 +310,55 @@ def test_a_finished_run_is_told_as_such_and_left_as_it_is(
     assert_same_run(run, finished_run)
 
 
-def test_a_kill_after_the_first_epoch_costs_no_more_than_the_updates_since(
-    finished_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    kills_itself = f"""
+KILLED_AT_UPDATE_3 = """
 import os, signal, sys
-sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tiny_runs import run_tiny
 from finetune.events import Update
 
 def emit(event):
-    if isinstance(event, Update) and event.update == 6:
+    if isinstance(event, Update) and event.update == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
-run_tiny(Path({str(run)!r}), model=Path({str(tiny_folder)!r}), emit=emit)
+run_tiny(Path(sys.argv[3]), model=Path(sys.argv[2]), emit=emit, max_train_samples=32)
 """
-    process = subprocess.run([sys.executable, "-c", kills_itself], capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_kill_after_the_first_epoch_costs_no_more_than_the_updates_since(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    tests = str(Path(__file__).parent.parent)
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_UPDATE_3, tests, tiny_folder, run],
+        capture_output=True,
+        text=True,
+    )
     assert process.returncode == -signal.SIGKILL, process.stderr
-    assert [row["update"] for row in logged_metrics(run)] == [1, 2, 3, 4, 4, 5, 6]
+    assert [row["update"] for row in logged_metrics(run)] == [1, 2, 2, 3]
     finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+    assert_same_run(run, whole_run)
 
 
-def test_ctrl_c_on_the_command_leaves_a_run_that_goes_on_bit_for_bit(
+def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
+    whole_run: Path, stopped_run: Path
+) -> None:
+    """What SIGKILL leaves: a lock, a torn line, half a checkpoint, rows after the checkpoint."""
+    (stopped_run / ".lock").touch()
+    half = stopped_run / "checkpoints" / "step-4.partial"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    row = (stopped_run / "metrics.jsonl").read_text().splitlines()[-1]
+    with (stopped_run / "metrics.jsonl").open("a") as file:
+        file.write(row.replace('"update": 3', '"update": 4') + "\n" + row[:20])
+    finetune.run(resume_from_checkpoint=stopped_run)
+    assert_same_run(stopped_run, whole_run)
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_the_command_leaves_a_run_that_resumes_bit_for_bit(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -347,7 +373,7 @@ def test_ctrl_c_on_the_command_leaves_a_run_that_goes_on_bit_for_bit(
     assert process.returncode == 130, errors
     assert output == ""
     assert re.search(r"^error: stopped after update \d+ of 32$", errors, re.MULTILINE)
-    assert f"  try: go on with: finetune run --resume-from-checkpoint {run}\n" in errors
+    assert f"  try: resume with: finetune run --resume-from-checkpoint {run}\n" in errors
     assert "Traceback" not in errors
 
     finetune.run(resume_from_checkpoint=run)
@@ -355,7 +381,7 @@ def test_ctrl_c_on_the_command_leaves_a_run_that_goes_on_bit_for_bit(
     assert_same_run(run, tmp_path / "whole")
 
 
-def test_a_checkpoint_stands_for_its_run(stopped_run: Path, finished_run: Path) -> None:
+def test_a_checkpoint_stands_for_its_run(stopped_run: Path, whole_run: Path) -> None:
     [checkpoint] = (stopped_run / "checkpoints").glob("step-*")
     finetune.run(resume_from_checkpoint=checkpoint)
-    assert_same_run(stopped_run, finished_run)
+    assert_same_run(stopped_run, whole_run)

@@ -465,7 +465,7 @@ def test_cache_that_runs_away_is_emptied_and_said_once(monkeypatch: pytest.Monke
 def test_cache_of_few_shapes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     mac = UnifiedMemoryMac(physical_bytes=64 * GIB, recommended_share=0.78, token_bytes=GIB // 16)
 
-    diary = run_on_mac(mac, monkeypatch, padded_lengths=SimulatedMac().padded_lengths(48))
+    diary = run_on_mac(mac, monkeypatch, padded_lengths=SimulatedMac().shapes.padded_lengths(48))
 
     assert not [event for event in diary.emitted if isinstance(event, events.WarningMessage)]
     curve = [report.held_bytes for report in diary.reports()]

@@ -1,0 +1,109 @@
+"""Folders of new runs: named after what they train, reserved at once, given back if unused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import QUICK, flags, start_finetune
+
+import finetune
+from finetune.api.training import _default_name
+from finetune.config.schema import Config, DataConfig
+from finetune.errors import FinetuneError, Interrupted, ModelNotFound
+from finetune.events import Event, Stage
+
+ONE_UPDATE: dict[str, Any] = QUICK | {
+    "max_train_samples": 16,
+    "max_steps": 1,
+    "validation_fraction": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [("some/rows.csv", "rows"), ("hub:acme/rows@refs/pr/1", "rows"), ("trec", "trec")],
+)
+def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
+    config = Config(data=DataConfig(data=data))
+    assert _default_name(config) == f"{name}-bert-base-uncased-full"
+
+
+def test_runs_without_a_folder_are_numbered(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {**ONE_UPDATE, "model": str(tiny_folder)}
+    folders = [
+        finetune.run(**options).output_dir,
+        finetune.run(**options).output_dir,
+        finetune.run(**options, freeze_core=True).output_dir,
+    ]
+    assert folders == ["runs/questions-tiny-full", "runs/questions-tiny-full-2",
+                       "runs/questions-tiny-head"]  # fmt: skip
+    assert all(Path(folder, "model").is_dir() for folder in folders)
+
+
+def test_the_folder_is_reserved_before_anything_is_loaded(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reserved: list[bool] = []
+
+    def look(event: Event) -> None:
+        if not reserved:
+            reserved.append(Path("runs/questions-tiny-full").is_dir())
+
+    finetune.run(**ONE_UPDATE, model=str(tiny_folder), emit=look)
+    assert reserved == [True]
+
+
+def interrupt(event: Event) -> None:
+    if isinstance(event, Stage) and event.message.startswith("model"):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("options", "emit", "error"),
+    [
+        ({"model": "no/such/folder"}, lambda event: None, ModelNotFound),
+        ({}, interrupt, Interrupted),
+    ],
+    ids=["loading fails", "interrupted"],
+)
+def test_a_folder_is_given_back_when_nothing_came_of_it(
+    options: dict[str, Any],
+    emit: Callable[[Event], None],
+    error: type[FinetuneError],
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error):
+        finetune.run(**(ONE_UPDATE | {"model": str(tiny_folder)} | options), emit=emit)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_three_runs_started_at_once_get_three_folders(tiny_folder: Path, tmp_path: Path) -> None:
+    model = ("--model", tiny_folder)
+    processes = [
+        start_finetune("run", *model, *flags(seed=seed, max_steps=2), cwd=tmp_path)
+        for seed in (1, 2, 3)
+    ]
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert [folder.name for folder in folders] == [
+        "questions-tiny-full", "questions-tiny-full-2", "questions-tiny-full-3",
+    ]  # fmt: skip
+    assert all((folder / "model" / "model.safetensors").is_file() for folder in folders)
+    seeds = {
+        line.strip()
+        for folder in folders
+        for line in (folder / "config.yaml").read_text().splitlines()
+        if line.strip().startswith("seed:")
+    }
+    assert seeds == {"seed: 1", "seed: 2", "seed: 3"}

@@ -1,0 +1,62 @@
+"""Runs of tiny models without the parts that a test does not look at, such as the report."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_runs import QUICK
+
+from finetune.config.load import load_config
+from finetune.config.schema import Config
+from finetune.events import Emit, Event, Stage, WarningMessage, ignore
+from finetune.runs.folder import reserve_folder
+from finetune.runs.preparation import Preparation, prepare
+from finetune.runs.results import RunResults
+from finetune.runs.run import Run
+
+
+def quick_config(model: Path, **options: Any) -> Config:
+    """Return a configuration with the quick options and others; an option of None is left out."""
+    flags = {name: one for name, one in (QUICK | options).items() if one is not None}
+    flags["model"] = str(model)
+    return load_config(file=None, environment={}, flags=flags, assignments=()).config
+
+
+def prepare_tiny(model: Path, *, emit: Emit = ignore, **options: Any) -> Preparation:
+    """Prepare a run of a tiny model with the quick options and others."""
+    return prepare(quick_config(model, **options), emit=emit)
+
+
+def train_prepared(preparation: Preparation, folder: Path, *, emit: Emit = ignore) -> Run:
+    """Train to the last update and return the run, which has not finished."""
+    with reserve_folder(folder, overwrite=False) as held:
+        run = Run.prepare(preparation, held, emit=emit)
+        run.train()
+    return run
+
+
+def train_tiny(folder: Path, *, model: Path, emit: Emit = ignore, **options: Any) -> Run:
+    """Prepare and train a tiny model with the quick options and others."""
+    return train_prepared(prepare_tiny(model, emit=emit, **options), folder, emit=emit)
+
+
+def finish_run(run: Run) -> RunResults:
+    """Finish a run, without model card and report."""
+    return run.finish(write_pages=lambda *_: None)
+
+
+def parameters_of(run: Run) -> dict[str, torch.Tensor]:
+    """Return the parameters of a run's whole model as they are now, by name."""
+    model = run.preparation.classifier.model
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def was_emitted(events: list[Event], kind: type[Stage] | type[WarningMessage], words: str) -> bool:
+    """Return whether some stage or warning has these words."""
+    return any(isinstance(event, kind) and words in event.message for event in events)
+
+
+def largest_difference(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference between two sets of tensors of the same names."""
+    assert some.keys() == others.keys()
+    return max((some[name] - others[name]).abs().max().item() for name in some)

@@ -1,0 +1,124 @@
+"""What a run says it was made from, and how later use is checked against it."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Value
+from prepared_runs import prepare_tiny
+
+from finetune.data.source import DataSource
+from finetune.errors import DataDiffers
+from finetune.files import read_json
+from finetune.runs.manifest import Manifest, describe_sources, digest_rows
+
+MANIFEST = Manifest(
+    sources={"/data/rows.csv": "aa", "hub:acme/rows": "c0ffee"},
+    splits={"train": "11", "test": "22"},
+    model={"weights": "bb", "tokenizer": "cc"},
+    packages={"torch": "2.13"},
+    metrics_precision="bf16",
+)
+
+
+def rows_of(*rows: tuple[str, int], names: tuple[str, ...] = ("a", "b")) -> Dataset:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=list(names))})
+    texts, labels = zip(*rows, strict=True)
+    return Dataset.from_dict({"text": list(texts), "label": list(labels)}, features=features)
+
+
+def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    MANIFEST.write(tmp_path / "manifest.json")
+    assert Manifest.read(tmp_path / "manifest.json") == MANIFEST
+    assert read_json(tmp_path / "manifest.json")["schema_version"] == 1
+
+
+def test_a_run_of_an_older_version_has_none(tmp_path: Path) -> None:
+    assert Manifest.read(tmp_path / "manifest.json") is None
+
+
+def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text("text,label\n" + "".join(f"who {n},{'ab'[n % 2]}\n" for n in range(40)))
+    preparation = prepare_tiny(tiny_folder, data=str(data), precision="bf16")
+    manifest = Manifest.of(preparation)
+    assert manifest.sources == {str(data): hashlib.sha256(data.read_bytes()).hexdigest()}
+    assert manifest.splits == {
+        split: digest_rows(rows) for split, rows in preparation.splits.items()
+    }
+    assert manifest.splits.keys() == {"train", "validation", "test"}
+    assert manifest.packages["torch"] == torch.__version__
+    assert manifest.metrics_precision == "bf16"
+
+
+def test_files_are_named_by_their_absolute_path_and_data_sets_by_their_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sources = [
+        DataSource("rows.csv", sha256="aa"), DataSource("hub:acme/rows", commit="c0ffee"),
+        DataSource("neither"),
+    ]  # fmt: skip
+    assert describe_sources(sources) == {
+        str(tmp_path / "rows.csv"): "aa", "hub:acme/rows": "c0ffee"
+    }  # fmt: skip
+
+
+ROWS = rows_of(("one", 0), ("two", 1), ("three", 0))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        rows_of(("one", 0), ("two", 1)),
+        rows_of(("two", 1), ("one", 0), ("three", 0)),
+        rows_of(("one", 0), ("two", 0), ("three", 0)),
+        rows_of(("one", 0), ("twothree", 1), ("", 0)),
+        rows_of(("onet", 0), ("wo", 1), ("three", 0)),
+        rows_of(("one", 0), ("two", 1), ("three", 0), names=("a", "c")),
+        rows_of(("one", 0), ("two", 1), ("three", 0), names=("a", "b", "c")),
+    ],
+    ids=["fewer", "order", "label", "empty", "boundary", "class name", "more classes"],
+)
+def test_a_digest_depends_on_texts_labels_and_class_names_in_their_order(other: Dataset) -> None:
+    assert digest_rows(other) != digest_rows(ROWS)
+
+
+def test_a_digest_does_not_depend_on_how_rows_are_kept() -> None:
+    longer = rows_of(("zero", 1), ("one", 0), ("two", 1), ("three", 0))
+    assert digest_rows(longer.select([1, 2, 3])) == digest_rows(ROWS)
+    assert len(digest_rows(ROWS)) == 64
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (replace(MANIFEST, sources={**MANIFEST.sources, "/data/rows.csv": "ab"}), "/data/rows.csv"),
+        (replace(MANIFEST, sources={"hub:acme/rows": "f00d"}), "hub:acme/rows"),
+        (replace(MANIFEST, splits={"train": "12", "test": "22"}), "the train split"),
+        (replace(MANIFEST, splits={"train": "12", "test": "23"}),
+         "the train split, the test split"),
+        (replace(MANIFEST, model={"weights": "bb", "tokenizer": "cd"}), "the model's tokenizer"),
+    ],
+    ids=["file", "commit", "split", "splits", "model"],
+)  # fmt: skip
+def test_what_differs_is_named(now: Manifest, words: str) -> None:
+    with pytest.raises(DataDiffers) as raised:
+        MANIFEST.check(now, remedy="restore it")
+    assert raised.value.message == f"changed since the run began: {words}"
+    assert (raised.value.exit_code, raised.value.remedy) == (3, "restore it")
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        MANIFEST,
+        replace(MANIFEST, model={}),
+        replace(MANIFEST, packages={"torch": "9.9"}, metrics_precision="fp32"),
+    ],
+    ids=["same", "without model", "other versions"],
+)
+def test_what_is_the_same_or_not_compared_is_accepted(now: Manifest) -> None:
+    MANIFEST.check(now, remedy="restore it")

@@ -1,0 +1,87 @@
+"""What a run prepares, and why it may not begin."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prepared_runs import prepare_tiny
+from tiny_models import save_tiny_model
+from tiny_runs import run_tiny
+
+from finetune.errors import (
+    ConfigurationInvalid,
+    DataNotFound,
+    FinetuneError,
+    ModelNotFound,
+    ModelUnsupported,
+    UsageError,
+)
+from finetune.events import Event, WarningMessage
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(5, 5), (10_000, 729)])
+def test_the_training_rows_can_be_limited(rows: int, expected: int, tiny_folder: Path) -> None:
+    preparation = prepare_tiny(tiny_folder, max_train_samples=rows)
+    assert {split: len(one.labels) for split, one in preparation.examples.items()} == {
+        "train": expected, "validation": 81, "test": 270,
+    }  # fmt: skip
+
+
+def test_examples_are_the_rows_of_their_splits(tiny_folder: Path) -> None:
+    preparation = prepare_tiny(tiny_folder, class_weights="balanced")
+    for split, examples in preparation.examples.items():
+        assert examples.labels.tolist() == preparation.splits[split]["label"]
+        sums = np.bincount(examples.labels, weights=examples.weights)
+        np.testing.assert_allclose(sums, sums[0], rtol=1e-5)
+
+
+def test_each_warning_of_truncated_texts_comes_once(tiny_folder: Path) -> None:
+    emitted: list[Event] = []
+    prepare_tiny(tiny_folder, emit=emitted.append, max_length=8)
+    warnings = [event for event in emitted if isinstance(event, WarningMessage)]
+    messages = [event.message for event in warnings]
+    assert len(messages) == len(set(messages)) == 3  # of the splits train, validation and test
+    assert all("longer than 8 tokens" in message for message in messages)
+    assert all("--max-length" in event.remedy for event in warnings)
+
+
+def test_a_longer_text_than_the_model_has_positions_for_asks_for_nothing_impossible(
+    tiny_folder: Path,
+) -> None:
+    emitted: list[Event] = []
+    prepare_tiny(tiny_folder, emit=emitted.append, max_length=128)
+    warnings = [event for event in emitted if isinstance(event, WarningMessage)]
+    assert "64 tokens" in warnings[0].message  # as many as the model has positions
+    assert "--max-length" not in warnings[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"model": "no/such/folder"}, ModelNotFound),
+        ({"data": "trec", "data_dir": "no/such/folder"}, DataNotFound),
+        ({"data": "nothing"}, UsageError),
+        ({"label": "label-fine"}, UsageError),
+        ({"train_layers": 4}, ConfigurationInvalid),
+        ({"validation_fraction": 1e-6}, FinetuneError),
+        ({"precision": "fp16"}, ConfigurationInvalid),
+    ],
+)
+def test_a_run_that_can_not_begin_leaves_no_folder(
+    options: dict[str, Any], error: type[FinetuneError], tiny_folder: Path, tmp_path: Path
+) -> None:
+    model = Path(options.get("model", tiny_folder))
+    others = {name: value for name, value in options.items() if name != "model"}
+    with pytest.raises(error) as raised:
+        run_tiny(tmp_path / "runs" / "first", model=model, **others)
+    assert raised.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    source = save_tiny_model(tmp_path / "tiny")
+    weights = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(weights[:1000])
+    with pytest.raises(ModelUnsupported):
+        prepare_tiny(source)
