@@ -34,7 +34,7 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Emit]:
     """
     console = Console(stderr=True, soft_wrap=True, **LITERAL)
     bar = Progress(
-        BarColumn(bar_width=12),
+        BarColumn(bar_width=8),
         TextColumn("{task.completed}/{task.total}"),
         TextColumn("{task.description}"),
         TimeRemainingColumn(compact=True),
@@ -43,6 +43,7 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Emit]:
         transient=True,
     )
     tasks: dict[type[Event], TaskID] = {}
+    validated = ""
 
     def move(kind: type[Event], description: str, *, done: int, total: int) -> None:
         if kind not in tasks:
@@ -52,6 +53,7 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Emit]:
             bar.remove_task(tasks.pop(kind))
 
     def emit(event: Event) -> None:
+        nonlocal validated
         if isinstance(event, WarningMessage):
             console.print(_line(event), style="yellow")
         elif is_quiet:
@@ -60,8 +62,11 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Emit]:
             move(Advance, "examples", done=event.done, total=event.total)
         elif isinstance(event, Update) and not bar.disable:
             # Short, so that all of it fits into 80 columns.
-            metrics = f"loss {event.loss:.3f}  {_speed_and_memory(event)}"
+            metrics = f"loss {event.loss:.3f}  {validated}{_speed_and_memory(event)}"
             move(Update, metrics, done=event.update, total=event.total_updates)
+        elif isinstance(event, Validation) and not bar.disable:
+            # A head trains for 40 epochs: their validations are in metrics.jsonl.
+            validated = f"accuracy {event.metrics['accuracy']:.3f}  "
         else:
             console.print(_line(event))
 

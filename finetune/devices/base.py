@@ -1,11 +1,13 @@
 """What a device offers to the rest of the package, and the rules that several devices share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from finetune.devices.threads import ThreadChoice
 
 
 class Device:
@@ -32,6 +34,10 @@ class Device:
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work."""
         torch.get_device_module(self.torch_device).synchronize()
+
+    def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:
+        """Set the number of CPU threads with which work is fastest, where the device has any."""
+        return None
 
     def random_state(self) -> dict[str, torch.Tensor]:
         """Return the states of the random generators: uint8 tensors on the CPU."""

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import torch
 
 from finetune.devices import host_memory
 from finetune.devices.base import BatchShapes, Device, DeviceMemory, gibibytes, mentions
+from finetune.devices.threads import ThreadChoice, choose_threads
 
 # PyTorch's texts where the system has posix_memalign, and elsewhere; then those of C++ and of the
 # threads' library, which end the process.
@@ -43,6 +45,10 @@ class CpuDevice(Device):
         self.memory = CpuMemory()
         # Every length: a new shape costs nothing, each padding token does.
         self.shapes = BatchShapes()
+
+    def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:
+        """Set the number of threads by a timing, where other processes are busy."""
+        return choose_threads(work)
 
 
 class CpuMemory(DeviceMemory):

@@ -143,9 +143,10 @@ def encode_rows(
                 else "if their end matters, choose a model with more positions",
             )
         )
-    unknown_tokens = encoded.count(classifier.tokenizer.unk_token_id)
-    if found := suggest_model(unknown_tokens=unknown_tokens, tokens=int(encoded.offsets[-1])):
-        emit(WarningMessage(f"{split}: {found.finding}", remedy=found.remedy))
+    if split == "train":
+        unknown_tokens = encoded.count(classifier.tokenizer.unk_token_id)
+        if found := suggest_model(unknown_tokens=unknown_tokens, tokens=int(encoded.offsets[-1])):
+            emit(WarningMessage(found.finding, remedy=found.remedy))
     labels = column_of(rows, "label").to_numpy()
     return Examples(
         inputs_of=classifier.inputs(encoded).inputs_of,

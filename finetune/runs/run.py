@@ -23,6 +23,7 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
+from finetune.runs.threads import choose_run_threads
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
@@ -112,6 +113,7 @@ class Run:
         eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
         for size in (batch_size, eval_batch_size):
             size.clamp(padded_length=plan.padded_lengths[-1])
+        choose_run_threads(preparation, emit=emit)
         started = time.perf_counter()
         model, examples = stored_features(preparation, plan, eval_batch_size, emit=emit)
         seconds = preparation.encoding_seconds + time.perf_counter() - started

@@ -133,6 +133,22 @@ def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPa
     assert COLOUR.search(shown.getvalue())
 
 
+def test_the_moving_line_shows_the_last_accuracy_of_validation_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    with (
+        terminal(monkeypatch, "stderr") as shown,
+        showing(is_quiet=False, has_progress=True) as emit,
+    ):
+        emit(EVENTS[4])
+        emit(EVENTS[3])
+        time.sleep(0.15)
+    assert "5/20 loss 1.500  accuracy 0.500  120 examples/s  1.50 GiB" in shown.getvalue()
+    assert "validation" not in shown.getvalue()
+
+
 def test_a_terminal_without_colours_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with terminal(monkeypatch, "stderr") as shown:

@@ -1,0 +1,30 @@
+"""How many CPU threads a run takes."""
+
+import numpy as np
+import torch
+
+from finetune.devices.autocast import autocast
+from finetune.events import Emit, Stage
+from finetune.runs.preparation import Preparation
+
+EXAMPLES = 8
+
+
+def choose_run_threads(preparation: Preparation, *, emit: Emit) -> None:
+    """Set the number of CPU threads by a timing of the model, where other processes are busy."""
+    device, model = preparation.device, preparation.classifier.model
+    train = preparation.examples["train"]
+    middle = max(0, (len(train.lengths) - EXAMPLES) // 2)
+    typical = np.argsort(train.lengths)[middle : middle + EXAMPLES]
+    inputs = train.inputs_of(typical, int(train.lengths[typical].max()))
+    model.train(False)
+
+    def forward() -> None:
+        with (
+            torch.inference_mode(),
+            autocast(device, precision=preparation.config.training.precision),
+        ):
+            model(**inputs)
+
+    if choice := device.choose_threads(forward):
+        emit(Stage(str(choice)))

@@ -1,0 +1,27 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_runs import have_same_bits, run_tiny, weights_of
+
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.threads import ThreadChoice
+from finetune.events import Event, Stage
+
+
+def test_a_run_says_how_many_threads_it_takes_and_trains_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
+) -> None:
+    run_tiny(tmp_path / "all", model=tiny_folder)
+    logits = []
+
+    def choose(device: CpuDevice, work: Callable[[], object]) -> ThreadChoice:
+        logits.append(work())
+        return ThreadChoice(1, {2: 0.02, 1: 0.01}, busy_share=0.5)
+
+    monkeypatch.setattr(CpuDevice, "choose_threads", choose)
+    events: list[Event] = []
+    run_tiny(tmp_path / "chosen", model=tiny_folder, emit=events.append)
+    assert len(logits) == 1
+    assert any(isinstance(e, Stage) and e.message.startswith("CPU threads: 1, ") for e in events)
+    assert have_same_bits(weights_of(tmp_path / "all"), weights_of(tmp_path / "chosen"))
