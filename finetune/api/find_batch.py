@@ -87,19 +87,14 @@ def find_batch(
     if machine is not None or memory is not None:
         mac = _mac_with(memory or "") if machine is None else find_mac(machine)
         return FoundBatches(estimates=tuple(_estimate(task, mac)))
-    folder = None if output_dir is None else Path(output_dir).expanduser()
-    if folder is not None:
-        check_writable(folder)
-    found = FoundBatches(results=tuple(_search(task, is_fresh=fresh)))
-    if not any(result.max_verified for result in found.results):
-        raise BatchDoesNotFit(
-            "not even a batch of one example fits in memory",
-            remedy="lower --max-length, use --freeze-core, or raise --memory-limit",
-        )
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "find-batch.json", found.to_json())
-        draw_batches(found.results, to=folder / "find-batch.svg")
+    if output_dir is None:
+        return _search(task, is_fresh=fresh)
+    folder = Path(output_dir).expanduser()
+    check_writable(folder)
+    found = _search(task, is_fresh=fresh)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "find-batch.json", found.to_json())
+    draw_batches(found.results, to=folder / "find-batch.svg")
     return found
 
 
@@ -133,8 +128,18 @@ class _Task:
         )
 
 
-def _search(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
+def _search(task: _Task, *, is_fresh: bool) -> FoundBatches:
     """Search on every device that the options allow, in each mode."""
+    results = tuple(_search_devices(task, is_fresh=is_fresh))
+    if not any(result.max_verified for result in results):
+        raise BatchDoesNotFit(
+            "not even a batch of one example fits in memory",
+            remedy="lower --max-length, use --freeze-core, or raise --memory-limit",
+        )
+    return FoundBatches(results=results)
+
+
+def _search_devices(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
     config = task.config
     # An invalid limit is refused before anything is loaded.
     bounds = bounds_of(config.search, limit=1, first=None)

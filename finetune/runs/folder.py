@@ -18,7 +18,7 @@ LOCK_NAME = ".lock"
 NAMES_THAT_DO_NOT_COUNT = frozenset({LOCK_NAME, ".DS_Store"})
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """Know where each file of one run lies.
 
@@ -28,60 +28,26 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        """Every option's value."""
-        return self.path / "config.yaml"
-
-    @property
-    def manifest_file(self) -> Path:
-        """What the run was made from."""
-        return self.path / "manifest.json"
-
-    @property
-    def environment_file(self) -> Path:
-        """Versions and machine."""
-        return self.path / "environment.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        """A row for each report of the training loop and each validation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def predictions_file(self) -> Path:
-        """A row for each text of the test split."""
-        return self.path / "predictions.jsonl"
-
-    @property
-    def results_file(self) -> Path:
-        """The figures at the end, under the names that Trainer gives them."""
-        return self.path / "all_results.json"
-
-    @property
-    def state_file(self) -> Path:
-        """The figures on the way, as Trainer keeps them."""
-        return self.path / "trainer_state.json"
-
-    @property
-    def report_file(self) -> Path:
-        """All of it on one page."""
-        return self.path / "report.html"
-
-    @property
-    def model_folder(self) -> Path:
-        """What ``save_pretrained`` writes, and the model card."""
-        return self.path / "model"
-
-    @property
-    def checkpoints_folder(self) -> Path:
-        """A folder ``step-N`` with what is needed to resume after N updates."""
-        return self.path / "checkpoints"
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """The trained parameters of the best model so far; gone when the run has finished."""
-        return self.checkpoints_folder / "best"
+    def __post_init__(self) -> None:
+        self.config_file = self.path / "config.yaml"
+        # What the run was made from, and with which versions on which machine.
+        self.manifest_file = self.path / "manifest.json"
+        self.environment_file = self.path / "environment.json"
+        # A row for each report of the training loop and each validation.
+        self.metrics_file = self.path / "metrics.jsonl"
+        # A row for each text of the test split.
+        self.predictions_file = self.path / "predictions.jsonl"
+        # Metrics at the end and on the way, under the names that Trainer gives them.
+        self.results_file = self.path / "all_results.json"
+        self.state_file = self.path / "trainer_state.json"
+        self.report_file = self.path / "report.html"
+        # What save_pretrained writes, and the model card.
+        self.model_folder = self.path / "model"
+        # A folder step-N with what is needed to resume after N updates.
+        self.checkpoints_folder = self.path / "checkpoints"
+        self.layout = [one for name, one in vars(self).items() if name != "path"]
+        # The trained parameters of the best model so far; gone when the run has finished.
+        self.best_checkpoint = self.checkpoints_folder / "best"
 
     @property
     def has_finished(self) -> bool:
@@ -92,22 +58,6 @@ class RunFolder:
     def can_resume(self) -> bool:
         """Whether there is a checkpoint to resume from."""
         return any(self.checkpoints_folder.glob("step-*"))
-
-    @property
-    def layout(self) -> tuple[Path, ...]:
-        """Everything that a run writes into its folder."""
-        return (
-            self.config_file,
-            self.manifest_file,
-            self.environment_file,
-            self.metrics_file,
-            self.predictions_file,
-            self.results_file,
-            self.state_file,
-            self.report_file,
-            self.model_folder,
-            self.checkpoints_folder,
-        )
 
 
 @contextmanager
