@@ -35,8 +35,13 @@ OPTIONS_OF_KIND = {
 }
 
 
-def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
+def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit) -> LoadedData:
     """Load the splits of a source and say which files, or which commit, they are from.
+
+    Args:
+        options: Which data.
+        is_for_training: Refuse rows of files and Hub datasets of which nothing can be learned.
+        emit: Receives progress events.
 
     Raises:
         UsageError: If the source is unknown or does not take one of the options.
@@ -54,12 +59,16 @@ def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
             return load_questions()
         case "a file":
             files = _files_of(options)
-            splits = read_tables(files, options, needs_all_labels=True, emit=emit)
+            splits = read_tables(
+                files, options, needs_all_labels=True, is_for_training=is_for_training, emit=emit
+            )
             paths = [path for [path] in files.values()]
             return LoadedData(splits, tuple(DataSource(str(p), file_sha256(p)) for p in paths))
     repository, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
     files, commit = fetch_splits(repository, revision=revision or None, emit=emit)
-    splits = read_tables(files, options, needs_all_labels=False, emit=emit)
+    splits = read_tables(
+        files, options, needs_all_labels=False, is_for_training=is_for_training, emit=emit
+    )
     return LoadedData(splits, (DataSource(HUB_PREFIX + repository, commit=commit),))
 
 
@@ -80,7 +89,7 @@ def load_rows(options: DataOptions, *, class_names: Sequence[str], emit: Emit) -
         DataError: If it has a label that is none of these classes.
     """
     wanted = replace(options, validation_file=None, test_file=None, data_dir=None)
-    rows = load_data(wanted, emit=emit).splits["train"]
+    rows = load_data(wanted, is_for_training=False, emit=emit).splits["train"]
     names = rows.features["label"].names
     if unknown := [name for name in names if name not in class_names]:
         raise DataError(

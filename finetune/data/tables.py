@@ -56,6 +56,7 @@ def read_tables(
     options: DataOptions,
     *,
     needs_all_labels: bool,
+    is_for_training: bool = True,
     emit: Emit,
 ) -> DatasetDict:
     """Read each split from its files, with the columns ``text`` and ``label``.
@@ -68,6 +69,7 @@ def read_tables(
         options: Of these, the columns, the encoding, the header and unknown labels.
         needs_all_labels: Refuse a split other than ``train`` that has no labels at all, as
             published test splits may, instead of leaving it out.
+        is_for_training: Refuse training rows of which nothing can be learned.
         emit: Receives progress events.
 
     Raises:
@@ -79,7 +81,13 @@ def read_tables(
         split: [read_file(path, options, emit=emit) for path in paths]
         for split, paths in files.items()
     }
-    return make_splits(tables, options, needs_all_labels=needs_all_labels, emit=emit)
+    return make_splits(
+        tables,
+        options,
+        needs_all_labels=needs_all_labels,
+        is_for_training=is_for_training,
+        emit=emit,
+    )
 
 
 def make_splits(
@@ -87,6 +95,7 @@ def make_splits(
     options: DataOptions,
     *,
     needs_all_labels: bool,
+    is_for_training: bool = True,
     emit: Emit,
 ) -> DatasetDict:
     """Make the splits of tables that have been read; see :func:`read_tables`."""
@@ -99,6 +108,8 @@ def make_splits(
         for split, own in tables.items()
     }
     classes = _classes(_joined(parts["train"]), tables["train"][0], label=columns.label.name)
+    if is_for_training:
+        _check_learnable(_joined(parts["train"]), tables["train"][0], label=columns.label.name)
     known = pc.unique(_joined(parts["train"])["label"])
     for split in parts.keys() - {"train"}:
         is_skipped = options.skip_unknown_labels
@@ -194,7 +205,12 @@ def _labelled_rows(
 
 
 def _classes(rows: pyarrow.Table, table: RawTable, *, label: str) -> Sequence[str]:
-    """Return the names of the classes, having made sure that there is something to learn."""
+    """Return the names of the classes."""
+    return table.class_names.get(label) or sort_classes(pc.unique(rows["label"]).to_pylist())
+
+
+def _check_learnable(rows: pyarrow.Table, table: RawTable, *, label: str) -> None:
+    """Make sure that there are classes to tell apart, and texts to tell them by."""
     present = pc.unique(rows["label"]).to_pylist()
     refuse_other_tasks(present, column=label, table=str(table.path))
     if len(present) == 1:
@@ -207,7 +223,6 @@ def _classes(rows: pyarrow.Table, table: RawTable, *, label: str) -> Sequence[st
             f"every row of {table.path} has the same text",
             remedy="bring other texts, or name another --text-column",
         )
-    return table.class_names.get(label) or sort_classes(present)
 
 
 def _with_known_labels(

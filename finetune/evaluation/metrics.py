@@ -85,7 +85,8 @@ def score_logits(
         [metric(class_names) for metric in (Accuracy, MacroF1, PerClass, ConfusionMatrix)]
     )
     metrics = combined.compute(predictions=logits.argmax(axis=-1), references=labels)
-    loss = torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
+    # Copied: labels that Arrow holds are read-only, of which PyTorch warns.
+    loss = torch.nn.functional.cross_entropy(torch.tensor(logits), torch.tensor(labels))
     return Scores(loss=loss.item(), **metrics)
 
 

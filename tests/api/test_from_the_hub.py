@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
@@ -60,6 +61,36 @@ def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
 
 
 def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    options: dict[str, Any] = {
+        "model": MODEL, "freeze_core": True, "device": "cpu", "max_steps": 2,
+        "cache_dir": str(tmp_path / "cache"),
+    }  # fmt: skip
+    with hub_client(endpoint=hub.endpoint, home=home):
+        online = finetune.run(**options, output_dir=str(tmp_path / "online"))
+    results = online.to_json()
+    assert (results["data"], results["model"], results["mode"]) == ("trec", MODEL, "head")
+    assert (results["train_samples"], results["eval_samples"]) == (180, 20)
+    assert results["test_samples"] == 50
+    assert results["class_names"] == list(COARSE)
+    downloads = hub.downloads()
+    assert downloads.count("0000.parquet") == 2
+    assert downloads.count("model.safetensors") == 1
+    assert unfinished_files(home) == []
+
+    hub.requests.clear()
+    with hub_client(endpoint=hub.endpoint, home=home, offline=True):
+        offline = finetune.run(**options, output_dir=str(tmp_path / "offline"))
+    assert hub.requests == []
+    assert offline.test == online.test
+    config = (tmp_path / "online" / "config.yaml").read_bytes()
+    assert config == (tmp_path / "offline" / "config.yaml").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_command_runs_online_and_again_offline(
     hub: HubServer, model_folder: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
@@ -93,6 +124,7 @@ def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
     assert config == (tmp_path / "offline" / "config.yaml").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_real_trec_trains_from_the_hub(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

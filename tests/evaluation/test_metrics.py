@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.evaluation.metrics import ClassScores, Scores, score_logits
@@ -45,10 +45,19 @@ def test_loss_is_the_mean_over_the_rows_of_minus_log_probability() -> None:
     assert scores.loss == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_labels_may_be_read_only() -> None:
+    labels = np.array([0, 1])
+    labels.flags.writeable = False
+
+    assert score(np.array([0, 1]), labels).accuracy == 1
+
+
 def test_class_that_is_only_predicted_counts_in_macro_f1() -> None:
     assert score(np.array([0, 1]), np.array([0, 0])).macro_f1 == pytest.approx((2 / 3 + 0) / 2)
 
 
+@settings(max_examples=25)
 @given(rows=ROWS)
 def test_metrics_agree_with_the_confusion_matrix(rows: list[tuple[int, int]]) -> None:
     scores = score(*np.array(rows).T)

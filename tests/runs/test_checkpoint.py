@@ -1,8 +1,12 @@
 import math
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from hypothesis import strategies as st
 
 from finetune import events
 from finetune.errors import CheckpointDamaged
+from finetune.runs import checkpoint
 from finetune.runs.checkpoint import (
     checkpoint_path,
     latest_checkpoint,
@@ -107,7 +112,7 @@ def test_leftovers_of_a_kill_do_not_disturb_the_next_write(tmp_path: Path) -> No
     assert names_in(tmp_path) == ["step-1"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     name=st.sampled_from(["manifest.json", "model.safetensors", "state.json"]),
     position=st.integers(0, 10_000),
@@ -191,6 +196,41 @@ def test_damaged_checkpoint_is_not_kept_in_place_of_a_good_one(tmp_path: Path) -
     assert names_in(tmp_path) == ["step-2"]
 
 
+@pytest.mark.parametrize("at", range(9))
+def test_interruption_anywhere_leaves_no_half_checkpoint_under_a_final_name(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_step(tmp_path, 1)
+    write_step(tmp_path, 2)
+    done: list[str] = []
+
+    def stopping(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if len(done) == at:
+                raise KeyboardInterrupt
+            done.append(original.__name__)
+            return original(*arguments, **options)
+
+        return call
+
+    for name in ("save_file", "write_json", "flush_to_disk"):
+        monkeypatch.setattr(checkpoint, name, stopping(getattr(checkpoint, name)))
+    monkeypatch.setattr(os, "replace", stopping(os.replace))
+    monkeypatch.setattr(shutil, "rmtree", stopping(shutil.rmtree))
+    with suppress(KeyboardInterrupt):
+        write_step(tmp_path, 2)
+    monkeypatch.undo()
+
+    for path in tmp_path.iterdir():
+        if "." not in path.name:
+            verify_checkpoint(path)
+    assert latest_checkpoint(tmp_path, emit=ignore) is not None
+    write_step(tmp_path, 2)
+    remove_old_checkpoints(tmp_path, keep=1)
+    assert names_in(tmp_path) == ["step-2"]
+
+
+@pytest.mark.slow
 def test_killed_process_leaves_no_half_checkpoint_under_a_final_name(tmp_path: Path) -> None:
     code = (
         "import itertools, sys, torch; from pathlib import Path\n"

@@ -23,9 +23,20 @@ from finetune.training.class_weights import balanced_class_weights
 ROWS = 13
 NO_LIMIT = 1e9
 DEVICES = [CpuDevice(), FewShapesDevice()]
-SLICES = pytest.mark.parametrize("batch_size", [1, 3, 5, ROWS])
-WEIGHTS = pytest.mark.parametrize("class_weights", ["none", "balanced"])
-FILLING = pytest.mark.parametrize("device", DEVICES, ids=["ragged", "filled"])
+QUICK_CASES = {(1, "none", 0), (3, "balanced", 1), (5, "balanced", 0), (ROWS, "none", 1)}
+SLICES = pytest.mark.parametrize(
+    ("batch_size", "class_weights", "device"),
+    [
+        pytest.param(
+            size, weights, DEVICES[device],
+            id=f"{size}-{weights}-{['ragged', 'filled'][device]}",
+            marks=[] if (size, weights, device) in QUICK_CASES else pytest.mark.slow,
+        )
+        for size in (1, 3, 5, ROWS)
+        for weights in ("none", "balanced")
+        for device in (0, 1)
+    ],
+)  # fmt: skip
 
 
 def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
@@ -52,8 +63,6 @@ def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict
 
 
 @SLICES
-@WEIGHTS
-@FILLING
 def test_gradients_of_slices_add_up_to_those_of_the_undivided_batch(
     device: Device, class_weights: str, batch_size: int
 ) -> None:
@@ -83,8 +92,6 @@ def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
 
 
 @SLICES
-@WEIGHTS
-@FILLING
 def test_weights_after_several_updates_are_those_of_undivided_batches(
     device: Device, class_weights: str, batch_size: int
 ) -> None:
@@ -169,8 +176,11 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoReads]:
         yield NoReads()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("architecture", ["bert", "distilbert", "roberta", "electra"])
+@pytest.mark.parametrize(
+    ("architecture", "precision"),
+    [("bert", "fp32"), ("bert", "bf16"), ("distilbert", "fp32"), ("roberta", "fp32"),
+     ("electra", "bf16")],
+)  # fmt: skip
 def test_nothing_is_read_during_an_update(
     architecture: str, precision: str, no_reads: NoReads
 ) -> None:

@@ -281,7 +281,7 @@ def test_epoch_that_ends_as_the_user_stops_is_validated_all_the_same(stop_after:
     assert diary.times("best") == [6, 12]
 
 
-@pytest.mark.parametrize("calls", range(1, 21))
+@pytest.mark.parametrize("calls", [1, 2, 3, 7, 8, 9, 14, 15, 16, 20])
 def test_run_that_stops_early_has_saved_its_progress_whenever_the_signal_came(calls: int) -> None:
     diary = Diary()
     answers = iter([False] * (calls - 1))
