@@ -102,10 +102,6 @@ class Findings:
     overlap: dict[str, Overlap]
     balance: Balance
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the findings as JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Lengths:
@@ -150,10 +146,6 @@ class LengthFindings:
     unknown_share: float
     splits: dict[str, SplitLengths]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the lengths as JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Suggestion:
@@ -171,6 +163,15 @@ class _Split:
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64]
     names: Sequence[str]
+
+    @property
+    def pairs(self) -> NDArray[np.int64]:
+        """The text and the label of each row as one number."""
+        return self.numbers * len(self.names) + self.labels
+
+    def texts_at(self, rows: NDArray[np.int64]) -> list[str]:
+        """Return the texts of the first few of these rows."""
+        return [self.texts[row].as_py() for row in rows[:EXAMPLES].tolist()]
 
     def labels_of(self, number: int) -> list[str]:
         """Return the names of the labels that a text has here."""
@@ -200,7 +201,7 @@ def check_splits(splits: DatasetDict) -> Findings:
         classes=classes,
         repeats={split: _find_repeats(part) for split, part in parts.items()},
         conflicts={split: _find_conflicts(part) for split, part in parts.items()},
-        short_texts={split: _find_short_texts(part.texts) for split, part in parts.items()},
+        short_texts={split: _find_short_texts(part) for split, part in parts.items()},
         overlap={
             split: _find_overlap(part, train=parts["train"])
             for split, part in parts.items()
@@ -277,12 +278,11 @@ def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
 
 def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> list[Suggestion]:
     """Return what a user may want to change; ``None`` if the lengths are not known."""
-    pairs = [
+    return [
         *_about_balance(findings.balance),
         *_about_texts(findings),
         *(_about_lengths(lengths) if lengths else ()),
     ]
-    return [Suggestion(finding, remedy) for finding, remedy in pairs]
 
 
 def _find_repeats(split: _Split) -> Repeats:
@@ -294,28 +294,26 @@ def _find_repeats(split: _Split) -> Repeats:
         texts=int((exact > 1).sum()),
         rows_up_to_case=len(split.numbers) - len(numbers),
         texts_up_to_case=len(repeated),
-        examples=_texts_at(split, np.sort(repeated)),
+        examples=split.texts_at(np.sort(repeated)),
     )
 
 
 def _find_conflicts(split: _Split) -> Conflicts:
-    pairs = np.unique(np.stack([split.numbers, split.labels]), axis=1)
-    numbers, label_counts = np.unique(pairs[0], return_counts=True)
-    in_conflict = numbers[label_counts > 1]
+    pairs = np.unique(split.pairs)
+    label_counts = np.unique(pairs // len(split.names), return_counts=True)[1]
     _, first_rows = np.unique(split.numbers, return_index=True)
-    first_rows = np.sort(first_rows[np.isin(numbers, in_conflict)])
+    rows = np.sort(first_rows[label_counts > 1])
     examples = [
-        Conflict(split.texts[row].as_py(), split.labels_of(split.numbers[row]))
-        for row in first_rows[:EXAMPLES].tolist()
+        Conflict(text, split.labels_of(split.numbers[row]))
+        for row, text in zip(rows.tolist(), split.texts_at(rows), strict=False)
     ]
-    return Conflicts(len(in_conflict), examples)
+    return Conflicts(len(rows), examples)
 
 
-def _find_short_texts(texts: pyarrow.ChunkedArray) -> ShortTexts:
-    characters = pc.utf8_length(pc.utf8_trim_whitespace(texts)).to_numpy()
+def _find_short_texts(split: _Split) -> ShortTexts:
+    characters = pc.utf8_length(pc.utf8_trim_whitespace(split.texts)).to_numpy()
     rows = np.flatnonzero(characters < SHORT_CHARACTERS)
-    examples = [texts[row].as_py() for row in rows[:EXAMPLES].tolist()]
-    return ShortTexts(len(rows), int(np.count_nonzero(characters == 0)), examples)
+    return ShortTexts(len(rows), int(np.count_nonzero(characters == 0)), split.texts_at(rows))
 
 
 def _find_overlap(split: _Split, *, train: _Split) -> Overlap:
@@ -324,61 +322,48 @@ def _find_overlap(split: _Split, *, train: _Split) -> Overlap:
     The examples begin with those whose label the text does not have there.
     """
     shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
-    labelled = np.stack([split.numbers, split.labels]), np.stack([train.numbers, train.labels])
-    codes, train_codes = (number * len(split.names) + label for number, label in labelled)
-    agrees = np.isin(codes[shared], train_codes)
+    agrees = np.isin(split.pairs[shared], train.pairs)
+    rows = shared[np.argsort(agrees, kind="stable")]
     examples = [
-        SharedText(
-            split.texts[row].as_py(),
-            split.names[split.labels[row]],
-            train.labels_of(split.numbers[row]),
-        )
-        for row in shared[np.argsort(agrees, kind="stable")][:EXAMPLES].tolist()
+        SharedText(text, split.names[split.labels[row]], train.labels_of(split.numbers[row]))
+        for row, text in zip(rows.tolist(), split.texts_at(rows), strict=False)
     ]
     return Overlap(len(shared), int(np.count_nonzero(~agrees)), examples)
 
 
-def _texts_at(split: _Split, rows: NDArray[np.int64]) -> list[str]:
-    return [split.texts[row].as_py() for row in rows[:EXAMPLES].tolist()]
-
-
-def _about_balance(balance: Balance) -> Iterator[tuple[str, str]]:
+def _about_balance(balance: Balance) -> Iterator[Suggestion]:
+    largest, smallest = balance.largest, balance.smallest
     if balance.ratio >= STRONG_IMBALANCE:
-        yield (
-            f"{balance.largest} has {balance.ratio:.1f} times the training rows of"
-            f" {balance.smallest}",
-            "--class-weights balanced",
-        )
+        found = f"{largest} has {balance.ratio:.1f} times the training rows of {smallest}"
+        yield Suggestion(found, "--class-weights balanced")
     if balance.rare:
         classes = ", ".join(f"{name} ({count})" for name, count in balance.rare.items())
-        yield (
-            f"classes with fewer than {RARE_ROWS} training rows: {classes}",
-            "bring more rows of them, or join them with others",
-        )
+        found = f"classes with fewer than {RARE_ROWS} training rows: {classes}"
+        yield Suggestion(found, "bring more rows of them, or join them with others")
 
 
-def _about_texts(findings: Findings) -> Iterator[tuple[str, str]]:
+def _about_texts(findings: Findings) -> Iterator[Suggestion]:
     for split, conflicts in findings.conflicts.items():
         if conflicts.texts:
             found = f"texts of {split} with several labels: {conflicts.texts:,}"
-            yield found, "decide on one label for each"
+            yield Suggestion(found, "decide on one label for each")
     for split, short in findings.short_texts.items():
         if short.rows:
             found = f"texts of {split} shorter than {SHORT_CHARACTERS} characters: {short.rows:,}"
-            yield found, "look whether they say enough to be classified"
+            yield Suggestion(found, "look whether they say enough to be classified")
     for split, shared in findings.overlap.items():
         if shared.rows:
-            yield (
-                f"rows of {split} whose text is in train too: {shared.rows:,}, with another"
-                f" label there: {shared.disagreeing:,}",
+            found = f"rows of {split} whose text is in train too: {shared.rows:,}"
+            yield Suggestion(
+                f"{found}, with another label there: {shared.disagreeing:,}",
                 "remove them from train: a model that has seen them looks better than it is",
             )
 
 
-def _about_lengths(lengths: LengthFindings) -> Iterator[tuple[str, str]]:
+def _about_lengths(lengths: LengthFindings) -> Iterator[Suggestion]:
     if lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
-        yield (
+        yield Suggestion(
             f"training texts longer than {lengths.max_length} tokens, which are cut:"
             f" {train.cut_rows:,} ({train.cut_share:.1%})",
             f"--max-length {lengths.suggested_max_length}",

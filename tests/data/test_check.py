@@ -1,6 +1,7 @@
 """What a look at data finds."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -191,7 +192,7 @@ def test_without_lengths_the_rest_is_suggested() -> None:
 
 
 def test_findings_become_json() -> None:
-    found = check_splits(splits_of(train=even_rows(), test=[("text 0", "b")])).to_json()
+    found = asdict(check_splits(splits_of(train=even_rows(), test=[("text 0", "b")])))
     assert list(found) == [
         *("rows", "classes", "repeats", "conflicts", "short_texts", "overlap", "balance")
     ]
