@@ -48,17 +48,17 @@ def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
     """
     try:
         decoded = _decode(content, encoding=encoding)
-    except LookupError as error:
-        raise UsageError(
-            f"there is no encoding {encoding!r}",
-            remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
-        ) from error
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise DataUnreadable(
             f"line {line} of {path} is damaged {error.encoding.upper()}: {error.reason}, byte"
             f" {error.start + 1} of the file",
             remedy="correct the line, or name another encoding with --encoding",
+        ) from error
+    except (LookupError, UnicodeError) as error:
+        raise UsageError(
+            f"there is no encoding {encoding!r}",
+            remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
         ) from error
     if "\0" in decoded.text:
         raise DataUnreadable(f"{path} is not a text file", remedy="export it as UTF-8")

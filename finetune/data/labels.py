@@ -55,8 +55,9 @@ def refuse_other_tasks(labels: Iterable[str], *, column: str, table: str) -> Non
         DataError: With the reason.
     """
     distinct = set(labels)
-    fractions = sorted(label for label in distinct if is_number(label) and Decimal(label) % 1)
-    if fractions and len(distinct) > MOST_FRACTIONAL_CLASSES and all(map(is_number, distinct)):
+    numbers = [label for label in distinct if is_number(label)]
+    fractions = sorted(n for n in numbers if Decimal(n) != Decimal(n).to_integral_value())
+    if fractions and len(distinct) == len(numbers) > MOST_FRACTIONAL_CLASSES:
         raise DataError(
             f"{column!r} of {table} holds scores, {len(distinct)} numbers such as {fractions[0]}:"
             " regression is not supported",

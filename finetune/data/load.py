@@ -1,5 +1,6 @@
 """Find the data that a name stands for."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -120,7 +121,7 @@ def _kind_of(source: str) -> str:
     if source.startswith(HUB_PREFIX):
         return "a dataset of the Hub"
     path = Path(source).expanduser()
-    if path.suffix.lower() in SUFFIXES or path.is_file():
+    if path.suffix.lower() in SUFFIXES or os.path.isfile(path):
         return "a file"
     raise _unknown(source)
 
@@ -143,7 +144,7 @@ def _files_of(options: DataOptions) -> dict[str, list[Path]]:
         "test": options.test_file,
     }
     files = {split: [path] for split, name in given.items() if (path := _expand(name))}
-    if len({path.resolve() for [path] in files.values()}) < len(files):
+    if len({os.path.realpath(path) for [path] in files.values()}) < len(files):
         raise UsageError(
             "one file is named for two splits",
             remedy="leave out --validation-file or --test-file: rows of --data are held out then",

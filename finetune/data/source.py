@@ -41,13 +41,12 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
-            if isinstance(value, str) and not value.isascii():
-                try:
-                    value.encode()
-                except UnicodeEncodeError as error:
-                    raise UsageError(
-                        f"the name {value!r} is not UTF-8", remedy="rename the file or folder"
-                    ) from error
+            if isinstance(value, str) and ("\0" in value or value != _as_utf8(value)):
+                raise UsageError(f"the name {value!r} is not UTF-8", remedy="rename it")
+
+
+def _as_utf8(value: str) -> str:
+    return value.encode(errors="replace").decode()
 
 
 @dataclass(frozen=True)

@@ -179,3 +179,10 @@ def test_a_pair_of_texts_is_refused_until_one_is_chosen(pair: tuple[str, str]) -
         choose(*pair, "label", columns=[TEXTS, short, MOODS])
     assert "--text-column" in raised.value.remedy
     assert choose(*pair, "label", columns=[TEXTS, short, MOODS], text=pair[1])[0] == pair[1]
+
+
+def test_texts_with_a_duplicate_are_no_labels() -> None:
+    texts = ["Good.", "Good.", "Bad.", "Dull.", "Long.", "Fine."]
+    assert choose("said", "mood", columns=[texts, ["x", "y", "x", "y", "x", "y"]]) == (
+        *("said", "mood"),
+    )

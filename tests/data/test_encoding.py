@@ -69,6 +69,8 @@ def test_an_encoding_that_is_named_is_taken() -> None:
     assert decode(content, path=PATH, encoding="koi8_r").text == LINES["koi8_r"]
     with pytest.raises(UsageError, match="'koi9'"):
         decode(content, path=PATH, encoding="koi9")
+    with pytest.raises(UsageError, match="'undefined'"):
+        decode(content, path=PATH, encoding="undefined")
     with pytest.raises(DataUnreadable, match=r"line 1 of greetings\.csv .* ASCII") as raised:
         decode(content, path=PATH, encoding="ascii")
     assert "--encoding" in raised.value.remedy
@@ -93,3 +95,7 @@ def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(DataUnreadable, match="not a text file") as raised:
         decode(b"PK\x03\x04\x00\x00\xff\x01", path=PATH, encoding=None)
     assert "UTF-8" in raised.value.remedy
+
+
+def test_as_many_damaged_letters_as_whole_ones_are_no_damaged_utf8() -> None:
+    assert decode(b"\xc3\xa9 caf\xe9", path=PATH, encoding=None).encoding != "utf-8"

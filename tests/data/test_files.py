@@ -247,3 +247,48 @@ def test_json_lines_of_one_kind_a_column_are_read_by_column(
 def test_several_objects_on_a_line_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataUnreadable, match=r"line 1 of .* is not JSON"):
         read_lines(tmp_path, '{"text": "a"} {"text": "b"}')
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000 + "]" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000])
+def test_json_that_is_nested_too_deeply_is_an_error(tmp_path: Path, deep: str) -> None:
+    with pytest.raises(DataUnreadable, match=r"line 2 of .* is nested too deeply"):
+        read_lines(tmp_path, {"text": "a"}, '{"text": ' + deep + "}")
+
+
+def test_texts_full_of_brackets_are_read(tmp_path: Path) -> None:
+    assert columns_of(read_lines(tmp_path, {"text": "[{" * 3000}))["text"] == ["[{" * 3000]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "not json",
+        "[1]",
+        '{"info": null}',
+        '{"info": {"features": {"label": {"_type": "ClassLabel"}}}}',
+    ],
+)
+def test_metadata_that_datasets_did_not_write_is_passed_over(tmp_path: Path, metadata: str) -> None:
+    table = pyarrow.table({"text": ["a"], "label": [1]})
+    parquet.write_table(
+        table.replace_schema_metadata({"huggingface": metadata}), tmp_path / "a.parquet"
+    )
+    assert columns_of(read(tmp_path / "a.parquet")) == {"text": ["a"], "label": ["1"]}
+
+
+def test_names_of_classes_do_not_apply_to_fractions(tmp_path: Path) -> None:
+    names = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["x", "y"]}}}}
+    table = pyarrow.table({"label": [1.5, 0.0]})
+    parquet.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "a.parquet"
+    )
+    read_table = read(tmp_path / "a.parquet")
+    assert columns_of(read_table) == {"label": ["1.5", "0"]}
+    assert read_table.class_names == {}
+
+
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    table = pyarrow.table([["a"], ["x"], ["y"]], names=["text", "label", "label"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataUnreadable, match="two columns of the same name"):
+        read(tmp_path / "a.parquet")

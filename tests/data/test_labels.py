@@ -45,6 +45,7 @@ def test_other_tasks_than_classification_are_refused_with_the_reason(
         SCORES[:21],
         [str(number) for number in range(101)],
         [*SCORES, "none"],
+        [f"1e{number}99999999" for number in range(30)],
         ["Food, drinks", "Arts, crafts", "Travel"],
         ["a,b", "a", "b"],
         ["yes; no", "no"],

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from finetune.data.load import load_data, source_name
+from finetune.data.load import load_data, load_rows, source_name
 from finetune.data.source import DataOptions, LoadedData
-from finetune.errors import DataNotFound, UsageError
+from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Event, Stage
 
 
@@ -126,3 +126,24 @@ def test_a_name_that_is_not_utf8_is_refused_at_the_start() -> None:
         load("caf\udce9.csv")
     with pytest.raises(UsageError, match="is not UTF-8"):
         load("trec", data_dir="caf\udce9")
+    with pytest.raises(UsageError):
+        load("a\0.csv")
+    with pytest.raises(DataNotFound):
+        load("ünbekannt.csv")
+
+
+def test_names_that_the_file_system_refuses_are_not_found(tmp_path: Path) -> None:
+    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
+    for name in (tmp_path / "loop.csv", tmp_path / ("a" * 300 + ".csv")):
+        with pytest.raises(DataNotFound, match="there is no file"):
+            load(name)
+
+
+def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nyes,b\nno,a\n")
+    options = DataOptions(str(tmp_path / "a.csv"), "label-coarse", test_file="other.csv")
+    rows = load_rows(options, class_names=["c", "b", "a"], emit=lambda event: None)
+    assert rows["label"][:] == [1, 2]
+    assert rows.features["label"].names == ["c", "b", "a"]
+    with pytest.raises(DataError, match="labels that the model does not know: a"):
+        load_rows(options, class_names=["c", "b"], emit=lambda event: None)

@@ -167,7 +167,9 @@ def test_too_few_rows_to_split_are_told_with_a_remedy(rows: int, fraction: float
         split_table(
             table, SplitOptions(fraction, 0.1, 0, None), takes_first=False, emit=lambda event: None
         )
-    assert "-fraction" in raised.value.remedy
+    purpose = "validation" if "validation" in raised.value.message else "test"
+    assert f"--{purpose}-fraction" in raised.value.remedy
+    assert ("0 for none" in raised.value.remedy) == (purpose == "validation")
 
 
 def limited(table: Dataset, rows: int, *, takes_first: bool = False, seed: int = 0) -> Dataset:
