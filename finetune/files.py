@@ -1,5 +1,9 @@
-"""Files that are written whole or not at all, JSON, and JSON lines."""
+"""Files that are written whole or not at all, JSON, and JSON lines.
 
+JSON has no word for a number that is NaN or infinite: to write one is a ValueError.
+"""
+
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -22,29 +26,17 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, whole or not at all; floats read back bit for bit.
-
-    Raises:
-        ValueError: If a number is NaN or infinite, for which JSON has no word.
-    """
+    """Write a value as indented JSON, whole or not at all; floats read back bit for bit."""
     write_text_atomically(path, json.dumps(value, **STRICT_JSON, indent=2) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON, one a line, all of them or none.
-
-    Raises:
-        ValueError: If a number is NaN or infinite.
-    """
+    """Write rows as JSON, one a line, all of them or none."""
     write_text_atomically(path, "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows))
 
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one row to a file of JSON lines, which need not exist.
-
-    Raises:
-        ValueError: If a number is NaN or infinite.
-    """
+    """Add one row to a file of JSON lines, which need not exist."""
     line = json.dumps(row, **STRICT_JSON) + "\n"
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
@@ -62,6 +54,12 @@ def read_jsonl(path: Path) -> list[Any]:
     """
     *lines, _torn = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines]
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush_to_disk(path: Path) -> None:

@@ -9,7 +9,6 @@ published sha256, and errors that say what to do.
 """
 
 import glob
-import hashlib
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from finetune import errors
 from finetune.errors import ChecksumDiffers, DataNotFound, HubNotReachable, ModelUnsupported
+from finetune.files import file_sha256, read_json
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -108,14 +108,9 @@ def fetch_model(repository: str, *, revision: str | None) -> Snapshot:
 
     The weights come last, so that a cache that holds them holds everything.
 
-    Args:
-        repository: Id on the Hub, such as ``bert-base-uncased`` or ``owner/name``.
-        revision: Branch, tag or commit; ``None`` for the main branch.
-
     Raises:
-        FinetuneError: As :func:`resolve` does.
-        ModelUnsupported: If it has no config or no safetensors. No file has been fetched then.
-        ChecksumDiffers: If weights arrived damaged. They are removed from the cache.
+        FinetuneError: As :func:`resolve` and :meth:`Repository.fetch` do.
+        ModelUnsupported: If it has no config or no safetensors. No weights are fetched then.
     """
     model = _resolve_model(repository, revision=revision)
     if not model.files & {WEIGHTS, SHARDS_INDEX}:
@@ -125,18 +120,33 @@ def fetch_model(repository: str, *, revision: str | None) -> Snapshot:
             " refs/pr/N, or choose another model",
         )
     model.fetch(filter(_is_config_or_tokenizer, model.files))
-    weights = {WEIGHTS}
-    if WEIGHTS not in model.files:
-        index = json.loads((model.folder / SHARDS_INDEX).read_text())
-        weights = set(index["weight_map"].values())
-    return model.fetch(weights)
+    if WEIGHTS in model.files:
+        return model.fetch([WEIGHTS])
+    try:
+        return model.fetch(read_shard_names(model.folder))
+    except ValueError as error:
+        reason = f"the weights of the model {repository!r} can't be found: {error}"
+        raise ModelUnsupported(reason, remedy="choose another model or --revision") from error
+
+
+def read_shard_names(folder: Path) -> list[str]:
+    """Return the names of the safetensors files that hold a model's weights, by their index.
+
+    Raises:
+        ValueError: If it is damaged, or names anything but safetensors files of its folder.
+    """
+    try:
+        names = set(read_json(folder / SHARDS_INDEX)["weight_map"].values())
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{SHARDS_INDEX} has no weight_map") from error
+    for name in names:
+        if Path(str(name)).name != name or not name.endswith(".safetensors"):
+            raise ValueError(f"{SHARDS_INDEX} names {name}, no safetensors file of its folder")
+    return sorted(names)
 
 
 def fetch_tokenizer(repository: str, *, revision: str | None) -> Snapshot:
-    """Return a folder with a model's config and tokenizer, and no weights unless they are cached.
-
-    Arguments and errors are those of :func:`fetch_model`.
-    """
+    """Return a folder with a model's config and tokenizer; errors are those of ``fetch_model``."""
     model = _resolve_model(repository, revision=revision)
     return model.fetch(filter(_is_config_or_tokenizer, model.files))
 
@@ -217,12 +227,6 @@ def ask_hub(*, model: str, timeout_seconds: float) -> None:
 def cache_folder(name: str) -> Path:
     """Return the folder beside the Hub's cache for files from elsewhere; it may not exist yet."""
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
-
-
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _resolve_model(repository: str, *, revision: str | None) -> Repository:

@@ -108,6 +108,28 @@ def test_a_sharded_model_comes_with_the_shards_that_its_index_names(
     assert {path.name for path in folder.glob("*.safetensors")} == set(shards)
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        "null",
+        "{",
+        '{"weight_map": []}',
+        '{"weight_map": {"a": 7}}',
+        '{"weight_map": {"a": "pytorch_model.bin"}}',
+        '{"weight_map": {"a": "sub/a.safetensors"}}',
+    ],
+)
+def test_an_index_of_anything_but_safetensors_is_refused_before_more_is_downloaded(
+    index: str, hub: HubServer, model_folder: Path
+) -> None:
+    (model_folder / "model.safetensors").unlink()
+    write_files(model_folder, ["sub/a.safetensors"])
+    (model_folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelUnsupported, match="acme/tiny"):
+        fetch_model(MODEL, revision=None)
+    assert not [name for name in hub.downloads() if not name.endswith((".json", ".txt"))]
+
+
 @pytest.mark.parametrize("revision", [None, "main", MAIN_COMMIT])
 def test_the_cache_serves_a_model_when_the_network_is_down(
     hub: HubServer, tmp_path: Path, revision: str | None

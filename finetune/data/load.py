@@ -19,7 +19,7 @@ from finetune.data.tables import column_of, read_tables
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Stage
-from finetune.hub import file_sha256
+from finetune.files import file_sha256
 
 SOURCES = ("trec", "questions")
 HUB_PREFIX = "hub:"

@@ -2,7 +2,11 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from transformers.utils import logging
 
 from finetune.files import PARTIAL_SUFFIX, flush_to_disk
 from finetune.model.load import Classifier
@@ -11,13 +15,12 @@ from finetune.model.load import Classifier
 def save_classifier(classifier: Classifier, folder: Path) -> None:
     """Save a classifier as ``save_pretrained`` does; at any moment the folder is whole or absent.
 
-    Args:
-        classifier: On any device.
-        folder: Where to; its parent exists. A classifier that is there is replaced.
+    The folder's parent exists. A classifier that is there is replaced.
     """
     partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
-    classifier.model.save_pretrained(partial)
+    with _no_progress_bar():
+        classifier.model.save_pretrained(partial)
     classifier.tokenizer.save_pretrained(partial)
     # safetensors keeps its files from all other users; Python's files are as the user's umask says.
     permissions = (partial / "config.json").stat().st_mode & 0o777
@@ -27,3 +30,14 @@ def save_classifier(classifier: Classifier, folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(partial, folder)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

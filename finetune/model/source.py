@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from finetune.errors import ConfigurationInvalid, FinetuneError, ModelNotFound, ModelUnsupported
-from finetune.files import read_json
-from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, Snapshot, fetch_model, file_sha256
+from finetune.files import file_sha256, read_json
+from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, Snapshot, fetch_model, read_shard_names
 
 MINILM = "minilm"
 MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
@@ -134,10 +134,7 @@ class ModelSource:
             return [self.folder / WEIGHTS]
         if not (self.folder / SHARDS_INDEX).is_file():
             return []
-        names = sorted(set(read_json(self.folder / SHARDS_INDEX)["weight_map"].values()))
-        if outside := [name for name in names if Path(name).name != name]:
-            raise ValueError(f"{SHARDS_INDEX} names {outside[0]}, which is not in its folder")
-        return [self.folder / name for name in names]
+        return [self.folder / name for name in read_shard_names(self.folder)]
 
 
 def find_model(name: str, *, revision: str | None, fetch: Fetch = fetch_model) -> ModelSource:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_models import save_tiny_model
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.save import save_classifier
@@ -36,6 +37,20 @@ def test_a_saved_classifier_comes_back_bit_for_bit(classifier: Classifier, tmp_p
     assert again.tokenizer.get_vocab() == classifier.tokenizer.get_vocab()
     assert again.structure == replace(classifier.structure, new=frozenset())
     assert list(again.class_names) == NAMES
+
+
+def test_saving_shows_no_progress_bar_and_leaves_those_of_others(
+    classifier: Classifier, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    was_enabled = logging.is_progress_bar_enabled()
+    for set_progress_bars in (logging.enable_progress_bar, logging.disable_progress_bar):
+        set_progress_bars()
+        enabled = logging.is_progress_bar_enabled()
+        save_classifier(classifier, tmp_path / "model")
+        assert logging.is_progress_bar_enabled() == enabled
+    (logging.enable_progress_bar if was_enabled else logging.disable_progress_bar)()
+
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o007, 0o077])

@@ -149,7 +149,7 @@ def test_a_pickle_among_the_shards_is_refused_and_never_read(
     marker = tmp_path / "was-unpickled"
     (folder / name).write_bytes(pickle.dumps({"weight": Marker(marker)}))
 
-    with pytest.raises(ModelUnsupported, match=f"{name} can't be read as safetensors"):
+    with pytest.raises(ModelUnsupported, match=rf"{name}.*safetensors"):
         find(folder).read_weights(may_be_missing=False)
 
     assert not marker.exists()
