@@ -1,34 +1,33 @@
 """What ``finetune doctor`` asks PyTorch: which devices can be used here, and if not, why."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import subprocess
+from collections.abc import Iterator
 
-from finetune.devices import cuda, cuda_checkup
-from finetune.devices.base import Unusable
-from finetune.devices.check import Check
-from finetune.devices.mps import checkup as mps_checkup
+import psutil
+import torch
+
+from finetune.devices import cuda
+from finetune.devices.base import gibibytes
+from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.mps import support
+from finetune.devices.mps.device import MpsDevice
+from finetune.devices.mps.environment import high_ratio
 from finetune.devices.select import select_device
 from finetune.errors import DeviceNotAvailable
 
-
-class _Gpu(NamedTuple):
-    why_not_usable: Callable[[], Unusable | None]
-    describe: Callable[[], Iterator[Check]]
-
-
-_GPUS = {
-    "mps": _Gpu(support.why_not_usable, mps_checkup.describe_gpu),
-    "cuda": _Gpu(cuda.why_not_usable, cuda_checkup.describe_gpus),
-}
+# All of BERT-base trained on a Mac of this size at 512 tokens with a batch size of 1 and no larger.
+_TOO_SMALL_BYTES = 8 * 2**30
 
 
 def check_gpus() -> Iterator[Check]:
     """Yield a description of each kind of GPU, or why it can't be used."""
-    for name, gpu in _GPUS.items():
-        unusable = gpu.why_not_usable()
+    for name, why_not_usable, describe in (
+        ("mps", support.why_not_usable, describe_mps),
+        ("cuda", cuda.why_not_usable, describe_cuda),
+    ):
+        unusable = why_not_usable()
         if unusable is None:
-            yield from gpu.describe()
+            yield from describe()
         elif unusable.is_absent:
             yield Check(name, "ok", unusable.reason)
         else:
@@ -47,3 +46,46 @@ def check_device(asked: str) -> Check:
         "ok",
         f"--device {asked} takes {device.name} ({device.description}) and computes in {precisions}",
     )
+
+
+def describe_mps() -> Iterator[Check]:
+    """Yield the description of a Mac's GPU that can be used, and its memory."""
+    yield Check("mps", "ok", f"built, available and usable: {MpsDevice().description}")
+    total_bytes = psutil.virtual_memory().total
+    recommended_bytes = torch.mps.recommended_max_memory()
+    finding = f"recommended working set {gibibytes(recommended_bytes)} of {gibibytes(total_bytes)}"
+    limit_bytes = int(high_ratio() * recommended_bytes)
+    if limit_bytes == 0:
+        finding += "; PyTorch's limit is lifted"
+    else:
+        finding += f"; PyTorch refuses more than {gibibytes(limit_bytes)}"
+    if limit_bytes > total_bytes:
+        finding += ", and the Mac swaps before"
+    remedy = "use --freeze-core, or small batches: --batch-size 8 --effective-batch-size 32"
+    yield Check.warn_unless(total_bytes > _TOO_SMALL_BYTES, "mps_memory", finding, remedy)
+
+
+def describe_cuda() -> Iterator[Check]:
+    """Yield the driver, and a line for each NVIDIA GPU."""
+    built = f"PyTorch is built for CUDA {torch.version.cuda}"
+    yield Check("cuda", "ok", f"usable: {built}, the driver is {_read_driver()}")
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        finding = (
+            f"{gpu.name}, capability {gpu.major}.{gpu.minor}, "
+            f"{gibibytes(free_bytes)} of {gibibytes(total_bytes)} free"
+        )
+        remedy = "see nvidia-smi for what occupies it, or choose another with CUDA_VISIBLE_DEVICES"
+        has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
+        yield Check.warn_unless(has_room, f"cuda_{index}", finding, remedy)
+
+
+def _read_driver() -> str:
+    """Return the driver's version, which PyTorch does not report."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return "of unknown version: nvidia-smi does not answer"
+    return answer.stdout.partition("\n")[0]

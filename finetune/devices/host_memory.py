@@ -1,10 +1,11 @@
 """The machine's own memory: what is left of it, what a process holds, and when it runs short."""
 
+import ctypes
 from pathlib import Path
 
 import psutil
 
-from finetune.devices import host, macos
+from finetune.devices import host
 from finetune.devices.base import gibibytes
 from finetune.devices.cgroups import group_limits
 
@@ -15,6 +16,11 @@ _RESERVE_SHARE = 0.05
 _MOST_SWAP_GROWTH_BYTES = 128 * 2**20
 _KERNEL_COUNTS = Path("/proc/vmstat")
 _PRESSURE_NAMES = {1: "normal", 2: "warning", 4: "critical"}
+# Of macOS: the position of ri_phys_footprint among the 64-bit numbers of rusage_info_v0, after the
+# two of ri_uuid, and room for what a later system may write behind it (sys/resource.h).
+_FOOTPRINT_INDEX = 9
+_USAGE_NUMBERS = 64
+_USAGE_VERSION = 0
 
 
 def spare_bytes() -> int:
@@ -37,10 +43,25 @@ def process_bytes(process_id: int) -> int:
     """
     try:
         if host.is_mac():
-            return macos.footprint_bytes(process_id)
+            return footprint_bytes(process_id)
         return int(psutil.Process(process_id).memory_info().rss)
     except (psutil.NoSuchProcess, ProcessLookupError):
         return 0
+
+
+def footprint_bytes(process_id: int) -> int:
+    """Return the memory that a process keeps the Mac from using for others.
+
+    Resident memory leaves out most of what a GPU's tensors take: 4.1 GB beside a footprint of
+    62.7 GB has been seen.
+
+    Raises:
+        ProcessLookupError: If there is no such process.
+    """
+    usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()
+    if ctypes.CDLL(None).proc_pid_rusage(process_id, _USAGE_VERSION, ctypes.byref(usage)) != 0:
+        raise ProcessLookupError(process_id)
+    return int(usage[_FOOTPRINT_INDEX])
 
 
 class HostWatch:
@@ -78,4 +99,7 @@ def _count_kills() -> int:
 
 
 def _pressure() -> int:
-    return macos.pressure_level() if host.is_mac() else 1
+    """Return how short of memory a Mac is: 1 for not at all, 2 for a warning, 4 for critical."""
+    if not host.is_mac():
+        return 1
+    return int(host.read_sysctl("kern.memorystatus_vm_pressure_level") or 1)

@@ -1,17 +1,27 @@
 """Is this machine ready? All checks, one after the other."""
 
+import os
+import platform
+import shutil
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
+import psutil
 from huggingface_hub import constants
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
-from finetune.devices.check import Check
-from finetune.devices.mps.fallback import check_fallback
-from finetune.devices.mps.watermarks import check_watermarks
-from finetune.doctor.machine import check_bf16, check_cpu, check_memory, check_system
-from finetune.doctor.network import check_hub
-from finetune.doctor.packages import check_packages, check_python
-from finetune.doctor.storage import check_disk
+from finetune.config.schema import ModelConfig
+from finetune.devices import host
+from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
+from finetune.devices.mps.environment import check_fallback, check_watermarks
+from finetune.errors import HubNotReachable, ModelIsGated
+from finetune.hub import ask_hub
+from finetune.runs.environment import PACKAGES
+
+_DISTRIBUTION = "finetune-mps"
+_HUB_TIMEOUT_SECONDS = 3.0
 
 
 def check_machine(*, device: str) -> Iterator[Check]:
@@ -27,18 +37,108 @@ def check_machine(*, device: str) -> Iterator[Check]:
     yield from check_packages()
     yield check_memory()
     yield check_bf16()
-    yield check_disk(
-        "run_disk", Path.cwd(), remedy="make room, or give an --output-dir on another disk"
-    )
-    yield check_disk(
-        "hub_disk",
-        Path(constants.HF_HUB_CACHE),
-        remedy="make room, or set HF_HOME to a folder on another disk",
-    )
+    yield check_disk("run_disk", Path.cwd(), "make room, or give an --output-dir on another disk")
+    hub_cache = Path(constants.HF_HUB_CACHE)
+    yield check_disk("hub_disk", hub_cache, "make room, or set HF_HOME to a folder on another disk")
     yield check_hub()
     yield check_watermarks()
     yield check_fallback()
     yield from _check_devices(device)
+
+
+def check_cpu() -> Check:
+    """Say which CPU it is, and whether Python runs as a program for it."""
+    finding = ", ".join(filter(None, [platform.machine(), host.cpu_name()]))
+    if host.is_under_rosetta():
+        finding += ": this Python runs as an Intel program under Rosetta, which hides the GPU"
+        return Check("processor", "warning", finding, host.way_out_of_rosetta())
+    if host.is_mac() and platform.machine() != "arm64":
+        finding += ": PyTorch supports the GPUs of Macs with Apple silicon alone"
+        remedy = "use --device cpu; PyTorch's last packages for Intel Macs are of version 2.2"
+        return Check("processor", "warning", finding, remedy)
+    return Check("processor", "ok", finding)
+
+
+def check_system() -> Check:
+    """Say which system it is, and on a Mac whether it is new enough for PyTorch's GPU support."""
+    if not host.is_mac():
+        return Check("system", "ok", platform.platform())
+    finding = f"macOS {host.macos_version()}"
+    if platform.machine() != "arm64" or not host.is_macos_too_old():
+        return Check("system", "ok", finding)
+    finding += f": the GPU needs macOS {host.OLDEST_MACOS} or newer with this PyTorch"
+    return Check("system", "warning", finding, host.way_to_newer_macos())
+
+
+def check_python() -> Check:
+    """Say whether this Python is one that the distribution is made for."""
+    found, needed = platform.python_version(), metadata(_DISTRIBUTION)["Requires-Python"]
+    if SpecifierSet(needed).contains(found, prereleases=True):
+        return Check("python", "ok", found)
+    return Check("python", "failure", f"{found}, and {needed} is needed", "install a newer Python")
+
+
+def check_packages() -> Iterator[Check]:
+    """Yield a failure for each package that is missing or outside its range, or one ok."""
+    requirements = map(Requirement, requires(_DISTRIBUTION) or ())
+    # Those of extras, and of other systems, are left out.
+    needed = (one for one in requirements if not one.marker or one.marker.evaluate({"extra": ""}))
+    failures = list(filter(None, map(_check_package, needed)))
+    if failures:
+        yield from failures
+    else:
+        installed = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+        yield Check("packages", "ok", installed)
+
+
+def _check_package(requirement: Requirement) -> Check | None:
+    try:
+        found = version(requirement.name)
+    except PackageNotFoundError:
+        finding = f"{requirement.name} is not installed"
+    else:
+        if requirement.specifier.contains(found, prereleases=True):
+            return None
+        finding = f"{requirement.name} {found} is outside {requirement.specifier}"
+    wanted = f"{requirement.name}{requirement.specifier}"
+    return Check("packages", "failure", finding, f"pip install '{wanted}'")
+
+
+def check_memory() -> Check:
+    """Say how much memory there is, and whether what is free holds BERT-base in training."""
+    memory = psutil.virtual_memory()
+    finding = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
+    has_room = memory.available >= ROOM_FOR_BERT_BASE_BYTES
+    needed = f"; to train all of BERT-base takes {ROOM_FOR_BERT_BASE_BYTES / 2**30:.1f}"
+    remedy = "close other programs, or train less: --freeze-core, or a smaller --model"
+    return Check.warn_unless(has_room, "memory", finding + needed * (not has_room), remedy)
+
+
+def check_bf16() -> Check:
+    """Say whether the CPU has bf16 instructions."""
+    found = ", ".join(host.bf16_instructions())
+    return Check("bf16", "ok", f"bf16 instructions: {found}" if found else "no bf16 instructions")
+
+
+def check_disk(name: str, folder: Path, remedy: str) -> Check:
+    """Say whether a folder, which may not exist yet, can be written and has room for BERT-base."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        return Check(name, "failure", f"{existing} can't be written", remedy)
+    free_bytes = shutil.disk_usage(existing).free
+    finding = f"{free_bytes / 1e9:.1f} GB free at {folder}"
+    has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
+    needed = f"; BERT-base takes up to {ROOM_FOR_BERT_BASE_BYTES / 1e9:.1f} GB"
+    return Check.warn_unless(has_room, name, finding + needed * (not has_room), remedy)
+
+
+def check_hub() -> Check:
+    """Say whether the Hub answers; without it, what is in the cache can be used."""
+    try:
+        ask_hub(model=ModelConfig().model, timeout_seconds=_HUB_TIMEOUT_SECONDS)
+    except (HubNotReachable, ModelIsGated) as error:
+        return Check("hub", "warning", error.message, error.remedy)
+    return Check("hub", "ok", f"{constants.ENDPOINT} answers")
 
 
 def _check_devices(asked: str) -> Iterator[Check]:
@@ -46,12 +146,9 @@ def _check_devices(asked: str) -> Iterator[Check]:
         import torch  # noqa: F401
     except (ImportError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        yield Check(
-            "device",
-            "failure",
-            f"PyTorch can't be imported: {reason}",
-            "pip install --force-reinstall torch, by a Python that the lines above approve of",
-        )
+        finding = f"PyTorch can't be imported: {reason}"
+        remedy = "pip install --force-reinstall torch, by a Python that the lines above approve of"
+        yield Check("device", "failure", finding, remedy)
         return
     from finetune.devices.checkup import check_device, check_gpus
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
+from finetune.devices.precision import without_tf32
 from finetune.devices.select import check_precision, select_device
-from finetune.devices.tf32 import without_tf32
 from finetune.doctor.models import pretrained_classifier, random_classifier, with_stars
 from finetune.doctor.rehearsal import Tensors, plan_rehearsal
 from finetune.events import Emit, Stage

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from finetune.devices.autocast import autocast
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.precision import autocast
 from finetune.errors import LossNotFinite
 from finetune.tokenization.buckets import plan_evaluation
 from finetune.tokenization.collate import fill_batch

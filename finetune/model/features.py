@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from finetune import events
 from finetune.devices import host_memory
-from finetune.devices.autocast import autocast
 from finetune.devices.base import Device
+from finetune.devices.precision import autocast
 from finetune.events import Advance, Emit, Stage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.feature_store import FeatureStore, key_of

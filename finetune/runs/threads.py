@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from finetune.devices.autocast import autocast
+from finetune.devices.precision import autocast
 from finetune.events import Emit, Stage
 from finetune.runs.preparation import Preparation
 

@@ -1,15 +1,17 @@
+import ctypes
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from finetune.devices import host_memory, macos
+from finetune.devices import host_memory
 from finetune.devices.cgroups import GroupLimit
-from finetune.devices.host_memory import HostWatch, process_bytes, spare_bytes
+from finetune.devices.host_memory import HostWatch, footprint_bytes, process_bytes, spare_bytes
 
 GIB = 2**30
 
@@ -56,7 +58,7 @@ def test_a_process_holds_its_footprint_on_a_mac(
     pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_mac()
-    monkeypatch.setattr(macos, "footprint_bytes", lambda process_id: process_id + 1)
+    monkeypatch.setattr(host_memory, "footprint_bytes", lambda process_id: process_id + 1)
     assert process_bytes(7) == 8
 
 
@@ -135,3 +137,46 @@ def test_a_process_that_the_kernel_killed_for_its_memory_is_noticed(kernel_count
 def test_a_kernel_that_does_not_count_has_killed_nothing(kernel_counts: Path) -> None:
     kernel_counts.unlink()
     assert not HostWatch().has_killed()
+
+
+FOOTPRINT_BYTES = 62_700_000_000
+
+
+@pytest.fixture
+def _pretend_libproc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel with one process, 7, that writes the 96 bytes of rusage_info_v0."""
+
+    def proc_pid_rusage(process_id: int, version: int, pointer: Any) -> int:
+        if process_id != 7:
+            return -1
+        assert version == 0
+        numbers = [0] * 12
+        numbers[8], numbers[9] = 4_100_000_000, FOOTPRINT_BYTES  # resident size, footprint
+        usage = (ctypes.c_uint64 * 12)(*numbers)
+        ctypes.memmove(pointer, usage, ctypes.sizeof(usage))
+        return 0
+
+    library = SimpleNamespace(proc_pid_rusage=proc_pid_rusage)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+
+
+@pytest.mark.usefixtures("_pretend_libproc")
+def test_the_footprint_is_read_and_not_the_resident_size() -> None:
+    assert footprint_bytes(7) == FOOTPRINT_BYTES
+
+
+@pytest.mark.usefixtures("_pretend_libproc")
+def test_a_process_that_is_not_there_has_no_footprint() -> None:
+    with pytest.raises(ProcessLookupError):
+        footprint_bytes(8)
+
+
+@pytest.mark.parametrize("level", [1, 2, 4])
+def test_the_pressure_is_the_kernels_level(pretend_mac: Callable[..., None], level: int) -> None:
+    pretend_mac(sysctls={"kern.memorystatus_vm_pressure_level": str(level)})
+    assert host_memory._pressure() == level
+
+
+def test_a_mac_that_does_not_tell_is_under_no_pressure(pretend_mac: Callable[..., None]) -> None:
+    pretend_mac(sysctls={})
+    assert host_memory._pressure() == 1

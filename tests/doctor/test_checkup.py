@@ -1,15 +1,30 @@
 """Whole machines, from processor to device."""
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from machines import LINUX, MACHINES, Machine, a_mac, pretend
+from hub_server import HubServer, hub_client
+from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, MACHINES, ROSETTA, Machine, a_mac, pretend
 
 from finetune.devices.check import Check
-from finetune.doctor.checkup import check_machine
+from finetune.doctor.checkup import (
+    check_bf16,
+    check_cpu,
+    check_disk,
+    check_hub,
+    check_machine,
+    check_memory,
+    check_packages,
+    check_python,
+    check_system,
+)
 
 NAMES = {
     "processor", "system", "python", "packages", "memory", "bf16", "run_disk", "hub_disk", "hub",
@@ -144,3 +159,217 @@ def test_what_needs_no_pytorch_is_told_where_pytorch_ends_the_process(tmp_path: 
     *_, finding, remedy = child.stdout.splitlines()
     assert "PYTORCH_ENABLE_MPS_FALLBACK=true ends PyTorch" in finding
     assert remedy.split() == ["try:", "unset", "PYTORCH_ENABLE_MPS_FALLBACK"]
+
+
+def test_a_processor_is_told_by_its_kind_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(a_mac(chip="Apple M4 Max"), monkeypatch)
+    assert check_cpu().finding == "arm64, Apple M4 Max"
+    pretend(LINUX, monkeypatch)
+    assert check_cpu().finding == "x86_64, AMD EPYC 7763"
+
+
+def test_a_processor_without_a_name_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(replace(LINUX, processor="aarch64", cpuinfo=""), monkeypatch)
+    assert check_cpu().finding == "aarch64"
+
+
+def test_rosetta_is_told_although_python_sees_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(ROSETTA, monkeypatch)
+    check = check_cpu()
+    assert check.status == "warning"
+    assert check.finding.startswith("x86_64, Apple M1: ")
+    assert "Rosetta" in check.finding
+    assert "CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11" in check.remedy
+
+
+def test_an_intel_mac_is_sent_to_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(INTEL_MAC, monkeypatch)
+    assert check_cpu().remedy.startswith("use --device cpu")
+    assert check_system().status == "ok"
+
+
+def test_macos_is_told_as_the_mac_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python itself says 16.0 of macOS 26 where it was built for an older one.
+    pretend(replace(a_mac(macos="26.0"), macos="16.0"), monkeypatch)
+    assert check_system().finding == "macOS 26.0"
+
+
+@pytest.mark.parametrize(
+    ("macos", "place"), [("12.3", "System Preferences"), ("13.6.9", "System Settings > General")]
+)
+def test_an_old_macos_is_to_be_updated_where_it_keeps_its_updates(
+    macos: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(a_mac(macos=macos), monkeypatch)
+    check = check_system()
+    assert check.status == "warning"
+    assert "needs macOS 14 or newer" in check.finding
+    assert check.remedy == f"update macOS: {place} > Software Update"
+
+
+def test_bf16_is_told_by_the_names_of_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(LINUX_WITH_CUDA, monkeypatch)
+    assert check_bf16().finding.endswith(": avx512_bf16, amx_bf16")
+    pretend(LINUX, monkeypatch)
+    assert "no bf16 instructions" in check_bf16().finding
+
+
+def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(replace(LINUX, memory_gib=8.0, available_gib=2.5), monkeypatch)
+    check = check_memory()
+    assert check.status == "warning"
+    assert check.finding == "2.5 of 8.0 GiB available; to train all of BERT-base takes 3.3"
+    assert "--freeze-core" in check.remedy
+
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that installs the metadata of a package in front of all others."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(name: str, version: str, *lines: str) -> None:
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        header = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}"]
+        (folder / "METADATA").write_text("\n".join([*header, *lines]) + "\n")
+
+    return install
+
+
+def test_this_environment_is_within_the_ranges() -> None:
+    [check] = check_packages()
+    assert check.status == "ok"
+    assert "torch 2." in check.finding
+    assert check.finding.startswith("finetune-mps ")
+
+
+def test_a_package_outside_its_range_is_named_with_the_command_that_helps(
+    install: Install,
+) -> None:
+    install("transformers", "4.57.1")
+    [check] = check_packages()
+    assert check.status == "failure"
+    assert check.finding.startswith("transformers 4.57.1 is outside <")
+    assert check.remedy.startswith("pip install 'transformers<")
+
+
+def test_a_package_that_is_missing_is_named(install: Install) -> None:
+    install("finetune_mps", "0.1.0", "Requires-Dist: nosuchpackage<3,>=2")
+    [check] = check_packages()
+    assert check.status == "failure"
+    assert check.finding == "nosuchpackage is not installed"
+    assert check.remedy == "pip install 'nosuchpackage<3,>=2'"
+
+
+def test_each_package_that_does_not_fit_has_its_own_line(install: Install) -> None:
+    install("finetune_mps", "0.1.0", "Requires-Dist: nosuchpackage", "Requires-Dist: torch<1")
+    assert [check.finding.split()[0] for check in check_packages()] == ["nosuchpackage", "torch"]
+
+
+def test_extras_and_other_systems_are_not_asked_for(install: Install) -> None:
+    install(
+        "finetune_mps",
+        "0.1.0",
+        "Requires-Dist: nosuchpackage; extra == 'offline'",
+        "Requires-Dist: nosuchpackage; sys_platform == 'plan9'",
+    )
+    [check] = check_packages()
+    assert check.status == "ok"
+
+
+def test_a_build_of_a_supported_version_is_supported(install: Install) -> None:
+    install("finetune_mps", "0.1.0", "Requires-Dist: torch<2.14,>=2.11")
+    install("torch", "2.13.0+cu130")
+    [check] = check_packages()
+    assert check.status == "ok"
+    assert "torch 2.13.0+cu130" in check.finding
+
+
+def test_an_old_python_is_a_failure(install: Install) -> None:
+    assert check_python().status == "ok"
+    install("finetune_mps", "0.1.0", "Requires-Python: >=4")
+    check = check_python()
+    assert check.status == "failure"
+    assert ">=4 is needed" in check.finding
+
+
+@pytest.fixture
+def pretend_free(monkeypatch: pytest.MonkeyPatch):
+    """Return a function that lets every disk have so many bytes free."""
+
+    def pretend(free_bytes: float) -> None:
+        usage = SimpleNamespace(free=int(free_bytes))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    return pretend
+
+
+def test_a_disk_with_room_is_ok(tmp_path: Path, pretend_free) -> None:
+    pretend_free(75e9)
+    check = check_disk("run_disk", tmp_path, remedy="make room")
+    assert (check.name, check.status, check.remedy) == ("run_disk", "ok", "")
+    assert check.finding == f"75.0 GB free at {tmp_path}"
+
+
+def test_a_disk_that_is_nearly_full_is_a_warning_with_what_is_needed(
+    tmp_path: Path, pretend_free
+) -> None:
+    pretend_free(1.2e9)
+    check = check_disk("run_disk", tmp_path, remedy="make room")
+    assert (check.status, check.remedy) == ("warning", "make room")
+    assert check.finding.startswith("1.2 GB free")
+    assert "takes up to 3.5 GB" in check.finding
+
+
+def test_the_disk_of_a_folder_that_is_yet_to_be_made_is_that_of_its_parents(tmp_path: Path) -> None:
+    check = check_disk("hub_disk", tmp_path / "a" / "b", remedy="make room")
+    assert check.finding.endswith(f"free at {tmp_path / 'a' / 'b'}")
+
+
+def test_a_folder_that_can_not_be_written_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write anywhere, whatever the folder's mode.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    check = check_disk("hub_disk", tmp_path / "a", remedy="set HF_HOME")
+    assert (check.status, check.remedy) == ("failure", "set HF_HOME")
+    assert check.finding == f"{tmp_path} can't be written"
+
+
+def test_a_hub_that_answers_is_ok(tmp_path: Path) -> None:
+    with HubServer() as hub, hub_client(endpoint=hub.endpoint, home=tmp_path):
+        check = check_hub()
+    assert (check.name, check.status, check.remedy) == ("hub", "ok", "")
+    assert check.finding == f"{hub.endpoint} answers"
+
+
+def test_a_hub_that_does_not_answer_is_a_warning(tmp_path: Path) -> None:
+    with hub_client(endpoint="http://127.0.0.1:9", home=tmp_path):
+        check = check_hub()
+    assert check.status == "warning"
+    assert "http://127.0.0.1:9 can't be reached" in check.finding
+    assert "HF_ENDPOINT" in check.remedy
+
+
+def test_offline_mode_is_a_warning_that_names_the_variable(tmp_path: Path) -> None:
+    with HubServer() as hub, hub_client(endpoint=hub.endpoint, home=tmp_path, offline=True):
+        check = check_hub()
+        assert hub.requests == []
+    assert check.status == "warning"
+    assert "HF_HUB_OFFLINE is set" in check.finding
+    assert check.remedy == "unset HF_HUB_OFFLINE and run again"
+
+
+def test_a_token_that_is_refused_is_a_warning_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HubServer() as hub, hub_client(endpoint=hub.endpoint, home=tmp_path):
+        monkeypatch.setenv("HF_TOKEN", "hf_expired")
+        hub.failures.refuses_tokens = True
+        check = check_hub()
+    assert check.status == "warning"
+    assert "HF_TOKEN" in check.finding
+    assert "settings/tokens" in check.remedy

@@ -6,7 +6,7 @@ import torch
 
 from finetune.devices import host_memory
 from finetune.devices.base import DeviceMemory, mentions
-from finetune.devices.mps import watermarks
+from finetune.devices.mps import environment
 
 # The allocator's limit, and a single tensor above Metal's largest buffer (pytorch#141909). Both
 # come as bare RuntimeErrors, not as torch.OutOfMemoryError (huggingface/accelerate#4226). The last
@@ -71,8 +71,8 @@ class MpsMemory(DeviceMemory):
             recommended_bytes,
             host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes(),
         ]
-        if watermarks.high_ratio() > 0:
-            limits.append(int(recommended_bytes * watermarks.high_ratio()))
+        if environment.high_ratio() > 0:
+            limits.append(int(recommended_bytes * environment.high_ratio()))
         if limit_bytes is not None:
             limits.append(limit_bytes)
         return min(limits)

@@ -6,18 +6,18 @@ import torch
 
 from finetune.devices import host
 from finetune.devices.base import Unusable, why_operation_fails
-from finetune.devices.mps import watermarks
+from finetune.devices.mps import environment
 
 _USE_CPU = "use --device cpu"
 
 # By what PyTorch says when the first operation on the GPU fails.
 _REMEDIES = {
     # Whatever is not between the bounds of the two (kohya-ss/sd-scripts#603).
-    "watermark ratio": f"unset {watermarks.HIGH} and {watermarks.LOW}",
+    "watermark ratio": f"unset {environment.HIGH} and {environment.LOW}",
     # On virtual Macs, such as GitHub's runners, MPS is available and yet every allocation fails
     # (actions/runner-images#9918, #11899).
     "MPS backend out of memory": f"{_USE_CPU}; the GPU of a virtual Mac can't be used, whatever "
-    f"the text says of {watermarks.HIGH}",
+    f"the text says of {environment.HIGH}",
 }
 
 

@@ -7,7 +7,7 @@ import torch
 from batch_finder.simulated_machines import UnifiedMemoryMac
 from tiny_training import simulate_memory
 
-from finetune.devices import macos
+from finetune.devices import host_memory
 from finetune.devices.mps.memory import MpsMemory
 
 GIB = 2**30
@@ -116,7 +116,7 @@ def pretend_memory(
 
         virtual_memory = SimpleNamespace(total=16 * GIB, available=int(available * GIB))
         monkeypatch.setattr(psutil, "virtual_memory", lambda: virtual_memory)
-        monkeypatch.setattr(macos, "footprint_bytes", lambda process_id: int(footprint * GIB))
+        monkeypatch.setattr(host_memory, "footprint_bytes", lambda process_id: int(footprint * GIB))
         monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: int(10.5 * GIB))
         monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: int(driver * GIB))
         monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", set_fraction)

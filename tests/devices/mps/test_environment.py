@@ -1,6 +1,13 @@
 import pytest
 
-from finetune.devices.mps.watermarks import HIGH, LOW, check_watermarks, high_ratio
+from finetune.devices.mps.environment import (
+    FALLBACK,
+    HIGH,
+    LOW,
+    check_fallback,
+    check_watermarks,
+    high_ratio,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +85,22 @@ def test_what_is_no_number_is_a_failure(
     assert f"{name}={text}" in check.finding
     assert "is not a number" in check.finding
     assert high_ratio() == (0 if name == HIGH else 1.7)
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [("0", "ok"), ("1", "warning"), ("2", "warning"), ("1 please", "warning"), ("", "failure"),
+     ("true", "failure")],
+)  # fmt: skip
+def test_the_variable_is_read_as_pytorch_reads_it(
+    value: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FALLBACK, value)
+    check = check_fallback()
+    assert check.status == status
+    assert check.remedy == ("" if status == "ok" else f"unset {FALLBACK}")
+
+
+def test_without_the_variable_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FALLBACK, raising=False)
+    assert check_fallback().status == "ok"

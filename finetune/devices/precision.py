@@ -1,9 +1,21 @@
-"""Whether products of fp32 numbers are computed from rounded ones."""
+"""The precision of forwards and of matrix products."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
+
+from finetune.devices.base import Device
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: Device, *, precision: str) -> AbstractContextManager[None]:
+    """Return the context in which a forward computes in ``fp32``, ``bf16`` or ``fp16``."""
+    context: AbstractContextManager[None] = torch.autocast(
+        device.torch_device.type, dtype=_DTYPES[precision], enabled=precision != "fp32"
+    )
+    return context
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+from dataclasses import replace
+
+import pytest
+from machines import LINUX_WITH_CUDA, a_mac, pretend
+
+from finetune.devices.check import Check
+from finetune.devices.checkup import describe_cuda, describe_mps
+from finetune.devices.mps.environment import HIGH
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HIGH, raising=False)
+
+
+def test_a_gpu_is_described_with_its_memory_and_pytorchs_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(a_mac(chip="Apple M4 Max", memory_gib=128.0), monkeypatch)
+    gpu, memory = describe_mps()
+    assert gpu.finding.startswith("built, available and usable: Apple M4 Max GPU")
+    assert memory.status == "ok"
+    assert memory.finding == (
+        "recommended working set 96.0 GiB of 128.0 GiB; PyTorch refuses more than 163.2 GiB, and "
+        "the Mac swaps before"
+    )
+
+
+def test_a_mac_with_8_gib_is_to_train_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(a_mac(chip="Apple M1", memory_gib=8.0), monkeypatch)
+    _, memory = describe_mps()
+    assert memory.status == "warning"
+    assert "--freeze-core" in memory.remedy
+
+
+@pytest.mark.parametrize(
+    ("high", "limit"), [("1.0", "refuses more than 10.7 GiB"), ("0", "limit is lifted")]
+)
+def test_the_limit_is_that_of_the_environment(
+    high: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HIGH, high)
+    pretend(a_mac(memory_gib=16.0), monkeypatch)
+    _, memory = describe_mps()
+    assert memory.finding.endswith(limit)
+
+
+def test_the_driver_and_the_gpu_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(LINUX_WITH_CUDA, monkeypatch)
+    assert list(describe_cuda()) == [
+        Check("cuda", "ok", "usable: PyTorch is built for CUDA 13.0, the driver is 580.159.04"),
+        Check("cuda_0", "ok", "NVIDIA H200, capability 9.0, 139.1 GiB of 139.8 GiB free"),
+    ]
+
+
+def test_each_gpu_has_a_line_and_one_that_is_occupied_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus = (("NVIDIA H200", 139.1), ("NVIDIA H200", 1.5))
+    pretend(replace(LINUX_WITH_CUDA, gpus=gpus), monkeypatch)
+    _, free, occupied = describe_cuda()
+    assert (free.name, free.status) == ("cuda_0", "ok")
+    assert (occupied.name, occupied.status) == ("cuda_1", "warning")
+    assert "1.5 GiB" in occupied.finding
+    assert "nvidia-smi" in occupied.remedy
+
+
+def test_a_driver_that_nobody_can_be_asked_about_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(replace(LINUX_WITH_CUDA, driver=None), monkeypatch)
+    assert "unknown version" in next(iter(describe_cuda())).finding
