@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer, hub_client
 from tiny_models import save_tiny_model
@@ -79,6 +81,12 @@ def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
     assert downloads.count("0000.parquet") == 2
     assert downloads.count("model.safetensors") == 1
     assert unfinished_files(home) == []
+
+    manifest = read_json(tmp_path / "online" / "manifest.json")
+    saved = yaml.safe_load((tmp_path / "online" / "config.yaml").read_text())
+    assert saved["model"]["revision"] in manifest["model"].values()  # the commit
+    assert re.fullmatch("[0-9a-f]{40}", saved["model"]["revision"])
+    assert any(re.fullmatch("[0-9a-f]{40}", one) for one in manifest["sources"].values())
 
     hub.requests.clear()
     with hub_client(endpoint=hub.endpoint, home=home, offline=True):

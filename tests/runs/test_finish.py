@@ -69,7 +69,10 @@ def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) 
     }
     assert results["schema_version"] == 1
     assert (results["epoch"], results["train_samples"]) == (2.0, 64)
-    assert results["train_runtime"] > 0
+    seconds = results["train_runtime"]
+    assert seconds > 0
+    assert results["train_samples_per_second"] == pytest.approx(2 * 64 / seconds)
+    assert results["train_steps_per_second"] == pytest.approx(8 / seconds)
 
 
 def test_the_state_has_the_names_that_trainer_gives_it(finished_run: Path) -> None:

@@ -1,6 +1,8 @@
 """What a run says it was made from, and how later use is checked against it."""
 
 import hashlib
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Value
 from prepared_runs import prepare_tiny
+from safetensors.torch import load_file, save_file
 
 from finetune.data.source import DataSource
 from finetune.errors import DataDiffers
@@ -51,6 +54,31 @@ def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -
     assert manifest.splits.keys() == {"train", "validation", "test"}
     assert manifest.packages["torch"] == torch.__version__
     assert manifest.metrics_precision == "bf16"
+
+
+def change_weights(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][7, 7] += 1
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_tokenizer(model: Path) -> None:
+    file = model / "tokenizer.json"
+    file.write_text(file.read_text().replace('"lowercase": true', '"lowercase": false'))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"), [(change_weights, "weights"), (change_tokenizer, "tokenizer")]
+)
+def test_a_model_that_has_changed_is_noticed(
+    change: Callable[[Path], None], part: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    before = Manifest.of(prepare_tiny(model))
+    before.check(Manifest.of(prepare_tiny(tiny_folder)), remedy="none")
+    change(model)
+    with pytest.raises(DataDiffers, match=f"began: the model's {part}$"):
+        before.check(Manifest.of(prepare_tiny(model)), remedy="none")
 
 
 def test_files_are_named_by_their_absolute_path_and_data_sets_by_their_id(

@@ -1,0 +1,67 @@
+"""What a user is advised when a run is interrupted or runs out of memory."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from finetune.config.schema import Config, TrainingConfig
+from finetune.devices.cpu import CpuDevice
+from finetune.errors import BatchDoesNotFit, Interrupted
+from finetune.runs.failures import interruption_explained, out_of_memory_explained
+from finetune.runs.folder import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("files", "remedy"),
+    [
+        ([], "start again: nothing was saved yet"),
+        (["config.yaml"], "start again with --overwrite: nothing was saved yet"),
+        (["config.yaml", "checkpoints/step-4/state.json"],
+         "resume with: finetune run --resume-from-checkpoint "),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("words", ["", "stopped after update 4 of 8"])
+def test_an_interruption_names_what_to_do_next(
+    words: str, files: list[str], remedy: str, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(Interrupted) as raised, interruption_explained(RunFolder(tmp_path)):
+        raise KeyboardInterrupt(words)
+    assert raised.value.message == (words or "stopped")
+    assert raised.value.remedy.startswith(remedy)
+    assert raised.value.remedy.endswith(str(tmp_path)) == (len(files) == 2)
+
+
+def prepared(batch_size: Any) -> Any:
+    config = replace(Config(), training=TrainingConfig(batch_size=batch_size))
+    return SimpleNamespace(device=CpuDevice(), config=config)
+
+
+@pytest.mark.parametrize("can_resume", [True, False])
+@pytest.mark.parametrize(("batch_size", "smaller"), [(16, 8), (3, 1), (1, 1), ("auto", 1)])
+def test_memory_that_ran_out_asks_for_half_the_batch(
+    batch_size: Any, smaller: int, can_resume: bool, tmp_path: Path
+) -> None:
+    if can_resume:
+        (tmp_path / "checkpoints" / "step-4").mkdir(parents=True)
+    folder = RunFolder(tmp_path)
+    with (
+        pytest.raises(BatchDoesNotFit) as raised,
+        out_of_memory_explained(folder, prepared(batch_size)),
+    ):
+        raise MemoryError
+    assert f"--batch-size {smaller}" in raised.value.remedy
+    assert ("--resume-from-checkpoint" in raised.value.remedy) == can_resume
+
+
+def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="shapes"),
+        out_of_memory_explained(RunFolder(tmp_path), prepared(16)),
+    ):
+        raise RuntimeError("shapes do not match")
