@@ -62,6 +62,8 @@ class Dialect:
                 raise _unreadable(number, f"has {error}", text=text, path=path) from error
             if len(row) > 1 or "".join(row).strip():
                 count = count or len(row)
+                if not "".join(row[count:]).strip():
+                    row = row[:count]  # spreadsheets end rows with blank values
                 if len(row) != count:
                     complaint = f"has {len(row)} values and not {count}, one for each column"
                     raise _unreadable(number, complaint, text=text, path=path)

@@ -190,6 +190,8 @@ def test_blank_trailing_columns_are_dropped_and_reported(tmp_path: Path) -> None
     assert table.columns.to_pydict() == {"text": ["a", "b"], "label": ["x", "y"]}
     assert "blank columns of" in emitted
     assert "dropped: 2" in emitted
+    table, _ = read(tmp_path, "text,label\na,x,,\nb,y, ,\n")
+    assert table.columns.to_pydict() == {"text": ["a", "b"], "label": ["x", "y"]}
     table, _ = read(tmp_path, "text,label,\na,x,\nb,y,note\n")
     assert table.columns.column_names == ["text", "label", "column3"]
 
