@@ -42,6 +42,8 @@ class TableFacts:
 
     Args:
         file: The table.
+        encoding: Its encoding, if that is not to be detected.
+        header: Whether it has a header row, if that is not to be detected.
         columns: The names of its columns.
         text_column: The one that holds the texts.
         text_reason: Why it is that one.
@@ -52,10 +54,12 @@ class TableFacts:
         examples: The first text of each class.
         mean_characters: Characters of a text on average.
         longest_characters: Characters of the longest text.
-        suggested_max_length: Tokens that are enough for the texts, by an estimate.
+        suggested_max_length: Tokens that are enough for the texts, or an estimate.
     """
 
     file: str
+    encoding: str | None
+    header: bool | None
     columns: Sequence[str]
     text_column: str
     text_reason: str
@@ -69,15 +73,11 @@ class TableFacts:
     suggested_max_length: int
 
 
-def look_at_table(
-    file: Path, *, text_column: str | None, label_column: str | None, model: str | None, emit: Emit
-) -> TableFacts:
+def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> TableFacts:
     """Read a file as a run would, and say what it holds.
 
     Args:
-        file: A file of rows.
-        text_column: Name of the texts' column; ``None`` to guess it.
-        label_column: Name of the classes' column; ``None`` to guess it.
+        options: A file, and what of it is not to be guessed.
         model: Whose tokenizer counts; ``None`` for the default. Without one, tokens are estimated.
         emit: Receives progress events.
 
@@ -85,9 +85,9 @@ def look_at_table(
         DataError: If a run could not use the file.
         UsageError: If both names are the same.
     """
-    options = DataOptions(str(file), "", text_column=text_column, label_column=label_column)
-    read = read_file(file, options, emit=emit)
-    columns = choose_columns(read.columns, text=text_column, label=label_column, table=str(file))
+    read = read_file(Path(options.data), options, emit=emit)
+    text, label = options.text_column, options.label_column
+    columns = choose_columns(read.columns, text=text, label=label, table=options.data)
     table = make_splits({"train": [read]}, options, needs_all_labels=True, emit=emit)
     rows = table["train"]
     texts = texts_of(rows)
@@ -98,7 +98,9 @@ def look_at_table(
     mean_characters = sum(map(len, texts)) / len(texts)
     lengths = measure_tokens(table, ModelConfig(model=model or Config().model.model), emit=emit)
     return TableFacts(
-        file=str(file),
+        file=options.data,
+        encoding=options.encoding,
+        header=options.header,
         columns=read.columns.column_names,
         text_column=columns.text.name,
         text_reason=columns.text.reason,
@@ -123,7 +125,9 @@ def make_config(facts: TableFacts, *, model: str | None) -> str:
         model: Hub id or folder of the model; ``None`` for the default.
     """
     defaults = Config()
+    given = {"encoding": facts.encoding, "header": facts.header}
     values = {
+        **{option: value for option, value in given.items() if value is not None},
         "data": facts.file,
         "text_column": facts.text_column,
         "label_column": facts.label_column,

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,18 +29,17 @@ MOST_CLASSES_SHOWN = 20
     type=click.Path(path_type=Path),
     help="New file.  [default: DATA's name with .yaml, in the current folder]",
 )
-@chosen_options("text_column", "label_column", "model")
+@chosen_options("text_column", "label_column", "encoding", "header", "model")
 @output_options
 def command(
     table: Path,
     *,
     output: Path | None,
-    text_column: str | None,
-    label_column: str | None,
     model: str | None,
     as_json: bool,
     quiet: bool,
     no_progress: bool,
+    **flags: Any,
 ) -> None:
     """Write a configuration for a table of texts.
 
@@ -52,10 +51,10 @@ def command(
 
     with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
         from finetune.api.init import look_at_table, make_config
+        from finetune.data.source import DataOptions
 
-        facts = look_at_table(
-            table, text_column=text_column, label_column=label_column, model=model, emit=emit
-        )
+        options = DataOptions(str(table), label="", **flags)
+        facts = look_at_table(options, model=model, emit=emit)
     file = output or Path(f"{table.stem}.yaml")
     write_new_file(file, make_config(facts, model=model))
     if as_json:

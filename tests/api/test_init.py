@@ -10,6 +10,7 @@ from finetune.api.check_data import check_data
 from finetune.api.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
 from finetune.config.schema import Config
+from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound
 from finetune.events import Event
 
@@ -24,14 +25,13 @@ def rows(*, praise: int = 10, blame: int = 10, text: str = "It was {} and {}.") 
     ]
 
 
-def look(folder: Path, table: Sequence[Row], **columns: str | None) -> TableFacts:
+def look(
+    folder: Path, table: Sequence[Row], *, model: str | None = None, **columns: str
+) -> TableFacts:
     file = folder / "table.jsonl"
     file.write_text("\n".join(map(json.dumps, table)), encoding="utf-8")
-    return look_at_table(
-        file,
-        **({"text_column": None, "label_column": None, "model": None} | columns),
-        emit=lambda event: None,
-    )
+    options = DataOptions(str(file), "", **columns)
+    return look_at_table(options, model=model, emit=lambda event: None)
 
 
 def configured(facts: TableFacts, folder: Path, *, model: str | None = None) -> Config:
@@ -68,21 +68,16 @@ def test_reading_is_told_once(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_text("text;label\n" + "".join(f"{row['text']};{row['label']}\n" for row in rows()))
     emitted: list[Event] = []
-    look_at_table(file, text_column=None, label_column=None, model=None, emit=emitted.append)
+    look_at_table(DataOptions(str(file), ""), model=None, emit=emitted.append)
     readings = [event for event in map(str, emitted) if f"reading {file}" in event]
     assert len(readings) == 1
     assert "encoding utf-8, delimiter semicolon" in readings[0]
 
 
 def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
+    options = DataOptions(str(tmp_path / "none.csv"), "")
     with pytest.raises(DataNotFound):
-        look_at_table(
-            tmp_path / "none.csv",
-            text_column=None,
-            label_column=None,
-            model=None,
-            emit=lambda event: None,
-        )
+        look_at_table(options, model=None, emit=lambda event: None)
     with pytest.raises(DataError, match="too few rows for a test split"):
         look(tmp_path, rows(praise=2, blame=2))
     with pytest.raises(DataError, match="every row"):
@@ -145,3 +140,15 @@ def test_init_and_check_count_the_same_tokens(tmp_path: Path, tiny_folder: Path)
     lengths = check_data(config, emit=lambda event: None).lengths
     assert lengths is not None
     assert facts.suggested_max_length == lengths.suggested_max_length
+
+
+def test_what_the_user_said_of_the_file_is_configured(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    lines = (f"отзыв {number},{number % 2}\n" for number in range(40))
+    file.write_text("".join(lines), encoding="koi8_r")
+    options = DataOptions(str(file), "", encoding="koi8_r", header=False)
+    facts = look_at_table(options, model=None, emit=lambda event: None)
+    assert facts.examples["1"] == "отзыв 1"
+    config = configured(facts, tmp_path).data
+    assert (config.encoding, config.header) == ("koi8_r", False)
+    assert (config.text_column, config.label_column) == ("column1", "column2")
