@@ -11,6 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "finetune"
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
+TRAINING_ONLY = {"evaluate", "sklearn", "matplotlib"}
 
 
 def places_outside(*rooms: str, breaks_rule: Callable[[ast.AST], bool]) -> list[str]:
@@ -86,14 +87,14 @@ def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
     assert named == modules - {"__main__.py"}
 
 
-def heavy_modules_after(code: str) -> set[str]:
-    """Return which heavy packages a fresh interpreter has imported after the code."""
-    report = f"import sys; print(*sorted({HEAVY} & sys.modules.keys()), file=sys.stderr)"
+def modules_after(code: str, *, of: set[str] = HEAVY) -> set[str]:
+    """Return which of some packages a fresh interpreter has imported after the code."""
+    report = f"import sys; print(*sorted({of} & sys.modules.keys()), file=sys.stderr)"
     process = subprocess.run(
         [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True
     )
     assert process.returncode == 0, process.stderr
-    return HEAVY & set(process.stderr.split())
+    return of & set(process.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def heavy_modules_after(code: str) -> set[str]:
     ],
 )
 def test_light_module_imports_nothing_heavy(module: str) -> None:
-    assert heavy_modules_after(f"import {module}") == set()
+    assert modules_after(f"import {module}") == set()
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -118,4 +119,16 @@ sys.argv = ["finetune", "run", "--help"]
 with contextlib.suppress(SystemExit):
     runpy.run_module("finetune", run_name="__main__")
 """
-    assert heavy_modules_after(code) == set()
+    assert modules_after(code) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "unused"),
+    [
+        # transformers itself imports accelerate when it loads a model.
+        ("finetune.runs.trained", TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}),
+        ("finetune.api.dry_run", TRAINING_ONLY),
+    ],
+)
+def test_a_command_leaves_out_what_only_training_needs(module: str, unused: set[str]) -> None:
+    assert modules_after(f"import {module}", of=unused) == set()

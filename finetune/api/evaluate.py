@@ -53,7 +53,7 @@ def evaluate(
         FinetuneError: With an exit code and a remedy.
     """
     folder = open_run_folder(Path(run))
-    from finetune.runs.trained import evaluate_data, evaluate_split
+    from finetune.runs.evaluate import evaluate_data, evaluate_split
 
     if data is None:
         scores = evaluate_split(folder, split, device=device, emit=emit)

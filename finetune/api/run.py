@@ -88,7 +88,7 @@ def dry_run(
     :func:`run`.
     """
     loaded = _load(config, assignments, options)
-    from finetune.api.training import describe
+    from finetune.api.dry_run import describe
 
     return describe(loaded.config, emit=emit)
 

@@ -1,10 +1,12 @@
 """What is asked for as data, and what was loaded: splits, and where they are from."""
 
 from dataclasses import dataclass
-
-from datasets import DatasetDict
+from typing import TYPE_CHECKING
 
 from finetune.errors import UsageError
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
 
 
 @dataclass(frozen=True)
@@ -62,5 +64,5 @@ class DataSource:
 class LoadedData:
     """Splits, ``train`` among them, with the columns ``text`` and ``label``, and their sources."""
 
-    splits: DatasetDict
+    splits: "DatasetDict"
     sources: tuple[DataSource, ...]

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from finetune.evaluation.metrics import Scores
 from finetune.model.freeze import count_parameters
 from finetune.model.mode import Mode
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
+
+if TYPE_CHECKING:
+    from finetune.evaluation.metrics import Scores
 
 SCHEMA_VERSION = 1
 
@@ -75,8 +77,8 @@ class RunResults:
 
     facts: RunFacts
     training: TrainingMetrics
-    validation: Scores | None
-    test: Scores
+    validation: "Scores | None"
+    test: "Scores"
     output_dir: str
 
     def to_json(self) -> dict[str, Any]:

@@ -1,29 +1,23 @@
 """The model of a finished run, loaded to be used."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from datasets import Dataset
 from numpy.typing import NDArray
 
 from finetune.config.load import load_config
 from finetune.config.schema import Config
-from finetune.data.load import load_rows
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.errors import ModelUnsupported, NotARun
+from finetune.errors import ModelUnsupported
 from finetune.evaluation.answers import Answer, answer_texts
-from finetune.evaluation.baseline import warn_unless_better
-from finetune.evaluation.metrics import Scores, score_logits
 from finetune.evaluation.predict import Predictor
-from finetune.events import Emit, Stage, WarningMessage
+from finetune.events import Emit, WarningMessage
 from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
 from finetune.runs.folder import RunFolder
-from finetune.runs.manifest import Manifest
-from finetune.runs.preparation import data_options, encode_rows, load_run_data
 from finetune.tokenization.examples import ModelInputs
 
 
@@ -110,51 +104,3 @@ def _usable_precision(config: Config, device: Device, *, emit: Emit) -> str:
         )
     )
     return "fp32"
-
-
-def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:
-    """Evaluate a run's model on a split of the data that it was made from.
-
-    Raises:
-        NotARun: If the run has no such split.
-        DataDiffers: If the data is no longer what the run was made from.
-    """
-    config = load_saved_config(folder)
-    data = load_run_data(config.data, emit=emit)
-    splits = data.splits
-    if split not in splits:
-        raise NotARun(
-            f"the run in {folder.path} has no {split} split", remedy=f"it has: {', '.join(splits)}"
-        )
-    saved = Manifest.read(folder.manifest_file)
-    if saved is not None:
-        saved.check(
-            Manifest.of_data(data),
-            remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
-        )
-    return _score(folder, splits[split], split=split, device=device, emit=emit)
-
-
-def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) -> Scores:
-    """Evaluate a run's model on all rows of other data, read as the run's own was.
-
-    Raises:
-        DataError: If the data can't be read, or has classes that the model does not know.
-    """
-    options = load_saved_config(folder).data
-    rows = load_rows(
-        replace(data_options(options), data=source),
-        class_names=saved_class_names(folder),
-        emit=emit,
-    )
-    return _score(folder, rows, split=source, device=device, emit=emit)
-
-
-def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: Emit) -> Scores:
-    model = TrainedModel.load(folder, device=device, emit=emit)
-    emit(Stage(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
-    examples = encode_rows(rows, split, model.classifier, config=model.config, emit=emit)
-    logits = model.logits(examples)
-    scores = score_logits(logits, examples.labels, class_names=model.classifier.class_names)
-    warn_unless_better(scores.accuracy, scores.confusion_matrix, emit=emit)
-    return scores

@@ -1,0 +1,63 @@
+"""The metrics of a finished run on a split of its data, or on other data."""
+
+from dataclasses import replace
+
+from datasets import Dataset
+
+from finetune.data.load import load_rows
+from finetune.errors import NotARun
+from finetune.evaluation.baseline import warn_unless_better
+from finetune.evaluation.metrics import Scores, score_logits
+from finetune.events import Emit, Stage
+from finetune.runs.folder import RunFolder
+from finetune.runs.manifest import Manifest
+from finetune.runs.preparation import data_options, encode_rows, load_run_data
+from finetune.runs.trained import TrainedModel, load_saved_config, saved_class_names
+
+
+def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:
+    """Evaluate a run's model on a split of the data that it was made from.
+
+    Raises:
+        NotARun: If the run has no such split.
+        DataDiffers: If the data is no longer what the run was made from.
+    """
+    config = load_saved_config(folder)
+    data = load_run_data(config.data, emit=emit)
+    splits = data.splits
+    if split not in splits:
+        raise NotARun(
+            f"the run in {folder.path} has no {split} split", remedy=f"it has: {', '.join(splits)}"
+        )
+    saved = Manifest.read(folder.manifest_file)
+    if saved is not None:
+        saved.check(
+            Manifest.of_data(data),
+            remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
+        )
+    return _score(folder, splits[split], split=split, device=device, emit=emit)
+
+
+def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) -> Scores:
+    """Evaluate a run's model on all rows of other data, read as the run's own was.
+
+    Raises:
+        DataError: If the data can't be read, or has classes that the model does not know.
+    """
+    options = load_saved_config(folder).data
+    rows = load_rows(
+        replace(data_options(options), data=source),
+        class_names=saved_class_names(folder),
+        emit=emit,
+    )
+    return _score(folder, rows, split=source, device=device, emit=emit)
+
+
+def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: Emit) -> Scores:
+    model = TrainedModel.load(folder, device=device, emit=emit)
+    emit(Stage(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
+    examples = encode_rows(rows, split, model.classifier, config=model.config, emit=emit)
+    logits = model.logits(examples)
+    scores = score_logits(logits, examples.labels, class_names=model.classifier.class_names)
+    warn_unless_better(scores.accuracy, scores.confusion_matrix, emit=emit)
+    return scores
