@@ -177,7 +177,7 @@ def resolve(kind: Kind, repository: str, *, revision: str | None) -> Repository:
             info = _ask(kind, repository, revision, timeout_seconds=constants.HF_HUB_ETAG_TIMEOUT)
         except HubNotReachable as error:
             return _resolve_in_cache(kind, repository, revision, because=error)
-        if info.sha != revision:  # the library stores what a branch stands for when it is given one
+        if info.sha != revision:  # given a commit, the library does not store the branch
             ref = _cache_of(kind, repository) / "refs" / revision
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(info.sha)

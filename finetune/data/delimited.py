@@ -30,7 +30,7 @@ csv.field_size_limit(2**31 - 1)
 
 @dataclass(frozen=True)
 class Dialect:
-    """What stands between values, and around those that hold it; ``None`` if nothing does."""
+    """The delimiter of values, and the quote around those that contain it; ``None`` for none."""
 
     delimiter: str
     quote: str | None

@@ -110,7 +110,7 @@ def _detect(content: bytes) -> DecodedText:
 
 
 def _is_mostly_utf8(content: bytes) -> bool:
-    """Return whether more letters beyond ASCII read well as UTF-8 than do not."""
+    """Return whether more letters beyond ASCII are valid UTF-8 than are not."""
     text = content.decode("utf-8", errors="replace")
     damaged = text.count("\N{REPLACEMENT CHARACTER}")
     beyond_ascii = len(text) - len(text.encode("ascii", errors="ignore"))

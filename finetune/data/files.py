@@ -166,7 +166,7 @@ def _read_json_lines(text: str, *, path: Path, emit: Emit) -> RawTable:
 def _json_columns(
     text: str, *, path: Path, emit: Emit, schema: pyarrow.Schema | None = None
 ) -> pyarrow.Table | None:
-    """Return the columns of JSON lines, or ``None`` where Arrow can't tell what they hold."""
+    """Return the columns of JSON lines, or ``None`` where Arrow can't read them."""
     if text.count("{") + text.count("[") > text.count("\n") + MOST_BRACKETS and any(
         line.count("{") + line.count("[") > MOST_BRACKETS for line in text.split("\n")
     ):
@@ -225,7 +225,7 @@ def _read_parquet(path: Path, *, emit: Emit) -> RawTable:
     """Read the columns of texts and numbers.
 
     A column of numbers that the library datasets wrote with the names of its classes is read as
-    these names; a number that stands for no class, such as -1, as nothing.
+    these names; a number without a name, such as -1, as missing.
     """
     try:
         file = parquet.ParquetFile(path)

@@ -1,4 +1,4 @@
-"""Find the data that a name stands for."""
+"""The name of a source becomes its splits."""
 
 import os
 import re

@@ -210,7 +210,7 @@ def _classes(rows: pyarrow.Table, table: RawTable, *, label: str) -> Sequence[st
 
 
 def _check_learnable(rows: pyarrow.Table, table: RawTable, *, label: str) -> None:
-    """Make sure that there are classes to tell apart, and texts to tell them by."""
+    """Raise an error if all rows have the same label or the same text."""
     present = pc.unique(rows["label"]).to_pylist()
     refuse_other_tasks(present, column=label, table=str(table.path))
     if len(present) == 1:

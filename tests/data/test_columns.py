@@ -186,3 +186,8 @@ def test_texts_with_a_duplicate_are_no_labels() -> None:
     assert choose("said", "mood", columns=[texts, ["x", "y", "x", "y", "x", "y"]]) == (
         *("said", "mood"),
     )
+
+
+def test_a_known_name_needs_no_typical_values() -> None:
+    assert choose("message", "mood", columns=[IDS, MOODS]) == ("message", "mood")
+    assert choose("said", "target", columns=[TEXTS, ["a", "b", "c", "d"]]) == ("said", "target")

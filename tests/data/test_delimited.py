@@ -167,7 +167,7 @@ PRAISE = "".join(f"The film number {n} was a joy,good\nNever again {n},bad\n" fo
         (",remark\n0,a\n1,b\n", ["column1", "remark"]),
     ],
 )
-def test_a_header_row_is_told_from_a_row_of_values(
+def test_a_header_row_is_distinguished_from_a_row_of_values(
     tmp_path: Path, content: str, names: list[str]
 ) -> None:
     table, emitted = read(tmp_path, content)

@@ -65,7 +65,7 @@ def test_half_a_character_becomes_a_replacement(tmp_path: Path) -> None:
         ('["a", "b"]', "line 2 .* is not a JSON object"),
     ],
 )
-def test_a_line_that_is_no_object_is_told(tmp_path: Path, line: str, complaint: str) -> None:
+def test_a_line_that_is_no_object_is_an_error(tmp_path: Path, line: str, complaint: str) -> None:
     with pytest.raises(DataUnreadable, match=complaint) as raised:
         read_lines(tmp_path, {"text": "good", "label": "a"}, line)
     assert '{"text"' in raised.value.remedy
@@ -119,7 +119,7 @@ def test_parquet_in_a_folder_that_looks_like_a_partition_gains_no_column(tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"", b"text,label\n", b"PAR1 and then nothing PAR1"])
-def test_a_damaged_parquet_file_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_parquet_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.parquet").write_bytes(content)
     with pytest.raises(DataUnreadable, match=r"rows\.parquet"):
         read(tmp_path / "rows.parquet")
@@ -133,7 +133,7 @@ def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet")
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound, match=r"nothing\.csv"):
         read(tmp_path / "nothing.csv")
 

@@ -160,7 +160,7 @@ def test_a_set_that_was_loaded_in_part_is_not_taken_for_the_whole(
         load()
 
 
-def test_what_can_not_be_had_is_told(hub: HubServer, tmp_path: Path, folder: Path) -> None:
+def test_what_can_not_be_fetched_is_an_error(hub: HubServer, tmp_path: Path, folder: Path) -> None:
     with pytest.raises(DataNotFound, match="no complete training split") as raised:
         load()
     assert "script" in raised.value.remedy

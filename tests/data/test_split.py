@@ -38,7 +38,7 @@ def counts_of(table: Dataset) -> Counter[str]:
     return Counter(CLASSES[label] for label in table["label"])
 
 
-def told_nothing(event: Event) -> None:
+def ignore(event: Event) -> None:
     raise AssertionError(event)
 
 
@@ -111,13 +111,13 @@ def test_splits_that_the_data_brings_are_not_touched() -> None:
         test=numbered_table(many=2, some=2, few=2),
     )
     splits = split_table(
-        given_splits, SplitOptions(0.5, 0.5, 0, None), takes_first=False, emit=told_nothing
+        given_splits, SplitOptions(0.5, 0.5, 0, None), takes_first=False, emit=ignore
     )
     assert list(splits) == ["train", "validation", "test"]
     assert all(texts_of(splits[name]) == texts_of(given_splits[name]) for name in splits)
 
 
-def test_a_missing_test_split_is_held_out_first_and_told_with_its_counts() -> None:
+def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -> None:
     emitted: list[Event] = []
     table = numbered_table(many=60, some=30, few=10)
     splits = split_table(
@@ -153,15 +153,13 @@ def test_no_validation_split_is_made_where_none_is_wanted() -> None:
     table = DatasetDict(
         train=numbered_table(many=6, some=6, few=6), test=numbered_table(many=1, some=1, few=1)
     )
-    splits = split_table(
-        table, SplitOptions(0.0, 0.1, 0, None), takes_first=False, emit=told_nothing
-    )
+    splits = split_table(table, SplitOptions(0.0, 0.1, 0, None), takes_first=False, emit=ignore)
     assert list(splits) == ["train", "test"]
     assert len(splits["train"]) == 18
 
 
 @pytest.mark.parametrize(("rows", "fraction"), [(1, 0.1), (0, 0.1), (4, 0.05), (10, 0.95)])
-def test_too_few_rows_to_split_are_told_with_a_remedy(rows: int, fraction: float) -> None:
+def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: float) -> None:
     table = DatasetDict(train=numbered_table(many=rows, some=0, few=0))
     with pytest.raises(DataError, match="too few rows") as raised:
         split_table(
@@ -175,7 +173,7 @@ def test_too_few_rows_to_split_are_told_with_a_remedy(rows: int, fraction: float
 def limited(table: Dataset, rows: int, *, takes_first: bool = False, seed: int = 0) -> Dataset:
     options = SplitOptions(0.0, 0.1, seed, rows)
     given = DatasetDict(train=table, test=numbered_table(many=1, some=1, few=1))
-    return split_table(given, options, takes_first=takes_first, emit=told_nothing)["train"]
+    return split_table(given, options, takes_first=takes_first, emit=ignore)["train"]
 
 
 def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None:

@@ -231,7 +231,7 @@ def test_texts_that_were_decoded_wrongly_are_a_warning(tmp_path: Path) -> None:
     assert "cafÃ©" in message
 
 
-def test_a_column_that_another_file_lacks_is_told_with_that_file(tmp_path: Path) -> None:
+def test_a_column_that_another_file_lacks_is_reported_with_that_file(tmp_path: Path) -> None:
     train = write(tmp_path / "train.csv", "review,label\na,x\nb,y\n")
     other = write(tmp_path / "other.csv", "text,label\nc,x\n")
     with pytest.raises(DataNotFound, match=r"other\.csv has no column 'review'"):
