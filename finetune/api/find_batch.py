@@ -65,9 +65,9 @@ def find_batch(
         limit: Largest batch size worth trying, from 1; None for the rows of the data.
         fresh: Search even if an earlier search has found the batch sizes.
         emit: Receives progress events.
-        options: The options of ``finetune run``; those of data, model, device, precision, cache
-            and search count. Where none of them names a mode, it looks at ``full`` and ``head``.
-            ``output_dir`` is for the results of a search as JSON and as a picture.
+        options: Those of ``finetune run`` for data, model, device, precision, cache and search.
+            Where none names a mode, ``full`` and ``head`` are looked at. ``output_dir`` is for the
+            results of a search as JSON and as a picture.
 
     Raises:
         UsageError: If the options make no sense, or no such machine is known.
@@ -84,9 +84,10 @@ def find_batch(
     file = None if config is None else str(config)
     loaded = load_config(file=file, environment=os.environ, flags=options, assignments=())
     task = _Task(loaded.config, "max_length" in loaded.origins, limit, emit)
-    if machine is not None or memory is not None:
-        mac = _mac_with(memory or "") if machine is None else find_mac(machine)
-        return FoundBatches(estimates=tuple(_estimate(task, mac)))
+    if machine is not None:
+        return FoundBatches(estimates=tuple(_estimate(task, find_mac(machine))))
+    if memory is not None:
+        return FoundBatches(estimates=tuple(_estimate(task, _mac_with(memory))))
     if output_dir is None:
         return _search(task, is_fresh=fresh)
     folder = Path(output_dir).expanduser()
@@ -115,17 +116,15 @@ class _Task:
 
     def case(self, device: Device, mode: Mode, longest_tokens: int) -> Case:
         """Return the case of texts of up to some tokens, within the model's positions."""
-        shape = load_shape(self.config.model.model, revision=self.config.model.revision)
-        padded_length = device.shapes.padded_lengths(longest_tokens)[-1]
+        options = self.config.model
+        shape = load_shape(options.model, revision=options.revision)
+        longest = device.shapes.padded_lengths(longest_tokens)[-1]
+        # The number of classes changes next to nothing.
         return Case(
-            device=device.name,
-            architecture=architecture_of(shape.to_dict()),
-            # Their number changes next to nothing.
-            classes=6,
-            mode=mode,
-            padded_length=min(padded_length, most_positions(shape) or padded_length),
+            device.name, architecture_of(shape.to_dict()), classes=6, mode=mode,
+            padded_length=min(longest, most_positions(shape) or longest),
             precision=self.config.training.precision,
-        )
+        )  # fmt: skip
 
 
 def _search(task: _Task, *, is_fresh: bool) -> FoundBatches:
@@ -180,22 +179,19 @@ def _warn_of_wrong_results(device: Device, estimates: list[EstimateResult], *, e
     most = device.shapes.max_examples(padded_length=padded_length)
     # Where features are stored, only their extraction is sure to see all tokens.
     if most is not None and max(one.features_batch or one.batch for one in estimates) > most:
-        emit(
-            WarningMessage(
-                f"more than {most:,} examples of {padded_length} tokens fit",
-                remedy=f"a run takes no more: on M1 and M2 {device.name} computes wrongly on "
-                f"more than {device.shapes.max_tokens:,} tokens at once",
-            )
+        message = f"more than {most:,} examples of {padded_length} tokens fit"
+        remedy = (
+            f"a run takes no more: on M1 and M2 {device.name} computes wrongly on more than "
+            f"{device.shapes.max_tokens:,} tokens at once"
         )
+        emit(WarningMessage(message, remedy=remedy))
 
 
 def _mac_with(memory: str) -> Mac:
     memory_bytes = parse_size(memory, origin="--memory")
     if memory_bytes < SMALLEST_MEMORY_BYTES:
-        raise ConfigurationInvalid(
-            f"--memory is {memory!r}, which is less than any Mac has",
-            remedy="write for example 16GiB",
-        )
+        problem = f"--memory is {memory!r}, which is less than any Mac has"
+        raise ConfigurationInvalid(problem, remedy="write for example 16GiB")
     return Mac(f"Mac with {memory}", memory_bytes)
 
 
@@ -217,12 +213,9 @@ def _measure_data(task: _Task) -> tuple[int, int]:
     except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
         if not (is_published and most):
             raise
-        task.emit(
-            WarningMessage(
-                f"the length of {options.data}'s texts is not known: {error.message}",
-                remedy=f"batch sizes are for texts of {max_length} tokens; see --max-length",
-            )
-        )
+        message = f"the length of {options.data}'s texts is not known: {error.message}"
+        remedy = f"batch sizes are for texts of {max_length} tokens; see --max-length"
+        task.emit(WarningMessage(message, remedy=remedy))
         return max_length, most
     texts = [text for split in table.values() for text in texts_of(split)]
     longest_tokens = int(encode_texts(tokenizer, texts, max_length=max_length).lengths.max())

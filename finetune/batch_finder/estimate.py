@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.initialization import no_init_weights
@@ -53,25 +53,28 @@ class Calibration:
         )
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The batch sizes that a machine is estimated to take.
+@dataclass(frozen=True, kw_only=True)
+class EstimatedSizes:
+    """The batch sizes of an update that a machine is estimated to take.
 
     Args:
         batch: Largest that is expected to fit; 0 where not even one example does.
         lowest_batch: What fits if the memory is underestimated as far as it may be.
         highest_batch: What fits if it is overestimated as far as it may be.
-        peak_bytes: Expected peak memory at ``batch``, or at 1 where none is expected to fit.
-        memory_bytes: What training may take.
         basis: What the numbers rest on, for the user.
     """
 
     batch: int
     lowest_batch: int
     highest_batch: int
-    peak_bytes: int
-    memory_bytes: int
     basis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate(EstimatedSizes):
+    """The same, with the peak memory that is expected at ``batch``, or at 1 where that is 0."""
+
+    peak_bytes: int
 
 
 def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
@@ -84,8 +87,13 @@ def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
     most = 1 + calibration.error_share
     largest = map(expected.largest_batch, (memory_bytes, memory_bytes / most, memory_bytes * most))
     batch, lowest, highest = (limit if one is None else min(one, limit) for one in largest)
-    peak_bytes = round(expected.peak_bytes(max(1, batch)))
-    return Estimate(batch, lowest, highest, peak_bytes, memory_bytes, _basis(case, calibration))
+    return Estimate(
+        batch=batch,
+        lowest_batch=lowest,
+        highest_batch=highest,
+        basis=_basis(case, calibration),
+        peak_bytes=round(expected.peak_bytes(max(1, batch))),
+    )
 
 
 def model_live_memory(case: Case) -> MemoryModel:
@@ -151,5 +159,4 @@ def _basis(case: Case, calibration: Calibration) -> str:
 @cache
 def _calibrations() -> dict[str, dict[str, dict[str, Any]]]:
     text = files("finetune.batch_finder").joinpath("calibration.json").read_text(encoding="utf-8")
-    calibrations: dict[str, dict[str, dict[str, Any]]] = json.loads(text)
-    return calibrations
+    return cast(dict[str, dict[str, dict[str, Any]]], json.loads(text))

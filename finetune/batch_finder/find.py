@@ -93,8 +93,10 @@ class Finder:
             first = bounds.first
             if cached and _may_grow(cached, budget_bytes):
                 first = cached.max_verified
-            elif cached and _is_confirmed(verify(cached.recommended)):
-                return replace(cached, budget_bytes=budget_bytes)
+            elif cached:
+                outcome = verify(cached.recommended)
+                if outcome.verdict == "fits" and not outcome.is_strained:
+                    return replace(cached, budget_bytes=budget_bytes)
             seconds_left = bounds.time_limit_seconds - (time.perf_counter() - started)
             slows_down = self.device.memory.swaps
             history = History(budget_bytes, bounds.limit, first, seconds_left, slows_down)
@@ -117,10 +119,6 @@ def _may_grow(cached: Found, budget_bytes: int) -> bool:
     """Return whether memory ended the earlier search, and there is more of it now."""
     was_short = cached.first_failed is not None or cached.recommended < cached.fastest
     return was_short and budget_bytes > _MORE_BUDGET * cached.budget_bytes
-
-
-def _is_confirmed(outcome: Outcome) -> bool:
-    return outcome.verdict == "fits" and not outcome.is_strained
 
 
 def _key(case: Case, device: Device, bounds: Bounds) -> str:

@@ -6,7 +6,6 @@ takes 12 seconds an update.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,13 +32,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Follow the peak from now on."""
         self.peak_bytes = self.live_bytes
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):

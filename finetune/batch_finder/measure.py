@@ -12,12 +12,9 @@ _LEAST_TIMED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """What updates at a batch size took.
+    """What updates at a batch size took, as in an ``Outcome``.
 
-    Args:
-        peak_bytes: The most memory that the process held, None where it can't measure itself.
-        examples_per_second: Of updates in their steady state.
-        is_strained: Whether memory came only once the allocator had freed its cache.
+    The peak is None where the process can't measure its own memory.
     """
 
     peak_bytes: int | None
@@ -29,11 +26,8 @@ def measure(trial: Trial, *, batch_size: int, budget_bytes: int) -> Measurement:
     """Take at least two updates, three on a GPU, and evaluate one batch, of one size.
 
     Each call starts from no more than the weights, as a run does, so that it does not matter what
-    was measured before. Allocations beyond the budget fail. Extracting the features of one batch
-    counts as an update.
-
-    Raises:
-        Exception: Whatever PyTorch raises, out of memory or other.
+    was measured before. Allocations beyond the budget fail, with whatever PyTorch raises then.
+    Extracting the features of one batch counts as an update.
     """
     memory = trial.device.memory
     trial.begin()

@@ -4,17 +4,22 @@ Where features of the frozen layers are stored, their extraction has a batch siz
 """
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from finetune.batch_finder.case import Case, Part
-from finetune.batch_finder.estimate import estimate
+from finetune.batch_finder.estimate import EstimatedSizes, estimate
 from finetune.batch_finder.find import Finder
 from finetune.batch_finder.results import BatchResult, EstimateResult
-from finetune.batch_finder.search import Found
+from finetune.batch_finder.search import Found, SearchedSizes
 from finetune.devices.mps.chips import Mac
 from finetune.errors import BatchDoesNotFit, ModelUnsupported
 from finetune.events import Stage, WarningMessage
 
+# What is found where a part does not fit, so that nothing does.
+_NOTHING = SearchedSizes(
+    max_verified=0, first_failed=1, predicted_maximum=None, recommended=0, fastest=0
+)
 _DESCRIPTIONS = {"whole": "", "features": ", feature extraction", "trainable": ", trainable layers"}
 
 
@@ -37,8 +42,9 @@ def search_parts(case: Case, finder: Finder, *, stores_features: bool) -> BatchR
         ProbeFailed: If a probe failed for another reason than memory.
     """
     started = time.perf_counter()
+    parts = parts_of(stores_features=stores_features)
     found: dict[Part, Found] = {}
-    for part in parts_of(stores_features=stores_features):
+    for part in parts:
         what = f"{case.mode}{_DESCRIPTIONS[part]}, {case.padded_length} tokens"
         finder.emit(Stage(f"searching on {finder.device.name}: {what}"))
         try:
@@ -48,16 +54,40 @@ def search_parts(case: Case, finder: Finder, *, stores_features: bool) -> BatchR
         except ModelUnsupported as error:
             finder.emit(WarningMessage(f"{error.message}: the whole model runs at every update"))
             return search_parts(case, finder, stores_features=False)
-    seconds = time.perf_counter() - started
-    return BatchResult.of(
-        case, found, stores_features=stores_features, probes=finder.probes, seconds=seconds
+    fits = set(found) == set(parts)
+    trained = found[parts[-1]] if fits else _NOTHING
+    peaks = [one.peak_bytes for one in found.values() if one.peak_bytes]
+    return BatchResult(
+        **_of_case(case, len(parts)),
+        **_fields_of(SearchedSizes, trained),
+        budget_bytes=next((one.budget_bytes for one in found.values()), None),
+        features_batch=found["features"].recommended if "features" in found else None,
+        peak_bytes=max(peaks) if fits and peaks else None,
+        probes=tuple(finder.probes),
+        seconds=time.perf_counter() - started,
     )
 
 
 def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> EstimateResult:
     """Estimate the batch sizes, up to a limit, of all parts of a model on a Mac, without it."""
-    estimates = [
-        estimate(replace(case, part=part), memory_bytes=mac.budget_bytes, limit=limit)
+    found = {
+        part: estimate(replace(case, part=part), memory_bytes=mac.budget_bytes, limit=limit)
         for part in parts_of(stores_features=stores_features)
-    ]
-    return EstimateResult.of(case, estimates, machine=mac.name)
+    }
+    return EstimateResult(
+        **_of_case(case, len(found)),
+        **_fields_of(EstimatedSizes, list(found.values())[-1]),
+        budget_bytes=mac.budget_bytes,
+        features_batch=found["features"].batch if "features" in found else None,
+        peak_bytes=max(one.peak_bytes for one in found.values()),
+        machine=mac.name,
+    )
+
+
+def _of_case(case: Case, parts: int) -> dict[str, Any]:
+    names = ("device", "mode", "padded_length", "precision")
+    return {name: getattr(case, name) for name in names} | {"stores_features": parts > 1}
+
+
+def _fields_of(kind: type[SearchedSizes | EstimatedSizes], value: object) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(kind)}

@@ -7,7 +7,7 @@ from typing import Any
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEnded
 from finetune.batch_finder.outcomes import Outcome, Verdict
-from finetune.devices.base import Device, gibibytes
+from finetune.devices.base import Device, DeviceMemory, gibibytes
 from finetune.devices.host_memory import HostWatch, process_bytes
 from finetune.errors import ModelUnsupported, ProbeFailed
 
@@ -45,7 +45,7 @@ class Prober:
         timeout_seconds: float,
         worker: str = WORKER,
     ) -> None:
-        self._case, self._device, self._worker = case, device, worker
+        self._case, self._memory, self._worker = case, device.memory, worker
         self._limit_bytes, self._timeout_seconds = limit_bytes, timeout_seconds
         self._budget_bytes: int | None = None
         self._child: Child | None = None
@@ -95,7 +95,8 @@ class Prober:
             found = watch.await_answer("measurement")
             found |= {"verdict": "fits", "peak_bytes": found["peak_bytes"] or watch.peak_bytes}
             watch.check_budget(found["peak_bytes"])
-            watch.check_error_text()
+            if line := watch.line_about_memory():
+                raise _Stopped("too_big", line)
         except _Stopped as stop:
             self._end_child()
             found = {"verdict": stop.verdict, "reason": stop.reason, "examples_per_second": None}
@@ -110,14 +111,14 @@ class Prober:
 
     def _watch(self) -> "_Watch":
         assert self._child
-        return _Watch(self._child, self._device, self._budget_bytes, self._timeout_seconds)
+        return _Watch(self._child, self._memory, self._budget_bytes, self._timeout_seconds)
 
     def _start_child(self) -> Child:
         child = self._spares.pop(0) if self._spares else Child(self._worker)
         self._child, self._has_trained = child, False
         # The next children start while this one begins, since importing PyTorch can take ten
         # seconds; but only where they take neither memory nor speed from the one that trains.
-        while len(self._spares) < _SPARES and not self._device.memory.is_shared:
+        while len(self._spares) < _SPARES and not self._memory.is_shared:
             self._spares.append(Child(self._worker))
         budgets = {"limit_bytes": self._limit_bytes, "budget_bytes": self._budget_bytes}
         child.send({"case": self._case.to_json(), **budgets})
@@ -145,10 +146,10 @@ class _Watch:
     """
 
     def __init__(
-        self, child: Child, device: Device, budget_bytes: int | None, timeout_seconds: float
+        self, child: Child, memory: DeviceMemory, budget_bytes: int | None, timeout_seconds: float
     ) -> None:
         self.peak_bytes = 0
-        self._child, self._device, self._budget_bytes = child, device, budget_bytes
+        self._child, self._memory, self._budget_bytes = child, memory, budget_bytes
         self._timeout_seconds = timeout_seconds
         self._host = HostWatch()
         self._started = self._host_sampled = time.perf_counter()
@@ -156,7 +157,10 @@ class _Watch:
     def await_answer(self, name: str) -> Any:
         """Return the child's answer of a name; raise _Stopped if the child had to be given up."""
         while True:
-            answer = self._receive()
+            try:
+                answer = self._child.receive(seconds=_SAMPLE_SECONDS) or {}
+            except ChildEnded:
+                raise self._judge_end() from None
             if name in answer:
                 return answer[name]
             if "unsupported" in answer:
@@ -167,54 +171,41 @@ class _Watch:
                 raise _Stopped("too_big" if is_out_of_memory else "failed", reason)
             if "ready" in answer:
                 self.peak_bytes = 0
-            self._check_memory()
-            self._check_host()
-            if time.perf_counter() - self._started > self._timeout_seconds:
-                raise _Stopped("timed_out", f"not done after {self._timeout_seconds:g} s")
+            self._check_machine()
 
     def check_budget(self, held_bytes: int) -> None:
         """Give the child up if it holds, or held, more than it may."""
         if self._budget_bytes is not None and held_bytes > self._budget_bytes:
             raise _Stopped("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
 
-    def check_error_text(self) -> None:
-        """Look for an error that was only printed: Metal drops work, says so and continues."""
-        if line := self._line_about_memory():
-            raise _Stopped("too_big", line)
-
-    def _receive(self) -> dict[str, Any]:
-        try:
-            return self._child.receive(seconds=_SAMPLE_SECONDS) or {}
-        except ChildEnded:
-            raise self._judge_end() from None
-
     def _judge_end(self) -> _Stopped:
         ending = f"the process {self._child.ending()}"
-        if line := self._line_about_memory():
+        if line := self.line_about_memory():
             return _Stopped("too_big", f"{ending}: {line}")
         if ending.endswith("SIGKILL") and (self._was_nearly_full() or self._host.has_killed()):
             return _Stopped("too_big", f"{ending}, which the system does when memory runs out")
         lines = self._child.error_lines() or ["it wrote no error"]
         return _Stopped("failed", f"{ending}: {lines[-1]}")
 
-    def _check_memory(self) -> None:
-        if self._device.memory.is_shared:
+    def _check_machine(self) -> None:
+        if self._memory.is_shared:
             held_bytes = process_bytes(self._child.process_id)
             self.peak_bytes = max(self.peak_bytes, held_bytes)
             self.check_budget(held_bytes)
-
-    def _check_host(self) -> None:
         now = time.perf_counter()
-        if now - self._host_sampled < _HOST_SAMPLE_SECONDS:
-            return
-        self._host_sampled = now
-        if why_short := self._host.why_short():
-            raise _Stopped("too_big", why_short)
+        if now - self._host_sampled >= _HOST_SAMPLE_SECONDS:
+            self._host_sampled = now
+            if why_short := self._host.why_short():
+                raise _Stopped("too_big", why_short)
+        if now - self._started > self._timeout_seconds:
+            raise _Stopped("timed_out", f"not done after {self._timeout_seconds:g} s")
 
     def _was_nearly_full(self) -> bool:
         return self.peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
 
-    def _line_about_memory(self) -> str | None:
-        is_out_of_memory = self._device.memory.is_out_of_memory
+    def line_about_memory(self) -> str | None:
+        """Return what the child printed of memory: when Metal drops work, it does no more."""
         lines = self._child.error_lines()
-        return next((line for line in lines if is_out_of_memory(RuntimeError(line))), None)
+        return next(
+            (one for one in lines if self._memory.is_out_of_memory(RuntimeError(one))), None
+        )

@@ -9,12 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from finetune.batch_finder.outcomes import History, Outcome, Probe, Verdict
+from finetune.batch_finder.outcomes import History, Outcome, Probe
 from finetune.batch_finder.recommend import recommended_size, size_worth_probing
 from finetune.batch_finder.speed_model import fastest_size
 from finetune.errors import BatchDoesNotFit, ProbeFailed
-
-__all__ = ["Found", "Outcome", "Probe", "Verdict", "search"]
 
 # Beyond the flat part of most memory curves, and small enough to fit nearly everywhere; where it
 # does not, a single example is next.
@@ -34,9 +32,9 @@ RETREAT_SHARE = 0.02
 FAR_SHARE = 0.75
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search found.
+@dataclass(frozen=True, kw_only=True)
+class SearchedSizes:
+    """The batch sizes that a search found.
 
     Args:
         max_verified: Largest size that passed, in a fresh process too.
@@ -45,15 +43,19 @@ class Found:
             out of time before it ran out of memory; None elsewhere, or if too little is known.
         fastest: Smallest probed size whose speed is within 3 % of the best.
         recommended: Size to train with: the fastest that leaves room.
-        probes: All outcomes, in order.
-        budget_bytes: Memory that a probe might hold.
     """
 
     max_verified: int
     first_failed: int | None
     predicted_maximum: int | None
-    fastest: int
     recommended: int
+    fastest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found(SearchedSizes):
+    """The result of a search, with all outcomes in order and the memory that a probe might hold."""
+
     probes: tuple[Outcome, ...]
     budget_bytes: int
 
@@ -73,7 +75,7 @@ def search(probe: Probe, *, verify: Probe, history: History) -> Found:
     Args:
         probe: Trains at a size, in a process that may have trained at other sizes.
         verify: The same in a fresh process. The largest size that is returned has passed this one.
-        history: The bounds of the search; no outcomes yet.
+        history: The bounds of the search.
 
     Raises:
         BatchDoesNotFit: If not even one example fits.
@@ -106,10 +108,9 @@ def _next_attempt(history: History) -> _Attempt | None:
     if history.largest not in history.checked_sizes:
         return _Attempt(max(1, history.largest), is_fresh=True)
     size = size_worth_probing(history)
+    is_affordable = size and size <= history.affordable_size(history.seconds_left)
     has_probes = len(history.outcomes) < MOST_PROBES
-    if size and has_probes and size <= history.affordable_size(history.seconds_left):
-        return _Attempt(size, is_fresh=False)
-    return None
+    return _Attempt(size, is_fresh=False) if size and is_affordable and has_probes else None
 
 
 def _attempt_to_bracket(history: History) -> _Attempt | None:

@@ -27,10 +27,7 @@ from finetune.training.training_state import Hyperparameters, TrainingState, pre
 class Trial:
     """Training as ``run`` does it, on random examples of the greatest padded length.
 
-    Args:
-        case: What is trained.
-        training_state: The model on its device, and its optimizer.
-        inputs_of: Makes the model's inputs.
+    ``inputs_of`` makes the inputs of the model in ``training_state``.
     """
 
     case: Case
@@ -77,9 +74,8 @@ class Trial:
 class ExtractionTrial(Trial):
     """Feature extraction as ``run`` does it, and evaluation on the features at the same batch size.
 
-    Args:
-        extractor: The frozen layers; the trainable ones are those of ``training_state``.
-        tokens_of: Makes the inputs of the frozen layers.
+    ``tokens_of`` makes the inputs of the frozen layers, which the extractor holds; the model in
+    ``training_state`` is that of the trainable layers.
     """
 
     extractor: FeatureExtractor
@@ -151,18 +147,14 @@ def _prepare(
     case: Case, model: nn.Module, structure: Structure, *, device: Device
 ) -> TrainingState:
     # These numbers change the weights alone, and neither memory nor time.
-    return prepare_training(
-        model,
-        head=structure.head,
-        device=device,
-        precision=case.precision,
-        hyperparameters=Hyperparameters(
-            schedule=Schedule(peak=1e-5, warmup_updates=0, total_updates=1),
-            head_lr_multiplier=1.0,
-            weight_decay=0.01,
-            max_grad_norm=1.0,
-        ),
+    schedule = Schedule(peak=1e-5, warmup_updates=0, total_updates=1)
+    hyperparameters = Hyperparameters(
+        schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
     )
+    return prepare_training(
+        model, head=structure.head, device=device, precision=case.precision,
+        hyperparameters=hyperparameters,
+    )  # fmt: skip
 
 
 def _extract(

@@ -2,70 +2,47 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
-from finetune.cli.console import LITERAL, show_lines
+from finetune.cli.console import show_lines, show_table
+
+RESULT_NUMBERS = (
+    "tokens", "largest", "fails", "GiB", "of", "fastest", "use", "probes", "s",
+)  # fmt: skip
+ESTIMATE_NUMBERS = ("tokens", "batch", "from", "to", "GiB", "of")
 
 
 def show_batches(found: FoundBatches, *, folder: str) -> None:
     """Print a line per device or padded length and mode, and notes below."""
     if found.estimates:
-        Console(**LITERAL).print(_tabulate_estimates(found.estimates))
+        rows = map(_estimate_row, found.estimates)
+        show_table(("machine", "mode", *ESTIMATE_NUMBERS), rows, numbers=ESTIMATE_NUMBERS)
         show_lines(
             "These are estimates: nothing was run on such a machine. They are based on",
             *_bases(found.estimates),
-            *map(_features_note, filter(_has_features, found.estimates)),
+            *(note for estimate in found.estimates for note in _features_notes(estimate)),
         )
     else:
-        Console(**LITERAL).print(_tabulate_results(found.results))
+        rows = map(_result_row, found.results)
+        show_table(("device", "mode", *RESULT_NUMBERS), rows, numbers=RESULT_NUMBERS)
         notes = [note for result in found.results for note in _notes(result)]
         show_lines(*notes, f"results and picture: {folder}")
 
 
-def _tabulate_results(results: Sequence[BatchResult]) -> Table:
-    table = _table("device", "mode", numbers=(
-        "tokens", "largest", "fails", "GiB", "of", "fastest", "use", "probes", "s",
-    ))  # fmt: skip
-    for one in results:
-        table.add_row(
-            one.device,
-            _mode(one),
-            str(one.padded_length),
-            f"{one.max_verified:,}",
-            "-" if one.first_failed is None else f"{one.first_failed:,}",
-            _gibibytes(one.peak_bytes),
-            _gibibytes(one.budget_bytes),
-            f"{one.fastest:,}",
-            f"{one.recommended:,}",
-            str(len(one.probes)),
-            f"{one.seconds:.0f}",
-        )
-    return table
+def _result_row(one: BatchResult) -> Sequence[str]:
+    fails = "-" if one.first_failed is None else f"{one.first_failed:,}"
+    return (
+        one.device, _mode(one), str(one.padded_length), f"{one.max_verified:,}", fails,
+        _gibibytes(one.peak_bytes), _gibibytes(one.budget_bytes), f"{one.fastest:,}",
+        f"{one.recommended:,}", str(len(one.probes)), f"{one.seconds:.0f}",
+    )  # fmt: skip
 
 
-def _tabulate_estimates(estimates: Sequence[EstimateResult]) -> Table:
-    table = _table("machine", "mode", numbers=("tokens", "batch", "from", "to", "GiB", "of"))
-    for one in estimates:
-        table.add_row(
-            one.machine,
-            _mode(one),
-            str(one.padded_length),
-            f"{one.batch:,}",
-            f"{one.lowest_batch:,}",
-            f"{one.highest_batch:,}",
-            _gibibytes(one.peak_bytes),
-            _gibibytes(one.budget_bytes),
-        )
-    return table
-
-
-def _table(*names: str, numbers: Sequence[str]) -> Table:
-    table = Table(*names, box=None, pad_edge=False)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
+def _estimate_row(one: EstimateResult) -> Sequence[str]:
+    return (
+        one.machine, _mode(one), str(one.padded_length), f"{one.batch:,}",
+        f"{one.lowest_batch:,}", f"{one.highest_batch:,}", _gibibytes(one.peak_bytes),
+        _gibibytes(one.budget_bytes),
+    )  # fmt: skip
 
 
 def _mode(one: BatchResult | EstimateResult) -> str:
@@ -81,7 +58,7 @@ def _bases(estimates: Sequence[EstimateResult]) -> list[str]:
 
 
 def _notes(result: BatchResult) -> list[str]:
-    notes = [_features_note(result)] if _has_features(result) else []
+    notes = _features_notes(result)
     if result.predicted_maximum:
         notes.append(
             f"{_place(result)}: the time limit ended the search; memory is predicted to hold "
@@ -90,12 +67,10 @@ def _notes(result: BatchResult) -> list[str]:
     return notes
 
 
-def _has_features(one: BatchResult | EstimateResult) -> bool:
-    return one.features_batch is not None
-
-
-def _features_note(one: BatchResult | EstimateResult) -> str:
-    return f"{_place(one)}: features are extracted with --eval-batch-size {one.features_batch:,}"
+def _features_notes(one: BatchResult | EstimateResult) -> list[str]:
+    if one.features_batch is None:
+        return []
+    return [f"{_place(one)}: features are extracted with --eval-batch-size {one.features_batch:,}"]
 
 
 def _place(one: BatchResult | EstimateResult) -> str:

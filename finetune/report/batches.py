@@ -1,6 +1,6 @@
 """A picture of memory and speed by batch size."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,9 +12,7 @@ from finetune.batch_finder.results import BatchResult
 def draw_batches(results: Sequence[BatchResult], *, to: Path) -> None:
     """Draw the probes that fitted: peak memory above, examples per second below.
 
-    Args:
-        results: One per device and mode.
-        to: The picture, by its suffix a ``.svg`` or ``.png``.
+    The suffix of the picture's name says its format: ``.svg`` or ``.png``.
     """
     figure = Figure(figsize=(7.6, 5.6), layout="constrained")
     memory, speed = figure.subplots(2, sharex=True)
@@ -40,15 +38,12 @@ def _draw_result(result: BatchResult, memory: Axes, speed: Axes, *, color: str) 
     speeds = [
         (one.batch_size, one.examples_per_second) for one in outcomes if one.examples_per_second
     ]
-    _plot(memory, peaks, label=label, color=color)
-    _plot(speed, speeds, label=label, color=color)
+    for axes, points in ((memory, peaks), (speed, speeds)):
+        if points:
+            xs, ys = zip(*sorted(points), strict=True)
+            axes.plot(xs, ys, marker="o", markersize=4, label=label, color=color)
+        axes.grid(axis="y", linewidth=0.4)
     if result.budget_bytes:
         memory.axhline(result.budget_bytes / 2**30, color=color, linestyle=":", linewidth=1)
     if result.recommended:
         speed.axvline(result.recommended, color=color, linestyle=":", linewidth=1)
-
-
-def _plot(axes: Axes, points: Iterable[tuple[int, float]], *, label: str, color: str) -> None:
-    if ordered := sorted(points):
-        axes.plot(*zip(*ordered, strict=True), marker="o", markersize=4, label=label, color=color)
-    axes.grid(axis="y", linewidth=0.4)

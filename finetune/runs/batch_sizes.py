@@ -32,13 +32,10 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     """
     config, classifier = preparation.config, preparation.classifier
     case = Case(
-        device=preparation.device.name,
-        architecture=architecture_of(classifier.model.config.to_dict()),
-        classes=len(classifier.class_names),
-        mode=preparation.mode,
-        padded_length=plan.padded_lengths[-1],
-        precision=config.training.precision,
-    )
+        preparation.device.name, architecture_of(classifier.model.config.to_dict()),
+        classes=len(classifier.class_names), mode=preparation.mode,
+        padded_length=plan.padded_lengths[-1], precision=config.training.precision,
+    )  # fmt: skip
 
     def recommended(part: Part, most: int) -> int:
         bounds = bounds_of(config.search, limit=most, first=most)

@@ -48,7 +48,10 @@ def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
     def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
         batch = min(limit, max(0, memory_bytes - GIB) // (2**13 * case.padded_length))
-        return Estimate(batch, batch, batch, memory_bytes, memory_bytes, basis="a rule of thumb")
+        return Estimate(
+            batch=batch, lowest_batch=batch, highest_batch=batch, basis="a rule of thumb",
+            peak_bytes=memory_bytes,
+        )  # fmt: skip
 
     if "slow" not in request.keywords:
         monkeypatch.setattr(parts, "estimate", estimate)

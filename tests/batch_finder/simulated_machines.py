@@ -8,7 +8,7 @@ import pytest
 
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.search import Outcome
+from finetune.batch_finder.outcomes import Outcome
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
 

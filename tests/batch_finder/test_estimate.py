@@ -80,10 +80,10 @@ def bert_base_case(device: str, *, mode: str, padded_length: int) -> Case:
     ("mode", "part"),
     [
         ("full", "whole"),
-        ("last-1", "whole"),
-        ("head", "whole"),
+        pytest.param("last-1", "whole", marks=pytest.mark.slow),
+        pytest.param("head", "whole", marks=pytest.mark.slow),
         ("last-1", "features"),
-        ("head", "features"),
+        pytest.param("head", "features", marks=pytest.mark.slow),
         ("head", "trainable"),
     ],
 )
@@ -108,7 +108,7 @@ def test_an_update_on_features_takes_no_more_than_one_on_texts() -> None:
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(one, marks=() if one in ("bert", "modernbert") else pytest.mark.slow)
+        pytest.param(one, marks=() if one == "modernbert" else pytest.mark.slow)
         for one in ARCHITECTURES
     ],
 )

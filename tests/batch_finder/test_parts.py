@@ -6,8 +6,9 @@ from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProb
 from tiny_models import tiny_config
 
 from finetune import events
+from finetune.batch_finder import parts
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.estimate import estimate
+from finetune.batch_finder.estimate import Estimate
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult
@@ -130,19 +131,25 @@ def test_a_search_is_cached_where_there_is_a_folder(
     assert second.recommended == first.recommended
 
 
-def test_an_estimate_joins_those_of_the_parts() -> None:
+def test_an_estimate_joins_those_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     mac = Mac("Mac with 4GiB", 4 * GIB)
+    batches = {"features": 30, "trainable": 20, "whole": 10}
+
+    def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
+        assert (memory_bytes, limit) == (mac.budget_bytes, 99)
+        batch = batches[case.part]
+        return Estimate(batch=batch, lowest_batch=batch - 1, highest_batch=batch + 1,
+                        basis=case.part, peak_bytes=100 * batch)  # fmt: skip
+
+    monkeypatch.setattr(parts, "estimate", estimate)
     case = replace(CASE, device="mps")
-    features, trainable, whole = (
-        estimate(replace(case, part=part), memory_bytes=mac.budget_bytes, limit=10**6)
-        for part in ("features", "trainable", "whole")
-    )
-    split = estimate_parts(case, mac, stores_features=True, limit=10**6)
-    unsplit = estimate_parts(case, mac, stores_features=False, limit=10**6)
-    assert (split.features_batch, split.batch) == (features.batch, trainable.batch)
-    assert split.peak_bytes == max(features.peak_bytes, trainable.peak_bytes)
+    split = estimate_parts(case, mac, stores_features=True, limit=99)
+    assert (split.features_batch, split.peak_bytes, split.stores_features) == (30, 3000, True)
+    assert (split.lowest_batch, split.batch, split.highest_batch) == (19, 20, 21)
     assert (split.machine, split.device, split.mode) == ("Mac with 4GiB", "mps", "head")
-    assert (unsplit.features_batch, unsplit.stores_features) == (None, False)
-    assert (unsplit.lowest_batch, unsplit.batch, unsplit.highest_batch) == (
-        whole.lowest_batch, whole.batch, whole.highest_batch,
+    assert (split.basis, split.budget_bytes) == ("trainable", mac.budget_bytes)
+    unsplit = estimate_parts(case, mac, stores_features=False, limit=99)
+    assert (unsplit.features_batch, unsplit.peak_bytes, unsplit.stores_features) == (
+        None, 1000, False,
     )  # fmt: skip
+    assert (unsplit.lowest_batch, unsplit.batch, unsplit.highest_batch) == (9, 10, 11)

@@ -21,8 +21,8 @@ from batch_finder.simulated_machines import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.batch_finder.outcomes import History
-from finetune.batch_finder.search import Found, Outcome, Probe, search
+from finetune.batch_finder.outcomes import History, Outcome, Probe
+from finetune.batch_finder.search import Found, search
 from finetune.errors import BatchDoesNotFit, FinetuneError, ProbeFailed
 
 # Peaks (floor, base and row in MiB) and update seconds (fixed and of a row), in the proportions of
@@ -153,6 +153,17 @@ def test_budget_that_is_off_costs_probes_and_little_else(capacity_share: float) 
         assert 0.9 <= found.max_verified / machine.largest_fitting() <= 1
         assert len(found.probes) <= 9
         assert len(failures(found)) <= 4
+
+
+def test_largest_size_is_bracketed_to_2_percent_after_two_failures() -> None:
+    machine = SimulatedMachine(
+        peak_bytes=hinge(floor=50, base=0, row=1), budget_bytes=4 * GIB, capacity_share=0.995
+    )
+    found = find_on(machine)
+
+    assert len(failures(found)) >= 2
+    assert found.first_failed is not None
+    assert found.first_failed - found.max_verified <= 0.02 * found.max_verified
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -493,6 +504,15 @@ def test_device_with_its_own_memory_may_be_slower_with_large_batches() -> None:
     assert find_on(machine).max_verified == 125
 
 
+def test_size_that_is_exactly_half_as_fast_is_not_too_slow() -> None:
+    speeds = {1: 100.0, 2: 50.0, 3: 49.9}
+    found = find(
+        lambda size: fits(size, examples_per_second=speeds[size]), limit=3, slows_down=True
+    )
+
+    assert (found.max_verified, found.first_failed) == (2, 3)
+
+
 def test_check_that_fails_leads_to_a_smaller_size_that_is_checked_too() -> None:
     machine = SimulatedMachine()
     stricter = replace(machine, capacity_share=0.9)
@@ -561,7 +581,7 @@ def test_peaks_that_say_nothing_cost_probes_only(peak_bytes: int | None) -> None
 VERDICTS = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed_out", "failed"])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     data=st.data(),
     limit=st.integers(1, 10**6),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_config
 
+from finetune.batch_finder import measure as measure_module
 from finetune.batch_finder.case import Case, Part, architecture_of
 from finetune.batch_finder.measure import measure
 from finetune.batch_finder.trial import ExtractionTrial, Trial, build_model, build_trial
@@ -134,14 +135,16 @@ def test_a_model_of_which_nothing_is_frozen_has_no_parts() -> None:
 
 
 @pytest.fixture
-def _lift_cap() -> Iterator[None]:
+def _measure_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo the cap that a measurement leaves, and time no longer than a test needs."""
+    monkeypatch.setattr(measure_module, "_LEAST_TIMED_SECONDS", 0.02)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     yield
     resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 @pytest.mark.parametrize("part", ["whole", "features", "trainable"])
-@pytest.mark.usefixtures("_lift_cap")
+@pytest.mark.usefixtures("_measure_briefly")
 def test_each_part_is_measured(part: Part) -> None:
     device = CpuDevice()
     trial = build_trial(tiny_case(mode=Mode("head"), part=part), device=device)
@@ -149,6 +152,17 @@ def test_each_part_is_measured(part: Part) -> None:
     assert measurement.examples_per_second > 0
     assert not measurement.is_strained
     assert measurement.peak_bytes is None or measurement.peak_bytes > 2**20
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.usefixtures("_measure_briefly")
+def test_an_allocator_that_retried_is_strained(
+    retries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = tiny_trial(mode=Mode("head"))
+    monkeypatch.setattr(type(trial.device.memory), "retried_allocations", lambda self: retries)
+    budget_bytes = trial.device.memory.budget_bytes(None)
+    assert measure(trial, batch_size=1, budget_bytes=budget_bytes).is_strained == (retries == 1)
 
 
 @pytest.mark.cuda
