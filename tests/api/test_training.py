@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import QUICK, flags, start_finetune
 
 import finetune
-from finetune.api.training import _default_name
+from finetune.api.dry_run import default_name
 from finetune.config.schema import Config, DataConfig
 from finetune.errors import FinetuneError, Interrupted, ModelNotFound
 from finetune.events import Event, Stage
@@ -26,7 +26,7 @@ ONE_UPDATE: dict[str, Any] = QUICK | {
 )
 def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
     config = Config(data=DataConfig(data=data))
-    assert _default_name(config) == f"{name}-bert-base-uncased-full"
+    assert default_name(config) == f"{name}-bert-base-uncased-full"
 
 
 def test_runs_without_a_folder_are_numbered(
