@@ -109,7 +109,7 @@ def logits_of(run: Run, split: str) -> np.ndarray:
 
 
 def loss_of(run: Run) -> float:
-    logits, labels = (torch.from_numpy(one) for one in (
+    logits, labels = (torch.tensor(one) for one in (
         logits_of(run, "test"), run.examples["test"].labels
     ))  # fmt: skip
     return nn.functional.cross_entropy(logits, labels).item()
