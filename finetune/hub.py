@@ -152,10 +152,7 @@ def fetch_tokenizer(repository: str, *, revision: str | None) -> Snapshot:
 
 
 def fetch_dataset(repository: str, names: Iterable[str], *, commit: str) -> Snapshot:
-    """Return a folder with files of a dataset; the Hub is not asked if all are in the cache.
-
-    Errors are those of :func:`resolve` and :meth:`Repository.fetch`.
-    """
+    """Return a folder with files of a dataset; the Hub is not asked if all are in the cache."""
     needed = frozenset(names)
     dataset = Repository("dataset", repository, commit, needed)
     if not dataset.has_cached(needed):

@@ -1,7 +1,9 @@
 """Records how the modules of a model are called in a forward."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -14,9 +16,7 @@ class Call:
     """A module's first call in a forward.
 
     Args:
-        module: What was called.
-        features: The first of its arguments that can be features, if any does.
-        output: What it returned.
+        features: The first of its arguments that can be features, if any can.
         ended: When the module last returned, counted in calls of modules.
     """
 
@@ -36,7 +36,7 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> dict[s
     """Run a model without a graph; return its modules' calls by name, as they began."""
     names = {module: name for name, module in model.named_modules()}
     calls: dict[str, Call] = {}
-    returned: list[nn.Module] = []
+    returns = count()
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.setdefault(names[module], Call(module, find_features(args, kwargs)))
@@ -45,23 +45,13 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> dict[s
         call = calls[names[module]]
         if call.ended < 0:
             call.output = output
-        call.ended = len(returned)
-        returned.append(module)
+        call.ended = next(returns)
 
-    hooks = [
-        hook
-        for module in names
-        for hook in (
-            module.register_forward_pre_hook(begin, with_kwargs=True),
-            module.register_forward_hook(end),
-        )
-    ]
-    try:
-        with torch.no_grad():
-            model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for module in names:
+            hooks.enter_context(module.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(end))
+        model(**inputs)
     return calls
 
 

@@ -50,25 +50,19 @@ class FeatureExtractor:
     trainable: nn.Module
 
     def extract(self, inputs: Inputs) -> torch.Tensor:
-        """Run the frozen layers, without dropout or graph.
-
-        Args:
-            inputs: Of the whole model, on its device: [examples, tokens].
+        """Run the frozen layers, without dropout or graph, on inputs of the whole model.
 
         Returns:
             Floats of shape [examples, tokens, hidden] or [examples, hidden].
         """
         self.model.train(False)
         module = self.model.get_submodule(self.split_at)
-        hook = module.register_forward_pre_hook(_stop, with_kwargs=True)
-        try:
-            with torch.no_grad():
+        with module.register_forward_pre_hook(_stop, with_kwargs=True), torch.no_grad():
+            try:
                 self.model(**inputs)
-        except _Reached as reached:
-            features: torch.Tensor = reached.args[0]
-            return features
-        finally:
-            hook.remove()
+            except _Reached as reached:
+                features: torch.Tensor = reached.args[0]
+                return features
         raise RuntimeError(f"the forward did not call {self.split_at}")
 
     def frozen_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -84,10 +78,7 @@ def split_frozen(
 ) -> FeatureExtractor | None:
     """Split a model below what trains; return None if nothing is frozen or no split is exact.
 
-    Args:
-        model: On the CPU, frozen as the mode says.
-        takes_4d_mask: Whether attention takes a mask of shape [examples, 1, 1, tokens].
-        pads_left: Whether padding stands in front of a text.
+    The model is on the CPU, and frozen as the mode says.
     """
     texts = _two_texts(model, takes_4d_mask=takes_4d_mask, pads_left=pads_left)
     examples = len(texts.lengths)
@@ -109,9 +100,7 @@ def split_frozen(
 def pooled_inputs(features: torch.Tensor, *, takes_4d_mask: bool) -> dict[str, torch.Tensor]:
     """Return what the trainable layers take where a text has one vector: texts of one token.
 
-    Args:
-        features: Of shape [examples, hidden].
-        takes_4d_mask: Whether attention takes a mask of shape [examples, 1, 1, tokens].
+    The features are of shape [examples, hidden].
     """
     mask = torch.ones(len(features), 1, dtype=torch.bool, device=features.device)
     return prepare_mask(
@@ -143,15 +132,15 @@ def _possible_splits(calls: Mapping[str, Call], *, examples: int) -> dict[str, t
         and len(call.features) == examples
         and list(call.module.parameters())
     }
-    trained = [name for name in features if _trains(calls[name].module)]
+    trained = [
+        name
+        for name in features
+        if all(parameter.requires_grad for parameter in calls[name].module.parameters())
+    ]
     reads_vector = [name for name in features if features[name].ndim == 2]
     trained_on_vector = [name for name in trained if name in reads_vector]
     first = [*trained_on_vector[:1], *reads_vector[:1], *trained[:1]]
     return {name: features[name] for name in first}
-
-
-def _trains(module: nn.Module) -> bool:
-    return all(parameter.requires_grad for parameter in module.parameters())
 
 
 def _make_trainable(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from finetune import events
 from finetune.events import Emit
-from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json
+from finetune.files import PARTIAL_SUFFIX, file_sha256, flush_to_disk, read_json
 
 SUFFIX = ".safetensors"
 FACTS = ".json"
@@ -42,11 +42,8 @@ class Entry:
     """One entry of the store.
 
     Args:
-        key: What its features depend on, hashed.
-        size_bytes: Size of the features.
         used_at: When it was last read or written, in seconds since 1970.
-        facts: What it says of itself: shape, dtype, and what its writer noted. Empty if it is
-            damaged.
+        facts: Shape, dtype, and what its writer noted; empty if the entry is damaged.
     """
 
     key: str
@@ -60,7 +57,6 @@ class FeatureStore:
     """Features on disk. What was read or written through this object is not evicted by it.
 
     Args:
-        folder: Where they are; made when needed.
         limit_bytes: Size of all entries together. Where a new one does not fit, those that were not
             used for the longest time go.
     """
@@ -82,7 +78,8 @@ class FeatureStore:
         """
         file = self._file(key)
         try:
-            _verify(file, sha256=read_json(file.with_suffix(FACTS))["sha256"])
+            if read_json(file.with_suffix(FACTS))["sha256"] != file_sha256(file):
+                raise ValueError
             features = _map(file)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
@@ -105,13 +102,8 @@ class FeatureStore:
     ) -> torch.Tensor:
         """Keep features under a key and return them, mapped.
 
-        Features that do not fit the limit beside those in use are not kept beyond this process.
-
-        Args:
-            key: Letters and digits.
-            pieces: The features in their order, on the CPU, each of shape [any, hidden].
-            shape: Of all pieces together.
-            notes: What is said of them in the list of the store.
+        The pieces are on the CPU, each of shape [any, hidden], together of ``shape``. Features that
+        do not fit the limit beside those in use are not kept beyond this process.
 
         Raises:
             OSError: If the disk is full or the folder can't be written to.
@@ -122,22 +114,17 @@ class FeatureStore:
         pieces = iter(pieces)
         first = next(pieces, torch.empty(0, shape[1]))
         header = _header(shape, first.dtype)
-        evicted = self._evicted_by(len(header) + math.prod(shape) * first.itemsize, key=key)
-        for entry in evicted or ():
-            _delete(self._file(entry.key).with_suffix(FACTS))
-            _delete(self._file(entry.key))
+        fits = self._make_room(len(header) + math.prod(shape) * first.itemsize, key=key)
         partial = self.folder / f"{uuid4().hex}{PARTIAL_SUFFIX}"
         try:
             digest = _write(partial, chain([header], map(_bytes_of, chain([first], pieces))))
             # What is mapped stays, whatever becomes of the file's name.
             features = _map(partial)
-            if evicted is not None:
-                flush_to_disk(partial)
-                os.replace(partial, self._file(key))
+            if fits:
+                _rename(partial, self._file(key))
                 facts = {"shape": shape, "dtype": str(first.dtype).removeprefix("torch.")}
                 _write(partial, [json.dumps({**notes, **facts, "sha256": digest}).encode()])
-                flush_to_disk(partial)
-                os.replace(partial, self._file(key).with_suffix(FACTS))
+                _rename(partial, self._file(key).with_suffix(FACTS))
                 self._keys_in_use.add(key)
         finally:
             partial.unlink(missing_ok=True)
@@ -154,26 +141,27 @@ class FeatureStore:
 
     def clear(self) -> int:
         """Delete all files, those that killed processes left too; return how many bytes."""
-        freed_bytes = 0
-        for suffix in (FACTS, SUFFIX, PARTIAL_SUFFIX, OLD_SUFFIX):
-            for file in self.folder.glob(f"*{suffix}"):
-                freed_bytes += _delete(file)
-        return freed_bytes
+        suffixes = (FACTS, SUFFIX, PARTIAL_SUFFIX, OLD_SUFFIX)
+        return sum(_delete(file) for one in suffixes for file in self.folder.glob(f"*{one}"))
 
     def _evicted_by(self, size_bytes: int, *, key: str | None = None) -> list[Entry] | None:
         """Return what goes to make room for a new entry; None if it has no room all the same."""
         others = [entry for entry in self.entries() if entry.key != key]
-        left_bytes = self.limit_bytes - size_bytes
-        left_bytes -= sum(one.size_bytes for one in others if one.key in self._keys_in_use)
+        unused = [entry for entry in others if entry.key not in self._keys_in_use]
+        used_bytes = sum(one.size_bytes for one in others if one.key in self._keys_in_use)
+        left_bytes = self.limit_bytes - size_bytes - used_bytes
         if left_bytes < 0:
             return None
-        evicted = []
-        for entry in others:
-            if entry.key not in self._keys_in_use:
-                left_bytes -= entry.size_bytes
-                if left_bytes < 0:
-                    evicted.append(entry)
-        return evicted
+        totals = accumulate(entry.size_bytes for entry in unused)
+        return [one for one, total in zip(unused, totals, strict=True) if total > left_bytes]
+
+    def _make_room(self, size_bytes: int, *, key: str) -> bool:
+        """Delete what a new entry evicts; return whether it has room then."""
+        evicted = self._evicted_by(size_bytes, key=key)
+        for entry in evicted or ():
+            _delete(self._file(entry.key).with_suffix(FACTS))
+            _delete(self._file(entry.key))
+        return evicted is not None
 
     def _delete_leftovers(self) -> None:
         """Delete what killed processes left; it has no name that anybody would look for."""
@@ -221,10 +209,9 @@ def _write(file: Path, pieces: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def _verify(file: Path, *, sha256: str) -> None:
-    with file.open("rb") as opened:
-        if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
-            raise ValueError(f"{file} is damaged")
+def _rename(written: Path, to: Path) -> None:
+    flush_to_disk(written)
+    os.replace(written, to)
 
 
 def _map(file: Path) -> torch.Tensor:

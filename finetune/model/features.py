@@ -36,15 +36,7 @@ class FeaturesDoNotFit(Exception):
 
 @dataclass(frozen=True)
 class FrozenLayers:
-    """The frozen layers of a model, ready to give features.
-
-    Args:
-        extractor: The model, its frozen layers on the device.
-        key: Of all that the features depend on but the inputs.
-        device: Where they run.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
-        takes_4d_mask: Whether attention takes a mask of shape [examples, 1, 1, tokens].
-    """
+    """The frozen layers of a model on their device; ``key`` is that of ``key_of_frozen_layers``."""
 
     extractor: FeatureExtractor
     key: str
@@ -59,7 +51,7 @@ class FrozenLayers:
             return self.extractor.extract(there)
 
     def size_bytes(self, examples: Examples) -> int:
-        """Return the bytes of a split's features."""
+        """Return the size of a split's features."""
         return math.prod(self.shape(examples)) * BYTES_A_NUMBER
 
     def shape(self, examples: Examples) -> tuple[int, int]:
@@ -70,13 +62,7 @@ class FrozenLayers:
 
 
 def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precision: str) -> str:
-    """Return a key of all that features depend on but the inputs.
-
-    Args:
-        extractor: The model on the CPU.
-        device: Where the frozen layers will run.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
-    """
+    """Return a key of all that features depend on but the inputs; the model is on the CPU."""
     # The names of the classes and of the folder change nothing.
     config = {**extractor.model.config.to_dict(), "id2label": 0, "label2id": 0, "_name_or_path": 0}
     ingredients = [
@@ -100,16 +86,7 @@ def with_features(
     notes: Notes,
     emit: Emit,
 ) -> Examples:
-    """Return a split with features for inputs.
-
-    Args:
-        examples: The split.
-        layers: What gives features.
-        store: Where they are kept.
-        padded_lengths: Those that a batch may have, ascending.
-        batch_size: Examples in one forward of the frozen layers.
-        notes: What the list of the store says of the features; ``split`` among them.
-        emit: Receives progress events.
+    """Return a split with features for inputs; ``notes`` go to the list of the store.
 
     Raises:
         FeaturesDoNotFit: If there is no room for them, neither on the disk nor in memory.
@@ -207,8 +184,7 @@ class _Reader:
     """Reads the features of single examples out of those of a split.
 
     Args:
-        examples: The split.
-        lines: Its features, [tokens or texts, hidden], in the order in which they were computed.
+        lines: Features of the split, [tokens or texts, hidden], in the order of their computation.
         order: That order: int64 of shape [examples].
     """
 

@@ -14,11 +14,6 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> 
     the best that the features allow, and validation says when to stop. With dropout MiniLM's
     classifier alone stays 4 points of accuracy behind on TREC.
 
-    Args:
-        model: Changed in place.
-        structure: Where its parameters stand.
-        mode: What trains.
-
     Raises:
         ConfigurationInvalid: If the encoder has fewer than N layers.
     """
@@ -73,5 +68,5 @@ def set_training(model: nn.Module) -> None:
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Return how many numbers train, and how many the model has."""
-    sizes = [(one.numel(), one.requires_grad) for one in model.parameters()]
-    return sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    return trained, sum(one.numel() for one in model.parameters())

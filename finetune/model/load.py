@@ -30,15 +30,7 @@ MOST_MISSING = 0.5
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model with what belongs to it.
-
-    Args:
-        model: The sequence classifier, on the CPU, in fp32.
-        tokenizer: Its fast tokenizer.
-        structure: Where its encoder, layers and head are.
-        class_names: The classes in the order of their numbers.
-        source: The files that it was loaded from.
-    """
+    """A sequence classifier, loaded to the CPU in fp32, with what belongs to it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -83,28 +75,17 @@ class Classifier:
 def load_classifier(
     name: str, *, revision: str | None, class_names: Sequence[str], from_scratch: bool, emit: Emit
 ) -> Classifier:
-    """Load a pretrained encoder with a new head for these classes.
+    """Load a pretrained encoder with a new head for these classes, in the order of their numbers.
 
     The head is drawn from torch's global random state. Only safetensors are read and no code that
-    comes with a model is run.
-
-    Args:
-        name: A folder, a Hub id, or ``minilm``.
-        revision: Branch, tag or commit on the Hub.
-        class_names: Names of the classes, in the order of their numbers.
-        from_scratch: Whether weights may be missing, most of them or all.
-        emit: Receives progress events.
+    comes with a model is run. Only ``from_scratch`` may most or all weights be missing.
 
     Raises:
-        ConfigurationInvalid: If a revision is given for a folder.
-        ModelNotFound: If there is no such folder or repository.
-        ModelIsGated: If the repository needs a token.
+        FinetuneError: As :func:`find_model` does.
         ModelUnsupported: If it has no safetensors, needs code of its own, or is no text classifier.
-        HubNotReachable: If it is not in the cache and the Hub does not answer.
     """
     source = find_model(name, revision=revision)
-    config = source.read_config()
-    tokenizer = source.read_tokenizer()
+    config, tokenizer = source.read_config(), source.read_tokenizer()
     pretrained_names = list((config.id2label or {}).values())
     config.id2label = dict(enumerate(class_names))
     config.label2id = {name: number for number, name in enumerate(class_names)}
@@ -125,10 +106,7 @@ def load_classifier(
 
 
 def load_tokenizer(name: str, *, revision: str | None) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it.
-
-    Arguments and errors are those of :func:`load_classifier`.
-    """
+    """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it."""
     return find_model(name, revision=revision, fetch=fetch_tokenizer).read_tokenizer()
 
 

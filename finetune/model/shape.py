@@ -1,7 +1,5 @@
 """A model's shape without its weights: its config alone."""
 
-from typing import Any
-
 import torch
 from transformers import (
     AutoModel,
@@ -14,39 +12,29 @@ from transformers import (
 from finetune.hub import fetch_tokenizer
 from finetune.model.source import MINILM, find_model
 
-# As published, so that they need no Hub. What is not given is BERT-base's.
-_PUBLISHED: dict[str, dict[str, Any]] = {
-    "bert-base-uncased": {},
-    "bert-large-uncased": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    },
-    MINILM: {
-        "hidden_size": 384,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 12,
-        "intermediate_size": 1536,
-    },
+# As published, so that they need no Hub: hidden size, layers, heads, intermediate size.
+_PUBLISHED = {
+    "bert-base-uncased": (768, 12, 12, 3072),
+    "bert-large-uncased": (1024, 24, 16, 4096),
+    MINILM: (384, 6, 12, 1536),
 }
 
 
 def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
     """Return a model's config; from the Hub, no weights are fetched for it.
 
-    Args:
-        name: A folder, a Hub id, or ``minilm``.
-        revision: Branch, tag or commit on the Hub.
-
     Raises:
-        ConfigurationInvalid: If a revision is given for a folder.
-        ModelNotFound: If there is no such folder or repository.
+        FinetuneError: As :func:`find_model` does.
         ModelUnsupported: If no text classifier can be built from the config.
-        HubNotReachable: If it is not in the cache and the Hub does not answer.
     """
     if name in _PUBLISHED and revision is None:
-        return BertConfig(**_PUBLISHED[name])
+        hidden_size, layers, heads, intermediate_size = _PUBLISHED[name]
+        return BertConfig(
+            hidden_size=hidden_size,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=intermediate_size,
+        )
     source = find_model(name, revision=revision, fetch=fetch_tokenizer)
     config = source.read_config()
     with source.failures_explained(), torch.device("meta"):

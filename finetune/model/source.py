@@ -40,24 +40,14 @@ Fetch = Callable[..., Snapshot]
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A folder with a model's files.
-
-    Args:
-        name: What the user calls it: a folder, a Hub id, or ``minilm``.
-        folder: Where the files are.
-        commit: Of the Hub's repository, if it is from there.
-    """
+    """A folder with a model's files, by the user's name for it; the Hub's commit, if from there."""
 
     name: str
     folder: Path
     commit: str | None
 
     def read_config(self) -> PreTrainedConfig:
-        """Return the config.
-
-        Raises:
-            ModelUnsupported: If it is damaged, too large, or of a kind that transformers lacks.
-        """
+        """Return the config; ModelUnsupported if damaged, too large or unknown to transformers."""
         with self.failures_explained():
             _check_config(read_json(self.folder / CONFIG))
             config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -66,11 +56,7 @@ class ModelSource:
         return config
 
     def read_tokenizer(self) -> PreTrainedTokenizerFast:
-        """Return the tokenizer.
-
-        Raises:
-            ModelUnsupported: If it is damaged, or not a fast one with a padding token.
-        """
+        """Return the tokenizer; ModelUnsupported if it is no fast one with a padding token."""
         with self.failures_explained():
             tokenizer = AutoTokenizer.from_pretrained(
                 self.folder, trust_remote_code=False, local_files_only=True
@@ -88,11 +74,7 @@ class ModelSource:
         return tokenizer
 
     def read_weights(self, *, may_be_missing: bool) -> dict[str, torch.Tensor]:
-        """Return the weights by name, mapped; none is read before all files are safetensors.
-
-        Raises:
-            ModelUnsupported: If they are damaged, or missing though they may not be.
-        """
+        """Return the weights by name, mapped; none is read before all files are safetensors."""
         with self.failures_explained():
             files = [_open_safetensors(file) for file in self._weight_files()]
             weights = {name: file.get_tensor(name) for file in files for name in file.offset_keys()}
@@ -138,20 +120,14 @@ class ModelSource:
 
 
 def find_model(name: str, *, revision: str | None, fetch: Fetch = fetch_model) -> ModelSource:
-    """Find a model's files; they are fetched from the Hub if they are not here.
-
-    Args:
-        name: A folder, a Hub id, or ``minilm``.
-        revision: Branch, tag or commit on the Hub.
-        fetch: Gets as much of the model as is needed from the Hub.
+    """Find the files of a folder, a Hub id, or ``minilm``; those of the Hub are fetched.
 
     Raises:
+        FinetuneError: As ``fetch`` does.
         ConfigurationInvalid: If a revision is given for a folder.
-        ModelNotFound: If there is no such folder or repository.
-        HubNotReachable: If it is not in the cache and the Hub does not answer.
+        ModelNotFound: If there is no such folder or repository, or no model in the folder.
     """
-    packaged = _packaged_minilm() if name == MINILM and revision is None else None
-    if packaged is not None:
+    if name == MINILM and revision is None and (packaged := _packaged_minilm()):
         return ModelSource(name, packaged, commit=None)
     # Of os.path, whose functions take names of any kind.
     folder = Path(os.path.expanduser(name))

@@ -5,7 +5,7 @@ them, modules that return a vector a token belong to the encoder, those that ret
 to the head: BERT's pooler is head, although it is stored in the base model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,41 +49,34 @@ class Structure:
 
 
 def find_structure(model: PreTrainedModel) -> Structure:
-    """Find where encoder, layers and head of a classifier are.
-
-    Args:
-        model: A sequence classifier on any device; left as it was.
+    """Find where encoder, layers and head of a classifier are; it is left as it was.
 
     Raises:
         ModelUnsupported: If it has no encoder of layers, or no linear classifier on top.
     """
     layers = _find_layers(model)
     with _in_evaluation(model):
-        tokens = _two_texts(model)
+        tokens = model.dummy_inputs["input_ids"][:2].to(model.device)  # of two texts: [2, 5]
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         calls = record_calls(model, inputs)
-        takes_4d_mask = _takes_4d_mask(model)
-    last = next((call for call in calls.values() if call.module is layers[-1]), None)
-    if last is None:
-        raise _no_layers(model)
+        takes_4d_mask = _takes_4d_mask(model, tokens)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    base = set(model.base_model.parameters())
-    in_layers = {parameter for layer in layers for parameter in layer.parameters()}
-    final_norm: set[nn.Parameter] = set()
-    head = set(names) - base
-    for call in calls.values():
-        if call.ended > last.ended:
-            own = {*call.module.parameters(recurse=False)} & base - in_layers
-            (final_norm if _dimensions(call) == 3 else head).update(own)
+
+    def names_of(parameters: Iterable[nn.Parameter]) -> frozenset[str]:
+        return frozenset(names[parameter] for parameter in parameters)
+
+    outside = set(names) - set(model.base_model.parameters())
+    below, final_norm, pooler = _divide_base(model, layers, calls)
     classifier = _find_classifier(model, calls)
+    features = classifier.features
     return Structure(
-        embeddings=frozenset(names[one] for one in base - in_layers - final_norm - head),
-        layers=tuple(frozenset(names[one] for one in layer.parameters()) for layer in layers),
-        final_norm=frozenset(names[one] for one in final_norm),
-        head=frozenset(names[one] for one in head),
-        classifier=frozenset(names[one] for one in classifier.module.parameters()),
-        new=frozenset(names[one] for one in set(names) - base),
-        classifier_input=_root_mean_square(classifier.features),
+        embeddings=names_of(below),
+        layers=tuple(names_of(layer.parameters()) for layer in layers),
+        final_norm=names_of(final_norm),
+        head=names_of(outside | pooler),
+        classifier=names_of(classifier.module.parameters()),
+        new=names_of(outside),
+        classifier_input=0.0 if features is None else features.square().mean().sqrt().item(),
         takes_4d_mask=takes_4d_mask,
     )
 
@@ -97,6 +90,24 @@ def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
     if model.base_model is model or not lists:
         raise _no_layers(model)
     return max(lists, key=lambda layers: sum(one.numel() for one in layers.parameters()))
+
+
+def _divide_base(
+    model: PreTrainedModel, layers: nn.ModuleList, calls: dict[str, Call]
+) -> tuple[set[nn.Parameter], set[nn.Parameter], set[nn.Parameter]]:
+    """Return what of the base model is in no layer: embeddings, final norm, and pooler."""
+    last = next((call for call in calls.values() if call.module is layers[-1]), None)
+    if last is None:
+        raise _no_layers(model)
+    embeddings = set(model.base_model.parameters()) - set(layers.parameters())
+    final_norm: set[nn.Parameter] = set()
+    pooler: set[nn.Parameter] = set()
+    for call in calls.values():
+        if call.ended > last.ended:
+            returns_tokens = getattr(call.first_output, "ndim", 0) == 3
+            own = embeddings.intersection(call.module.parameters(recurse=False))
+            (final_norm if returns_tokens else pooler).update(own)
+    return embeddings - final_norm - pooler, final_norm, pooler
 
 
 def _no_layers(model: PreTrainedModel) -> ModelUnsupported:
@@ -122,32 +133,14 @@ def _find_classifier(model: PreTrainedModel, calls: dict[str, Call]) -> Call:
     return max(linear, key=lambda call: call.ended)
 
 
-def _dimensions(call: Call) -> int:
-    output = call.first_output
-    return output.ndim if isinstance(output, torch.Tensor) else 0
-
-
-def _two_texts(model: PreTrainedModel) -> torch.Tensor:
-    """Return the tokens of two texts of five tokens, [2, 5], where the model is."""
-    tokens: torch.Tensor = model.dummy_inputs["input_ids"][:2]
-    return tokens.to(model.device)
-
-
-def _root_mean_square(features: torch.Tensor | None) -> float:
-    return 0.0 if features is None else features.square().mean().sqrt().item()
-
-
-def _takes_4d_mask(model: PreTrainedModel) -> bool:
+def _takes_4d_mask(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
     """Try whether a ready mask means the same as the usual one.
 
     With it transformers need not ask the device, at every forward, whether all is token. Where some
     layers see a window only (ModernBERT), one ready mask for all layers would undo that.
     """
-    if getattr(model.config, "local_attention", None) or getattr(
-        model.config, "sliding_window", None
-    ):
+    if any(getattr(model.config, name, None) for name in ("local_attention", "sliding_window")):
         return False
-    tokens = _two_texts(model)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     mask[1, 3:] = False
     expected = model(input_ids=tokens, attention_mask=mask.long()).logits

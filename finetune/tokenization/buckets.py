@@ -14,12 +14,7 @@ BATCHES_A_POOL = 50
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples that go through the model together.
-
-    Args:
-        indices: Which examples: int64 of shape [examples].
-        padded_length: Tokens that each is padded to.
-    """
+    """Examples that go through the model together: ``indices`` is int64 of shape [examples]."""
 
     indices: NDArray[np.int64]
     padded_length: int
@@ -36,14 +31,8 @@ def plan_epoch(
     """Group the examples of one epoch into effective batches of similar lengths, in random order.
 
     Every example comes exactly once; one batch may be smaller than the others. The plan depends on
-    nothing but the arguments, so that a resumed run finds its place.
-
-    Args:
-        lengths: Tokens of each example: int64 of shape [examples].
-        effective_batch_size: Examples in one update.
-        padded_lengths: Padded lengths that a batch may have, ascending.
-        seed: Seed of the run.
-        epoch: Number of the epoch, from 0.
+    nothing but the arguments, so that a resumed run finds its place. ``lengths`` are the tokens of
+    each example, of shape [examples]; ``padded_lengths`` ascend; epochs count from 0.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
@@ -52,9 +41,7 @@ def plan_epoch(
     for start in range(0, len(order), pool_size):
         pool = order[start : start + pool_size]
         by_length = pool[np.argsort(lengths[pool], kind="stable")]
-        batches += _cut(
-            by_length, lengths, batch_size=effective_batch_size, padded_lengths=padded_lengths
-        )
+        batches += _cut(by_length, lengths, effective_batch_size, padded_lengths)
     return [batches[index] for index in random.permutation(len(batches))]
 
 
@@ -76,7 +63,7 @@ def plan_evaluation(
     The first batch takes the most memory: if any fails, it does, and at once.
     """
     order = np.argsort(-lengths, kind="stable")
-    return _cut(order, lengths, batch_size=batch_size, padded_lengths=padded_lengths)
+    return _cut(order, lengths, batch_size, padded_lengths)
 
 
 def real_token_share(batches: Sequence[Batch], lengths: NDArray[np.int64]) -> float:
@@ -88,15 +75,12 @@ def real_token_share(batches: Sequence[Batch], lengths: NDArray[np.int64]) -> fl
 def _cut(
     order: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    *,
     batch_size: int,
     padded_lengths: Sequence[int],
 ) -> list[Batch]:
-    slices = (order[start : start + batch_size] for start in range(0, len(order), batch_size))
-    return [
-        Batch(part, _padded_length(int(lengths[part].max()), padded_lengths)) for part in slices
-    ]
-
-
-def _padded_length(tokens: int, padded_lengths: Sequence[int]) -> int:
-    return next(padded_length for padded_length in padded_lengths if padded_length >= tokens)
+    batches = []
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
+        longest = lengths[indices].max()
+        batches.append(Batch(indices, next(one for one in padded_lengths if one >= longest)))
+    return batches

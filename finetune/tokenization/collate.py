@@ -10,12 +10,7 @@ from finetune.tokenization.encode import EncodedTexts
 def collate(
     texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: int
 ) -> dict[str, torch.Tensor]:
-    """Pad some texts to one length.
-
-    Args:
-        texts: Their token ids.
-        indices: Which of them: int64 of shape [examples].
-        padded_length: At least the tokens of the longest.
+    """Pad the texts of some indices to one length, at least that of the longest.
 
     Returns:
         For each column of the texts int64 of shape [examples, tokens], and ``attention_mask``, bool
@@ -39,9 +34,7 @@ def prepare_mask(
 ) -> dict[str, torch.Tensor]:
     """Give the attention mask the form that the model reads without asking the device.
 
-    Args:
-        tensors: Inputs of a model; ``attention_mask`` is bool of shape [examples, tokens].
-        takes_4d_mask: Whether the model takes a mask of shape [examples, 1, 1, tokens].
+    It is bool of shape [examples, tokens] before; as a 4-D mask, [examples, 1, 1, tokens].
     """
     mask = tensors["attention_mask"]
     prepared = mask[:, None, None, :] if takes_4d_mask else mask.long()

@@ -45,13 +45,7 @@ class EncodedTexts:
 def encode_texts(
     tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], *, max_length: int
 ) -> EncodedTexts:
-    """Turn texts into token ids, special tokens included.
-
-    Args:
-        tokenizer: A fast tokenizer with a padding token.
-        texts: The texts, in their order.
-        max_length: Most tokens a text may keep, special ones included.
-    """
+    """Turn texts into token ids, each into ``max_length`` at most, special tokens included."""
     names = [name for name in tokenizer.model_input_names if name in _ATTRIBUTES]
     pieces = {name: [np.empty(0, np.int32)] for name in names}
     lengths: list[int] = []

@@ -42,12 +42,7 @@ class Examples(ModelInputs):
 
 
 def inputs_of_texts(texts: EncodedTexts, *, takes_4d_mask: bool) -> ModelInputs:
-    """Return encoded texts as a model reads them.
-
-    Args:
-        texts: Their token ids.
-        takes_4d_mask: Whether the model takes a mask of shape [examples, 1, 1, tokens].
-    """
+    """Return encoded texts as a model reads them, with a mask as ``prepare_mask`` makes it."""
 
     def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
         tensors = collate(texts, indices, padded_length=padded_length)
