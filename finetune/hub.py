@@ -103,23 +103,28 @@ class Repository:
         )
 
 
-def fetch_model(repository: str, *, revision: str | None) -> Snapshot:
+def fetch_model(repository: str, *, revision: str | None, with_weights: bool = True) -> Snapshot:
     """Return a folder with the config, tokenizer and safetensors of a repository's top level.
 
-    The weights come last, so that a cache that holds them holds everything.
+    The weights, if they are asked for, come last, so that a cache that holds them holds everything.
 
     Raises:
         FinetuneError: As :func:`resolve` and :meth:`Repository.fetch` do.
         ModelUnsupported: If it has no config or no safetensors. No weights are fetched then.
     """
-    model = _resolve_model(repository, revision=revision)
-    if not model.files & {WEIGHTS, SHARDS_INDEX}:
+    model = resolve("model", repository, revision=revision)
+    if CONFIG not in model.files:
+        remedy = "choose a model in the format of the transformers library"
+        model.refuse(f"has no {CONFIG}", remedy=remedy)
+    if with_weights and not model.files & {WEIGHTS, SHARDS_INDEX}:
         model.refuse(
             "has no safetensors; pickled weights are not loaded",
             remedy="look at {page}/discussions for a converted revision and give it as --revision"
             " refs/pr/N, or choose another model",
         )
-    model.fetch(filter(_is_config_or_tokenizer, model.files))
+    config_and_tokenizer = model.fetch(filter(_is_config_or_tokenizer, model.files))
+    if not with_weights:
+        return config_and_tokenizer
     if WEIGHTS in model.files:
         return model.fetch([WEIGHTS])
     try:
@@ -143,12 +148,6 @@ def read_shard_names(folder: Path) -> list[str]:
         if Path(str(name)).name != name or not name.endswith(".safetensors"):
             raise ValueError(f"{SHARDS_INDEX} names {name}, no safetensors file of its folder")
     return sorted(names)
-
-
-def fetch_tokenizer(repository: str, *, revision: str | None) -> Snapshot:
-    """Return a folder with a model's config and tokenizer; errors are those of ``fetch_model``."""
-    model = _resolve_model(repository, revision=revision)
-    return model.fetch(filter(_is_config_or_tokenizer, model.files))
 
 
 def fetch_dataset(repository: str, names: Iterable[str], *, commit: str) -> Snapshot:
@@ -226,26 +225,18 @@ def cache_folder(name: str) -> Path:
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
 
 
-def _resolve_model(repository: str, *, revision: str | None) -> Repository:
-    model = resolve("model", repository, revision=revision)
-    if CONFIG not in model.files:
-        remedy = "choose a model in the format of the transformers library"
-        model.refuse(f"has no {CONFIG}", remedy=remedy)
-    return model
-
-
 def _ask(kind: Kind, repository: str, revision: str | None, *, timeout_seconds: float) -> Any:
     """Return what the Hub says of a repository; after a 429 with a short pause, ask again.
 
     A thread asks, since the time-outs of a request do not cover the look-up of the server's
     address, which a dead name server can delay.
     """
-    ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
     answers: SimpleQueue[Any] = SimpleQueue()
 
     def ask_once() -> None:
         try:
-            answers.put(ask(repository, revision=revision, timeout=timeout_seconds))
+            ask = HfApi().repo_info
+            answers.put(ask(repository, repo_type=kind, revision=revision, timeout=timeout_seconds))
         except Exception as error:  # raised below, in the thread that waits
             answers.put(error)
 

@@ -28,7 +28,6 @@ from finetune.hub import (
     fetch_dataset,
     fetch_file,
     fetch_model,
-    fetch_tokenizer,
     resolve,
 )
 
@@ -314,17 +313,17 @@ def test_a_cache_that_can_not_be_written_is_named(hub: HubServer, tmp_path: Path
 
 def test_a_tokenizer_comes_without_the_weights(hub: HubServer, model_folder: Path) -> None:
     (model_folder / "model.safetensors").unlink()
-    folder = fetch_tokenizer(MODEL, revision=None).folder
+    folder = fetch_model(MODEL, revision=None, with_weights=False).folder
     assert {path.name for path in folder.iterdir()} == NEEDED - {"model.safetensors"}
     (model_folder / "config.json").unlink()
     with pytest.raises(ModelUnsupported, match=r"config\.json"):
-        fetch_tokenizer(MODEL, revision=None)
+        fetch_model(MODEL, revision=None, with_weights=False)
 
 
 def test_a_cached_tokenizer_is_not_taken_for_a_model(hub: HubServer, tmp_path: Path) -> None:
-    folder = fetch_tokenizer(MODEL, revision=None)
+    folder = fetch_model(MODEL, revision=None, with_weights=False)
     with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
-        assert fetch_tokenizer(MODEL, revision=None) == folder
+        assert fetch_model(MODEL, revision=None, with_weights=False) == folder
         with pytest.raises(HubNotReachable, match="not in the cache"):
             fetch_model(MODEL, revision=None)
     assert fetch_model(MODEL, revision=None) == folder
@@ -394,7 +393,7 @@ def test_a_short_limit_of_requests_is_waited_for(
     pauses: list[float] = []
     monkeypatch.setattr("finetune.hub.time.sleep", pauses.append)
     hub.failures.limits_for_seconds = [str(pause)]
-    assert fetch_tokenizer(MODEL, revision=None).commit == MAIN_COMMIT
+    assert fetch_model(MODEL, revision=None, with_weights=False).commit == MAIN_COMMIT
     assert pauses == [pause]
 
 

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from finetune.model.calls import Call, are_features, find_features, record_calls
 from finetune.model.freeze import set_training
 from finetune.tokenization.collate import prepare_mask
 from finetune.tokenization.encode import EncodedTexts
-from finetune.tokenization.examples import ModelInputs, inputs_of_texts
+from finetune.tokenization.examples import inputs_of_texts
 
 Inputs = Mapping[str, torch.Tensor]
 
-# Tokens by which two texts are padded further, to see whether their features stay the same.
+# Tokens of two texts, and by how many these are padded further, to see whether features stay.
+LENGTHS = (5, 3)
 MORE_PADDING = 2
 
 
@@ -80,19 +82,22 @@ def split_frozen(
 
     The model is on the CPU, and frozen as the mode says.
     """
-    texts = _two_texts(model, takes_4d_mask=takes_4d_mask, pads_left=pads_left)
-    examples = len(texts.lengths)
+    texts = _two_texts(model.config.pad_token_id or 0, pads_left=pads_left)
+    inputs_of = inputs_of_texts(texts, takes_4d_mask=takes_4d_mask).inputs_of
+    longest = max(LENGTHS)
+    inputs = inputs_of(np.arange(2), longest)
+    padded_inputs = inputs_of(np.arange(2), longest + MORE_PADDING)
     model.train(False)
-    calls = record_calls(model, texts.inputs_of(np.arange(examples), int(texts.lengths.max())))
-    for name, features in _possible_splits(calls, examples=examples).items():
+    calls = record_calls(model, inputs)
+    for name, features in _possible_splits(calls).items():
         extractor = FeatureExtractor(
             model,
             name,
             per_token=features.ndim == 3,
             hidden_size=features.shape[-1],
-            trainable=_make_trainable(model, calls, name, examples=examples),
+            trainable=_make_trainable(model, calls, name),
         )
-        if _is_exact(extractor, texts, takes_4d_mask=takes_4d_mask):
+        if _is_exact(extractor, inputs, padded_inputs, takes_4d_mask=takes_4d_mask):
             return extractor
     return None
 
@@ -123,13 +128,13 @@ def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch
     return features
 
 
-def _possible_splits(calls: Mapping[str, Call], *, examples: int) -> dict[str, torch.Tensor]:
+def _possible_splits(calls: Mapping[str, Call]) -> dict[str, torch.Tensor]:
     """Return the modules at whose input a model may be split, the highest first."""
     features = {
         name: call.features
         for name, call in calls.items()
         if call.features is not None
-        and len(call.features) == examples
+        and len(call.features) == len(LENGTHS)
         and list(call.module.parameters())
     }
     trained = [
@@ -143,21 +148,18 @@ def _possible_splits(calls: Mapping[str, Call], *, examples: int) -> dict[str, t
     return {name: features[name] for name in first}
 
 
-def _make_trainable(
-    model: nn.Module, calls: Mapping[str, Call], split_at: str, *, examples: int
-) -> nn.Module:
+def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) -> nn.Module:
     """Return a model over the same parameters whose frozen layers pass their input on.
 
     The names of what trains stay, so that checkpoints do not depend on the split.
     """
     tensors = [*model.parameters(), *model.buffers()]
     trainable = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
-    for name in list(calls)[: list(calls).index(split_at)]:
-        call = calls[name]
+    for name, call in takewhile(lambda item: item[0] != split_at, calls.items()):
         parameters = list(call.module.parameters())
         is_frozen = bool(parameters) and not any(one.requires_grad for one in parameters)
         returns = call.first_output
-        if is_frozen and are_features(returns) and len(returns) == examples:
+        if is_frozen and are_features(returns) and len(returns) == len(LENGTHS):
             # Not the module itself: a model may read attributes of its layers.
             trainable.get_submodule(name).forward = partial(_pass_on, call.output)
     return trainable
@@ -180,33 +182,23 @@ def _shape_like(part: Any, features: torch.Tensor) -> torch.Tensor | None:
     return features[:, 0] if (part.ndim, features.ndim) == (2, 3) else features
 
 
-def _two_texts(model: PreTrainedModel, *, takes_4d_mask: bool, pads_left: bool) -> ModelInputs:
-    lengths = np.array([5, 3])
+def _two_texts(padding: int, *, pads_left: bool) -> EncodedTexts:
     # Not a tensor's numbers: memory is estimated with fake tensors, which have none.
     tokens = np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)
-    texts = EncodedTexts(
-        columns={"input_ids": tokens},
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        padding={"input_ids": model.config.pad_token_id or 0},
-        pads_left=pads_left,
-        truncated_texts=0,
-    )
-    return inputs_of_texts(texts, takes_4d_mask=takes_4d_mask)
+    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
+    return EncodedTexts({"input_ids": tokens}, offsets, {"input_ids": padding}, pads_left, 0)
 
 
-def _is_exact(extractor: FeatureExtractor, texts: ModelInputs, *, takes_4d_mask: bool) -> bool:
+def _is_exact(
+    extractor: FeatureExtractor, inputs: Inputs, padded_inputs: Inputs, *, takes_4d_mask: bool
+) -> bool:
     """Whether features are the same at two padded lengths, and suffice for the same gradients."""
-    indices, padded_length = np.arange(len(texts.lengths)), int(texts.lengths.max())
-    inputs = texts.inputs_of(indices, padded_length)
-    padded_inputs = texts.inputs_of(indices, padded_length + MORE_PADDING)
     features, padded_features = extractor.extract(inputs), extractor.extract(padded_inputs)
     if extractor.per_token:
         # Features of padding are not kept, so that nothing may depend on them.
         mask, padded_mask = _mask_of(inputs), _mask_of(padded_inputs)
-        above = {
-            "inputs_embeds": features * mask[..., None],
-            "attention_mask": inputs["attention_mask"],
-        }
+        embeddings = features * mask[..., None]
+        above = {"inputs_embeds": embeddings, "attention_mask": inputs["attention_mask"]}
         features, padded_features = features[mask], padded_features[padded_mask]
     else:
         above = pooled_inputs(features, takes_4d_mask=takes_4d_mask)

@@ -17,7 +17,6 @@ from finetune import events
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupported
 from finetune.events import Emit
-from finetune.hub import fetch_tokenizer
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model
 from finetune.model.structure import Structure, find_structure
@@ -107,7 +106,7 @@ def load_classifier(
 
 def load_tokenizer(name: str, *, revision: str | None) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it."""
-    return find_model(name, revision=revision, fetch=fetch_tokenizer).read_tokenizer()
+    return find_model(name, revision=revision, with_weights=False).read_tokenizer()
 
 
 def _build(

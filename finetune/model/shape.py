@@ -9,7 +9,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from finetune.hub import fetch_tokenizer
 from finetune.model.source import MINILM, find_model
 
 # As published, so that they need no Hub: hidden size, layers, heads, intermediate size.
@@ -35,7 +34,7 @@ def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
             num_attention_heads=heads,
             intermediate_size=intermediate_size,
         )
-    source = find_model(name, revision=revision, fetch=fetch_tokenizer)
+    source = find_model(name, revision=revision, with_weights=False)
     config = source.read_config()
     with source.failures_explained(), torch.device("meta"):
         AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from finetune.errors import ConfigurationInvalid, FinetuneError, ModelNotFound, ModelUnsupported
 from finetune.files import file_sha256, read_json
-from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, Snapshot, fetch_model, read_shard_names
+from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, read_shard_names
 
 MINILM = "minilm"
 MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
@@ -33,9 +33,6 @@ _SIZES = re.compile("size|dim|head|position|embd|inner|ffn")
 _TOKENIZER_FILE = re.compile(
     "tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece|spm"
 )
-
-# What gets a model, or a part of it, from the Hub: ``fetch_model`` or ``fetch_tokenizer``.
-Fetch = Callable[..., Snapshot]
 
 
 @dataclass(frozen=True)
@@ -119,11 +116,11 @@ class ModelSource:
         return [self.folder / name for name in read_shard_names(self.folder)]
 
 
-def find_model(name: str, *, revision: str | None, fetch: Fetch = fetch_model) -> ModelSource:
+def find_model(name: str, *, revision: str | None, with_weights: bool = True) -> ModelSource:
     """Find the files of a folder, a Hub id, or ``minilm``; those of the Hub are fetched.
 
     Raises:
-        FinetuneError: As ``fetch`` does.
+        FinetuneError: As :func:`fetch_model` does.
         ConfigurationInvalid: If a revision is given for a folder.
         ModelNotFound: If there is no such folder or repository, or no model in the folder.
     """
@@ -132,7 +129,8 @@ def find_model(name: str, *, revision: str | None, fetch: Fetch = fetch_model) -
     # Of os.path, whose functions take names of any kind.
     folder = Path(os.path.expanduser(name))
     if name == MINILM or not os.path.isdir(folder):
-        fetched = fetch(MINILM_REPOSITORY if name == MINILM else name, revision=revision)
+        repository = MINILM_REPOSITORY if name == MINILM else name
+        fetched = fetch_model(repository, revision=revision, with_weights=with_weights)
         return ModelSource(name, fetched.folder, fetched.commit)
     if revision is not None:
         raise ConfigurationInvalid(
