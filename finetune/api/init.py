@@ -32,6 +32,10 @@ from finetune.runs.preparation import split_options
 # nothing, for batches are no wider than their texts.
 BYTES_A_TOKEN = 3
 SPECIAL_TOKENS = 2
+# The default model's vocabulary is of English.
+MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
+FIRST_LETTER_BEYOND_LATIN = "\u0250"
+SCRIPT_TEXTS = 1000
 # The positions of BERT and of most of its kin.
 MOST_TOKENS = 512
 
@@ -54,6 +58,7 @@ class TableFacts:
         examples: The first text of each class.
         mean_characters: Characters of a text on average.
         longest_characters: Characters of the longest text.
+        model: The model that was named, or one whose vocabulary suits the texts.
         suggested_max_length: Tokens that are enough for the texts, or an estimate.
     """
 
@@ -70,6 +75,7 @@ class TableFacts:
     examples: Mapping[str, str]
     mean_characters: float
     longest_characters: int
+    model: str
     suggested_max_length: int
 
 
@@ -96,7 +102,8 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
     class_rows = count_classes(rows)
     first_rows = {name: int(np.argmax(labels == number)) for number, name in enumerate(names)}
     mean_characters = sum(map(len, texts)) / len(texts)
-    lengths = measure_tokens(table, ModelConfig(model=model or Config().model.model), emit=emit)
+    model = model or _suggest_model(texts)
+    lengths = measure_tokens(table, ModelConfig(model=model), emit=emit)
     return TableFacts(
         file=options.data,
         encoding=options.encoding,
@@ -111,19 +118,15 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         examples={name: texts[first_rows[name]] for name in names if class_rows[name]},
         mean_characters=mean_characters,
         longest_characters=max(map(len, texts)),
+        model=model,
         suggested_max_length=lengths.suggested_max_length
         if lengths
         else _estimate_max_length(texts),
     )
 
 
-def make_config(facts: TableFacts, *, model: str | None) -> str:
-    """Return a YAML configuration for a table, with comments, that runs as it is.
-
-    Args:
-        facts: What the table holds.
-        model: Hub id or folder of the model; ``None`` for the default.
-    """
+def make_config(facts: TableFacts) -> str:
+    """Return a YAML configuration for a table, with comments, that runs as it is."""
     defaults = Config()
     given = {"encoding": facts.encoding, "header": facts.header}
     values = {
@@ -131,7 +134,7 @@ def make_config(facts: TableFacts, *, model: str | None) -> str:
         "data": facts.file,
         "text_column": facts.text_column,
         "label_column": facts.label_column,
-        "model": model or defaults.model.model,
+        "model": facts.model,
         "freeze_core": defaults.model.freeze_core,
         "max_length": max(facts.suggested_max_length, defaults.model.max_length),
         "num_train_epochs": defaults.training.num_train_epochs,
@@ -175,6 +178,13 @@ def _epochs(facts: TableFacts, mode: str) -> float:
 def _count_rows_of_a_run(table: DatasetDict, *, emit: Emit) -> dict[str, int]:
     splits = split_table(table, split_options(DataConfig()), takes_first=False, emit=emit)
     return {split: len(rows) for split, rows in splits.items()}
+
+
+def _suggest_model(texts: Sequence[str]) -> str:
+    """Return the default model or, for texts not in Latin letters, a multilingual one."""
+    letters = [letter for text in texts[:SCRIPT_TEXTS] for letter in text if letter.isalpha()]
+    latin = sum(letter < FIRST_LETTER_BEYOND_LATIN for letter in letters)
+    return MULTILINGUAL_MODEL if 2 * latin < len(letters) else Config().model.model
 
 
 def _estimate_max_length(texts: Sequence[str]) -> int:

@@ -56,7 +56,7 @@ def command(
         options = DataOptions(str(table), label="", **flags)
         facts = look_at_table(options, model=model, emit=emit)
     file = output or Path(f"{table.stem}.yaml")
-    write_new_file(file, make_config(facts, model=model))
+    write_new_file(file, make_config(facts))
     if as_json:
         show_json({"schema_version": 1, "config": str(file), **asdict(facts)})
         return

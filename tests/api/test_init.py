@@ -34,9 +34,9 @@ def look(
     return look_at_table(options, model=model, emit=lambda event: None)
 
 
-def configured(facts: TableFacts, folder: Path, *, model: str | None = None) -> Config:
+def configured(facts: TableFacts, folder: Path) -> Config:
     file = folder / "made.yaml"
-    file.write_text(make_config(facts, model=model), encoding="utf-8")
+    file.write_text(make_config(facts), encoding="utf-8")
     return load_config(file=str(file), environment={}, flags={}, assignments=()).config
 
 
@@ -88,7 +88,7 @@ def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
     tmp_path: Path,
 ) -> None:
     facts = look(tmp_path, rows())
-    content = yaml.safe_load(make_config(facts, model=None))
+    content = yaml.safe_load(make_config(facts))
     assert content == {
         "data": {"data": facts.file, "text_column": "text", "label_column": "label"},
         "model": None,
@@ -97,7 +97,7 @@ def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
 
 
 def test_the_model_that_is_named_is_configured(tmp_path: Path) -> None:
-    config = configured(look(tmp_path, rows()), tmp_path, model="minilm")
+    config = configured(look(tmp_path, rows(), model="minilm"), tmp_path)
     assert config.model.model == "minilm"
 
 
@@ -106,13 +106,13 @@ def test_uneven_classes_are_weighed_only_if_the_user_says_so_and_are_told_the_pr
 ) -> None:
     uneven = look(tmp_path, rows(praise=200))
     assert configured(uneven, tmp_path).training.class_weights == "none"
-    explained = " ".join(make_config(uneven, model=None).replace("#", "").split())
+    explained = " ".join(make_config(uneven).replace("#", "").split())
     assert "the smallest class has 10 rows and the largest 200: balanced" in explained
     assert "costs accuracy" in explained
 
 
 def test_the_epochs_of_a_small_table_are_told(tmp_path: Path) -> None:
-    config = make_config(look(tmp_path, rows(praise=200)), model=None)
+    config = make_config(look(tmp_path, rows(praise=200)))
     explained = " ".join(config.replace("#", "").split())
     assert "Here it is 40, or at most 100 where only" in explained
 
@@ -129,6 +129,21 @@ def test_a_text_in_chinese_is_not_taken_for_a_short_one(tmp_path: Path) -> None:
     assert facts.suggested_max_length >= 200
 
 
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("{} {} 今天天气很好我们去公园", "bert-base-multilingual-cased"),
+        ("{} {} фильм мне очень понравился", "bert-base-multilingual-cased"),
+        ("{} {} maden var rigtig god på restauranten", Config().model.model),
+        ("{} {} 12 !", Config().model.model),
+    ],
+)
+def test_the_proposed_model_suits_the_script_of_the_texts(
+    tmp_path: Path, text: str, model: str
+) -> None:
+    assert configured(look(tmp_path, rows(text=text)), tmp_path).model.model == model
+
+
 def test_a_name_that_breaks_lines_stays_out_of_the_comments(tmp_path: Path) -> None:
     table = [{"text": row["text"], "label": row["label"] + "\u2028data: {"} for row in rows()]
     assert configured(look(tmp_path, table), tmp_path).data.label_column == "label"
@@ -136,7 +151,7 @@ def test_a_name_that_breaks_lines_stays_out_of_the_comments(tmp_path: Path) -> N
 
 def test_init_and_check_count_the_same_tokens(tmp_path: Path, tiny_folder: Path) -> None:
     facts = look(tmp_path, rows(text="{} {} " + "the river " * 3), model=str(tiny_folder))
-    config = configured(facts, tmp_path, model=str(tiny_folder))
+    config = configured(facts, tmp_path)
     lengths = check_data(config, emit=lambda event: None).lengths
     assert lengths is not None
     assert facts.suggested_max_length == lengths.suggested_max_length
