@@ -78,6 +78,7 @@ def _show_facts(facts: "TableFacts") -> None:
             "text column": f"{facts.text_column} ({facts.text_reason})",
             "label column": f"{facts.label_column} ({facts.label_reason})",
             "rows of a run": facts.rows_of_a_run,
+            "model": facts.model,
             "classes": f"{len(facts.class_rows)}\n",
         }
     )
