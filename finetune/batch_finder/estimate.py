@@ -61,23 +61,18 @@ class EstimatedSizes:
         batch: Largest that is expected to fit; 0 where not even one example does.
         lowest_batch: What fits if the memory is underestimated as far as it may be.
         highest_batch: What fits if it is overestimated as far as it may be.
+        peak_bytes: Expected peak memory at ``batch``, or at 1 where none is expected to fit.
         basis: What the numbers rest on, for the user.
     """
 
     batch: int
     lowest_batch: int
     highest_batch: int
+    peak_bytes: int
     basis: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate(EstimatedSizes):
-    """The same, with the peak memory that is expected at ``batch``, or at 1 where that is 0."""
-
-    peak_bytes: int
-
-
-def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
+def estimate(case: Case, *, memory_bytes: int, limit: int) -> EstimatedSizes:
     """Estimate the largest batch, up to a limit, that training takes on a device that is not here.
 
     The process may take ``memory_bytes`` there, its own share included.
@@ -87,12 +82,12 @@ def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
     most = 1 + calibration.error_share
     largest = map(expected.largest_batch, (memory_bytes, memory_bytes / most, memory_bytes * most))
     batch, lowest, highest = (limit if one is None else min(one, limit) for one in largest)
-    return Estimate(
+    return EstimatedSizes(
         batch=batch,
         lowest_batch=lowest,
         highest_batch=highest,
-        basis=_basis(case, calibration),
         peak_bytes=round(expected.peak_bytes(max(1, batch))),
+        basis=_basis(case, calibration),
     )
 
 

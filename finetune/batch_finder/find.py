@@ -30,7 +30,7 @@ class Bounds:
     Args:
         limit: Largest batch size worth trying.
         first: Batch size to begin with; None for a small one.
-        memory_limit_bytes: The most memory that the user allows; None for as much as there is.
+        memory_limit_bytes: The most that the user allows; None for as much as there is.
         time_limit_seconds: Time for the search, the start of its first process included.
     """
 
@@ -49,11 +49,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Finder:
-    """Searches on one device.
+    """Searches on one device, which only child processes use.
 
     Args:
-        device: Only child processes use it.
-        bounds: Where each search ends.
         cache: Folder of the results of earlier searches; None to search in any case.
         emit: Receives each probe as an event.
         probes: Those of all searches, in order.
@@ -123,13 +121,10 @@ def _may_grow(cached: Found, budget_bytes: int) -> bool:
 
 def _key(case: Case, device: Device, bounds: Bounds) -> str:
     """Return a key of all that a result depends on but the budget."""
-    ingredients = [
-        case.to_json(),
-        device.description,
-        *(f"{package} {version(package)}" for package in _PACKAGES),
-        json.dumps(asdict(bounds), sort_keys=True),
-    ]
-    return hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
+    versions = [f"{package} {version(package)}" for package in _PACKAGES]
+    limits = json.dumps(asdict(bounds), sort_keys=True)
+    ingredients = "\n".join([case.to_json(), device.description, *versions, limits])
+    return hashlib.sha256(ingredients.encode()).hexdigest()
 
 
 def _read(file: Path) -> Found | None:

@@ -21,12 +21,10 @@ class Outcome:
     """What one probe found.
 
     Args:
-        batch_size: Examples of an update.
         verdict: Whether it fits; ``failed`` says that something other than memory went wrong.
         peak_bytes: The most memory in use, None where unknown.
         examples_per_second: Of updates in their steady state, None unless it fits.
         seconds: Wall time of the probe, the start of a process included.
-        reason: Why it does not fit.
         is_strained: Whether it barely fits: the allocator had to free its cache and try again, or
             the system began to swap.
     """

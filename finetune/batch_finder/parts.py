@@ -4,11 +4,11 @@ Where features of the frozen layers are stored, their extraction has a batch siz
 """
 
 import time
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from finetune.batch_finder.case import Case, Part
-from finetune.batch_finder.estimate import EstimatedSizes, estimate
+from finetune.batch_finder.estimate import estimate
 from finetune.batch_finder.find import Finder
 from finetune.batch_finder.results import BatchResult, EstimateResult
 from finetune.batch_finder.search import Found, SearchedSizes
@@ -29,14 +29,10 @@ def parts_of(*, stores_features: bool) -> tuple[Part, ...]:
 
 
 def search_parts(case: Case, finder: Finder, *, stores_features: bool) -> BatchResult:
-    """Search for the batch sizes of all parts of a model, of whichever part the case is.
+    """Search for the batch sizes of all parts of a model, with a finder that has not searched yet.
 
-    A model of which no features can be stored is searched as a whole.
-
-    Args:
-        case: What is trained.
-        finder: Has not searched yet; emits progress events.
-        stores_features: Whether features of the frozen layers are stored.
+    It does not matter of which part the case is. A model that can't be split is searched as a
+    whole, even if features of its frozen layers should be stored.
 
     Raises:
         ProbeFailed: If a probe failed for another reason than memory.
@@ -59,7 +55,7 @@ def search_parts(case: Case, finder: Finder, *, stores_features: bool) -> BatchR
     peaks = [one.peak_bytes for one in found.values() if one.peak_bytes]
     return BatchResult(
         **_of_case(case, len(parts)),
-        **_fields_of(SearchedSizes, trained),
+        **{field.name: getattr(trained, field.name) for field in fields(SearchedSizes)},
         budget_bytes=next((one.budget_bytes for one in found.values()), None),
         features_batch=found["features"].recommended if "features" in found else None,
         peak_bytes=max(peaks) if fits and peaks else None,
@@ -74,12 +70,12 @@ def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -
         part: estimate(replace(case, part=part), memory_bytes=mac.budget_bytes, limit=limit)
         for part in parts_of(stores_features=stores_features)
     }
+    peak_bytes = max(one.peak_bytes for one in found.values())
     return EstimateResult(
         **_of_case(case, len(found)),
-        **_fields_of(EstimatedSizes, list(found.values())[-1]),
+        **asdict(replace(list(found.values())[-1], peak_bytes=peak_bytes)),
         budget_bytes=mac.budget_bytes,
         features_batch=found["features"].batch if "features" in found else None,
-        peak_bytes=max(one.peak_bytes for one in found.values()),
         machine=mac.name,
     )
 
@@ -87,7 +83,3 @@ def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -
 def _of_case(case: Case, parts: int) -> dict[str, Any]:
     names = ("device", "mode", "padded_length", "precision")
     return {name: getattr(case, name) for name in names} | {"stores_features": parts > 1}
-
-
-def _fields_of(kind: type[SearchedSizes | EstimatedSizes], value: object) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(kind)}

@@ -82,7 +82,7 @@ class Prober:
         """Train at a batch size, in the child that trained before unless it failed.
 
         Raises:
-            ProbeFailed: If the first child fails before it knows its budget.
+            ProbeFailed: As ``budget_bytes`` does.
             ModelUnsupported: If the model can't be split into the case's part.
         """
         started = time.perf_counter()

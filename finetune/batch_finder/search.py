@@ -139,21 +139,16 @@ def _is_exhausted(history: History) -> bool:
 def _raise_if_hopeless(history: History) -> None:
     last = history.outcomes[-1]
     if last.verdict == "failed":
-        raise ProbeFailed(
-            f"a probe of batch size {last.batch_size} failed: {last.reason}",
-            remedy="memory is not the cause: see what finetune doctor says",
-        )
+        message = f"a probe of batch size {last.batch_size} failed: {last.reason}"
+        raise ProbeFailed(message, remedy="memory is not the cause: see what finetune doctor says")
     if history.largest or last.batch_size > 1:
         return
     if last.verdict == "timed_out":
-        raise ProbeFailed(
-            f"even a batch of one example takes too long: {last.reason}",
-            remedy="raise --time-limit, or lower --max-length",
-        )
-    raise BatchDoesNotFit(
-        f"not even a batch of one example fits in memory: {last.reason}",
-        remedy="lower --max-length, use --freeze-core, or raise --memory-limit",
-    )
+        message = f"even a batch of one example takes too long: {last.reason}"
+        raise ProbeFailed(message, remedy="raise --time-limit, or lower --max-length")
+    message = f"not even a batch of one example fits in memory: {last.reason}"
+    remedy = "lower --max-length, use --freeze-core, or raise --memory-limit"
+    raise BatchDoesNotFit(message, remedy=remedy)
 
 
 def _bracketing_size(history: History) -> int | None:

@@ -1,6 +1,8 @@
 """A model with random weights that takes the updates of training at any batch size."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -128,10 +130,8 @@ def build_model(case: Case) -> PreTrainedModel:
     architecture = dict(case.architecture)
     config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
     config.num_labels = case.classes
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
-        config, dtype=torch.float32
-    )
-    return model
+    make = cast(Callable[..., PreTrainedModel], AutoModelForSequenceClassification.from_config)
+    return make(config, dtype=torch.float32)
 
 
 def prepare_trial(

@@ -20,8 +20,7 @@ def draw_batches(results: Sequence[BatchResult], *, to: Path) -> None:
         _draw_result(result, memory, speed, color=f"C{index}")
     memory.set_ylabel("peak memory, GiB")
     memory.set_title("Dotted: the budget; below, the recommended size", loc="left", fontsize=9)
-    speed.set_ylabel("examples/s")
-    speed.set_xlabel("batch size")
+    speed.set(xlabel="batch size", ylabel="examples/s")
     speed.set_xscale("log", base=2)
     speed.xaxis.set_major_formatter("{x:,.0f}")
     if memory.get_legend_handles_labels()[0]:

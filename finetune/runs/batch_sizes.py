@@ -24,11 +24,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     """Search for the batch sizes of a run.
 
     Each search begins with the largest size worth trying, that of an update or of an evaluation, so
-    that mostly one probe is enough.
-
-    Raises:
-        BatchDoesNotFit: If not even one example fits.
-        ProbeFailed: If a probe failed for another reason than memory.
+    that mostly one probe is enough. It raises what ``Finder.find`` does.
     """
     config, classifier = preparation.config, preparation.classifier
     case = Case(
@@ -54,11 +50,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
 
 
 def bounds_of(options: SearchConfig, *, limit: int, first: int | None) -> Bounds:
-    """Return where a search with these options ends.
-
-    Raises:
-        ConfigurationInvalid: If the limit of memory is no size.
-    """
+    """Return where a search ends; raise ConfigurationInvalid if its limit of memory is no size."""
     memory = options.memory_limit
     memory_bytes = None if memory is None else parse_size(memory, origin="--memory-limit")
     return Bounds(limit, first, memory_bytes, options.time_limit)

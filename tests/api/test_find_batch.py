@@ -15,7 +15,7 @@ from finetune import events
 from finetune.api import find_batch as api
 from finetune.batch_finder import parts
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.estimate import Estimate
+from finetune.batch_finder.estimate import EstimatedSizes
 from finetune.batch_finder.results import BatchResult, EstimateResult
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import (
@@ -44,11 +44,11 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Estimate by a rule of thumb: 8 KiB a token."""
+    """EstimatedSizes by a rule of thumb: 8 KiB a token."""
 
-    def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
+    def estimate(case: Case, *, memory_bytes: int, limit: int) -> EstimatedSizes:
         batch = min(limit, max(0, memory_bytes - GIB) // (2**13 * case.padded_length))
-        return Estimate(
+        return EstimatedSizes(
             batch=batch, lowest_batch=batch, highest_batch=batch, basis="a rule of thumb",
             peak_bytes=memory_bytes,
         )  # fmt: skip

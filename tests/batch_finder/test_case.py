@@ -17,6 +17,11 @@ def test_a_case_comes_back_from_its_line(architecture: str) -> None:
     assert "\n" not in case.to_json()
 
 
+def test_equal_cases_have_one_line_whatever_the_order_of_their_architecture() -> None:
+    reordered = dict(reversed(CASE.architecture.items()))
+    assert replace(CASE, architecture=reordered).to_json() == CASE.to_json()
+
+
 def test_two_models_that_differ_only_in_their_origin_and_classes_are_one_architecture() -> None:
     one = BertConfig(num_labels=2, name_or_path="here")
     other = BertConfig(num_labels=50, name_or_path="there", architectures=["BertModel"])

@@ -8,7 +8,7 @@ from tiny_models import tiny_config
 from finetune import events
 from finetune.batch_finder import parts
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.estimate import Estimate
+from finetune.batch_finder.estimate import EstimatedSizes
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult
@@ -135,10 +135,10 @@ def test_an_estimate_joins_those_of_the_parts(monkeypatch: pytest.MonkeyPatch) -
     mac = Mac("Mac with 4GiB", 4 * GIB)
     batches = {"features": 30, "trainable": 20, "whole": 10}
 
-    def estimate(case: Case, *, memory_bytes: int, limit: int) -> Estimate:
+    def estimate(case: Case, *, memory_bytes: int, limit: int) -> EstimatedSizes:
         assert (memory_bytes, limit) == (mac.budget_bytes, 99)
         batch = batches[case.part]
-        return Estimate(batch=batch, lowest_batch=batch - 1, highest_batch=batch + 1,
+        return EstimatedSizes(batch=batch, lowest_batch=batch - 1, highest_batch=batch + 1,
                         basis=case.part, peak_bytes=100 * batch)  # fmt: skip
 
     monkeypatch.setattr(parts, "estimate", estimate)

@@ -204,14 +204,8 @@ def parent() -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGKILL,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_child_does_not_outlive_its_parent(
     parent: "subprocess.Popen[str]", number: signal.Signals
 ) -> None:
