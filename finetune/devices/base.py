@@ -14,13 +14,9 @@ class Device:
     """Where a model trains: its arithmetic and random numbers.
 
     Attributes:
-        name: The choice that selects it, such as ``cpu``.
         description: The hardware, such as ``NVIDIA H200, 139.8 GiB``.
-        torch_device: Where tensors go.
         precisions: Number formats it can compute in, fp32 first.
         has_fused_adamw: Whether PyTorch has a fused AdamW kernel for it.
-        memory: What its memory holds and may hold.
-        shapes: Which shapes a batch should have there.
     """
 
     name: str
@@ -59,9 +55,13 @@ class DeviceMemory(ABC):
     Attributes:
         is_shared: Whether tensors are in the machine's own memory, so that too many of them harm
             every other process.
+        out_of_memory_errors: What is raised for nothing but memory that did not suffice.
+        out_of_memory_texts: What a RuntimeError that is raised for it says.
     """
 
     is_shared = False
+    out_of_memory_errors: tuple[type[BaseException], ...] = ()
+    out_of_memory_texts: tuple[str, ...]
 
     @property
     def swaps(self) -> bool:
@@ -70,7 +70,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def used_bytes(self) -> int:
-        """Return the memory that this process uses on the device now."""
+        """Return the memory of live tensors, where they are counted; else what the process has."""
 
     @abstractmethod
     def peak_bytes(self) -> int | None:
@@ -86,18 +86,18 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return how much memory this process may hold, what it holds already included.
-
-        At most ``limit_bytes``, if the user has set a limit.
-        """
+        """Return how much this process may hold, what it holds included; at most the user's limit."""
 
     @abstractmethod
     def cap(self, budget_bytes: int) -> None:
         """Let this process's allocations beyond a budget fail, where the system can."""
 
-    @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that the device's memory did not suffice."""
+        return isinstance(error, self.out_of_memory_errors) or (
+            isinstance(error, RuntimeError)
+            and any(text in str(error) for text in self.out_of_memory_texts)
+        )
 
     @abstractmethod
     def release(self) -> None:
@@ -138,10 +138,7 @@ class BatchShapes:
     min_examples: int = 1
 
     def padded_lengths(self, longest_tokens: int) -> Sequence[int]:
-        """Return the lengths that batches may be padded to, in tokens, ascending.
-
-        Every length from 1, unless a device says otherwise; the last holds the longest text.
-        """
+        """Return the lengths, ascending, that batches may be padded to; the last holds all."""
         return range(1, longest_tokens + 1)
 
     def max_examples(self, *, padded_length: int) -> int | None:
@@ -151,13 +148,7 @@ class BatchShapes:
 
 @dataclass(frozen=True)
 class Unusable:
-    """Why a device can't be used on this machine.
-
-    Args:
-        reason: What is missing.
-        remedy: What the user can do about it.
-        is_absent: Whether the machine has no such device at all, so that nobody will miss it.
-    """
+    """Why a device can't be used on this machine, which may have none (``is_absent``)."""
 
     reason: str
     remedy: str
@@ -174,8 +165,7 @@ def place(module: nn.Module, torch_device: torch.device) -> None:
 def why_operation_fails(torch_device: torch.device) -> str | None:
     """Multiply two small matrices on the device; return what went wrong, or None.
 
-    The product is looked at because a GPU's fault may pass without an error and leave garbage
-    behind (pytorch#193571).
+    A GPU's fault may pass without an error and leave garbage in the product (pytorch#193571).
     """
     try:
         ones = torch.ones(8, 8, device=torch_device)
@@ -183,11 +173,6 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     return None if total == 512 else f"the sum of an 8 by 8 product is {total}, not 512"
-
-
-def mentions(error: BaseException, texts: Sequence[str]) -> bool:
-    """Return whether a RuntimeError, which is all that allocators raise, has one of the texts."""
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 
 def round_up_to_8(tokens: int) -> int:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +12,9 @@ import psutil
 import torch
 
 from finetune.devices import host_memory
-from finetune.devices.base import BatchShapes, Device, DeviceMemory, gibibytes, mentions
+from finetune.devices.base import BatchShapes, Device, DeviceMemory, gibibytes
 from finetune.devices.threads import ThreadChoice, choose_threads
 
-# PyTorch's texts where the system has posix_memalign, and elsewhere; then those of C++ and of the
-# threads' library, which end the process.
-_OUT_OF_MEMORY = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "std::bad_alloc",
-    "libgomp: Out of memory",
-)
 # What processes that do the same hold differs by a per cent or two; a size that was seen to fit has
 # to fit the next time.
 _STEADY_SHARE = 0.98
@@ -55,6 +48,15 @@ class CpuMemory(DeviceMemory):
     """The machine's memory, as the system counts it for this process."""
 
     is_shared = True
+    out_of_memory_errors = (MemoryError,)
+    # PyTorch's texts where the system has posix_memalign, and elsewhere; then those of C++ and of
+    # the threads' library, which end the process.
+    out_of_memory_texts = (
+        "DefaultCPUAllocator: can't allocate memory",
+        "DefaultCPUAllocator: not enough memory",
+        "std::bad_alloc",
+        "libgomp: Out of memory",
+    )
 
     @property
     def swaps(self) -> bool:
@@ -107,10 +109,6 @@ class CpuMemory(DeviceMemory):
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether Python or PyTorch got no memory from the system."""
-        return isinstance(error, MemoryError) or mentions(error, _OUT_OF_MEMORY)
-
     def release(self) -> None:
         """Give what the C library keeps of freed memory back, on Linux; PyTorch keeps none."""
         if _is_linux():
@@ -123,9 +121,5 @@ def _is_linux() -> bool:
 
 def _read_status() -> dict[str, int]:
     """Return the sizes, in bytes, that Linux counts for this process, such as ``VmRSS``."""
-    pairs = (line.split(":", 1) for line in (_PROCESS / "status").read_text().splitlines())
-    return {
-        name: int(value.removesuffix(" kB")) * 1024
-        for name, value in pairs
-        if value.endswith(" kB")
-    }
+    text = (_PROCESS / "status").read_text()
+    return {name: int(size) * 1024 for name, size in re.findall(r"(\w+):\s+(\d+) kB", text)}

@@ -10,15 +10,8 @@ from finetune.devices.base import (
     DeviceMemory,
     Unusable,
     gibibytes,
-    mentions,
     round_up_to_8,
     why_operation_fails,
-)
-
-_OUT_OF_MEMORY = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
 # What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
@@ -70,6 +63,14 @@ class MultiplesOf8(BatchShapes):
 class CudaMemory(DeviceMemory):
     """The memory of the current GPU, as PyTorch's allocator counts it."""
 
+    out_of_memory_errors = (torch.OutOfMemoryError,)
+    # The allocator's, the driver's and cuBLAS's.
+    out_of_memory_texts = (
+        "CUDA out of memory",
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    )
+
     def used_bytes(self) -> int:
         """Return the memory of live tensors; the allocator's cache is free for any of them."""
         return torch.cuda.memory_allocated()
@@ -110,10 +111,6 @@ class CudaMemory(DeviceMemory):
         total_bytes = torch.cuda.get_device_properties().total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes))
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether PyTorch's allocator, the driver or cuBLAS got no memory."""
-        return isinstance(error, torch.OutOfMemoryError) or mentions(error, _OUT_OF_MEMORY)
-
     def release(self) -> None:
         """Give the allocator's free blocks back to the driver."""
         torch.cuda.empty_cache()
@@ -130,11 +127,9 @@ def why_not_usable() -> Unusable | None:
     failure = why_operation_fails(CudaDevice.torch_device)
     if failure is None:
         return None
-    for text, unusable in _UNUSABLE.items():
-        if text in failure:
-            return unusable
-    return Unusable(
+    unknown = Unusable(
         f"an operation on the NVIDIA GPU fails: {failure}",
         remedy="see nvidia-smi for what occupies the GPU and pytorch.org for a PyTorch that "
         "supports it, or use --device cpu",
     )
+    return next((known for text, known in _UNUSABLE.items() if text in failure), unknown)

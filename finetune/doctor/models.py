@@ -18,9 +18,7 @@ def random_classifier(source: str) -> PreTrainedModel:
         source: A folder, a Hub id, or ``minilm``; those that are known by name need no Hub.
 
     Raises:
-        ModelNotFound: If there is no such folder or repository.
-        ModelUnsupported: If transformers has no text classifier of this kind.
-        HubNotReachable: If it is not in the cache and the Hub does not answer.
+        FinetuneError: If there is no such model, or it is no text classifier.
     """
     shape = load_shape(source, revision=None)
     shape.num_labels = CLASSES
@@ -34,19 +32,13 @@ def random_classifier(source: str) -> PreTrainedModel:
 def pretrained_classifier(source: str, *, emit: Emit) -> PreTrainedModel:
     """Return a pretrained model with a new head, the same at every call.
 
-    Args:
-        source: A folder, a Hub id, or ``minilm``.
-        emit: Receives progress events.
-
-    Raises:
-        FinetuneError: If the model can't be loaded, or is no text classifier.
+    Args and errors are those of ``random_classifier``.
     """
     torch.manual_seed(_SEED)
-    class_names = [str(number) for number in range(CLASSES)]
-    classifier = load_classifier(
-        source, revision=None, class_names=class_names, from_scratch=False, emit=emit
-    )
-    return classifier.model
+    names = [str(number) for number in range(CLASSES)]
+    return load_classifier(
+        source, revision=None, class_names=names, from_scratch=False, emit=emit
+    ).model
 
 
 def max_tokens(model: PreTrainedModel, *, wanted: int) -> int:

@@ -8,9 +8,10 @@ import bisect
 import copy
 import importlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ from transformers import PreTrainedModel
 
 from finetune import events
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.trial import Trial, prepare_trial
+from finetune.batch_finder.trial import prepare_trial
 from finetune.config.schema import ModelConfig
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import dispatching_as_mps, name_on_mps, run_composite, run_on_cpu
@@ -85,39 +86,33 @@ class OperatorReport:
         }
 
 
-@dataclass(frozen=True)
-class AuditedUpdate:
-    """The update of a classifier that is audited.
-
-    Args:
-        mode: What trains.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
-        batch_size: Examples in the batch. A large one costs nothing, and shows what it breaks.
-        padded_length: Tokens of each example.
-        torch_version: The release whose faults are looked up.
-    """
-
-    mode: Mode
-    precision: str
-    batch_size: int
-    padded_length: int
-    torch_version: str = torch.__version__
-
-
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
     """Audit a folder's model, a Hub id's, or ``minilm``, with texts as long as a run takes them.
 
-    The weights are random. For the other arguments see ``AuditedUpdate``.
+    The weights are random. A large batch costs nothing, and shows what it breaks.
 
     Raises:
         FinetuneError: If the model can't be loaded, or can't be trained in this mode.
     """
     model = random_classifier(source)
-    padded_length = max_tokens(model, wanted=ModelConfig.max_length)
-    return audit_classifier(model, AuditedUpdate(mode, precision, batch_size, padded_length))
+    return audit_classifier(
+        model,
+        mode=mode,
+        precision=precision,
+        batch_size=batch_size,
+        padded_length=max_tokens(model, wanted=ModelConfig.max_length),
+    )
 
 
-def audit_classifier(model: PreTrainedModel, update: AuditedUpdate) -> OperatorReport:
+def audit_classifier(
+    model: PreTrainedModel,
+    *,
+    mode: Mode,
+    precision: str,
+    batch_size: int,
+    padded_length: int,
+    torch_version: str = torch.__version__,
+) -> OperatorReport:
     """Audit one update of a classifier, as a run takes it, and one evaluation batch.
 
     What is recorded goes from the first forward to the step of the optimizer, and from there to
@@ -131,22 +126,24 @@ def audit_classifier(model: PreTrainedModel, update: AuditedUpdate) -> OperatorR
         device=CpuDevice.name,
         architecture=architecture_of(model.config.to_dict()),
         classes=cast(int, model.config.num_labels),
-        mode=update.mode,
-        padded_length=update.padded_length,
-        precision="bf16" if update.precision == "fp16" else update.precision,
+        mode=mode,
+        padded_length=padded_length,
+        precision="bf16" if precision == "fp16" else precision,
     )
     fake = _fake_copy(model)
     trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
-    recorder = _Recorder(fake, torch_version=update.torch_version)
+    recorder = _Recorder(fake, torch_version=torch_version)
     recorder.places.notice(_inner_optimizer(trial.training_state))
-    if update.precision == "fp16":
-        trial = _with_scaled_gradients(trial, recorder)
+    if precision == "fp16":
+        scaled = cast(Any, _ScaledGradients(trial.training_state, recorder))
+        training_state = replace(trial.training_state, accelerator=scaled, optimizer=scaled)
+        trial = replace(trial, training_state=training_state)
     trial.begin()
     with dispatching_as_mps(), recorder:
-        trial.take_update(batch_size=update.batch_size)
+        trial.take_update(batch_size=batch_size)
         recorder.begin_evaluation()
         with _real_logits(fake, recorder):
-            trial.evaluate(batch_size=update.batch_size)
+            trial.evaluate(batch_size=batch_size)
     return recorder.report()
 
 
@@ -210,12 +207,8 @@ def _loss_of(output: Any) -> torch.Tensor:
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    tensors = [
-        one
-        for one in tree_iter(output)
-        if isinstance(one, torch.Tensor) and one.is_floating_point()
-    ]
-    return cast(torch.Tensor, sum(one.sum() for one in tensors))
+    tensors = (one for one in tree_iter(output) if isinstance(one, torch.Tensor))
+    return cast(torch.Tensor, sum(one.sum() for one in tensors if one.is_floating_point()))
 
 
 class _Places:
@@ -234,11 +227,11 @@ class _Places:
         for name, module in model.named_modules():
             place = with_stars(name) or type(model).__name__
             self._owners |= {id(one): place for one in module.parameters(recurse=False)}
-            module.register_forward_pre_hook(self._entering(place))
+            module.register_forward_pre_hook(partial(self._enter, place))
             module.register_forward_hook(self._leave, always_call=True)
 
     def now(self) -> str:
-        """Return the name of the module, or of the part of the update outside of modules."""
+        """Return the module, or the part of the update outside of modules."""
         node = torch._C._current_autograd_node()
         if node is None:
             return self._running[-1] if self._running else self.outside
@@ -254,12 +247,9 @@ class _Places:
         optimizer.register_step_pre_hook(lambda *_: setattr(self, "outside", "optimizer"))
         optimizer.register_step_post_hook(lambda *_: setattr(self, "outside", "loss"))
 
-    def _entering(self, place: str) -> Callable[..., None]:
-        def enter(*_: Any) -> None:
-            self._running.append(place)
-            self._note()
-
-        return enter
+    def _enter(self, place: str, *_: Any) -> None:
+        self._running.append(place)
+        self._note()
 
     def _leave(self, *_: Any) -> None:
         self._running.pop()
@@ -287,7 +277,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model.register_forward_pre_hook(self._begin, prepend=True)
 
     def begin_evaluation(self) -> None:
-        """Count no more, and wait for the forward."""
+        """Count no more calls, and wait for the forward."""
         self._has_begun = self._is_update = False
         self.places.outside = "evaluation"
 
@@ -299,7 +289,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._has_begun = has_begun
 
     def report(self) -> OperatorReport:
-        """Return what was noted."""
+        """Return what was recorded."""
         operators = tuple(
             Operator(name, status_of(name), self._calls[name], tuple(sorted(modules)))
             for name, modules in sorted(self._modules.items())
@@ -314,26 +304,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._has_begun or func.namespace in _NOT_FOR_DEVICES:
             return run_on_cpu(func, *args, **kwargs)
         name = name_on_mps(func)
-        if _is_decomposed(func, name):
+        # Before it reaches a device; in training, before a mode sees it.
+        if status_of(name) == "composite" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
         result = run_on_cpu(func, *args, **kwargs)
         place = self.places.now()
-        self._count(name, place, func, args, kwargs)
+        if name not in self._parts:
+            self._parts[name] = Counter({name: 1}) + _Parts().of(func, args, kwargs)
+        for part, calls in self._parts[name].items():
+            self._calls[part] += calls if self._is_update else 0
+            self._modules[part].add(place)
         self._look_up(Call.of(name, func, args, kwargs), place, result)
         return result
 
     def _begin(self, *_: Any) -> None:
         self._has_begun = True
-
-    def _count(
-        self, name: str, place: str, operator: torch._ops.OpOverload, args: Any, kwargs: Any
-    ) -> None:
-        if name not in self._parts:
-            self._parts[name] = Counter({name: 1}) + _Parts().of(operator, args, kwargs)
-        for part, calls in self._parts[name].items():
-            self._calls[part] += calls if self._is_update else 0
-            self._modules[part].add(place)
 
     def _look_up(self, call: Call, place: str, result: Any) -> None:
         # GradScaler inverts its scale in float64 everywhere but on MPS.
@@ -368,14 +354,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _listed(places: Iterable[str]) -> str:
     return ", ".join(sorted(places))
-
-
-def _is_decomposed(operator: torch._ops.OpOverload, name: str) -> bool:
-    """Return whether an operator is decomposed before it reaches a device.
-
-    In training that has happened before a mode sees it, in inference mode it has not.
-    """
-    return status_of(name) == "composite" and operator._can_decompose()
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -416,10 +394,7 @@ def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _ScaledGradients:
-    """Scales the gradients of an update as Accelerate does in fp16, except on the CPU.
-
-    It takes the place of both the accelerator and the optimizer of a training state.
-    """
+    """Accelerator and optimizer in one, which scale gradients as in fp16, but on the CPU."""
 
     def __init__(self, training_state: TrainingState, recorder: _Recorder) -> None:
         self._accelerator = training_state.accelerator
@@ -430,7 +405,7 @@ class _ScaledGradients:
         self.state = self._optimizer.state
 
     def zero_grad(self, *, set_to_none: bool) -> None:
-        """Forget the gradients."""
+        """Call the optimizer's."""
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -445,16 +420,10 @@ class _ScaledGradients:
         self._accelerator.clip_gradients(parameters, max_norm=max_norm)
 
     def step(self) -> None:
-        """Step unless a gradient is infinite, and choose the next scale."""
+        """Step unless a gradient is infinite, and update the scale."""
         self._scaler.step(self._optimizer)
         self._places.outside = _SCALING
         self._scaler.update()
-
-
-def _with_scaled_gradients(trial: Trial, recorder: _Recorder) -> Trial:
-    scaled = cast(Any, _ScaledGradients(trial.training_state, recorder))
-    training_state = replace(trial.training_state, accelerator=scaled, optimizer=scaled)
-    return replace(trial, training_state=training_state)
 
 
 def _inner_optimizer(training_state: TrainingState) -> torch.optim.Optimizer:

@@ -2,12 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
@@ -15,7 +14,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.devices.precision import without_tf32
 from finetune.devices.select import check_precision, select_device
 from finetune.doctor.models import pretrained_classifier, random_classifier, with_stars
-from finetune.doctor.rehearsal import Tensors, plan_rehearsal
+from finetune.doctor.rehearsal import Rehearsal, Tensors, plan_rehearsal
 from finetune.events import Emit, Stage
 from finetune.model.mode import Mode
 
@@ -60,7 +59,7 @@ class Difference:
         part: What was computed, such as ``gradients``.
         tensor: Name of the parameter or, of logits, the shape of the batch.
         error: Relative error; infinite where the device computed NaN.
-        tolerance: The largest that passes.
+        tolerance: The largest error that passes.
     """
 
     part: str
@@ -81,13 +80,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """How far a device is from the CPU.
-
-    Args:
-        device: Name of the device.
-        precision: ``fp32``, ``bf16`` or ``fp16``, of the device; the CPU's is fp32.
-        differences: Of all that was compared, in the order in which it was computed.
-    """
+    """How far a device is from the CPU in fp32, by all that was compared, in that order."""
 
     device: str
     precision: str
@@ -100,18 +93,15 @@ class ParityReport:
 
     def worst_by_part(self) -> dict[str, Difference]:
         """Return the worst difference of each part."""
-        return _worst_by(lambda one: one.part, self.differences)
+        return _worst_by_part(self.differences)
 
     def worst_by_module(self) -> dict[str, dict[str, Difference]]:
         """Return the worst difference of each module with parameters, by part."""
         by_module: defaultdict[str, list[Difference]] = defaultdict(list)
         for one in self.differences:
-            if one.module:
-                by_module[one.module].append(one)
-        return {
-            module: _worst_by(lambda one: one.part, differences)
-            for module, differences in by_module.items()
-        }
+            by_module[one.module].append(one)
+        by_module.pop("", None)
+        return {module: _worst_by_part(some) for module, some in by_module.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON, with null for infinity."""
@@ -130,10 +120,10 @@ class ParityReport:
 def compare_with_cpu(
     device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int, emit: Emit
 ) -> ParityReport:
-    """Compare what a device computes with what the CPU computes in fp32.
+    """Compare what a device, maybe the CPU itself, computes with what the CPU computes in fp32.
 
     Args:
-        device: One of ``DEVICE_NAMES``; may be the CPU itself.
+        device: One of ``DEVICE_NAMES``.
         model: A folder, a Hub id, or ``minilm``; None for BERT-base with random weights.
         mode: What trains.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
@@ -143,37 +133,20 @@ def compare_with_cpu(
     Raises:
         FinetuneError: If the device or the model can't be used.
     """
-    selected = select_device(device, emit=emit)
-    check_precision(selected, precision)
-    classifier = (
-        random_classifier(ModelConfig.model)
-        if model is None
-        else pretrained_classifier(model, emit=emit)
-    )
-    return check_parity(
-        classifier,
-        mode=mode,
-        device=selected,
-        precision=precision,
-        largest_batch=batch_size,
-        emit=emit,
-    )
+    there = select_device(device, emit=emit)
+    check_precision(there, precision)
+    if model is None:
+        classifier = random_classifier(ModelConfig.model)
+    else:
+        classifier = pretrained_classifier(model, emit=emit)
+    rehearsal = plan_rehearsal(classifier, mode=mode, largest_batch=batch_size)
+    return check_parity(rehearsal, device=there, precision=precision, emit=emit)
 
 
 def check_parity(
-    model: PreTrainedModel,
-    *,
-    mode: Mode,
-    device: Device,
-    precision: str,
-    largest_batch: int,
-    emit: Emit,
+    rehearsal: Rehearsal, *, device: Device, precision: str, emit: Emit
 ) -> ParityReport:
-    """Compare a device with the CPU by the evaluations and updates of a model.
-
-    Args as for ``plan_rehearsal``, which also changes the model, and its errors.
-    """
-    rehearsal = plan_rehearsal(model, mode=mode, largest_batch=largest_batch)
+    """Compare a device with the CPU by the evaluations and updates of a model."""
     with without_tf32():
         emit(Stage("computing on the CPU in fp32"))
         expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
@@ -186,10 +159,7 @@ def check_parity(
 def compare(
     actual: Iterable[tuple[str, Tensors]], expected: dict[str, Tensors], *, tolerance: Tolerance
 ) -> Iterator[Difference]:
-    """Compare what a device computes with what it should, part by part.
-
-    ``expected`` is emptied on the way: each part takes as much memory as the model.
-    """
+    """Compare part by part; empty ``expected`` on the way, as a part is as large as the model."""
     for part, tensors in actual:
         for name, error in _errors(tensors, expected.pop(part)).items():
             yield Difference(part, name, error, tolerance.of(part))
@@ -257,11 +227,8 @@ def _module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _worst_by(
-    key: Callable[[Difference], str], differences: Iterable[Difference]
-) -> dict[str, Difference]:
+def _worst_by_part(differences: Iterable[Difference]) -> dict[str, Difference]:
     worst: dict[str, Difference] = {}
     for one in differences:
-        if key(one) not in worst or one.error > worst[key(one)].error:
-            worst[key(one)] = one
+        worst[one.part] = max(worst.get(one.part, one), one, key=lambda each: each.error)
     return worst

@@ -47,7 +47,7 @@ class Rehearsal:
         model: On the CPU; each device gets a copy.
         structure: Of the model.
         lengths: Tokens of the longest text of a batch, ascending.
-        batch_sizes: Examples in one forward of an evaluation.
+        batch_sizes: Examples in one forward.
     """
 
     model: PreTrainedModel
@@ -63,7 +63,16 @@ class Rehearsal:
         There is no dropout: devices draw different random numbers.
         """
         training_state = _prepare(copy.deepcopy(self.model), self.structure, device, precision)
-        yield "evaluation", self._evaluate(training_state)
+        yield (
+            "evaluation",
+            {
+                f"{size} examples of up to {tokens} tokens": self._predict(
+                    training_state, size, tokens
+                )
+                for tokens in self.lengths
+                for size in self.batch_sizes
+            },
+        )
         examples = self._examples()
         first = _cut(examples, device, number=0)
         logits: torch.Tensor = training_state.model(**first.inputs).logits.detach()
@@ -76,26 +85,16 @@ class Rehearsal:
             _update(training_state, _cut(examples, device, number=number), number=number)
         yield f"{_UPDATES} updates", self._changes(training_state.model)
 
-    def _evaluate(self, training_state: TrainingState) -> Tensors:
-        return {
-            f"{size} examples of up to {tokens} tokens": self._predict(training_state, size, tokens)
-            for tokens in self.lengths
-            for size in self.batch_sizes
-        }
-
     def _predict(self, training_state: TrainingState, size: int, tokens: int) -> torch.Tensor:
-        # One example more, so that there is a last batch that is not full.
-        lengths = _random_lengths(size + 1, tokens)
-        limits = {
-            min(padded_length, self.lengths[-1])
-            for padded_length in training_state.device.shapes.padded_lengths(tokens)
-        }
+        device = training_state.device
+        limits = {min(one, self.lengths[-1]) for one in device.shapes.padded_lengths(tokens)}
         logits = predict_logits(
             training_state.model,
-            self._inputs(lengths),
+            # One example more, so that there is a last batch that is not full.
+            self._inputs(_random_lengths(size + 1, tokens)),
             padded_lengths=sorted(limits),
             batch_size=size,
-            device=training_state.device,
+            device=device,
         )
         return torch.from_numpy(logits)
 
@@ -107,7 +106,16 @@ class Rehearsal:
         return Examples(inputs.inputs_of, lengths, labels, np.ones(count, np.float32))
 
     def _inputs(self, lengths: NDArray[np.int64]) -> ModelInputs:
-        texts = _random_texts(lengths, self.model)
+        random = np.random.default_rng(_SEED)
+        config = self.model.config
+        tokens = random.integers(config.vocab_size, size=lengths.sum(), dtype=np.int32)
+        texts = EncodedTexts(
+            columns={"input_ids": tokens},
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            padding={"input_ids": config.pad_token_id or 0},
+            pads_left=False,
+            truncated_texts=0,
+        )
         return inputs_of_texts(texts, takes_4d_mask=self.structure.takes_4d_mask)
 
     def _changes(self, model: nn.Module) -> Tensors:
@@ -119,12 +127,10 @@ class Rehearsal:
 
 
 def plan_rehearsal(model: PreTrainedModel, *, mode: Mode, largest_batch: int) -> Rehearsal:
-    """Plan what a model is to compute.
+    """Plan what a classifier on the CPU is to compute; freeze it by a mode, in place.
 
-    Args:
-        model: A classifier on the CPU; frozen, and its last layer's matrices laid out, in place.
-        mode: What trains.
-        largest_batch: The most examples in one forward of an evaluation.
+    The matrices of its last layer are then stored transposed, as loaded weights may be: MPS once
+    silently skipped in-place operations on such tensors (pytorch#118115).
 
     Raises:
         ConfigurationInvalid: If the encoder has fewer than N layers.
@@ -133,23 +139,15 @@ def plan_rehearsal(model: PreTrainedModel, *, mode: Mode, largest_batch: int) ->
     structure = find_structure(model)
     freeze_parameters(model, structure, mode=mode)
     model.train(False)
-    _lay_out_by_columns(model.get_parameter(name) for name in structure.layers[-1])
+    for parameter in map(model.get_parameter, structure.layers[-1]):
+        if parameter.ndim == 2:
+            parameter.data = parameter.detach().T.contiguous().T
     return Rehearsal(
         model,
         structure,
         lengths=sorted({max_tokens(model, wanted=tokens) for tokens in _LENGTHS}),
         batch_sizes=sorted({*(min(one, largest_batch) for one in _BATCH_SIZES), largest_batch}),
     )
-
-
-def _lay_out_by_columns(parameters: Iterator[nn.Parameter]) -> None:
-    """Store matrices transposed in memory, as loaded weights may be.
-
-    MPS once silently skipped in-place operations on such tensors (pytorch#118115).
-    """
-    for parameter in parameters:
-        if parameter.ndim == 2:
-            parameter.data = parameter.detach().T.contiguous().T
 
 
 def _prepare(
@@ -182,27 +180,11 @@ def _random_lengths(count: int, longest: int) -> NDArray[np.int64]:
     return lengths
 
 
-def _random_texts(lengths: NDArray[np.int64], model: PreTrainedModel) -> EncodedTexts:
-    random = np.random.default_rng(_SEED)
-    tokens = random.integers(model.config.vocab_size, size=lengths.sum(), dtype=np.int32)
-    return EncodedTexts(
-        columns={"input_ids": tokens},
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        padding={"input_ids": model.config.pad_token_id or 0},
-        pads_left=False,
-        truncated_texts=0,
-    )
-
-
 def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
     """Return the examples of an update in one micro-batch, padded to the longest of all."""
     indices = np.arange(number * _EXAMPLES, (number + 1) * _EXAMPLES)
-    [micro_batch] = cut_batch(
-        examples,
-        Batch(indices, padded_length=int(examples.lengths.max())),
-        batch_size=_EXAMPLES,
-        device=device,
-    )
+    batch = Batch(indices, padded_length=int(examples.lengths.max()))
+    [micro_batch] = cut_batch(examples, batch, batch_size=_EXAMPLES, device=device)
     return micro_batch
 
 

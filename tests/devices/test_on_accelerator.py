@@ -15,6 +15,7 @@ import finetune
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
 from finetune.doctor.parity import check_parity
+from finetune.doctor.rehearsal import plan_rehearsal
 from finetune.model.mode import Mode
 from finetune.training.guard import ParameterGuard
 
@@ -46,15 +47,8 @@ def test_parameters_and_losses_are_on_the_gpu(gpu: Device) -> None:
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_computes_what_the_processor_does(gpu: Device, architecture: str, mode: str) -> None:
-    model = tiny_model(architecture)
-    report = check_parity(
-        model,
-        mode=Mode(mode),
-        device=gpu,
-        precision="fp32",
-        largest_batch=40,
-        emit=lambda event: None,
-    )
+    rehearsal = plan_rehearsal(tiny_model(architecture), mode=Mode(mode), largest_batch=40)
+    report = check_parity(rehearsal, device=gpu, precision="fp32", emit=lambda event: None)
     assert report.failures == ()
 
 
@@ -62,10 +56,8 @@ def test_it_computes_what_the_processor_does(gpu: Device, architecture: str, mod
 def test_it_computes_nearly_the_same_in_16_bits(gpu: Device, precision: str) -> None:
     if precision not in gpu.precisions:
         pytest.skip(f"{gpu.description} does not compute in {precision}")
-    report = check_parity(
-        tiny_model(), mode=Mode("full"), device=gpu, precision=precision, largest_batch=40,
-        emit=lambda event: None,
-    )  # fmt: skip
+    rehearsal = plan_rehearsal(tiny_model(), mode=Mode("full"), largest_batch=40)
+    report = check_parity(rehearsal, device=gpu, precision=precision, emit=lambda event: None)
     assert report.failures == ()
 
 

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from finetune.doctor import operators
 from finetune.doctor.operators import (
-    AuditedUpdate,
     Operator,
     OperatorReport,
     audit_classifier,
@@ -47,8 +46,14 @@ def audit(
     padded_length: int = 16,
     torch_version: str = "2.13.0",
 ) -> OperatorReport:
-    update = AuditedUpdate(Mode(mode), precision, batch_size, padded_length, torch_version)
-    return audit_classifier(model, update)
+    return audit_classifier(
+        model,
+        mode=Mode(mode),
+        precision=precision,
+        batch_size=batch_size,
+        padded_length=padded_length,
+        torch_version=torch_version,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -41,14 +41,8 @@ def parity(
     device: Device | None = None,
     precision: str = "fp32",
 ) -> ParityReport:
-    return check_parity(
-        model,
-        mode=Mode(mode),
-        device=device or CpuDevice(),
-        precision=precision,
-        largest_batch=40,
-        emit=ignore,
-    )
+    rehearsal = plan_rehearsal(model, mode=Mode(mode), largest_batch=40)
+    return check_parity(rehearsal, device=device or CpuDevice(), precision=precision, emit=ignore)
 
 
 @cache

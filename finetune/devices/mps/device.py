@@ -30,32 +30,25 @@ class MpsDevice(Device):
 
     name = "mps"
     torch_device = torch.device("mps")
-    # 8 to 10 times as fast as a loop over the parameters (pytorch#127242).
-    has_fused_adamw = True
 
     def __init__(self, *, chip: str | None = None) -> None:
-        self._chip = cpu_name() if chip is None else chip
+        chip = cpu_name() if chip is None else chip
         memory = gibibytes(psutil.virtual_memory().total)
-        self.description = f"{self._chip or 'Apple'} GPU, {memory} unified memory"
-        self.precisions = self._precisions()
+        self.description = f"{chip or 'Apple'} GPU, {memory} unified memory"
         self.memory = MpsMemory()
-        self.shapes = FewShapes(
-            pads_batches=True,
-            max_tokens=max_tokens(self._chip),
-            min_examples=2 if self._drops_bias_of_vectors() else 1,
-        )
-
-    def _precisions(self) -> tuple[str, ...]:
         # bf16 needs macOS 14, without which the device is not usable at all.
-        if TorchVersion(torch.__version__) >= _FIRST_WITH_16_BITS:
-            return ("fp32", "bf16", "fp16")
-        return ("fp32",) if (generation(self._chip) or 0) >= 5 else ("fp32", "bf16")
-
-    def _drops_bias_of_vectors(self) -> bool:
-        return (
-            generation(self._chip) == 1
+        self.precisions = ("fp32", "bf16", "fp16")
+        if TorchVersion(torch.__version__) < _FIRST_WITH_16_BITS:
+            self.precisions = ("fp32",) if (generation(chip) or 0) >= 5 else ("fp32", "bf16")
+        drops_bias_of_vectors = (
+            generation(chip) == 1
             and macos_major() == _MACOS_WITHOUT_BIAS_OF_VECTORS
             and TorchVersion(torch.__version__) < _FIRST_WITH_BIAS_OF_VECTORS
+        )
+        self.shapes = FewShapes(
+            pads_batches=True,
+            max_tokens=max_tokens(chip),
+            min_examples=2 if drops_bias_of_vectors else 1,
         )
 
 

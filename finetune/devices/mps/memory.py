@@ -5,17 +5,9 @@ import os
 import torch
 
 from finetune.devices import host_memory
-from finetune.devices.base import DeviceMemory, mentions
-from finetune.devices.mps import environment
+from finetune.devices.base import DeviceMemory
+from finetune.devices.mps.environment import high_ratio
 
-# The allocator's limit, and a single tensor above Metal's largest buffer (pytorch#141909). Both
-# come as bare RuntimeErrors, not as torch.OutOfMemoryError (huggingface/accelerate#4226). The last
-# is what Metal writes on standard error when it drops the GPU's work, or before it aborts.
-_OUT_OF_MEMORY = (
-    "MPS backend out of memory",
-    "Invalid buffer size: ",
-    "kIOGPUCommandBufferCallbackErrorOutOfMemory",
-)
 _MOST_OF_PEAK = 2
 # 0 would lift the limit.
 _SMALLEST_FRACTION = 0.001
@@ -27,12 +19,17 @@ class MpsMemory(DeviceMemory):
     is_shared = True
     # The allocator's own limit is above the memory of most Macs.
     swaps = True
+    # The allocator's limit, and a single tensor above Metal's largest buffer (pytorch#141909). Both
+    # come as bare RuntimeErrors (huggingface/accelerate#4226). The last is what Metal writes on
+    # standard error when it drops the GPU's work, or before it aborts.
+    out_of_memory_texts = (
+        "MPS backend out of memory",
+        "Invalid buffer size: ",
+        "kIOGPUCommandBufferCallbackErrorOutOfMemory",
+    )
 
     def used_bytes(self) -> int:
-        """Return the memory of live tensors.
-
-        Metal counts more for the process: the allocator's pools and the compiled graphs.
-        """
+        """Return the memory of live tensors."""
         return torch.mps.current_allocated_memory()
 
     def held_bytes(self) -> int:
@@ -67,15 +64,11 @@ class MpsMemory(DeviceMemory):
         Macs: without a budget they swap or freeze long before an error (pytorch#79840).
         """
         recommended_bytes = torch.mps.recommended_max_memory()
-        limits = [
-            recommended_bytes,
-            host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes(),
-        ]
-        if environment.high_ratio() > 0:
-            limits.append(int(recommended_bytes * environment.high_ratio()))
-        if limit_bytes is not None:
-            limits.append(limit_bytes)
-        return min(limits)
+        free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes()
+        # A ratio of 0 is no limit.
+        allowed_bytes = int(recommended_bytes * (high_ratio() or 1))
+        budget_bytes = min(recommended_bytes, free_bytes, allowed_bytes)
+        return budget_bytes if limit_bytes is None else min(budget_bytes, limit_bytes)
 
     def cap(self, budget_bytes: int) -> None:
         """Let the allocator refuse what would take the process's footprint beyond a budget.
@@ -87,10 +80,6 @@ class MpsMemory(DeviceMemory):
         other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes
         fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()
         torch.mps.set_per_process_memory_fraction(max(_SMALLEST_FRACTION, fraction))
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether the allocator or Metal refused a tensor for its size."""
-        return mentions(error, _OUT_OF_MEMORY)
 
     def release(self) -> None:
         """Give the allocator's free buffers back to Metal."""

@@ -6,18 +6,20 @@ import torch
 
 from finetune.devices import host
 from finetune.devices.base import Unusable, why_operation_fails
-from finetune.devices.mps import environment
+from finetune.devices.mps.environment import HIGH, LOW
 
 _USE_CPU = "use --device cpu"
 
 # By what PyTorch says when the first operation on the GPU fails.
 _REMEDIES = {
     # Whatever is not between the bounds of the two (kohya-ss/sd-scripts#603).
-    "watermark ratio": f"unset {environment.HIGH} and {environment.LOW}",
+    "watermark ratio": f"unset {HIGH} and {LOW}",
     # On virtual Macs, such as GitHub's runners, MPS is available and yet every allocation fails
     # (actions/runner-images#9918, #11899).
     "MPS backend out of memory": f"{_USE_CPU}; the GPU of a virtual Mac can't be used, whatever "
-    f"the text says of {environment.HIGH}",
+    f"the text says of {HIGH}",
+    # Whatever else.
+    "": f"{_USE_CPU}, and look the text up in github.com/pytorch/pytorch/issues",
 }
 
 
@@ -69,10 +71,7 @@ def _why_it_fails() -> Unusable | None:
     failure = why_operation_fails(torch.device("mps"))
     if failure is None:
         return None
-    remedies = [remedy for text, remedy in _REMEDIES.items() if text in failure]
     return Unusable(
         f"MPS is built and available, but an operation on it fails: {failure}",
-        remedy=next(
-            iter(remedies), f"{_USE_CPU}, and look the text up in github.com/pytorch/pytorch/issues"
-        ),
+        remedy=next(remedy for text, remedy in _REMEDIES.items() if text in failure),
     )
