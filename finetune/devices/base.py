@@ -86,7 +86,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return how much this process may hold, what it holds included; at most the user's limit."""
+        """Return how much this process may hold in all: at most the user's limit, if any."""
 
     @abstractmethod
     def cap(self, budget_bytes: int) -> None:
@@ -108,11 +108,7 @@ class DeviceMemory(ABC):
         return False
 
     def held_peak_bytes(self) -> int | None:
-        """Return the most memory that counted against the budget since ``reset_peak``.
-
-        More than ``peak_bytes`` by the allocator's cache. None where the process does not count it
-        and has to be watched from outside.
-        """
+        """Return the peak of ``held_bytes``, or None where it has to be watched from outside."""
         return None
 
     def retried_allocations(self) -> int:

@@ -20,7 +20,7 @@ class BatchSize:
         examples: How many they are now.
         name: What messages call it, such as ``batch size``.
         device: Whose memory it is.
-        emit: Receives progress events.
+        emit: Receives warnings.
     """
 
     examples: int
@@ -33,9 +33,7 @@ class BatchSize:
     ) -> Result:
         """Return what an attempt returns, made again with half the examples while memory runs out.
 
-        Args:
-            attempt: Takes the number of examples.
-            undo: Restores what a failed attempt has changed.
+        ``undo`` restores what a failed attempt has changed.
 
         Raises:
             BatchDoesNotFit: If not even one example fits.
@@ -55,14 +53,16 @@ class BatchSize:
             # Only here: while the error is handled, its traceback keeps the tensors alive.
             undo()
             self.device.memory.release()
-            self._halve()
+            before, self.examples = self.examples, self.examples // 2
+            self.emit(
+                events.WarningMessage(
+                    f"{self.device.name} ran out of memory: the {self.name} is now "
+                    f"{self.examples} instead of {before}"
+                )
+            )
 
     def clamp(self, *, padded_length: int) -> None:
-        """Take no more examples than the device computes correctly, whatever its memory.
-
-        Args:
-            padded_length: Tokens of the longest example.
-        """
+        """Take no more examples of a length in tokens than the device computes correctly."""
         most = self.device.shapes.max_examples(padded_length=padded_length)
         if most is None or self.examples <= most:
             return
@@ -73,14 +73,5 @@ class BatchSize:
                 f"{self.device.name} computes wrong results on more than "
                 f"{self.device.shapes.max_tokens:,} tokens at once",
                 remedy="nothing is needed: the effective batch size stays the same",
-            )
-        )
-
-    def _halve(self) -> None:
-        before, self.examples = self.examples, self.examples // 2
-        self.emit(
-            events.WarningMessage(
-                f"{self.device.name} ran out of memory: the {self.name} is now {self.examples} "
-                f"instead of {before}"
             )
         )

@@ -18,39 +18,30 @@ class GroupLimit:
     used_bytes: int
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What the files of a version of control groups are called."""
-
-    limits: tuple[str, ...]
-    usage: str
-    droppable: str
-
-
-# memory.high slows a group down long before memory.max kills.
-_VERSIONS = {
-    "cgroup2": _Names(("memory.max", "memory.high"), "memory.current", "inactive_file"),
-    "cgroup": _Names(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+# By version: the files with limits and with the usage, and what of it can be dropped. memory.high
+# slows a group down long before memory.max kills.
+_FILES = {
+    "cgroup2": (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+    "cgroup": (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
 }
 
 
 def group_limits(proc: Path = Path("/proc/self")) -> Iterator[GroupLimit]:
     """Yield the limits of this process's group and of each group around it, in both versions.
 
-    Args:
-        proc: Where the kernel describes the process; on other systems it is not there.
+    None where there is no ``proc``, in which Linux describes the process.
     """
     if not (proc / "cgroup").is_file():
         return
-    for names, folder, root in _memory_groups(proc):
+    for version, folder, root in _memory_groups(proc):
         for group in [folder, *folder.parents]:
             if not group.is_relative_to(root):
                 break
-            yield from _limits_of(group, names)
+            yield from _limits_of(group, version)
 
 
-def _memory_groups(proc: Path) -> Iterator[tuple[_Names, Path, Path]]:
-    """Yield the folder of the process's group in each hierarchy, and where that is mounted."""
+def _memory_groups(proc: Path) -> Iterator[tuple[str, Path, Path]]:
+    """Yield version and folder of the process's group in each hierarchy, and its mount."""
     paths = {}
     for line in (proc / "cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -64,7 +55,7 @@ def _memory_groups(proc: Path) -> Iterator[tuple[_Names, Path, Path]]:
         if kind in paths and (kind == "cgroup2" or "memory" in options.split(",")):
             shown, mounted_at = before.split(" ")[3:5]
             root = Path(mounted_at)
-            yield _VERSIONS[kind], root / _below(shown, paths[kind]), root
+            yield kind, root / _below(shown, paths[kind]), root
 
 
 def _below(shown: str, path: str) -> PurePosixPath:
@@ -78,17 +69,12 @@ def _below(shown: str, path: str) -> PurePosixPath:
     return group.relative_to(shown) if is_shown else PurePosixPath()
 
 
-def _limits_of(group: Path, names: _Names) -> Iterator[GroupLimit]:
+def _limits_of(group: Path, version: str) -> Iterator[GroupLimit]:
+    limits, usage, droppable = _FILES[version]
     # The root of a hierarchy has no files of its own in version 2.
-    limits = [group / name for name in names.limits if (group / name).is_file()]
-    numbers = [text for file in limits if (text := file.read_text().strip()) != "max"]
-    if not numbers:
-        return
-    usage_bytes = int((group / names.usage).read_text())
-    statistics = dict(
-        line.split(" ", 1) for line in (group / "memory.stat").read_text().splitlines()
-    )
-    yield GroupLimit(
-        limit_bytes=min(map(int, numbers)),
-        used_bytes=usage_bytes - int(statistics.get(names.droppable, 0)),
-    )
+    files = [group / name for name in limits if (group / name).is_file()]
+    numbers = [int(text) for file in files if (text := file.read_text().strip()) != "max"]
+    if numbers:
+        lines = (group / "memory.stat").read_text().splitlines()
+        droppable_bytes = int(dict(line.split(" ", 1) for line in lines).get(droppable, 0))
+        yield GroupLimit(min(numbers), int((group / usage).read_text()) - droppable_bytes)

@@ -17,10 +17,10 @@ class Check:
     """One line of ``finetune doctor``.
 
     Args:
-        name: Which side of the machine, such as ``hub``; a key of JSON.
+        name: Which side of the machine, such as ``hub``; in JSON as well.
         status: ``failure`` if something can't work, ``warning`` if the user should know of it.
         finding: What was found.
-        remedy: What the user can do about it; empty if there is nothing to be done.
+        remedy: What the user can do about it; empty where all is well.
     """
 
     name: str

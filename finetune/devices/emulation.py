@@ -19,6 +19,7 @@ read in PyTorch 2.13:
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,11 +29,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 _aten = torch.ops.aten
-_RUNS_AS = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": (
-        "aten::_scaled_dot_product_attention_math_for_mps"
-    ),
-}
+_CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_MPS_ATTENTION = "aten::_scaled_dot_product_attention_math_for_mps"
 # Of the operators that autocast keeps in fp32 on MPS alone, those that encoders use.
 _IN_FP32_ON_MPS = (
     _aten.layer_norm.default,
@@ -98,7 +96,7 @@ def dispatching_as_mps() -> Iterator[None]:
 def name_on_mps(operator: torch._ops.OpOverload) -> str:
     """Return the name of what MPS dispatches in an operator's place, such as ``aten::addmm``."""
     name: str = operator.name()  # type: ignore[no-untyped-call]
-    return _RUNS_AS.get(name, name)
+    return _MPS_ATTENTION if name == _CPU_ATTENTION else name
 
 
 def run_on_cpu(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -161,23 +159,19 @@ def _autocasting_to_fp32(operators: Iterable[torch._ops.OpOverload]) -> Iterator
     """Let the CPU's autocast compute some operators in fp32; yield the library that does so."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for operator in operators:
-        library.impl(operator, _in_fp32(operator), "AutocastCPU")
+        library.impl(operator, partial(_run_in_fp32, operator), "AutocastCPU")
     try:
         yield library
     finally:
         library._destroy()
 
 
-def _in_fp32(operator: torch._ops.OpOverload) -> _Function:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return operator(*tree_map_only(torch.Tensor, _to_fp32, args), **kwargs)
+def _run_in_fp32(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    def to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
-    return run
-
-
-def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    with torch.autocast("cpu", enabled=False):
+        return operator(*tree_map_only(torch.Tensor, to_fp32, args), **kwargs)
 
 
 class _Linear(torch.autograd.Function):

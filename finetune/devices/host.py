@@ -13,9 +13,8 @@ _BF16_FLAGS_OF_LINUX = ("avx512_bf16", "amx_bf16", "bf16")
 
 def read_sysctl(name: str) -> str | None:
     """Return a value of macOS's kernel, such as that of ``hw.optional.arm64``, or None."""
-    answer = subprocess.run(
-        ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=False
-    )
+    command = ["/usr/sbin/sysctl", "-n", name]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 

@@ -1,7 +1,6 @@
 """From the name of a device to the device."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from finetune import events
 from finetune.devices import cuda
@@ -13,17 +12,11 @@ from finetune.devices.mps.device import MpsDevice
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
 from finetune.events import Emit
 
-
-class _Kind(NamedTuple):
-    why_not_usable: Callable[[], Unusable | None]
-    make: Callable[[], Device]
-
-
-# In the order in which "auto" tries them.
-_KINDS = {
-    "cuda": _Kind(cuda.why_not_usable, CudaDevice),
-    "mps": _Kind(support.why_not_usable, MpsDevice),
-    "cpu": _Kind(lambda: None, CpuDevice),
+# In the order in which "auto" tries them: why a device can't be used, and what makes it.
+_KINDS: dict[str, tuple[Callable[[], Unusable | None], Callable[[], Device]]] = {
+    "cuda": (cuda.why_not_usable, CudaDevice),
+    "mps": (support.why_not_usable, MpsDevice),
+    "cpu": (lambda: None, CpuDevice),
 }
 
 
@@ -40,18 +33,18 @@ def select_device(name: str, *, emit: Emit) -> Device:
         return next(usable_devices(emit=emit))
     if name not in _KINDS:
         raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(_KINDS)}")
-    kind = _KINDS[name]
-    if unusable := kind.why_not_usable():
+    why_not_usable, make = _KINDS[name]
+    if unusable := why_not_usable():
         raise DeviceNotAvailable(unusable.reason, remedy=unusable.remedy)
-    return kind.make()
+    return make()
 
 
 def usable_devices(*, emit: Emit) -> Iterator[Device]:
     """Yield every device that works on this machine, the CPU last; each is tried when asked."""
-    for kind in _KINDS.values():
-        unusable = kind.why_not_usable()
+    for why_not_usable, make in _KINDS.values():
+        unusable = why_not_usable()
         if unusable is None:
-            yield kind.make()
+            yield make()
         elif not unusable.is_absent:
             emit(events.WarningMessage(unusable.reason, remedy=unusable.remedy))
 

@@ -25,7 +25,7 @@ class ThreadChoice:
     """The number of threads that was chosen by a timing.
 
     Args:
-        threads: Of those in ``seconds``.
+        threads: The fastest, or all.
         seconds: Median time of the work, by number of threads.
         busy_share: Of the machine's CPU time, what other processes took: 0..1.
     """
@@ -45,12 +45,7 @@ class ThreadChoice:
 def choose_threads(work: Callable[[], object]) -> ThreadChoice | None:
     """Set the number of threads with which work is fastest, where other processes are busy.
 
-    Args:
-        work: Some of what is to be computed; runs a few times.
-
-    Returns:
-        The choice, or None where all threads are used: on a machine that is idle, or whose user has
-        set a number.
+    Return None where all threads are used: on an idle machine, or where the user has set a number.
     """
     most = torch.get_num_threads()
     if most == 1 or any(name in os.environ for name in _VARIABLES):

@@ -18,7 +18,7 @@ from finetune.doctor.rehearsal import Rehearsal, Tensors, plan_rehearsal
 from finetune.events import Emit, Stage
 from finetune.model.mode import Mode
 
-# Of the size that all numbers of a model have in the mean.
+# Of the root mean square of all numbers of a model.
 _SMALLEST_SHARE = 0.01
 
 
@@ -166,7 +166,7 @@ def compare(
 
 
 def _errors(actual: Tensors, expected: Tensors) -> dict[str, float]:
-    """Return the relative error of each tensor of a part: of parameters, or else of logits."""
+    """Return the relative error of each tensor of a part: of parameters by module, or of logits."""
     sizes = _least_sizes(expected)
     return {
         name: relative_error(actual[name], one, least_size=sizes[_module_of(name)])
@@ -206,11 +206,7 @@ def _ratio(distance: float, size: float) -> float:
 
 
 def _least_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return the size that each module's tensors are taken to have at least.
-
-    It is the root mean square of the module's numbers, of weight and bias together, and at least a
-    hundredth of that of all numbers.
-    """
+    """Return the root mean square of each module's numbers, at least a hundredth of that of all."""
     by_module: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
     for name, one in tensors.items():
         by_module[_module_of(name)].append(one)

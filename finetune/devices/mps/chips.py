@@ -48,24 +48,14 @@ def generation(chip: str) -> int | None:
 def max_tokens(chip: str) -> int | None:
     """Return the most tokens, padding included, in a batch that a chip computes right.
 
-    Args:
-        chip: Its name; an unknown one counts as an M1.
-
-    Returns:
-        None for any number.
+    None is any number. An unknown chip counts as an M1.
     """
     return _MAX_TOKENS if generation(chip) in (None, 1, 2) else None
 
 
 @dataclass(frozen=True)
 class Mac:
-    """A Mac.
-
-    Args:
-        name: Chip and memory, such as ``m1-8gb``.
-        memory_bytes: Of the machine, shared by CPU and GPU.
-        chip: Such as ``m1``; empty if it is not known.
-    """
+    """A Mac with a name such as ``m1-8gb``; ``chip`` is empty if it is not known."""
 
     name: str
     memory_bytes: int
@@ -102,14 +92,11 @@ def find_mac(name: str) -> Mac:
     Raises:
         UsageError: If Apple has sold no such Mac.
     """
-    mac = MACS.get(name.lower())
-    if mac is None:
-        chip = re.sub(r"-\d*(gb)?$", "", name.lower())
-        sizes = [known for known in MACS if known.rpartition("-")[0] == chip]
-        raise UsageError(
-            f"no Mac is known as {name}",
-            remedy=f"choose {', '.join(sizes)}"
-            if sizes
-            else f"name a chip and its memory, such as m1-8gb; the chips are {', '.join(CHIPS)}",
-        )
-    return mac
+    if mac := MACS.get(name.lower()):
+        return mac
+    chip = re.sub(r"-\d*(gb)?$", "", name.lower())
+    if chip in CHIPS:
+        remedy = f"choose {', '.join(f'{chip}-{size}gb' for size in CHIPS[chip])}"
+    else:
+        remedy = f"name a chip and its memory, such as m1-8gb; the chips are {', '.join(CHIPS)}"
+    raise UsageError(f"no Mac is known as {name}", remedy=remedy)

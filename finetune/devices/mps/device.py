@@ -22,11 +22,7 @@ _SMALLEST_PADDED_LENGTH = 16
 
 
 class MpsDevice(Device):
-    """The GPU of a Mac with Apple silicon, which shares the machine's memory.
-
-    Args:
-        chip: Name of another Mac's chip, such as ``m1-pro``; by default the chip of this one.
-    """
+    """The GPU of this Mac, or of one with another ``chip``, such as ``m1-pro``."""
 
     name = "mps"
     torch_device = torch.device("mps")
@@ -65,8 +61,6 @@ class FewShapes(BatchShapes):
 
         Halves, because lengths are skewed: most texts are much shorter than the longest, and none
         longer than a quarter of it is padded to twice its length or more, but for the rounding.
-        Texts of the lengths of TREC (41 tokens at most) get 16, 24 and 48; those of 512, 128, 256
-        and 512.
         """
         parts = (round_up_to_8(-(-longest_tokens // divisor)) for divisor in (4, 2, 1))
         return sorted({max(_SMALLEST_PADDED_LENGTH, length) for length in parts})

@@ -29,15 +29,10 @@ class _Entry(TypedDict, total=False):
 
 
 def status_of(name: str) -> Status:
-    """Return how MPS runs an operator.
+    """Return how MPS runs an operator, such as ``aten::addmm`` or ``aten::sum.dim_IntList``.
 
-    Args:
-        name: As PyTorch's errors write it, such as ``aten::addmm`` or ``aten::sum.dim_IntList``.
-
-    Returns:
-        ``native`` if it has a kernel for MPS, ``composite`` if it is made of other operators, and
-        ``missing`` if MPS raises NotImplementedError. That includes operators from outside
-        PyTorch, which its list does not have.
+    ``native`` has a kernel for MPS, ``composite`` is made of other operators; of what is
+    ``missing``, as are all operators from outside PyTorch, MPS raises NotImplementedError.
     """
     return _statuses().get(name.removeprefix("aten::"), "missing")
 
