@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.cli.console import as_text, mebibytes, show_json, show_lines, show_table
 from finetune.cli.options import chosen_options, debug_option, json_option, load
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ def command() -> None:
 @debug_option
 def ls(*, as_json: bool, **flags: Any) -> None:
     """List the entries, the last used first."""
-    from finetune.cli.console import as_text, mebibytes, show_json, show_lines, show_table
-
     store = _open_store(flags)
     entries = store.entries()
     if as_json:
@@ -59,8 +58,6 @@ def ls(*, as_json: bool, **flags: Any) -> None:
 @debug_option
 def clear(*, as_json: bool, **flags: Any) -> None:
     """Delete all entries."""
-    from finetune.cli.console import mebibytes, show_json, show_lines
-
     store = _open_store(flags)
     freed_bytes = store.clear()
     if as_json:

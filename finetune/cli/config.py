@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from finetune.cli.console import show_json, show_table
 from finetune.cli.options import (
     assignments_option,
     config_option,
@@ -45,7 +46,6 @@ def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **f
 
     The origin is default, a file, an environment variable or a flag; a later one overrides.
     """
-    from finetune.cli.console import show_json, show_table
     from finetune.config.describe import describe_options
 
     options = describe_options(load(flags, config=config, assignments=assignments))

@@ -1,6 +1,6 @@
 """Shows events on standard error and results on standard output.
 
-Events move a line on a terminal and are plain lines elsewhere.
+Rich is imported where something is shown, so that ``--help`` stays quick.
 """
 
 import json
@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from finetune.events import Advance, Emit, Event, Probe, Stage, Update, Validation, WarningMessage
 
@@ -25,23 +22,16 @@ LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 
 @contextmanager
-def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Emit]:
-    """Yield an ``Emit`` that shows events until the work is done.
+def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
+    """Yield an ``Emit`` that shows events: a bar on a terminal, else lines; if quiet, warnings."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    Args:
-        is_quiet: Show warnings only.
-        has_progress: Draw a moving line where standard error is a terminal.
-    """
     console = Console(stderr=True, soft_wrap=True, **LITERAL)
-    bar = Progress(
-        BarColumn(bar_width=8),
-        TextColumn("{task.completed}/{task.total}"),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(compact=True),
-        console=console,
-        disable=is_quiet or not has_progress or not console.is_terminal,
-        transient=True,
-    )
+    has_bar = console.is_terminal and not (quiet or no_progress)
+    texts = (TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
+    columns = (BarColumn(bar_width=8), *texts, TimeRemainingColumn(compact=True))
+    bar = Progress(*columns, console=console, disable=not has_bar, transient=True)
     tasks: dict[type[Event], TaskID] = {}
     validated = ""
 
@@ -54,21 +44,18 @@ def showing(*, is_quiet: bool, has_progress: bool) -> Iterator[Emit]:
 
     def emit(event: Event) -> None:
         nonlocal validated
-        if isinstance(event, WarningMessage):
-            console.print(_line(event), style="yellow")
-        elif is_quiet:
-            return
-        elif isinstance(event, Advance) and not bar.disable:
-            move(Advance, "examples", done=event.done, total=event.total)
-        elif isinstance(event, Update) and not bar.disable:
-            # Short, so that all of it fits into 80 columns.
-            metrics = f"loss {event.loss:.3f}  {validated}{_speed_and_memory(event)}"
-            move(Update, metrics, done=event.update, total=event.total_updates)
-        elif isinstance(event, Validation) and not bar.disable:
-            # A head trains for 40 epochs: their validations are in metrics.jsonl.
-            validated = f"accuracy {event.metrics['accuracy']:.3f}  "
-        else:
-            console.print(_line(event))
+        match event:
+            case WarningMessage():
+                console.print(_line(event), style="yellow")
+            case Advance() if has_bar:
+                move(Advance, "examples", done=event.done, total=event.total)
+            case Update() if has_bar:  # short, so that all of it fits into 80 columns
+                metrics = f"loss {event.loss:.3f}  {validated}{_speed_and_memory(event)}"
+                move(Update, metrics, done=event.update, total=event.total_updates)
+            case Validation() if has_bar:  # of 40 epochs of a head; all are in metrics.jsonl
+                validated = f"accuracy {event.metrics['accuracy']:.3f}  "
+            case _ if not quiet:
+                console.print(_line(event))
 
     with bar:
         yield emit
@@ -122,14 +109,17 @@ def show_table(
     numbers: Collection[str] = (),
     folds: bool = True,
 ) -> None:
-    """Print a table on standard output.
+    """Print a table on standard output; empty titles give no header.
 
     Args:
-        titles: Of the columns; without any, there is no header.
+        titles: Of the columns.
         rows: Their cells.
         numbers: Titles of the columns that are aligned to the right.
         folds: Whether a terminal folds cells to its width; nothing else has a width.
     """
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=any(titles))
     for title in titles:
         table.add_column(title, justify="right" if title in numbers else "left", overflow="fold")
@@ -141,15 +131,13 @@ def show_table(
 
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values in two columns on standard output."""
-    rows = [(name.replace("_", " "), as_text(value)) for name, value in facts.items()]
-    show_table(("", ""), rows)
+    show_table(("", ""), [(name.replace("_", " "), as_text(one)) for name, one in facts.items()])
 
 
 def show_scores(title: str, scores: "Scores") -> None:
     """Print the overall and the per-class metrics of a split on standard output."""
     show_lines(
-        f"{title}: accuracy {scores.accuracy:.1%} "
-        f"(largest class: {scores.baseline_accuracy:.1%}), "
+        f"{title}: accuracy {scores.accuracy:.1%} (largest class: {scores.baseline_accuracy:.1%}), "
         f"macro F1 {scores.macro_f1:.1%}\n"
     )
     columns = ("precision", "recall", "F1", "rows")

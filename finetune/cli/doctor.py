@@ -1,19 +1,23 @@
 """``finetune doctor``."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.diagnosis import show_operators, show_parity, shown
+from finetune.cli.console import LITERAL, show_json, show_table, showing
 from finetune.cli.options import debug_option, given, json_option
 from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig, mode_of
 from finetune.devices.check import Check
 from finetune.devices.names import DEVICE_NAMES, PRECISION_NAMES
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.model.mode import Mode
+
+if TYPE_CHECKING:
+    from finetune.doctor.operators import Operator, OperatorReport
+    from finetune.doctor.parity import ParityReport
 
 EXAMPLES = """\b
 Examples:
@@ -25,6 +29,8 @@ Examples:
 DEFAULTS = {"mode": mode_of(ModelConfig()), "precision": TrainingConfig.precision}
 OPS_BATCH_SIZE = DEFAULT_BATCH_SIZE
 PARITY_BATCH_SIZE = 128
+STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+MODULES_SHOWN = 2
 
 
 def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode | None:
@@ -79,8 +85,6 @@ def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: A
 
 
 def _check(device: str, *, as_json: bool) -> None:
-    from finetune.cli.console import show_json
-
     checks = _checks(device)
     found = list(checks if as_json else shown(checks))
     if as_json:
@@ -100,7 +104,6 @@ def _checks(device: str) -> Iterator[Check]:
 
 
 def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
-    from finetune.cli.console import show_json
     from finetune.doctor.operators import audit_model, audit_module, load_factory
 
     source = chosen.pop("model", ModelConfig.model)
@@ -113,7 +116,7 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         show_json(report.to_json())
     else:
-        show_operators(report, source=source)
+        _show_operators(report, source=source)
     if report.missing:
         raise FinetuneError(
             f"MPS lacks {', '.join(one.name for one in report.missing)}",
@@ -122,9 +125,7 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
-    from finetune.cli.console import show_json, showing
-
-    with showing(is_quiet=as_json, has_progress=False) as emit:
+    with showing(quiet=as_json, no_progress=True) as emit:
         from finetune.doctor.parity import compare_with_cpu
 
         options = DEFAULTS | {"model": None, "batch_size": PARITY_BATCH_SIZE} | chosen
@@ -132,10 +133,70 @@ def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         show_json(report.to_json())
     else:
-        show_parity(report)
+        _show_parity(report)
     if report.failures:
         parts = ", ".join(dict.fromkeys(one.part for one in report.failures))
         raise FinetuneError(
             f"{report.device} in {report.precision} differs from the CPU: {parts}",
             remedy="use --device cpu or another torch, and report what this command prints",
         )
+
+
+def shown(checks: Iterable[Check]) -> Iterator[Check]:
+    """Print each check as it comes, and pass it on."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, **LITERAL)
+    for check in checks:
+        status = (f"{check.status:<9}", STYLES[check.status])
+        name = check.name.replace("_", " ")
+        console.print(Text.assemble(status, f"{name:<16}{check.finding}"))
+        if check.remedy:
+            console.print(f"{'':<25}try: {check.remedy}")
+        yield check
+
+
+def _show_operators(report: "OperatorReport", *, source: str) -> None:
+    """Print the operators that a model needs, how MPS runs each, and the warnings."""
+    rows = [(one.name, one.status, str(one.calls), _callers(one)) for one in report.operators]
+    show_table(("operator", "status", "calls", "called by"), rows, folds=False)
+    click.echo()
+    for warning in report.warnings:
+        click.echo(f"warning: {warning.message}\n  try: {warning.remedy}")
+    if not report.missing:
+        click.echo(f"MPS has all {len(report.operators)} operators that {source} needs")
+
+
+def _show_parity(report: "ParityReport") -> None:
+    """Print the worst relative error of each part and of each module."""
+    rows = [
+        (
+            part,
+            f"{one.error:.1e}",
+            f"{one.tolerance:.1e}",
+            "ok" if one.passes else "failure",
+            one.tensor,
+        )
+        for part, one in report.worst_by_part().items()
+    ]
+    show_table(("part", "worst error", "tolerance", "status", "where"), rows, folds=False)
+    click.echo()
+    by_module = report.worst_by_module()
+    parts = list(dict.fromkeys(part for by_part in by_module.values() for part in by_part))
+    module_rows = []
+    for module, by_part in by_module.items():
+        worst = max(by_part.values(), key=lambda one: one.error / one.tolerance)
+        errors = (f"{by_part[part].error:.1e}" for part in parts)
+        module_rows.append((module, *errors, f"{worst.tensor}, {worst.part}"))
+    show_table(("module", *parts, "worst"), module_rows, folds=False)
+    click.echo()
+    if not report.failures:
+        click.echo(f"{report.device} in {report.precision} agrees with the CPU in fp32")
+
+
+def _callers(operator: "Operator") -> str:
+    count = len(operator.modules)
+    if operator.status == "missing" or count <= MODULES_SHOWN + 1:
+        return ", ".join(operator.modules)
+    return f"{', '.join(operator.modules[:MODULES_SHOWN])} and {count - MODULES_SHOWN} more"

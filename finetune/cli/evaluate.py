@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from finetune.cli.console import show_json, show_scores, showing
 from finetune.cli.options import device_option, output_options
 from finetune.devices.names import DeviceName
 
@@ -20,24 +21,15 @@ from finetune.devices.names import DeviceName
 @device_option
 @output_options
 def command(
-    run: Path,
-    *,
-    split: str,
-    data: str | None,
-    device: DeviceName,
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
+    run: Path, *, split: str, data: str | None, device: DeviceName, as_json: bool, **output: bool
 ) -> None:
     """Evaluate the model in the run folder RUN on a split of its data, or on other data."""
-    from finetune.cli.console import show_json, show_scores, showing
-
-    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
+    with showing(**output) as emit:
         from finetune.api.evaluate import evaluate
 
         found = evaluate(run, split=split, data=data, device=device, emit=emit)
     if as_json:
         show_json(found.to_json())
-        return
-    where = f"{split} split" if data is None else data
-    show_scores(f"{where}, {found.scores.samples:,} rows", found.scores)
+    else:
+        where = f"{split} split" if data is None else data
+        show_scores(f"{where}, {found.scores.samples:,} rows", found.scores)

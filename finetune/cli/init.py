@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.cli.console import shorten, show_facts, show_json, show_lines, show_table, showing
 from finetune.cli.options import chosen_options, output_options
+from finetune.config.starter import write_new_file
 
 if TYPE_CHECKING:
     from finetune.api.init import TableFacts
@@ -32,24 +34,15 @@ MOST_CLASSES_SHOWN = 20
 @chosen_options("text_column", "label_column", "encoding", "header", "model")
 @output_options
 def command(
-    table: Path,
-    *,
-    output: Path | None,
-    model: str | None,
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
-    **flags: Any,
+    table: Path, *, output: Path | None, as_json: bool, quiet: bool, no_progress: bool, **flags: Any
 ) -> None:
     """Write a configuration for a table of texts.
 
     DATA is a .csv, .tsv, .jsonl or .parquet file. The columns are guessed. The configuration
     explains the most important options and can be run without changes.
     """
-    from finetune.cli.console import show_json, show_lines, showing
-    from finetune.config.starter import write_new_file
-
-    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
+    model = flags.pop("model")
+    with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api.init import look_at_table, make_config
         from finetune.data.source import DataOptions
 
@@ -69,8 +62,6 @@ def command(
 
 
 def _show_facts(facts: "TableFacts") -> None:
-    from finetune.cli.console import shorten, show_facts, show_table
-
     show_facts(
         {
             "rows": sum(facts.class_rows.values()),

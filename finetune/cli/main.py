@@ -24,15 +24,13 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class _LazyGroup(click.Group):
     """Imports a command's module when the command is called, so that help stays quick."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """Return the names of the commands in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import the module of a command, if there is one of that name."""
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"finetune.cli.{name.replace('-', '_')}")
@@ -40,13 +38,12 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=_LazyGroup,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,

@@ -29,6 +29,19 @@ assignments_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
 )
+# For commands that use a trained model.
+device_option = click.option(
+    "--device",
+    type=click.Choice(DEVICE_NAMES),
+    default="auto",
+    envvar="FINETUNE_DEVICE",
+    show_envvar=True,
+    help="Device to use.  [default: auto]",
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
+no_progress_option = click.option(
+    "--no-progress", is_flag=True, help="Print progress as lines, not as a bar."
+)
 # Read by main, which alone sees errors.
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
@@ -51,26 +64,7 @@ def chosen_options(*names: str) -> Callable[[Command], Command]:
 
 def output_options(command: Command) -> Command:
     """Give a command the flags for its output."""
-    for option in (
-        debug_option,
-        click.option("--no-progress", is_flag=True, help="Print progress as lines, not as a bar."),
-        click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only."),
-        json_option,
-    ):
-        command = option(command)
-    return command
-
-
-def device_option(command: Command) -> Command:
-    """Give a command that uses a trained model ``--device``, which the environment may set."""
-    return click.option(
-        "--device",
-        type=click.Choice(DEVICE_NAMES),
-        default="auto",
-        envvar="FINETUNE_DEVICE",
-        show_envvar=True,
-        help="Device to use.  [default: auto]",
-    )(command)
+    return json_option(quiet_option(no_progress_option(debug_option(command))))
 
 
 def load(
@@ -90,12 +84,11 @@ def given(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flag(option: Field[Any], kind: Any) -> Callable[[Command], Command]:
-    name = option.name.replace("_", "-")
-    help_text = option.metadata["help"]
-    if option.default is not None and kind is not bool:
-        help_text += f"  [default: {option.default}]"
+    name, help_text = option.name.replace("_", "-"), option.metadata["help"]
     if kind is bool:
         return click.option(f"--{name}/--no-{name}", option.name, default=None, help=help_text)
+    if option.default is not None:
+        help_text += f"  [default: {option.default}]"
     return click.option(f"--{name}", option.name, type=kind, default=None, help=help_text)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from finetune.cli.console import show_json, show_table, showing
 from finetune.cli.options import device_option, output_options
 from finetune.devices.names import DeviceName
 from finetune.errors import DataNotFound, DataUnreadable, UsageError
@@ -27,21 +28,18 @@ def command(
     file: Path | None,
     device: DeviceName,
     as_json: bool,
-    quiet: bool,
-    no_progress: bool,
+    **output: bool,
 ) -> None:
     """Classify texts with the model in the run folder RUN.
 
     The texts are arguments, the lines of a file or of standard input; blank lines are skipped. The
     output has their order: a table, or with --json one object per line.
     """
-    from finetune.cli.console import show_json, show_table, showing
-
     if texts and file is not None:
         raise UsageError("both texts and --file were given", remedy="give one of them")
     open_run_folder(run)
     lines = [_check_encoding(text) for text in texts] or _read_lines(file)
-    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
+    with showing(**output) as emit:
         from finetune.api.predict import predict
 
         answers = predict(run, lines, device=device, emit=emit)

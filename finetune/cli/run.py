@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from finetune.cli.console import show_facts, show_json, show_lines, show_scores, showing
 from finetune.cli.options import (
     assignments_option,
     config_option,
@@ -29,20 +30,17 @@ Examples:
 @output_options
 def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Fine-tune a classifier and write a run folder."""
-    from finetune.cli.console import show_facts, show_json, show_lines, show_scores, showing
-
-    with showing(is_quiet=quiet, has_progress=not no_progress) as emit:
+    with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api import run as api
 
         if dry_run:
             plan = api.dry_run(emit=emit, **given(flags)).to_json()
         else:
             results = api.run(emit=emit, **given(flags))
-    if dry_run:
-        if as_json:
-            show_json(plan)
-        else:
-            show_facts({name: fact for name, fact in plan.items() if name != "schema_version"})
+    if dry_run and as_json:
+        show_json(plan)
+    elif dry_run:
+        show_facts({name: fact for name, fact in plan.items() if name != "schema_version"})
     elif as_json:
         show_json({**results.to_json(), "output_dir": results.output_dir})
     else:

@@ -10,19 +10,12 @@ from finetune.config.schema import Config
 
 
 def describe_options(loaded: LoadedConfig) -> list[dict[str, Any]]:
-    """Return ``section``, ``option``, ``value`` and ``origin`` of every option, in their order.
-
-    An origin is ``default``, a file, a variable of the environment, or a flag.
-    """
+    """Return section, option, value and origin of every option; a default's is ``default``."""
+    origins = loaded.origins
     return [
-        {
-            "section": section,
-            "option": option,
-            "value": value,
-            "origin": loaded.origins.get(option, "default"),
-        }
+        dict(section=section, option=name, value=value, origin=origins.get(name, "default"))
         for section, options in asdict(loaded.config).items()
-        for option, value in options.items()
+        for name, value in options.items()
     ]
 
 

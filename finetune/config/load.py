@@ -24,12 +24,7 @@ RENAMED_OPTIONS = {"head_rate_factor": "head_lr_multiplier"}
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A valid configuration and where each of its values comes from.
-
-    Args:
-        config: The values.
-        origins: For each option that is not at its default: a file, a variable or a flag.
-    """
+    """A valid configuration; the file, variable or flag of each option that one of them gives."""
 
     config: Config
     origins: dict[str, str]
@@ -42,13 +37,9 @@ def load_config(
     flags: Mapping[str, Any],
     assignments: Sequence[str],
 ) -> LoadedConfig:
-    """Merge all sources of a configuration; later ones win: file, environment, flags.
+    """Merge a YAML file or recipe, ``FINETUNE_`` variables, flags and ``section.option=value``.
 
-    Args:
-        file: A YAML file or the name of a recipe.
-        environment: Variables; those that begin with ``FINETUNE_`` count.
-        flags: Values by option.
-        assignments: ``section.option=value``, as strings; they win over everything.
+    Later ones win.
 
     Raises:
         ConfigurationInvalid: If a key is unknown, a value has the wrong type or range, or two
@@ -60,7 +51,7 @@ def load_config(
         *_read_file(file),
         *_read_environment(environment),
         *(("--" + option.replace("_", "-"), option, value) for option, value in flags.items()),
-        *(_read_assignment(assignment) for assignment in assignments),
+        *map(_read_assignment, assignments),
     ]:
         values[option] = os.fspath(value) if isinstance(value, os.PathLike) else value
         origins[option] = origin
@@ -81,11 +72,7 @@ def dump_config(config: Config) -> str:
 
 
 def check_option(option: str, *, origin: str) -> None:
-    """Refuse an option that does not exist.
-
-    Raises:
-        ConfigurationInvalid: With the nearest name.
-    """
+    """Raise ``ConfigurationInvalid`` with the nearest name if an option does not exist."""
     if option not in SECTION_OF_OPTION:
         raise ConfigurationInvalid(
             f"unknown option {option} in {origin}", remedy=_did_you_mean(option, SECTION_OF_OPTION)
@@ -153,7 +140,6 @@ def _from_text(text: str) -> str | None:
 
 @cache
 def _validators() -> dict[str, pydantic.TypeAdapter[Any]]:
-    """Return what checks the value of each option."""
     return {
         option: pydantic.TypeAdapter(
             Annotated[hint, pydantic.BeforeValidator(_spell_choice)]
@@ -170,7 +156,6 @@ def _spell_choice(value: Any) -> Any:
 
 
 def _check_value(option: str, value: Any, origin: str) -> Any:
-    """Return a value, or what its text stands for, as the type of its option."""
     try:
         # Pydantic takes true for 1 unless it is strict.
         return _validators()[option].validate_python(value, strict=isinstance(value, bool))

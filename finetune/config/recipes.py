@@ -7,17 +7,16 @@ import finetune
 from finetune.config.starter import write_new_file
 from finetune.errors import ConfigurationInvalid
 
-PACKAGE_FOLDER = Path(finetune.__file__).parent
-
 
 def recipes_folder() -> Path:
     """Return where the recipes are: inside an installed package, beside a checkout's."""
-    installed = PACKAGE_FOLDER / "configs"
-    return installed if installed.is_dir() else PACKAGE_FOLDER.parent / "configs"
+    package = Path(finetune.__file__).parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a configuration, given as a path or as a recipe's name.
+    """Return a path if there is such a file, else the file of the recipe of that name.
 
     Raises:
         ConfigurationInvalid: If there is neither.
@@ -50,9 +49,7 @@ def copy_recipe(name: str, *, to: Path) -> None:
         ConfigurationInvalid: If there is no recipe of that name.
         UsageError: If the file can't be written, or is there already.
     """
-    names = describe_recipes()
-    if name not in names:
-        raise ConfigurationInvalid(
-            f"there is no recipe {name}", remedy=f"take one of {', '.join(names)}"
-        )
+    if name not in (names := describe_recipes()):
+        remedy = f"take one of {', '.join(names)}"
+        raise ConfigurationInvalid(f"there is no recipe {name}", remedy=remedy)
     write_new_file(to, (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))

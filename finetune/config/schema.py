@@ -1,8 +1,7 @@
 """Every option of a run, with its default, its range and its help: the only home of defaults.
 
-The command line, ``--help``, the YAML files, the environment variables and the Python API are all
-made from these classes. The names are unique over all sections, so that ``--max-length`` needs no
-section in front.
+The command line, the YAML files, the environment variables and the Python API are made from these
+classes. Names are unique over all sections, so that ``--max-length`` needs no section in front.
 """
 
 import math
@@ -242,13 +241,8 @@ def default_learning_rate(mode: Mode, *, hidden_size: int, classifier_input: flo
 
     For an encoder it is 5e-5 at BERT-base's hidden size of 768, the article's rate, and inversely
     proportional to the hidden size (1e-4 at 384); for a new head 5e-4. For a classifier alone it is
-    inversely proportional to its inputs: those from MiniLM's pooler are a tenth of BERT-base's, and
-    one rate for both costs the other 3 points of accuracy.
-
-    Args:
-        mode: What trains.
-        hidden_size: Of the encoder.
-        classifier_input: Root mean square of the classifier's input; 0 if unknown.
+    inversely proportional to the root mean square of its input, 0 if unknown: that from MiniLM's
+    pooler is a tenth of BERT-base's, and one rate for both costs the other 3 points of accuracy.
     """
     if mode == "classifier":
         return float(f"{7e-3 / (classifier_input or TYPICAL_CLASSIFIER_INPUT):.2g}")
@@ -285,12 +279,7 @@ PATIENCE_OF_FEW_ROWS = 8
 
 
 def mode_defaults(mode: Mode, *, updates_per_epoch: int) -> ModeDefaults:
-    """Return the defaults of the options that depend on the mode, the learning rate aside.
-
-    Args:
-        mode: What trains.
-        updates_per_epoch: Updates in a pass over the training split, from 1.
-    """
+    """Return the defaults that depend on the mode, the learning rate aside, and on the rows."""
     if not mode.trains_encoder:
         return HEAD_DEFAULTS
     epochs = float(min(math.ceil(MIN_UPDATES / updates_per_epoch), MOST_EPOCHS_OF_FEW_ROWS))

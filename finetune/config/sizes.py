@@ -12,14 +12,10 @@ _NUMBER_AND_UNIT = re.compile(r"\s*\d*\.?\d+\s*[a-zA-Z]*\s*")
 
 
 def parse_size(text: str, *, origin: str) -> int:
-    """Return the bytes of a size such as ``4GiB``, ``500 MB`` or ``1000000``.
-
-    Args:
-        text: A number and a unit; without one, bytes.
-        origin: Where it was written, for the error.
+    """Return the bytes of a size such as ``4GiB``, ``500 MB`` or ``1000000``, at least 1.
 
     Raises:
-        ConfigurationInvalid: If it is no size, or none above 0.
+        ConfigurationInvalid: If it is no size; it names ``origin``, where the text was written.
     """
     size_bytes = 0
     if _NUMBER_AND_UNIT.fullmatch(text):

@@ -18,10 +18,7 @@ LONGEST_LINE = 100
 def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading: str) -> str:
     """Return a YAML configuration that explains its options and shows defaults as comments.
 
-    Args:
-        values: By option; the others are left out.
-        notes: By option, what is added to its help.
-        heading: The first comment.
+    It has the options of ``values``. A note is added to the help of its option.
     """
     parts = [_comment(heading, indent="")]
     for name, section in get_type_hints(Config).items():
@@ -36,21 +33,15 @@ def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write a file that does not exist yet.
-
-    Raises:
-        UsageError: If it exists or can't be written.
-    """
+    """Write a file, or raise ``UsageError`` if it exists or can't be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
         raise UsageError(f"{path} already exists", remedy="name another file") from error
     except OSError as error:
-        raise UsageError(
-            f"{path} can't be written: {error.strerror}",
-            remedy="name a file in a writable folder",
-        ) from error
+        message = f"{path} can't be written: {error.strerror}"
+        raise UsageError(message, remedy="name a file in a writable folder") from error
 
 
 def _entry(option: Field[Any], value: Any, *, note: str) -> str:

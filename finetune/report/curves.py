@@ -43,13 +43,10 @@ def draw_curves(rows: Rows) -> str:
     """Draw the loss over the updates and, below, the validation metrics.
 
     Args:
-        rows: Of ``metrics.jsonl``: each with ``update`` and either ``loss`` or ``eval_loss``, and
-            ``eval_accuracy`` and ``eval_macro_f1`` in 0..1. Without the latter there is no lower
-            panel.
+        rows: Of ``metrics.jsonl``. Without an ``eval_accuracy`` there is no lower panel.
 
     Returns:
-        An ``svg`` element that uses the CSS variables ``--muted``, ``--line``, ``--first`` and
-        ``--second`` of the page.
+        An ``svg`` element that uses the CSS variables of ``CSS_COLOURS``.
     """
     panels = 2 if any("eval_accuracy" in row for row in rows) else 1
     with matplotlib.rc_context(STYLE):

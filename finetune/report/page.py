@@ -1,11 +1,9 @@
 """The report: a run's results as one page, ``report.html``, that needs no other file."""
 
 import math
-from collections.abc import Mapping
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -22,14 +20,14 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     """Write or replace the report of a finished run, and return its path."""
     predictions = read_jsonl(folder.predictions_file)
     mistakes = [row for row in predictions if row["predicted"] != row["label"]]
-    facts = results.facts
     page = TEMPLATES.get_template("report.html.j2").render(
         name=folder.path.resolve().name,
-        subtitle=f"{facts.model} · {facts.data} · {facts.mode}",
-        headline=_headline(results),
-        curves=draw_curves(read_jsonl(folder.metrics_file)),
-        class_names=facts.class_names,
+        facts=results.facts,
+        training=results.training,
+        validation=results.validation,
         test=results.test,
+        standard_error=standard_error(results.test),
+        curves=draw_curves(read_jsonl(folder.metrics_file)),
         mistakes=mistakes,
         shown_mistakes=nlargest(MOST_MISTAKES, mistakes, key=itemgetter("probability")),
         config=folder.config_file.read_text(encoding="utf-8"),
@@ -66,29 +64,6 @@ def standard_error(scores: Scores) -> float:
     return math.sqrt(scores.accuracy * (1 - scores.accuracy) / scores.samples)
 
 
-def _headline(results: RunResults) -> list[tuple[str, str, str]]:
-    """Return the label, the value and a note of each of the most important results."""
-    facts, training = results.facts, results.training
-    test, validation = results.test, results.validation
-    error, baseline = 100 * standard_error(test), percent(test.baseline_accuracy)
-    note = f"± {error:.1f} standard error on {test.samples} rows; largest class {baseline}"
-    speed = f"{training.train_samples_per_second:.1f} examples/s"
-    return [
-        ("Test accuracy", percent(test.accuracy), note),
-        ("Test macro F1", percent(test.macro_f1), ""),
-        *([("Validation accuracy", percent(validation.accuracy), "")] if validation else []),
-        ("Training time", duration(training.train_runtime), speed),
-        ("Device", facts.device, f"{facts.device_description}, {facts.precision}"),
-        ("Trained parameters", f"{facts.trained_parameters:,}", f"of {facts.total_parameters:,}"),
-    ]
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_as_text(inner)}" for key, inner in value.items())
-    return str(value)
-
-
 TEMPLATES = Environment(
     loader=PackageLoader("finetune", "report"),
     autoescape=True,
@@ -96,4 +71,4 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"percent": percent, "as_text": _as_text}
+TEMPLATES.filters |= {"percent": percent, "duration": duration}

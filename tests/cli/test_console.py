@@ -56,7 +56,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, stream: str) -> Iterator[io.String
 
 
 def show_all(*, is_quiet: bool = False, has_progress: bool = True) -> None:
-    with showing(is_quiet=is_quiet, has_progress=has_progress) as emit:
+    with showing(quiet=is_quiet, no_progress=not has_progress) as emit:
         for event in EVENTS:
             emit(event)
 
@@ -80,14 +80,14 @@ def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
 def test_rows_are_counted_in_lines_elsewhere_than_on_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with showing(is_quiet=False, has_progress=True) as emit:
+    with showing(quiet=False, no_progress=False) as emit:
         emit(Advance(done=640, total=1280))
         emit(Advance(done=1280, total=1280))
     assert capsys.readouterr().err == "  640/1,280 examples\n  1,280/1,280 examples\n"
 
 
 def test_quiet_counts_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    with showing(is_quiet=True, has_progress=True) as emit:
+    with showing(quiet=True, no_progress=False) as emit:
         emit(Advance(done=640, total=1280))
     assert capsys.readouterr().err == ""
 
@@ -97,7 +97,7 @@ def test_the_bar_of_one_split_gives_way_to_that_of_the_next(
 ) -> None:
     with (
         terminal(monkeypatch, "stderr") as shown,
-        showing(is_quiet=False, has_progress=True) as emit,
+        showing(quiet=False, no_progress=False) as emit,
     ):
         emit(Advance(done=7, total=10))
         time.sleep(0.15)  # the bar is drawn ten times a second
@@ -111,7 +111,7 @@ def test_the_bar_of_one_split_gives_way_to_that_of_the_next(
 
 
 def test_a_long_line_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    with showing(is_quiet=False, has_progress=True) as emit:
+    with showing(quiet=False, no_progress=False) as emit:
         emit(Stage("word " * 100))
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -140,7 +140,7 @@ def test_the_moving_line_shows_the_last_accuracy_of_validation_in_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     with (
         terminal(monkeypatch, "stderr") as shown,
-        showing(is_quiet=False, has_progress=True) as emit,
+        showing(quiet=False, no_progress=False) as emit,
     ):
         emit(EVENTS[4])
         emit(EVENTS[3])
@@ -165,7 +165,7 @@ def test_a_terminal_can_have_plain_lines(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_halfway() -> None:
-        with showing(is_quiet=False, has_progress=True) as emit:
+        with showing(quiet=False, no_progress=False) as emit:
             emit(EVENTS[3])
             raise ZeroDivisionError
 

@@ -98,7 +98,7 @@ def test_settings_that_pytorch_does_not_take_are_told_and_do_not_end_the_command
 def test_the_status_is_coloured_on_a_terminal_only() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     code = """
-from finetune.cli.diagnosis import shown
+from finetune.cli.doctor import shown
 from finetune.devices.check import Check
 list(shown([Check("hub", "warning", "silent", "wait")]))
 """

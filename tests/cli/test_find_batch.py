@@ -15,7 +15,7 @@ from tiny_models import save_tiny_model
 from tiny_runs import Command, Outcome, start_finetune
 
 from finetune.batch_finder.results import FoundBatches
-from finetune.cli.batches import show_batches
+from finetune.cli.find_batch import show_batches
 
 __all__ = ["prober"]
 
