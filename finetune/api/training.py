@@ -5,7 +5,7 @@ from pathlib import Path
 
 from finetune.api.dry_run import RUNS_FOLDER, default_name
 from finetune.config.schema import Config
-from finetune.evaluation.baseline import warn_unless_better
+from finetune.evaluation.metrics import warn_unless_better
 from finetune.events import Emit
 from finetune.report.card import write_model_card
 from finetune.report.page import write_report
@@ -43,8 +43,7 @@ def train_on(config: Config, folder: RunFolder, *, emit: Emit) -> RunResults:
 def _complete(run: Run) -> RunResults:
     run.train()
     results = run.finish(write_pages=_write_pages)
-    test = results.test
-    warn_unless_better(test.accuracy, test.confusion_matrix, emit=run.emit)
+    warn_unless_better(results.test, emit=run.emit)
     return results
 
 

@@ -20,7 +20,10 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
-from finetune.evaluation.baseline import baseline_accuracy
+from finetune.events import Emit, WarningMessage
+
+# The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
+MOST_CLASSES_OF_MATRIX = 500
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Scores:
         accuracy: Share of the rows whose class is right, in 0..1.
         macro_f1: Mean F1 over the classes that are predicted or true, in 0..1.
         per_class: By class name.
-        confusion_matrix: Rows of each true class by predicted class: [classes, classes].
+        confusion_matrix: Rows of each true class by predicted class: [classes, classes], and empty
+            with more than ``MOST_CLASSES_OF_MATRIX`` classes.
     """
 
     loss: float
@@ -54,12 +58,12 @@ class Scores:
     @property
     def baseline_accuracy(self) -> float:
         """Accuracy of always answering with the largest class, in 0..1."""
-        return baseline_accuracy(self.confusion_matrix)
+        return max(scores.support for scores in self.per_class.values()) / self.samples
 
     @property
     def samples(self) -> int:
         """Rows of the split."""
-        return sum(map(sum, self.confusion_matrix))
+        return sum(scores.support for scores in self.per_class.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
@@ -81,13 +85,24 @@ def score_logits(
     """
     if len(labels) == 0:
         raise ValueError("there are no rows to compute metrics of")
-    combined = evaluate.combine(
-        [metric(class_names) for metric in (Accuracy, MacroF1, PerClass, ConfusionMatrix)]
-    )
+    kinds = (Accuracy, MacroF1, PerClass, ConfusionMatrix)
+    combined = evaluate.combine([kind(class_names) for kind in kinds])
     metrics = combined.compute(predictions=logits.argmax(axis=-1), references=labels)
     # Copied: labels that Arrow holds are read-only, of which PyTorch warns.
     loss = torch.nn.functional.cross_entropy(torch.tensor(logits), torch.tensor(labels))
     return Scores(loss=loss.item(), **metrics)
+
+
+def warn_unless_better(scores: Scores, *, emit: Emit) -> None:
+    """Emit a warning where a model is no better than always answering with the largest class."""
+    if scores.accuracy <= scores.baseline_accuracy:
+        emit(
+            WarningMessage(
+                f"accuracy {scores.accuracy:.1%} is not better than always answering with the "
+                f"largest class, {scores.baseline_accuracy:.1%}",
+                remedy="train longer, train more of the model, or look at finetune data check",
+            )
+        )
 
 
 class _ClassMetric(evaluate.Metric):  # type: ignore[misc]
@@ -148,5 +163,7 @@ class ConfusionMatrix(_ClassMetric):
     def _compute(
         self, *, predictions: list[int], references: list[int]
     ) -> dict[str, list[list[int]]]:
+        if len(self.classes) > MOST_CLASSES_OF_MATRIX:
+            return {"confusion_matrix": []}
         matrix = confusion_matrix(references, predictions, labels=self.classes)
         return {"confusion_matrix": matrix.tolist()}

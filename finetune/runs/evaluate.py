@@ -6,8 +6,7 @@ from datasets import Dataset
 
 from finetune.data.load import load_rows
 from finetune.errors import NotARun
-from finetune.evaluation.baseline import warn_unless_better
-from finetune.evaluation.metrics import Scores, score_logits
+from finetune.evaluation.metrics import Scores, score_logits, warn_unless_better
 from finetune.events import Emit, Stage
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
@@ -59,5 +58,5 @@ def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: E
     examples = encode_rows(rows, split, model.classifier, config=model.config, emit=emit)
     logits = model.logits(examples)
     scores = score_logits(logits, examples.labels, class_names=model.classifier.class_names)
-    warn_unless_better(scores.accuracy, scores.confusion_matrix, emit=emit)
+    warn_unless_better(scores, emit=emit)
     return scores

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.evaluation.metrics import ClassScores, Scores, score_logits
+from finetune.evaluation.metrics import (
+    MOST_CLASSES_OF_MATRIX,
+    ClassScores,
+    Scores,
+    score_logits,
+    warn_unless_better,
+)
+from finetune.events import Event, WarningMessage
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
@@ -102,3 +109,28 @@ def test_random_numbers_of_others_are_not_disturbed() -> None:
     score(np.array([0]), np.array([0]))
 
     assert np.random.random() == expected
+
+
+@pytest.mark.parametrize(
+    ("classes", "matrix_rows"),
+    [(MOST_CLASSES_OF_MATRIX, MOST_CLASSES_OF_MATRIX), (MOST_CLASSES_OF_MATRIX + 1, 0)],
+)
+def test_only_few_classes_have_a_confusion_matrix(classes: int, matrix_rows: int) -> None:
+    labels = np.arange(classes)
+    names = list(map(str, labels))
+    scores = score_logits(np.eye(classes, dtype=np.float32), labels, class_names=names)
+    assert (scores.accuracy, scores.samples) == (1, classes)
+    assert len(scores.confusion_matrix) == matrix_rows
+
+
+@pytest.mark.parametrize(("right", "warns"), [(6, True), (7, True), (8, False)])
+def test_a_model_that_does_not_beat_the_largest_class_is_reported(right: int, warns: bool) -> None:
+    true = np.array([1] * 7 + [0] * 3)
+    predicted = np.where(np.arange(10) < right, true, 3)
+    events: list[Event] = []
+    warn_unless_better(score(predicted, true), emit=events.append)
+    assert len(events) == warns
+    for event in events:
+        assert isinstance(event, WarningMessage)
+        assert f"accuracy {right / 10:.1%}" in event.message
+        assert "70.0%" in event.message

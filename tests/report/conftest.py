@@ -10,17 +10,18 @@ from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 @pytest.fixture
 def results() -> RunResults:
     """A run of two classes, one of whose four test rows is misclassified."""
+    per_class = {
+        "DESC": ClassScores(precision=0.667, recall=1.0, f1=0.8, support=2),
+        "a|b\n<i>": ClassScores(precision=1.0, recall=0.5, f1=0.667, support=2),
+    }
     validation = Scores(
-        loss=0.4, accuracy=0.875, macro_f1=0.87, per_class={}, confusion_matrix=[[4, 0], [1, 3]]
+        loss=0.4, accuracy=0.875, macro_f1=0.87, per_class=per_class, confusion_matrix=[]
     )
     test = Scores(
         loss=0.5,
         accuracy=0.75,
         macro_f1=0.7333,
-        per_class={
-            "DESC": ClassScores(precision=0.667, recall=1.0, f1=0.8, support=2),
-            "a|b\n<i>": ClassScores(precision=1.0, recall=0.5, f1=0.667, support=2),
-        },
+        per_class=per_class,
         confusion_matrix=[[2, 0], [1, 1]],
     )
     facts = RunFacts(

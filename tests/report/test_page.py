@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from finetune.evaluation.metrics import ClassScores
 from finetune.files import write_json, write_jsonl
 from finetune.report.page import duration, write_report
 from finetune.runs.folder import RunFolder
@@ -130,7 +131,7 @@ def test_at_most_twenty_mistakes_are_shown_the_most_confident_first(
 ) -> None:
     write_predictions(folder, *((f"text {n}", "HUM", "DESC", n / 100) for n in range(50, 90)))
 
-    page = report_of(folder, with_test(results, confusion_matrix=[[0, 0], [40, 0]]))
+    page = report_of(folder, with_test(results, per_class={"DESC": ClassScores(0, 0, 0, 40)}))
 
     assert re.findall(r"text (\d+)", page.text) == [str(n) for n in range(89, 69, -1)]
     assert "40 of 40 test rows are misclassified; these are the 20" in page.text
