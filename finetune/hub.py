@@ -77,7 +77,7 @@ class Repository:
         Raises:
             DataNotFound: If there is no such file; ``ModelUnsupported`` for a model.
             ChecksumDiffers: If a file arrived damaged. It is removed from the cache.
-            HubNotReachable: If the Hub does not answer and the cache does not hold the files.
+            HubNotReachable: If the Hub does not answer and the cache lacks a file.
         """
         needed = sorted(names)
         if missing := set(needed) - self.files:
@@ -114,8 +114,7 @@ def fetch_model(repository: str, *, revision: str | None, with_weights: bool = T
     """
     model = resolve("model", repository, revision=revision)
     if CONFIG not in model.files:
-        remedy = "choose a model in the format of the transformers library"
-        model.refuse(f"has no {CONFIG}", remedy=remedy)
+        model.refuse(f"has no {CONFIG}", remedy="choose a model in the format of transformers")
     if with_weights and not model.files & {WEIGHTS, SHARDS_INDEX}:
         model.refuse(
             "has no safetensors; pickled weights are not loaded",
@@ -182,9 +181,7 @@ def resolve(kind: Kind, repository: str, *, revision: str | None) -> Repository:
 
 
 def fetch_file(url: str, *, sha256: str, to: Path) -> Path:
-    """Download a file from the web to ``to``, unless it is there already, and return ``to``.
-
-    The file appears under its name only when it is complete and has the published checksum.
+    """Download a file from the web, unless it is there already; ``to`` is whole or absent.
 
     Raises:
         ChecksumDiffers: If what arrived is not the published file.
@@ -201,10 +198,8 @@ def fetch_file(url: str, *, sha256: str, to: Path) -> Path:
             reason = f"{url} can't be downloaded: {_first_line(error)}"
             raise HubNotReachable(reason, remedy=_way_online()) from error
         if file_sha256(unverified) != sha256:
-            raise ChecksumDiffers(
-                f"the file at {url} is not the published one",
-                remedy="run again; if it happens again, the file was changed or a proxy answers",
-            )
+            remedy = "run again; if it happens again, the file was changed or a proxy answers"
+            raise ChecksumDiffers(f"the file at {url} is not the published one", remedy=remedy)
         os.replace(unverified, to)
     return to
 
@@ -221,7 +216,7 @@ def ask_hub(*, model: str, timeout_seconds: float) -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder beside the Hub's cache for files from elsewhere; it may not exist yet."""
+    """Return the folder beside the Hub's cache for other files; it may not exist yet."""
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
 
 

@@ -37,11 +37,9 @@ class FeatureExtractor:
     """A model split at the input of one of its modules.
 
     Args:
-        model: The whole model.
         split_at: Name of the module whose input are the features: the first that trains or, where
             the head reads one vector a text, the one that reads it.
         per_token: Whether every token has features, or the text as a whole.
-        hidden_size: Numbers in the features of a token or a text.
         trainable: A model over the same parameters that takes the features as ``inputs_embeds``.
     """
 

@@ -56,9 +56,7 @@ class Entry:
 class FeatureStore:
     """Features on disk. What was read or written through this object is not evicted by it.
 
-    Args:
-        limit_bytes: Size of all entries together. Where a new one does not fit, those that were not
-            used for the longest time go.
+    Where a new entry exceeds ``limit_bytes`` in all, those go that were not used for longest.
     """
 
     folder: Path

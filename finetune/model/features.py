@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finetune import events
 from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.precision import autocast
-from finetune.events import Advance, Emit, Stage
+from finetune.events import Advance, Emit, Stage, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.feature_store import FeatureStore, key_of
 from finetune.tokenization.buckets import Batch, plan_evaluation
 from finetune.tokenization.collate import fill_batch
-from finetune.tokenization.examples import Examples, Inputs
+from finetune.tokenization.examples import Examples, Inputs, InputsOf
 
 PROGRESS_EVENTS = 10
 BYTES_A_NUMBER = 4
@@ -100,20 +99,13 @@ def with_features(
     what = f"features of the frozen layers for {len(examples.labels):,} {notes['split']} rows"
     key = key_of(extraction.key_parts())
     lines = store.read(key, emit=emit)
+    emit(Stage(f"{'computing' if lines is None else 'reusing'} {what}"))
     if lines is None:
-        emit(Stage(f"computing {what}"))
-        lines = _compute(extraction, store, key=key, notes=notes)
-    else:
-        emit(Stage(f"reusing {what}"))
-    reader = _Reader(examples, lines, np.concatenate([batch.indices for batch in batches]))
+        lines = extraction.compute(store, key=key, notes=notes)
+    order = np.concatenate([batch.indices for batch in batches])
     if layers.extractor.per_token:
-        return replace(examples, inputs_of=reader.token_inputs)
-    return replace(
-        examples,
-        inputs_of=lambda indices, _: pooled_inputs(
-            reader.pooled(indices), takes_4d_mask=layers.takes_4d_mask
-        ),
-    )
+        return replace(examples, inputs_of=_read_tokens(examples, lines, order))
+    return replace(examples, inputs_of=_read_pooled(lines, order, layers.takes_4d_mask))
 
 
 @dataclass(frozen=True)
@@ -150,6 +142,21 @@ class _Extraction:
             if number % step == 0 or number == len(self.batches):
                 self.emit(Advance(done, len(self.examples.labels)))
 
+    def compute(self, store: FeatureStore, *, key: str, notes: Notes) -> torch.Tensor:
+        """Compute features and keep them in the store, or in memory if it can't be written."""
+        size_bytes, shape = self.layers.size_bytes(self.examples), self.layers.shape(self.examples)
+        try:
+            if not store.would_fit(size_bytes):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return store.write(key, self.pieces(), shape=shape, notes=notes)
+        except OSError as error:
+            if size_bytes > MEMORY_SHARE * host_memory.spare_bytes():
+                raise FeaturesDoNotFit from error
+            reason = f"can't be written to {store.folder} ({error.strerror})"
+            remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
+            self.emit(WarningMessage(f"features {reason}: they stay in memory", remedy=remedy))
+            return torch.cat(list(self.pieces()))
+
     def _inputs(self, batch: Batch) -> Inputs:
         indices = batch.indices
         if self.layers.device.shapes.pads_batches:
@@ -157,54 +164,30 @@ class _Extraction:
         return self.examples.inputs_of(indices, batch.padded_length)
 
 
-def _compute(
-    extraction: _Extraction, store: FeatureStore, *, key: str, notes: Notes
-) -> torch.Tensor:
-    """Compute features and keep them in the store, or in memory if it can't be written."""
-    examples, layers = extraction.examples, extraction.layers
-    size_bytes = layers.size_bytes(examples)
-    try:
-        if not store.would_fit(size_bytes):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return store.write(key, extraction.pieces(), shape=layers.shape(examples), notes=notes)
-    except OSError as error:
-        if size_bytes > MEMORY_SHARE * host_memory.spare_bytes():
-            raise FeaturesDoNotFit from error
-        extraction.emit(
-            events.WarningMessage(
-                f"features can't be written to {store.folder} ({error.strerror}): they stay "
-                "in memory",
-                remedy="make room with finetune cache clear, or name a folder with --cache-dir",
-            )
-        )
-        return torch.cat(list(extraction.pieces()))
+def _read_pooled(lines: torch.Tensor, order: NDArray[np.int64], takes_4d_mask: bool) -> InputsOf:
+    """Return what reads an example's one vector out of those of a split, computed in an order."""
+    line_of_example = np.argsort(order)
+
+    def inputs_of(indices: NDArray[np.int64], _: int) -> Inputs:
+        features = lines[torch.from_numpy(line_of_example[indices])]
+        return pooled_inputs(features, takes_4d_mask=takes_4d_mask)
+
+    return inputs_of
 
 
-class _Reader:
-    """Reads the features of single examples out of those of a split.
+def _read_tokens(examples: Examples, lines: torch.Tensor, order: NDArray[np.int64]) -> InputsOf:
+    """Return what reads the vectors of an example's tokens, padded, and their mask."""
+    starts = np.empty_like(order)
+    starts[order] = np.cumsum(examples.lengths[order]) - examples.lengths[order]
 
-    Args:
-        lines: Features of the split, [tokens or texts, hidden], in the order of their computation.
-        order: That order: int64 of shape [examples].
-    """
-
-    def __init__(self, examples: Examples, lines: torch.Tensor, order: NDArray[np.int64]) -> None:
-        self._examples, self._lines = examples, lines
-        self._line_of_example = np.argsort(order)
-        self._starts = np.empty_like(order)
-        self._starts[order] = np.cumsum(examples.lengths[order]) - examples.lengths[order]
-
-    def pooled(self, indices: NDArray[np.int64]) -> torch.Tensor:
-        """Return one vector for each example: [examples, hidden]."""
-        return self._lines[torch.from_numpy(self._line_of_example[indices])]
-
-    def token_inputs(self, indices: NDArray[np.int64], padded_length: int) -> Inputs:
-        """Return the vectors of each example's tokens, padded, and their mask."""
-        mask = self._examples.inputs_of(indices, padded_length)["attention_mask"]
-        lengths = self._examples.lengths[indices]
-        firsts = self._starts[indices] - (np.cumsum(lengths) - lengths)
+    def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
+        mask = examples.inputs_of(indices, padded_length)["attention_mask"]
+        lengths = examples.lengths[indices]
+        firsts = starts[indices] - (np.cumsum(lengths) - lengths)
         numbers = np.repeat(firsts, lengths) + np.arange(lengths.sum())
-        features = self._lines.new_zeros(len(indices), padded_length, self._lines.shape[1])
+        features = lines.new_zeros(len(indices), padded_length, lines.shape[1])
         is_token = mask.reshape(len(indices), padded_length).bool()
-        features[is_token] = self._lines[torch.from_numpy(numbers)]
+        features[is_token] = lines[torch.from_numpy(numbers)]
         return {"inputs_embeds": features, "attention_mask": mask}
+
+    return inputs_of

@@ -27,11 +27,7 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> 
 
 
 def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
-    """Return the names of the parameters that train in a mode.
-
-    Raises:
-        ConfigurationInvalid: If the encoder has fewer than N layers.
-    """
+    """Return the names of the parameters that train; errors are those of freeze_parameters."""
     if mode == "classifier":
         # What is new would otherwise stay as random as it was drawn.
         return structure.classifier | structure.new

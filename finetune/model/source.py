@@ -133,15 +133,13 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         fetched = fetch_model(repository, revision=revision, with_weights=with_weights)
         return ModelSource(name, fetched.folder, fetched.commit)
     if revision is not None:
-        raise ConfigurationInvalid(
-            f"{name} is a folder, which has no revision {revision}",
-            remedy="leave --revision out, or name a repository on the Hub",
-        )
+        reason = f"{name} is a folder, which has no revision {revision}"
+        remedy = "leave --revision out, or name a repository on the Hub"
+        raise ConfigurationInvalid(reason, remedy=remedy)
     if not os.path.isfile(folder / CONFIG):
-        raise ModelNotFound(
-            f"the folder {name} holds no model: it has no {CONFIG}",
-            remedy="name the folder that save_pretrained() wrote, such as RUN/model",
-        )
+        reason = f"the folder {name} holds no model: it has no {CONFIG}"
+        remedy = "name the folder that save_pretrained() wrote, such as RUN/model"
+        raise ModelNotFound(reason, remedy=remedy)
     return ModelSource(name, folder, commit=None)
 
 

@@ -22,8 +22,6 @@ class EncodedTexts:
         columns: For each input of the model, such as ``input_ids``, int32 of shape [all tokens].
         offsets: Where each text begins, and the end of the last: int64 of shape [texts + 1].
         padding: For each column the value that stands for "no token".
-        pads_left: Whether the model expects padding in front of the text.
-        truncated_texts: How many were longer than the maximum and lost their end.
     """
 
     columns: dict[str, NDArray[np.int32]]

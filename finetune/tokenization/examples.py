@@ -33,7 +33,6 @@ class Examples(ModelInputs):
     """Examples to train on.
 
     Args:
-        labels: Number of each example's class: int64 of shape [examples].
         weights: What each example counts in the loss: float32 of shape [examples].
     """
 
