@@ -40,14 +40,11 @@ def ls(*, as_json: bool, **flags: Any) -> None:
         return
     if entries:
         names = ("rows", "data", "split", "model", "mode")
-        rows = [
-            (
-                datetime.fromtimestamp(entry.used_at).strftime("%Y-%m-%d %H:%M"),
-                mebibytes(entry.size_bytes),
-                *(as_text(entry.facts.get(name, "?")) for name in names),
-            )
-            for entry in entries
-        ]
+        rows = []
+        for one in entries:
+            used = f"{datetime.fromtimestamp(one.used_at):%Y-%m-%d %H:%M}"
+            facts = (as_text(one.facts.get(name, "?")) for name in names)
+            rows.append((used, mebibytes(one.size_bytes), *facts))
         show_table(("last used", "size", *names), rows, numbers=("size", "rows"))
     show_lines(f"{mebibytes(sum(one.size_bytes for one in entries))} in {store.folder}")
 

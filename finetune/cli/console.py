@@ -111,11 +111,8 @@ def show_table(
 ) -> None:
     """Print a table on standard output; empty titles give no header.
 
-    Args:
-        titles: Of the columns.
-        rows: Their cells.
-        numbers: Titles of the columns that are aligned to the right.
-        folds: Whether a terminal folds cells to its width; nothing else has a width.
+    Columns of ``numbers`` are aligned to the right. If it ``folds``, a terminal folds cells to its
+    width; nothing else has a width.
     """
     from rich.console import Console
     from rich.table import Table

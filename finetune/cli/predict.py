@@ -55,29 +55,27 @@ def _check_encoding(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataUnreadable(
-            f"the text {text!r} is not UTF-8", remedy="set the terminal's encoding to UTF-8"
-        ) from error
+        remedy = "set the terminal's encoding to UTF-8"
+        raise DataUnreadable(f"the text {text!r} is not UTF-8", remedy=remedy) from error
     return text
 
 
 def _read_lines(file: Path | None) -> list[str]:
     """Return the lines of a file or of standard input that are not blank."""
-    file = None if file == Path("-") else file
-    if file is not None and not file.is_file():
+    if file in (None, Path("-")):
+        place, content = "standard input", sys.stdin.buffer.read()
+    elif file.is_file():
+        place, content = str(file), file.read_bytes()
+    else:
         raise DataNotFound(f"there is no file {file}", remedy="check the name after --file")
     try:
-        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
         # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
         lines = content.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise DataUnreadable(
-            f"{file or 'standard input'} is not UTF-8: {error.reason} at byte {error.start}",
+            f"{place} is not UTF-8: {error.reason} at byte {error.start}",
             remedy="convert it first, for example with iconv -f latin1 -t utf-8",
         ) from error
-    texts = [line for line in lines if line.strip()]
-    if not texts:
-        raise DataNotFound(
-            f"{file or 'standard input'} has no texts", remedy="write one text per line"
-        )
-    return texts
+    if texts := [line for line in lines if line.strip()]:
+        return texts
+    raise DataNotFound(f"{place} has no texts", remedy="write one text per line")

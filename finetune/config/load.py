@@ -3,7 +3,7 @@
 import difflib
 import os
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
@@ -74,9 +74,8 @@ def dump_config(config: Config) -> str:
 def check_option(option: str, *, origin: str) -> None:
     """Raise ``ConfigurationInvalid`` with the nearest name if an option does not exist."""
     if option not in SECTION_OF_OPTION:
-        raise ConfigurationInvalid(
-            f"unknown option {option} in {origin}", remedy=_did_you_mean(option, SECTION_OF_OPTION)
-        )
+        remedy = _did_you_mean(option, SECTION_OF_OPTION)
+        raise ConfigurationInvalid(f"unknown option {option} in {origin}", remedy=remedy)
 
 
 def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
@@ -86,14 +85,12 @@ def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
     sections = [section.name for section in fields(Config)]
     content = read_yaml(path)
     if not isinstance(content, dict | None):
-        raise ConfigurationInvalid(
-            f"{path} has no sections", remedy=f"write its options under {', '.join(sections)}"
-        )
+        remedy = f"write its options under {', '.join(sections)}"
+        raise ConfigurationInvalid(f"{path} has no sections", remedy=remedy)
     for section, options in (content or {}).items():
         if section not in sections:
-            raise ConfigurationInvalid(
-                f"unknown section {section} in {path}", remedy=_did_you_mean(section, sections)
-            )
+            remedy = _did_you_mean(section, sections)
+            raise ConfigurationInvalid(f"unknown section {section} in {path}", remedy=remedy)
         if not isinstance(options, dict | None):
             raise ConfigurationInvalid(
                 f"section {section} in {path} has no options",
@@ -176,7 +173,6 @@ def _check_mode(model: ModelConfig) -> None:
         )
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    choices = list(known)
-    near = difflib.get_close_matches(word.replace("-", "_"), choices, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are: {', '.join(choices)}"
+def _did_you_mean(word: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(word.replace("-", "_"), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are: {', '.join(known)}"

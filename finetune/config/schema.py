@@ -6,7 +6,7 @@ classes. Names are unique over all sections, so that ``--max-length`` needs no s
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -201,18 +201,18 @@ class SearchConfig:
 class Config:
     """Everything that decides a run."""
 
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    cache: CacheConfig = field(default_factory=CacheConfig)
-    search: SearchConfig = field(default_factory=SearchConfig)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    output: OutputConfig = OutputConfig()
+    cache: CacheConfig = CacheConfig()
+    search: SearchConfig = SearchConfig()
 
 
 SECTION_OF_OPTION: dict[str, str] = {
-    option.name: section.name
-    for section in fields(Config)
-    for option in fields(section.default_factory)  # type: ignore[arg-type]
+    option.name: name
+    for name, section in get_type_hints(Config).items()
+    for option in fields(section)
 }
 
 

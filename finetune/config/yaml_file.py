@@ -12,11 +12,7 @@ LARGEST_FILE_BYTES = 2**20
 
 
 def read_yaml(path: Path) -> Any:
-    """Return a file's content: mappings, lists, text and None.
-
-    Raises:
-        ConfigurationInvalid: If it can't be read, is no YAML or is larger than a configuration.
-    """
+    """Return a file's mappings, lists, text and None, or raise ``ConfigurationInvalid``."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
@@ -41,14 +37,13 @@ class _ConfigLoader(yaml.BaseLoader):
     """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse aliases, with which a short file can describe a huge or a recursive value."""
+        # By aliases a short file can describe a huge or a recursive value.
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "aliases are not supported", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse duplicate keys, of which YAML would take the last."""
         mapping: dict[Hashable, Any] = {}
         for key, value in node.value:
             if (name := str(key.value)) in mapping:

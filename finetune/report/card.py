@@ -1,7 +1,7 @@
 """The model card: what a reader on the Hub, or in the folder, should know of a model."""
 
 import html
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
@@ -23,10 +23,9 @@ DATASET_IDS = {"trec": "CogComp/trec"}
 
 
 def write_model_card(folder: RunFolder, results: RunResults) -> Path:
-    """Write the card of a finished run's model, ``README.md``, and return its path.
+    """Write ``README.md`` beside a run's model, and return its path.
 
-    The card is made to be published: of the folders and files on this machine it names at most
-    the last part.
+    The card may be published: of a path on this machine it names at most the last part.
     """
     config = load_saved_config(folder)
     name = folder.path.resolve().name
@@ -105,17 +104,12 @@ def _name_of_data(source: str) -> str:
 
 def _public_config(config: Config) -> str:
     """Return the options that decide the model as YAML, without folders of this machine."""
-    files = (config.data.validation_file, config.data.test_file)
-    validation_file, test_file = (file and Path(file).name for file in files)
-    data = replace(
-        config.data,
-        data=_name_of_data(config.data.data),
-        data_dir=None,
-        validation_file=validation_file,
-        test_file=test_file,
-    )
-    model = replace(config.model, model=_public_name(config.model.model))
-    sections = {"data": asdict(data), "model": asdict(model), "training": asdict(config.training)}
+    data, model = asdict(config.data), asdict(config.model)
+    data |= {"data": _name_of_data(data["data"]), "data_dir": None}
+    for option in ("validation_file", "test_file"):
+        data[option] = data[option] and Path(data[option]).name
+    model["model"] = _public_name(model["model"])
+    sections = {"data": data, "model": model, "training": asdict(config.training)}
     given = {
         name: {option: value for option, value in options.items() if value is not None}
         for name, options in sections.items()
@@ -124,9 +118,5 @@ def _public_config(config: Config) -> str:
 
 
 def _cell(text: str) -> str:
-    r"""Return text that neither ends a cell of a Markdown table nor begins an element of HTML.
-
-    >>> _cell("a|b <c>")
-    'a\\|b &lt;c&gt;'
-    """
+    """Return text that neither ends a cell of a Markdown table nor begins an element of HTML."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")

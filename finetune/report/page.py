@@ -38,20 +38,12 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
 
 
 def percent(share: float) -> str:
-    """Return a share of 0..1 in percent.
-
-    >>> percent(0.972)
-    '97.2 %'
-    """
+    """Return a share of 0..1 in percent, such as ``97.2 %``."""
     return f"{100 * share:.1f} %"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the two largest units that matter.
-
-    >>> duration(9.53), duration(1453), duration(8040)
-    ('9.5 s', '24 min 13 s', '2 h 14 min')
-    """
+    """Return a time such as ``9.5 s``, ``24 min 13 s`` or ``2 h 14 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest_seconds = divmod(round(seconds), 60)
