@@ -80,9 +80,9 @@ class DeviceMemory(ABC):
     def reset_peak(self) -> None:
         """Count the peak from now on, where the device can."""
 
-    @abstractmethod
     def held_bytes(self) -> int:
         """Return the memory that this process holds on the device now, its cache included."""
+        return self.used_bytes()
 
     @abstractmethod
     def budget_bytes(self, limit_bytes: int | None) -> int:
@@ -121,12 +121,10 @@ class BatchShapes:
     """Which shapes a batch should have on a device.
 
     Args:
-        pads_batches: Whether a ragged last batch should be filled up with repeated examples,
-            because every new shape costs.
-        max_tokens: Most tokens, padding included, in a batch that the device computes right; None
-            for any.
-        min_examples: Fewest examples in a batch that the device computes right: 2 where linear
-            layers drop the bias of a single vector, such as the pooled output of one example.
+        pads_batches: Whether repeated examples fill up a ragged last batch, as new shapes cost.
+        max_tokens: Most tokens, padding included, that are computed right at once; None for any.
+        min_examples: Fewest examples that are computed right: 2 where linear layers drop the bias
+            of a single vector, such as the pooled output of one example.
     """
 
     pads_batches: bool = False

@@ -28,8 +28,7 @@ class CpuDevice(Device):
 
     name = "cpu"
     torch_device = torch.device("cpu")
-    # Autocast to bf16 works on every CPU, if not always faster; fp16 would need its
-    # gradients scaled.
+    # bf16 works on every CPU, if not always faster; fp16 would need its gradients scaled.
     precisions = ("fp32", "bf16")
 
     def __init__(self) -> None:
@@ -79,10 +78,6 @@ class CpuMemory(DeviceMemory):
         """Count the peak from now on; elsewhere than on Linux from the start of the process."""
         if _CLEAR.exists():
             _CLEAR.write_text("5")
-
-    def held_bytes(self) -> int:
-        """Return the process's resident memory."""
-        return self.used_bytes()
 
     def held_peak_bytes(self) -> int | None:
         """Return the most resident memory since ``reset_peak``, or None where that does nothing."""

@@ -97,11 +97,7 @@ class CudaMemory(DeviceMemory):
         return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return the memory that the allocator may hold.
-
-        CUDA's context, about 300 MB, is no part of it: it has its memory by the time that the rest
-        is counted.
-        """
+        """Return the memory that the allocator may hold, beside CUDA's context of about 300 MB."""
         free_bytes, _ = torch.cuda.mem_get_info()
         available_bytes = max(0, free_bytes - _RESERVE_BYTES) + torch.cuda.memory_reserved()
         return available_bytes if limit_bytes is None else min(available_bytes, limit_bytes)

@@ -9,7 +9,6 @@ import copy
 import importlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -62,12 +61,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class OperatorReport:
-    """What of a model MPS can run.
-
-    Args:
-        operators: All that were dispatched, by name.
-        warnings: What MPS can't run, can't hold or is known to compute wrongly.
-    """
+    """A model's operators, and what MPS can't run, can't hold or is known to compute wrongly."""
 
     operators: tuple[Operator, ...]
     warnings: tuple[events.WarningMessage, ...]
@@ -141,9 +135,8 @@ def audit_classifier(
     trial.begin()
     with dispatching_as_mps(), recorder:
         trial.take_update(batch_size=batch_size)
-        recorder.begin_evaluation()
-        with _real_logits(fake, recorder):
-            trial.evaluate(batch_size=batch_size)
+        recorder.begin_evaluation(fake)
+        trial.evaluate(batch_size=batch_size)
     return recorder.report()
 
 
@@ -167,10 +160,7 @@ def audit_module(
 
 
 def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
-    """Call a function that returns a module and a batch, its keyword arguments.
-
-    Args:
-        name: Of the function, such as ``package.module:function``.
+    """Call ``package.module:function``, which returns a module and its keyword arguments.
 
     Raises:
         UsageError: If there is no such function, or it returns something else.
@@ -196,8 +186,7 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
 def _fake_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Copy a model with fake tensors for its parameters, which take no memory.
 
-    PyTorch clips their gradients one by one, as it does on MPS, and not in a list, as it does with
-    real ones on the CPU.
+    PyTorch clips their gradients one by one, as on MPS, and not in a list, as on the CPU.
     """
     with FakeCopyMode(FakeTensorMode(allow_non_fake_inputs=True)):
         return copy.deepcopy(model)
@@ -212,10 +201,7 @@ def _loss_of(output: Any) -> torch.Tensor:
 
 
 class _Places:
-    """Knows which module is at work, also in the backward: by the numbers of autograd's nodes.
-
-    ``model.calls`` records calls and their tensors, in a forward alone.
-    """
+    """Knows which module is at work, also in the backward: by the numbers of autograd's nodes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.outside = "loss"
@@ -276,17 +262,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._faults: defaultdict[tuple[str, KnownFault], set[str]] = defaultdict(set)
         model.register_forward_pre_hook(self._begin, prepend=True)
 
-    def begin_evaluation(self) -> None:
-        """Count no more calls, and wait for the forward."""
+    def begin_evaluation(self, model: nn.Module) -> None:
+        """Count no more calls, and let a model of fake tensors return zeros, which can be read."""
         self._has_begun = self._is_update = False
         self.places.outside = "evaluation"
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Note nothing of what happens in the context."""
-        has_begun, self._has_begun = self._has_begun, False
-        yield
-        self._has_begun = has_begun
+        model.register_forward_hook(self._replace_logits)
 
     def report(self) -> OperatorReport:
         """Return what was recorded."""
@@ -319,6 +299,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _begin(self, *_: Any) -> None:
+        self._has_begun = True
+
+    def _replace_logits(self, _: nn.Module, __: Any, output: Any) -> None:
+        self._has_begun = False
+        output.logits = _zeros_like(output.logits)
         self._has_begun = True
 
     def _look_up(self, call: Call, place: str, result: Any) -> None:
@@ -357,15 +342,12 @@ def _listed(places: Iterable[str]) -> str:
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that a composite dispatches, down to those that are no composites.
-
-    Args:
-        inside: Composites that are being decomposed: some call themselves.
-    """
+    """Counts the operators that a composite dispatches, down to those that are no composites."""
 
     def __init__(self, inside: frozenset[str] = frozenset()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[str] = Counter()
+        # The composites that are being decomposed: some call themselves.
         self._inside = inside
 
     def of(self, operator: torch._ops.OpOverload, args: Any, kwargs: Any) -> Counter[str]:
@@ -430,16 +412,3 @@ def _inner_optimizer(training_state: TrainingState) -> torch.optim.Optimizer:
     """Return the optimizer that Accelerate has wrapped."""
     inner: torch.optim.Optimizer = cast(Any, training_state.optimizer).optimizer
     return inner
-
-
-@contextmanager
-def _real_logits(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Let a model of fake tensors return zeros, which can be read."""
-
-    def replace_logits(_: nn.Module, __: Any, output: Any) -> None:
-        with recorder.paused():
-            output.logits = _zeros_like(output.logits)
-
-    hook = model.register_forward_hook(replace_logits)
-    yield
-    hook.remove()

@@ -69,7 +69,7 @@ class Difference:
 
     @property
     def passes(self) -> bool:
-        """Whether the error is small enough."""
+        """Whether the error is within the tolerance."""
         return self.error <= self.tolerance
 
     @property
@@ -177,11 +177,10 @@ def _errors(actual: Tensors, expected: Tensors) -> dict[str, float]:
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, *, least_size: float) -> float:
-    """Return the norm of the difference over the norm of what is expected.
+    """Return the norm of the difference of two tensors over the norm of what is expected.
 
-    Both are float32 of the same shape. Some gradients are zero but for rounding, as is that of the
-    bias of attention's keys, and their own relative error would say nothing: ``least_size`` is the
-    root mean square that the expected numbers are taken to have at least.
+    Some gradients are zero but for rounding, as is that of the bias of attention's keys. So the
+    expected numbers are taken to have a root mean square of at least ``least_size``.
     """
     distance = (actual - expected).norm().item()
     size = max(expected.norm().item(), least_size * math.sqrt(expected.numel()))
@@ -191,8 +190,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, *, least_size: 
 def worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the norm of the worst example's difference over the mean norm of the examples.
 
-    One wrong example among many right ones thus has the error that it would have alone. Both are
-    float32 of shape [examples, numbers] or [numbers].
+    One wrong example among many counts as if alone. Shapes: [examples, numbers] or [numbers].
     """
     distance = (actual - expected).norm(dim=-1).max().item()
     return _ratio(distance, expected.norm(dim=-1).square().mean().sqrt().item())

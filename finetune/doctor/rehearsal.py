@@ -41,10 +41,10 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What each device is to compute.
+    """What each device is to compute with its copy of a model.
 
     Args:
-        model: On the CPU; each device gets a copy.
+        model: On the CPU.
         structure: Of the model.
         lengths: Tokens of the longest text of a batch, ascending.
         batch_sizes: Examples in one forward.
@@ -102,8 +102,8 @@ class Rehearsal:
         count = _UPDATES * _EXAMPLES
         lengths = _random_lengths(count, self.lengths[-1])
         labels = np.random.default_rng(_SEED).integers(CLASSES, size=count)
-        inputs = self._inputs(lengths)
-        return Examples(inputs.inputs_of, lengths, labels, np.ones(count, np.float32))
+        inputs_of = self._inputs(lengths).inputs_of
+        return Examples(inputs_of, lengths, labels, np.ones(count, np.float32))
 
     def _inputs(self, lengths: NDArray[np.int64]) -> ModelInputs:
         random = np.random.default_rng(_SEED)

@@ -41,8 +41,7 @@ class MpsMemory(DeviceMemory):
 
         Buffers are kept by size, those of each shape beside the others, and three padded lengths
         that halve take less than twice what the longest does. Half of the recommended memory does
-        no harm in any case; beyond all of it the Mac swaps. Where the allocator does not count its
-        peak, the memory in use is taken for it.
+        no harm; beyond all of it the Mac swaps. Without a counted peak, what is used counts.
         """
         recommended_bytes = torch.mps.recommended_max_memory()
         needed_bytes = _MOST_OF_PEAK * (self.peak_bytes() or self.used_bytes())
