@@ -1,6 +1,7 @@
 """``finetune predict`` as a function."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,12 @@ from finetune.events import Emit, ignore
 from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
+    from finetune.data.stream import Row
     from finetune.evaluation.answers import Answer
 
-# Texts are encoded and kept in memory in slices of this size; within one, texts of like length
-# share a batch.
-TEXTS_A_SLICE = 10_000
+# Within a piece, texts of like length share a batch. The first is small, so that answers come soon.
+FIRST_TEXTS = 16
+TEXTS_A_PIECE = 1_024
 
 
 def predict(
@@ -22,6 +24,7 @@ def predict(
     texts: Sequence[str],
     *,
     device: DeviceName = "auto",
+    all_scores: bool = False,
     emit: Emit = ignore,
 ) -> "list[Answer]":
     """Classify texts, as ``finetune predict`` does.
@@ -30,6 +33,7 @@ def predict(
         run: The run folder.
         texts: In any number; the answers have their order.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
+        all_scores: Give the probability of each class, not only that of the best.
         emit: Is called with the events of ``finetune.events``.
 
     Raises:
@@ -37,9 +41,76 @@ def predict(
     """
     if isinstance(texts, str):
         raise UsageError("a text was given in place of a list of texts", remedy="write [text]")
+    from finetune.data.stream import Row
+
+    rows = [[Row(text) for text in texts]]
+    pieces = predict_stream(run, rows, device=device, all_scores=all_scores, emit=emit)
+    return [answer for piece in pieces for answer in piece]
+
+
+def predict_stream(
+    run: str | Path,
+    rows: "Iterable[Sequence[Row]]",
+    *,
+    device: DeviceName = "auto",
+    all_scores: bool = False,
+    emit: Emit = ignore,
+) -> "Iterator[list[Answer]]":
+    """Yield the answers to rows piece by piece, in their order, while the rows are read.
+
+    The arguments are those of :func:`predict`; ``rows`` yields as many as there are at a time.
+    """
     folder = open_run_folder(Path(run))
     from finetune.runs.trained import TrainedModel
 
     model = TrainedModel.load(folder, device=device, emit=emit)
-    slices = (texts[start : start + TEXTS_A_SLICE] for start in range(0, len(texts), TEXTS_A_SLICE))
-    return [answer for one in slices for answer in model.answer(one)]
+    count = FIRST_TEXTS
+    for given in rows:
+        start = 0
+        while piece := given[start : start + count]:
+            answers = model.answer([row.text for row in piece], all_scores=all_scores)
+            yield [
+                replace(answer, columns=row.columns) if row.columns else answer
+                for answer, row in zip(answers, piece, strict=True)
+            ]
+            start += count
+            count = min(2 * count, TEXTS_A_PIECE)
+
+
+def read_texts(
+    run: str | Path,
+    file: Path,
+    *,
+    text_column: str | None = None,
+    encoding: str | None = None,
+    as_lines: bool = False,
+    emit: Emit = ignore,
+) -> "Iterator[list[Row]]":
+    """Return the texts of a file for :func:`predict_stream`, as they are read.
+
+    Args:
+        run: The run folder; its configuration says which column of a table has the texts.
+        file: A table (csv, tsv, jsonl or parquet), or a file with one text per line.
+        text_column: Another column.
+        encoding: Of the file; detected by default.
+        as_lines: Read the lines of a table as texts.
+        emit: Is called with the events of ``finetune.events``.
+
+    Raises:
+        DataError: If the file or the column is not there, or can't be read.
+    """
+    folder = open_run_folder(Path(run))
+    from finetune.data.source import DataOptions
+    from finetune.data.stream import read_rows
+    from finetune.runs.trained import load_saved_config
+
+    saved = load_saved_config(folder).data
+    options = DataOptions(
+        str(file),
+        saved.label,
+        text_column=text_column or saved.text_column,
+        label_column=saved.label_column,
+        encoding=encoding,
+        header=saved.header,
+    )
+    return read_rows(file, options, as_lines=as_lines, emit=emit)

@@ -1,24 +1,44 @@
 """``finetune predict``."""
 
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from finetune.cli.console import show_json, show_table, showing
+from finetune.cli.console import show_table, showing
 from finetune.cli.options import device_option, output_options
 from finetune.devices.names import DeviceName
-from finetune.errors import DataNotFound, DataUnreadable, UsageError
+from finetune.errors import DataUnreadable, UsageError
+from finetune.events import Emit
 from finetune.runs.folder import open_run_folder
+
+if TYPE_CHECKING:
+    from finetune.data.stream import Row
+    from finetune.evaluation.answer_file import Write
+    from finetune.evaluation.answers import Answer
+
+WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help="File with one text per line, or -."
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help="Table (csv, tsv, jsonl, parquet) or file with one text per line; - for standard input.",
 )
+@click.option("--text-column", help="Column of the texts.  [default: the run's]")
+@click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")
+@click.option("--encoding", help="Encoding of the texts.  [default: detected]")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Write to this csv, jsonl or parquet file."
+)
+@click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
 @device_option
 @output_options
 def command(
@@ -26,56 +46,99 @@ def command(
     texts: tuple[str, ...],
     *,
     file: Path | None,
+    text_column: str | None,
+    as_lines: bool,
+    encoding: str | None,
+    output: Path | None,
+    all_scores: bool,
     device: DeviceName,
     as_json: bool,
-    **output: bool,
+    quiet: bool,
+    no_progress: bool,
 ) -> None:
     """Classify texts with the model in the run folder RUN.
 
-    The texts are arguments, the lines of a file or of standard input; blank lines are skipped. The
-    output has their order: a table, or with --json one object per line.
+    The texts are arguments, rows of a table, or lines of a file or of standard input, where blank
+    ones are skipped. They are classified as they are read, in any number. The output has their
+    order: lines, or with --json one object per line, with the other columns of the table.
     """
     if texts and file is not None:
         raise UsageError("both texts and --file were given", remedy="give one of them")
     open_run_folder(run)
-    lines = [_check_encoding(text) for text in texts] or _read_lines(file)
-    with showing(**output) as emit:
-        from finetune.api.predict import predict
+    # A moving line would stand between the answers.
+    with showing(quiet=quiet, no_progress=True) as emit, ExitStack() as stack:
+        write: Write = _show_json if as_json else _Lines().show
+        if output is not None:
+            from finetune.evaluation.answer_file import answer_file, check_output
 
-        answers = predict(run, lines, device=device, emit=emit)
-    if as_json:
-        for answer in answers:
-            show_json(asdict(answer))
-        return
-    rows = [(one.label, f"{one.probability:.3f}", one.text) for one in answers]
-    show_table(("label", "probability", "text"), rows)
+            check_output(output, source=file)
+        rows = _rows(run, texts, file, (text_column, encoding, as_lines), emit)
+        if output is not None:
+            write = stack.enter_context(answer_file(output))
+        from finetune.api.predict import predict_stream
+
+        for answers in predict_stream(run, rows, device=device, all_scores=all_scores, emit=emit):
+            write(answers)
+
+
+def _rows(
+    run: Path,
+    texts: Sequence[str],
+    file: Path | None,
+    reading: tuple[str | None, str | None, bool],
+    emit: Emit,
+) -> "Iterable[Sequence[Row]]":
+    from finetune.data.stream import Row, read_lines
+
+    text_column, encoding, as_lines = reading
+    if texts:
+        return [[Row(_check_encoding(text)) for text in texts]]
+    if file is None or file == Path("-"):
+        return read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
+    from finetune.api.predict import read_texts
+
+    return read_texts(
+        run, file, text_column=text_column, encoding=encoding, as_lines=as_lines, emit=emit
+    )
 
 
 def _check_encoding(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        remedy = "set the terminal's encoding to UTF-8"
-        raise DataUnreadable(f"the text {text!r} is not UTF-8", remedy=remedy) from error
+        raise DataUnreadable(
+            f"the text {text!r} is not UTF-8", remedy="set the terminal's encoding to UTF-8"
+        ) from error
     return text
 
 
-def _read_lines(file: Path | None) -> list[str]:
-    """Return the lines of a file or of standard input that are not blank."""
-    if file in (None, Path("-")):
-        place, content = "standard input", sys.stdin.buffer.read()
-    elif file.is_file():
-        place, content = str(file), file.read_bytes()
-    else:
-        raise DataNotFound(f"there is no file {file}", remedy="check the name after --file")
-    try:
-        # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
-        lines = content.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataUnreadable(
-            f"{place} is not UTF-8: {error.reason} at byte {error.start}",
-            remedy="convert it first, for example with iconv -f latin1 -t utf-8",
-        ) from error
-    if texts := [line for line in lines if line.strip()]:
-        return texts
-    raise DataNotFound(f"{place} has no texts", remedy="write one text per line")
+def _show_json(answers: "Sequence[Answer]") -> None:
+    from finetune.evaluation.answer_file import json_line
+
+    click.echo("\n".join(map(json_line, answers)))
+
+
+class _Lines:
+    """Shows answers in columns: aligned on a terminal, elsewhere between tabs."""
+
+    def __init__(self) -> None:
+        self._has_titles = False
+
+    def show(self, answers: "Sequence[Answer]") -> None:
+        scores = list(answers[0].probabilities or ["probability"])
+        titles = () if self._has_titles else ("label", *scores, "text")
+        self._has_titles = True
+        if sys.stdout.isatty():
+            show_table(titles or [""] * (len(scores) + 2), _cells(answers))
+        else:
+            lines = [titles, *_cells(answers)] if titles else _cells(answers)
+            cells = (
+                "\t".join(cell.translate(WITHOUT_LINE_ENDS) for cell in line) for line in lines
+            )
+            click.echo("\n".join(cells))
+
+
+def _cells(answers: "Sequence[Answer]") -> "Iterator[Sequence[str]]":
+    for one in answers:
+        scores = one.probabilities.values() if one.probabilities else [one.probability]
+        yield one.label, *(f"{score:.3f}" for score in scores), one.text

@@ -129,6 +129,23 @@ def choose_columns(
     return Columns(chosen_text, chosen_label)
 
 
+def choose_text_column(columns: pyarrow.Table, *, text: str | None, table: str) -> str:
+    """Return the column of the texts in a table without labels, guessed where it is not named.
+
+    Raises:
+        DataNotFound: If the column that is named is not there, or none looks like texts.
+        DataError: If several columns look like texts, or two are a pair of texts.
+    """
+    names = columns.column_names
+    if text is not None:
+        if text not in names:
+            raise _unknown(text, names, option="--text-column", table=table)
+        return text
+    _refuse_pairs(names, table=table)
+    scores = {one: _text_score(one) for one in (_facts_of(columns[name], name) for name in names)}
+    return _best(scores, names, kind="text", table=table).name
+
+
 def plain_name(name: str) -> str:
     """Return a column's name in lower case, with underscores."""
     return re.sub(r"[\s-]", "_", name.strip().casefold())

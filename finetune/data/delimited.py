@@ -4,11 +4,11 @@ import csv
 import io
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow
 import pyarrow.compute as pc
@@ -21,7 +21,9 @@ from finetune.events import Emit, Stage
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_CHARACTERS = 2**20
 SAMPLE_ROWS = 100
+HEADER_ROWS = 10_000
 LONGEST_NAME = 60
+OpenText = Callable[[], TextIO]
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 # The module's own limit is 131,072 characters, fewer than a long document has.
@@ -35,10 +37,10 @@ class Dialect:
     delimiter: str
     quote: str | None
 
-    def reader(self, text: str) -> Any:
+    def reader(self, lines: Iterable[str]) -> Any:
         """Return a reader of rows that raises ``csv.Error`` where quotes are wrong."""
         return csv.reader(
-            io.StringIO(text, newline=""),
+            lines,
             delimiter=self.delimiter,
             quotechar=self.quote,
             quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
@@ -51,7 +53,12 @@ class Dialect:
         Raises:
             DataUnreadable: If a quote does not end, or a row has not as many values as the first.
         """
-        reader, count = self.reader(text), 0
+        return self.stream_rows(lambda: io.StringIO(text, newline=""), path=path)
+
+    def stream_rows(self, open_text: OpenText, *, path: Path) -> Iterator[tuple[int, list[str]]]:
+        """Yield the same from a text that is opened, without holding it in memory."""
+        lines = open_text()
+        reader, count = self.reader(lines), 0
         while True:
             number = reader.line_num + 1
             try:
@@ -59,14 +66,14 @@ class Dialect:
             except StopIteration:
                 return
             except csv.Error as error:
-                raise _unreadable(number, f"has {error}", text=text, path=path) from error
+                raise _unreadable(number, f"has {error}", open_text=open_text, path=path) from error
             if len(row) > 1 or "".join(row).strip():
                 count = count or len(row)
                 if not "".join(row[count:]).strip():
                     row = row[:count]  # spreadsheets end rows with blank values
                 if len(row) != count:
                     complaint = f"has {len(row)} values and not {count}, one for each column"
-                    raise _unreadable(number, complaint, text=text, path=path)
+                    raise _unreadable(number, complaint, open_text=open_text, path=path)
                 yield number, row
 
 
@@ -106,16 +113,7 @@ def read_delimited(
         dialect = replace(dialect, quote=None)
         columns = _read_rows(text, dialect, path=path)
         emit(Stage(f"quotes in {path} are part of the texts"))
-    first = [column[0].as_py() for column in columns]
-    columns = [column.slice(1) for column in columns]
-    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, known)}
-    has_header = _has_header(first, columns, known=known) if header is None else header
-    if not has_header:
-        columns = [
-            pyarrow.chunked_array([[value], *column.chunks])
-            for value, column in zip(first, columns, strict=True)
-        ]
-        first = [""] * len(first)
+    first, columns, has_header = _split_header(columns, header=header, known=known)
     names = [name.strip() or f"column{position}" for position, name in enumerate(first, start=1)]
     table = _drop_blank(first, pyarrow.table(columns, names=names), path=path, emit=emit)
     if not has_header:
@@ -183,7 +181,7 @@ def _columns_by_arrow(text: str, dialect: Dialect, *, count: int) -> list[Any] |
     names = [str(position) for position in range(count)]
     try:
         if quote:  # Arrow accepts characters behind a closing quote
-            deque(dialect.reader(text), maxlen=0)
+            deque(dialect.reader(io.StringIO(text, newline="")), maxlen=0)
         table = arrow_csv.read_csv(
             pyarrow.BufferReader(text.lstrip("\r\n").encode()),
             read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
@@ -203,6 +201,46 @@ def _columns_by_arrow(text: str, dialect: Dialect, *, count: int) -> list[Any] |
 
 def _chunks(column: Any) -> list[Any]:
     return column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
+
+
+def stream_delimited(
+    open_text: OpenText, *, header: bool | None, known: Iterable[str], path: Path
+) -> tuple[list[str], Iterator[list[str]]]:
+    """Return the names of the columns, and the rows as they are read.
+
+    Args and errors are those of :func:`read_delimited`. The rows are checked once before, so that
+    an error comes before the first row.
+    """
+    with open_text() as file:
+        dialect = _find_dialect(file.read(SAMPLE_CHARACTERS))
+    try:
+        deque(dialect.stream_rows(open_text, path=path), maxlen=0)
+    except DataUnreadable:
+        if dialect.delimiter != "\t":
+            raise
+        dialect = replace(dialect, quote=None)
+    rows = (row for _, row in dialect.stream_rows(open_text, path=path))
+    sample = list(islice(rows, HEADER_ROWS))
+    if not sample:
+        raise DataUnreadable(
+            f"{path} is empty", remedy="write a header row and a row for each text"
+        )
+    columns = [pyarrow.chunked_array([column], "string") for column in zip(*sample, strict=True)]
+    first, _, has_header = _split_header(columns, header=header, known=known)
+    names = [name.strip() or f"column{position}" for position, name in enumerate(first, start=1)]
+    return names, chain(sample[has_header:], rows)
+
+
+def _split_header(
+    columns: Sequence[pyarrow.ChunkedArray], *, header: bool | None, known: Iterable[str]
+) -> tuple[list[str], list[pyarrow.ChunkedArray], bool]:
+    """Return the names of the columns, empty without a header row, and the values below it."""
+    first = [column[0].as_py() for column in columns]
+    values = [column.slice(1) for column in columns]
+    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, known)}
+    if _has_header(first, values, known=known) if header is None else header:
+        return first, values, True
+    return [""] * len(first), list(columns), False
 
 
 def _has_header(
@@ -241,8 +279,9 @@ def _drop_blank(
     return table
 
 
-def _unreadable(number: int, complaint: str, *, text: str, path: Path) -> DataUnreadable:
-    line = next(islice(io.StringIO(text, newline=""), number - 1, None))
+def _unreadable(number: int, complaint: str, *, open_text: OpenText, path: Path) -> DataUnreadable:
+    with open_text() as lines:
+        line = next(islice(lines, number - 1, None))
     return DataUnreadable(
         f"line {number} of {path} {complaint}: {line.strip()[:60]!r}",
         remedy='put a value that holds a delimiter, a quote or a line end in quotes: "a ""b"", c"',

@@ -13,7 +13,7 @@ from pyarrow import json as arrow_json
 from pyarrow import parquet, types
 
 from finetune.data.delimited import BLOCK_BYTES, DELIMITERS, read_delimited
-from finetune.data.encoding import decode
+from finetune.data.encoding import DecodedText, decode
 from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Stage, WarningMessage
@@ -74,23 +74,12 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
         raise DataUnreadable(
             f"{path} can't be read: {error.strerror}", remedy="check that you may read it"
         ) from error
-    kind = _kind_of(content, suffix=path.suffix.lower())
+    kind = kind_of(content, path=path)
     if kind == ".parquet":
         emit(Stage(f"reading {path}"))
         return _read_parquet(path, emit=emit)
-    if kind not in SUFFIXES:
-        raise DataUnreadable(
-            f"{path} is {kind}", remedy=f"save it as {', '.join(SUFFIXES)}, or unpack it"
-        )
     decoded = decode(content, path=path, encoding=options.encoding)
-    if decoded.rivals:
-        emit(
-            WarningMessage(
-                f"the encoding of {path} is a guess, {decoded.encoding}; its bytes also fit"
-                f" {', '.join(decoded.rivals)}",
-                remedy="check how the texts look, and name another with --encoding",
-            )
-        )
+    warn_of_rivals(decoded, path=path, emit=emit)
     if kind == ".jsonl":
         emit(Stage(f"reading {path}: encoding {decoded.encoding}"))
         return _read_json_lines(decoded.text, path=path, emit=emit)
@@ -107,19 +96,38 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
     return RawTable(path, table.columns, lines)
 
 
-def _kind_of(content: bytes, *, suffix: str) -> str:
-    """Return the suffix of a file's format, or what it is instead."""
-    for first_bytes, kind in KINDS_BY_FIRST_BYTES.items():
-        if content.startswith(first_bytes):
-            return kind
-    if suffix in (".xlsx", ".xls", ".ods"):
-        return "a workbook"
-    if suffix in SUFFIXES:
-        return suffix
-    start = content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if start.startswith(b"["):
-        return "one JSON array, not one object a line"
-    return ".jsonl" if start.startswith(b"{") else ".csv"
+def kind_of(first_bytes: bytes, *, path: Path) -> str:
+    """Return the suffix of a file's format, by its first 64 bytes and its name.
+
+    Raises:
+        DataUnreadable: If it is no table.
+    """
+    suffix = path.suffix.lower()
+    kinds = (kind for start, kind in KINDS_BY_FIRST_BYTES.items() if first_bytes.startswith(start))
+    kind = next(kinds, "a workbook" if suffix in (".xlsx", ".xls", ".ods") else suffix)
+    if kind not in SUFFIXES and kind == suffix:
+        start = first_bytes[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+        if start.startswith(b"["):
+            kind = "one JSON array, not one object a line"
+        else:
+            kind = ".jsonl" if start.startswith(b"{") else ".csv"
+    if kind not in SUFFIXES:
+        raise DataUnreadable(
+            f"{path} is {kind}", remedy=f"save it as {', '.join(SUFFIXES)}, or unpack it"
+        )
+    return kind
+
+
+def warn_of_rivals(decoded: DecodedText, *, path: Path, emit: Emit) -> None:
+    """Warn where other encodings fit a file nearly as well as the one that was detected."""
+    if decoded.rivals:
+        emit(
+            WarningMessage(
+                f"the encoding of {path} is a guess, {decoded.encoding}; its bytes also fit"
+                f" {', '.join(decoded.rivals)}",
+                remedy="check how the texts look, and name another with --encoding",
+            )
+        )
 
 
 def as_text(value: str | float | bool | None) -> str:
@@ -194,12 +202,13 @@ def _numbered_objects(text: str, *, path: Path) -> Iterator[tuple[int, dict[str,
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             is_empty = False
-            yield number, _parse_object(line, place=f"line {number} of {path}")
+            yield number, parse_object(line, place=f"line {number} of {path}")
     if is_empty:
         raise DataUnreadable(f"{path} is empty", remedy="write one JSON object a line")
 
 
-def _parse_object(line: str, *, place: str) -> dict[str, Any]:
+def parse_object(line: str, *, place: str) -> dict[str, Any]:
+    """Return the JSON object of a line."""
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:

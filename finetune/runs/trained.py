@@ -61,11 +61,13 @@ class TrainedModel:
         )
         return cls(config, classifier, chosen, predictor)
 
-    def answer(self, texts: Sequence[str]) -> list[Answer]:
-        """Return each text's most probable class; at least one text."""
+    def answer(self, texts: Sequence[str], *, all_scores: bool = False) -> list[Answer]:
+        """Return each text's most probable class, maybe with the scores of all; at least one."""
         encoded = self.classifier.encode(texts, max_length=self.config.model.max_length)
         logits = self.logits(self.classifier.inputs(encoded))
-        return answer_texts(texts, logits, class_names=self.classifier.class_names)
+        return answer_texts(
+            texts, logits, class_names=self.classifier.class_names, all_scores=all_scores
+        )
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""

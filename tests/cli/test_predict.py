@@ -1,16 +1,21 @@
+import csv
 import io
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tiny_runs import TEXTS, Command, Outcome, start_finetune
 
 import finetune
+from finetune.api.predict import predict_stream
+from finetune.data.stream import Row
 
 TypeIn = Callable[[bytes], None]
 
@@ -36,7 +41,7 @@ def test_the_answers_are_those_of_the_python_api_in_the_order_of_the_texts(
     outcome = command("predict", finished_run, *TEXTS, "--device=cpu", "--json")
     assert outcome.code == 0, outcome.errors
     answers = [json.loads(line) for line in outcome.output.splitlines()]
-    assert answers == list(map(asdict, finetune.predict(finished_run, TEXTS, device="cpu")))
+    assert answers == [one.to_json() for one in finetune.predict(finished_run, TEXTS, device="cpu")]
     assert [answer["text"] for answer in answers] == TEXTS
     assert all(answer.keys() == {"text", "label", "probability"} for answer in answers)
 
@@ -99,15 +104,25 @@ def test_only_the_end_of_a_line_ends_a_text(
     assert texts == [f"one{mark}and the same ?", "two ?"]
 
 
-@pytest.mark.parametrize("content", [b"caf\xe9\n", b"\xff\xfeo\x00n\x00e\x00"])
-def test_a_text_in_another_encoding_is_refused(
-    content: bytes, command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
+@pytest.mark.parametrize(("name", "codec"), [("texts.txt", "cp1252"), ("rows.csv", "utf-16")])
+def test_the_encoding_of_a_file_is_detected(
+    name: str, codec: str, command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "texts.txt"
-    file.write_bytes(content)
-    command("predict", finished_run, "-f", file).assert_refused(3, str(file), "UTF-8", "iconv")
-    type_in(content)
-    command("predict", finished_run).assert_refused(3, "standard input", "UTF-8")
+    file = tmp_path / name
+    texts = ["Où est le café ?", "Qui a écrit « Faust » ?"]
+    file.write_bytes("\n".join([*["text"] * (name == "rows.csv"), *texts]).encode(codec))
+    assert predicted_texts(command("predict", finished_run, "--json", "-f", file)) == texts
+
+
+def test_standard_input_in_another_encoding_needs_its_name(
+    command: Command, finished_run: Path, type_in: TypeIn
+) -> None:
+    type_in("one ?\ncafé ?\n".encode("cp1252"))
+    outcome = command("predict", finished_run)
+    outcome.assert_refused(3, "line 2 of standard input", "UTF-8", "--encoding")
+    type_in("one ?\ncafé ?\n".encode("cp1252"))
+    outcome = command("predict", finished_run, "--json", "--encoding", "cp1252")
+    assert predicted_texts(outcome) == ["one ?", "café ?"]
 
 
 def test_an_argument_in_another_encoding_is_refused(command: Command, finished_run: Path) -> None:
@@ -196,3 +211,119 @@ def test_a_dash_stands_for_standard_input(
 def test_lines_are_not_folded_in_a_pipe(command: Command, finished_run: Path) -> None:
     outcome = command("predict", finished_run, "word " * 60)
     assert len(outcome.output.splitlines()) == 2
+
+
+ROWS = [
+    {"id": 1, "question": "Who wrote Faust ?", "label": "HUM"},
+    {"id": 2, "question": 'Where is, "exactly",\nthe Nile ?', "label": "LOC"},
+    {"id": 3, "question": "   ", "label": "NUM"},
+    {"id": 4, "question": "What does NASA stand for ?", "label": "ABBR"},
+]
+
+
+def write_table(path: Path) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(
+                file, ROWS[0], dialect="excel-tab" if path.suffix == ".tsv" else "excel"
+            )
+            writer.writeheader()
+            writer.writerows(ROWS)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_a_table_is_read_as_a_table_and_its_other_columns_are_carried_along(
+    suffix: str, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    outcome = command("predict", finished_run, "--json", "-f", write_table(tmp_path / f"t{suffix}"))
+    assert outcome.code == 0, outcome.errors
+    answers = [json.loads(line) for line in outcome.output.splitlines()]
+    assert [one["text"] for one in answers] == [
+        ROWS[0]["question"],
+        ROWS[1]["question"],
+        ROWS[3]["question"],
+    ]
+    assert [int(one["id"]) for one in answers] == [1, 2, 4]
+    assert [one["input_label"] for one in answers] == ["HUM", "LOC", "ABBR"]
+    assert "1 rows" in outcome.errors
+    assert "empty text" in outcome.errors
+
+
+def test_the_text_column_can_be_named_and_lines_can_be_asked_for(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    table = write_table(tmp_path / "t.csv")
+    outcome = command("predict", finished_run, "--json", "-f", table, "--text-column", "label")
+    assert predicted_texts(outcome) == ["HUM", "LOC", "NUM", "ABBR"]
+    lines = predicted_texts(command("predict", finished_run, "--json", "-f", table, "--lines"))
+    assert lines == [line for line in table.read_text().splitlines() if line.strip()]
+    outcome = command("predict", finished_run, "-f", table, "--text-column", "qestion")
+    outcome.assert_refused(3, "qestion", "question")
+
+
+def test_all_scores_are_the_probabilities_of_all_classes(
+    command: Command, finished_run: Path
+) -> None:
+    outcome = command("predict", finished_run, *TEXTS, "--json", "--all-scores")
+    for line in outcome.output.splitlines():
+        answer = json.loads(line)
+        assert len(answer["probabilities"]) == 6
+        assert sum(answer["probabilities"].values()) == pytest.approx(1)
+        assert max(answer["probabilities"].values()) == answer["probability"]
+        assert answer["probabilities"][answer["label"]] == answer["probability"]
+    titles, *rows = command("predict", finished_run, *TEXTS, "--all-scores").output.splitlines()
+    assert titles.split() == ["label", "ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM", "text"]
+    assert len(rows) == len(TEXTS)
+
+
+def read_output(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        return parquet.read_table(path).to_pylist()
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open(newline="") as file:
+        return [row | {"probability": float(row["probability"])} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_answers_are_written_to_a_file(
+    suffix: str, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    table, output = write_table(tmp_path / "t.csv"), tmp_path / f"answers{suffix}"
+    outcome = command("predict", finished_run, "-f", table, "--output", output)
+    assert (outcome.code, outcome.output) == (0, ""), outcome.errors
+    printed = command("predict", finished_run, "-f", table, "--json").output.splitlines()
+    assert read_output(output) == list(map(json.loads, printed))
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([output.name, "t.csv"])
+
+
+@pytest.mark.parametrize(
+    ("output", "word"), [("answers.xlsx", ".jsonl"), ("t.csv", "--output"), ("no/a.csv", "folder")]
+)
+def test_an_output_that_can_not_be_written_is_refused_at_once(
+    output: str, word: str, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    table = write_table(tmp_path / "t.csv")
+    outcome = command("predict", finished_run, "-f", table, "--output", tmp_path / output)
+    outcome.assert_refused(2, word)
+
+
+def test_answers_appear_while_more_lines_may_come(finished_run: Path) -> None:
+    def lines() -> Iterator[list[Row]]:
+        yield [Row("one ?"), Row("two ?")]
+        pytest.fail("waited for more")
+
+    first = next(predict_stream(finished_run, lines(), device="cpu"))
+    assert [answer.text for answer in first] == ["one ?", "two ?"]
+
+
+def test_the_first_pieces_are_small(finished_run: Path) -> None:
+    rows = [Row(f"what is {number} ?") for number in range(100)]
+    pieces = list(predict_stream(finished_run, [rows[:60], rows[60:]], device="cpu"))
+    assert [len(piece) for piece in pieces] == [16, 32, 12, 40]
+    assert [one.text for piece in pieces for one in piece] == [row.text for row in rows]

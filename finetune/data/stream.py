@@ -1,0 +1,180 @@
+"""Texts to classify, piece by piece: memory does not grow with their number."""
+
+import codecs
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from finetune.data.source import DataOptions
+from finetune.errors import DataNotFound, DataUnreadable, UsageError
+from finetune.events import Emit, Stage, WarningMessage
+
+# As much as a pipe holds.
+CHUNK_BYTES = 2**16
+ROWS_A_PIECE = 1_024
+SAMPLE_ROWS = 1_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text, and the other columns of its row by name."""
+
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
+    """Yield the lines of a stream that are not blank, as many as there are at a time.
+
+    Args:
+        stream: A file or a pipe. It is not waited for while there is a line.
+        name: What errors call it.
+        encoding: Python's name of the encoding; ``None`` for UTF-8.
+
+    Raises:
+        UsageError: If there is no such encoding.
+        DataUnreadable: If a line is in another encoding.
+        DataNotFound: If all lines are blank.
+    """
+    try:
+        decoder = codecs.getincrementaldecoder(encoding or "utf-8-sig")()
+    except LookupError as error:
+        raise UsageError(
+            f"there is no encoding {encoding!r}", remedy="take a name such as gb18030 or cp1251"
+        ) from error
+    rest, lines_before, is_empty = "", 0, True
+    while True:
+        chunk: bytes = stream.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
+        try:
+            # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
+            *lines, rest = (rest + decoder.decode(chunk, final=not chunk)).split("\n")
+        except UnicodeDecodeError as error:
+            line = lines_before + error.object[: error.start].count(b"\n") + 1
+            raise DataUnreadable(
+                f"line {line:,} of {name} is not {error.encoding.upper()}: {error.reason}",
+                remedy="name its encoding with --encoding, such as --encoding cp1252",
+            ) from error
+        lines_before += len(lines)
+        if not chunk:
+            lines.append(rest)
+        if rows := [Row(line.removesuffix("\r")) for line in lines if line.strip()]:
+            is_empty = False
+            yield rows
+        if not chunk:
+            break
+    if is_empty:
+        raise DataNotFound(f"{name} has no texts", remedy="write one text per line")
+
+
+def read_rows(
+    path: Path, options: DataOptions, *, as_lines: bool, emit: Emit
+) -> Iterator[list[Row]]:
+    """Return the texts of a file: of a table's text column, or else its lines.
+
+    Args:
+        path: A table if it has the suffix of one. It is read as the rows are asked for.
+        options: Of these, the text column, the encoding and the header.
+        as_lines: Read the lines of a table too.
+        emit: Receives progress events.
+
+    Raises:
+        UsageError: If there is no such encoding.
+        DataError: If the file is missing or does not parse, or the column is not found.
+    """
+    from finetune.data.files import SUFFIXES
+
+    if not path.exists() or path.is_dir():
+        raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
+    if path.suffix.lower() in SUFFIXES and not as_lines:
+        return _read_table(path, options, emit=emit)
+    encoding = options.encoding
+    if path.is_file():
+        encoding = _encoding_of(path, encoding=encoding, emit=emit)
+    return read_lines(path.open("rb"), name=str(path), encoding=encoding)
+
+
+def _read_table(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[list[Row]]:
+    import pyarrow
+
+    from finetune.data.columns import choose_text_column
+    from finetune.data.files import as_text
+
+    records = _records(path, options, emit=emit)
+    sample = list(islice(records, SAMPLE_ROWS))
+    names = dict.fromkeys(name for record in sample for name in record)
+    columns = pyarrow.table(
+        {name: [as_text(record.get(name)) for record in sample] for name in names},
+        schema=pyarrow.schema([(name, "string") for name in names]),
+    )
+    column = choose_text_column(columns, text=options.text_column, table=str(path))
+    emit(Stage(f"texts from column {column!r} of {path}"))
+    return _pieces(chain(sample, records), column, path, emit)
+
+
+def _pieces(
+    records: Iterator[dict[str, Any]], column: str, path: Path, emit: Emit
+) -> Iterator[list[Row]]:
+    from finetune.data.files import as_text
+
+    skipped, is_empty = 0, True
+    while piece := list(islice(records, ROWS_A_PIECE)):
+        rows = [Row(as_text(record.pop(column, "")), record) for record in piece]
+        with_text = [row for row in rows if row.text.strip()]
+        skipped += len(rows) - len(with_text)
+        if with_text:
+            is_empty = False
+            yield with_text
+    if is_empty:
+        raise DataNotFound(
+            f"{path} has no texts in {column!r}", remedy="name another with --text-column"
+        )
+    if skipped:
+        emit(WarningMessage(f"{skipped:,} rows of {path} skipped: empty text"))
+
+
+def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[str, Any]]:
+    """Return the rows of a table by the names of their columns, as they are read."""
+    from pyarrow import ArrowException, parquet
+
+    from finetune.data.delimited import stream_delimited
+    from finetune.data.files import kind_of, parse_object
+
+    with path.open("rb") as file:
+        kind = kind_of(file.read(64), path=path)
+    if kind == ".parquet":
+        try:
+            batches = parquet.ParquetFile(path).iter_batches(batch_size=ROWS_A_PIECE)
+            return chain.from_iterable(batch.to_pylist() for batch in batches)
+        except (ArrowException, OSError) as error:
+            raise DataUnreadable(
+                f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it again"
+            ) from error
+    encoding = _encoding_of(path, encoding=options.encoding, emit=emit)
+    open_text = partial(path.open, encoding=encoding, newline="")
+    if kind == ".jsonl":
+        return (
+            parse_object(line, place=f"line {number} of {path}")
+            for number, line in enumerate(path.open(encoding=encoding, newline="\n"), start=1)
+            if line.strip()
+        )
+    known = filter(None, (options.text_column, options.label_column))
+    names, rows = stream_delimited(open_text, header=options.header, known=known, path=path)
+    return (dict(zip(names, row, strict=True)) for row in rows)
+
+
+def _encoding_of(path: Path, *, encoding: str | None, emit: Emit) -> str:
+    """Return a file's encoding by the first of its bytes that are not ASCII."""
+    from finetune.data.encoding import SAMPLE_BYTES, decode
+    from finetune.data.files import warn_of_rivals
+
+    with path.open("rb") as file:
+        chunks = iter(partial(file.read, SAMPLE_BYTES), b"")
+        sample = next((chunk for chunk in chunks if not chunk.isascii()), b"")
+    if len(sample) == SAMPLE_BYTES and b"\0" not in sample:  # not to cut a character in two
+        sample = sample[: sample.rfind(b"\n") + 1] or sample
+    decoded = decode(sample, path=path, encoding=encoding)
+    warn_of_rivals(decoded, path=path, emit=emit)
+    return decoded.encoding

@@ -1,0 +1,131 @@
+"""Answers become a file, piece by piece: CSV, JSON lines or Parquet."""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from finetune.errors import UsageError
+from finetune.evaluation.answers import Answer
+from finetune.files import PARTIAL_SUFFIX
+
+OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
+Write = Callable[[Sequence[Answer]], None]
+
+
+def check_output(path: Path, *, source: Path | None) -> None:
+    """Make sure that answers can be written to a file.
+
+    Raises:
+        UsageError: If its suffix is unknown, its folder is missing, or it is the source itself.
+    """
+    if path.suffix.lower() not in OUTPUT_SUFFIXES:
+        raise UsageError(
+            f"unsupported extension of {path}", remedy=f"take one of {', '.join(OUTPUT_SUFFIXES)}"
+        )
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(
+            f"{path} can't be written: no such folder, or a folder itself",
+            remedy="name a file in a folder that exists",
+        )
+    if source is not None and path.resolve() == source.resolve():
+        raise UsageError(f"{path} is the file that is read", remedy="name another --output")
+
+
+@contextmanager
+def answer_file(path: Path) -> Iterator[Write]:
+    """Yield a function that adds answers; the file gets its name when all are written.
+
+    Until then, and after an error, they are in the same folder as ``NAME.partial``.
+    """
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    kind = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}[path.suffix.lower()]
+    with kind(partial) as write:
+        yield write
+    os.replace(partial, path)
+
+
+@contextmanager
+def _json_lines(path: Path) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8") as file:
+        yield lambda answers: file.writelines(json_line(answer) + "\n" for answer in answers)
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Write]:
+    names: list[str] = []
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+
+        def write(answers: Sequence[Answer]) -> None:
+            rows = list(map(_flat, answers))
+            if not names:
+                names.extend(dict.fromkeys(name for row in rows for name in row))
+                writer.writerow(names)
+            _check_columns(rows, names, path)
+            writer.writerows([row.get(name, "") for name in names] for row in rows)
+
+        yield write
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Write]:
+    import pyarrow
+    from pyarrow import parquet
+
+    writer: Any = None
+
+    def write(answers: Sequence[Answer]) -> None:
+        nonlocal writer
+        rows = list(map(_flat, answers))
+        if writer is None:
+            names = dict.fromkeys(name for row in rows for name in row)
+            numbers = {name for name, value in rows[0].items() if isinstance(value, float)}
+            fields = [(name, "float64" if name in numbers else "string") for name in names]
+            writer = parquet.ParquetWriter(path, pyarrow.schema(fields))
+        _check_columns(rows, writer.schema.names, path)
+        writer.write_table(pyarrow.Table.from_pylist(rows, schema=writer.schema))
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def json_line(answer: Answer) -> str:
+    """Return an answer as one line of JSON; dates and the like as text."""
+    return json.dumps(answer.to_json(), ensure_ascii=False, default=str)
+
+
+def _flat(answer: Answer) -> dict[str, Any]:
+    """Return an answer by columns: probabilities as floats, everything else as text."""
+    values = answer.to_json()
+    names = values.keys() - {"text", "label", "probability", "probabilities"}
+    scores = values.get("probabilities") or {}
+    return {
+        "text": answer.text,
+        "label": answer.label,
+        "probability": answer.probability,
+        **{f"probability_{name}": score for name, score in scores.items()},
+        **{name: _as_text(value) for name, value in values.items() if name in names},
+    }
+
+
+def _as_text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, default=str).strip('"')
+
+
+def _check_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) -> None:
+    new = {name for row in rows for name in row}.difference(names)
+    if new:
+        raise UsageError(
+            f"columns that the first rows lack: {', '.join(sorted(new))}; the answers before them"
+            f" are in {path}",
+            remedy="write --output FILE.jsonl, where each row has its own columns",
+        )

@@ -1,0 +1,115 @@
+"""Texts to classify, piece by piece."""
+
+import io
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from finetune.data.source import DataOptions
+from finetune.data.stream import Row, read_lines, read_rows
+from finetune.errors import DataNotFound, DataUnreadable, UsageError
+from finetune.events import ignore
+
+
+class Pipe(io.BytesIO):
+    """A pipe that has some bytes at a time."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        super().__init__()
+        self.chunks = [*chunks, b""]
+
+    def read1(self, size: int | None = -1) -> bytes:
+        return self.chunks.pop(0)
+
+
+def texts(pieces: Iterator[list[Row]]) -> list[str]:
+    return [row.text for piece in pieces for row in piece]
+
+
+def rows_of(path: Path, *, as_lines: bool = False, **options: str | bool | None) -> list[Row]:
+    given = DataOptions(str(path), "", **options)
+    return [
+        row for piece in read_rows(path, given, as_lines=as_lines, emit=ignore) for row in piece
+    ]
+
+
+def test_lines_are_yielded_as_soon_as_they_are_whole() -> None:
+    pieces = read_lines(Pipe(b"one\ntw", b"o\n\xc3", b"\xa4\nend"), name="x", encoding=None)
+    assert [[row.text for row in piece] for piece in pieces] == [["one"], ["two"], ["ä"], ["end"]]
+
+
+def test_a_line_in_another_encoding_is_named() -> None:
+    pieces = read_lines(Pipe(b"one\ntwo\n", b"three\ncaf\xe9\n"), name="x", encoding=None)
+    assert [row.text for row in next(pieces)] == ["one", "two"]
+    with pytest.raises(DataUnreadable, match="line 4 of x"):
+        next(pieces)
+
+
+def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
+    with pytest.raises(UsageError, match="klingon"):
+        list(read_lines(Pipe(b"one"), name="x", encoding="klingon"))
+    with pytest.raises(DataNotFound, match="no texts"):
+        list(read_lines(Pipe(b"\n  \n"), name="x", encoding=None))
+
+
+def test_an_encoding_is_detected_by_letters_far_behind(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_bytes(
+        b"plain\n" * 200_000 + "Où est le café, s\u2019il vous plaît ?\n".encode("cp1252")
+    )
+    assert rows_of(path)[-1].text == "Où est le café, s\u2019il vous plaît ?"
+
+
+def test_a_table_without_a_header_has_numbered_columns(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a long text about this,5\nanother long text,5\na third and last text,5\n")
+    assert rows_of(path)[0] == Row("a long text about this", {"column2": "5"})
+
+
+def test_quotes_may_be_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text('text\tid\n"never ends\t1\nplain\t2\n')
+    assert [row.text for row in rows_of(path)] == ['"never ends', "plain"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("rows.csv", "text,id\n" + "one,1\n" * 5000 + "two\n", "line 5002"),
+        ("rows.jsonl", '{"text": "one"}\n{"text": \n', "line 2"),
+        ("rows.parquet", "text", "not Parquet"),
+        ("rows.csv", "PK\x03\x04", "Excel"),
+        ("rows.csv", "", "empty"),
+        ("rows.csv", "text,id\n,1\n", "no texts"),
+    ],
+)
+def test_a_table_that_does_not_parse_is_refused(
+    name: str, content: str, word: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises((DataUnreadable, DataNotFound), match=word):
+        rows_of(path, text_column="text" if "text" in content else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("t.csv", "a text with some words,1\n"), ("t.jsonl", '{"text": "a text", "id": 1}\n'),
+     ("t.txt", "a text with some words\n")],
+)  # fmt: skip
+def test_memory_does_not_grow_with_the_rows(name: str, row: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    header = "text,id\n" if name == "t.csv" else ""
+
+    def peak_bytes(rows: int) -> int:
+        path.write_text(header + row * rows)
+        tracemalloc.start()
+        pieces = read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
+        assert sum(map(len, pieces)) == rows
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert peak_bytes(150_000) < 1.2 * peak_bytes(75_000)
