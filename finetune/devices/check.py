@@ -5,11 +5,10 @@ from typing import Literal
 
 Status = Literal["ok", "warning", "failure"]
 
-# BERT-base's 110 million weights, as many gradients, and AdamW's two moments, in fp32.
-_BERT_BASE_BYTES = 110_000_000 * 4 * 4
-# In memory, activations take about as much again. On a disk, a checkpoint holds three of the four
+# Twice BERT-base's 110 million weights, as many gradients, and AdamW's two moments, in fp32. In
+# memory, activations take about as much again. On a disk, a checkpoint holds three of the four
 # parts, and a second one is written before the first is deleted.
-ROOM_FOR_BERT_BASE_BYTES = 2 * _BERT_BASE_BYTES
+ROOM_FOR_BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,8 @@ def way_out_of_rosetta() -> str:
             "it anew and install into a new environment"
         )
     return (
-        "install a Python for arm64; with conda: "
-        "CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11, then "
-        "conda activate finetune && conda config --env --set subdir osx-arm64"
+        "install a Python for arm64; with conda: CONDA_SUBDIR=osx-arm64 conda create -n finetune "
+        "python=3.11, then conda activate finetune && conda config --env --set subdir osx-arm64"
     )
 
 

@@ -50,10 +50,9 @@ def process_bytes(process_id: int) -> int:
 
 
 def footprint_bytes(process_id: int) -> int:
-    """Return the memory that a process keeps the Mac from using for others.
+    """Return the memory that a process takes of a Mac.
 
-    Resident memory leaves out most of what a GPU's tensors take: 4.1 GB beside a footprint of
-    62.7 GB has been seen.
+    Resident memory leaves out most of a GPU's tensors: 4.1 GB of 62.7 GB has been seen.
 
     Raises:
         ProcessLookupError: If there is no such process.

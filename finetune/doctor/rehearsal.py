@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -63,16 +64,11 @@ class Rehearsal:
         There is no dropout: devices draw different random numbers.
         """
         training_state = _prepare(copy.deepcopy(self.model), self.structure, device, precision)
-        yield (
-            "evaluation",
-            {
-                f"{size} examples of up to {tokens} tokens": self._predict(
-                    training_state, size, tokens
-                )
-                for tokens in self.lengths
-                for size in self.batch_sizes
-            },
-        )
+        evaluation = {
+            f"{size} examples of up to {tokens} tokens": self._predict(training_state, size, tokens)
+            for tokens, size in product(self.lengths, self.batch_sizes)
+        }
+        yield "evaluation", evaluation
         examples = self._examples()
         first = _cut(examples, device, number=0)
         logits: torch.Tensor = training_state.model(**first.inputs).logits.detach()

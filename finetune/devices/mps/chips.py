@@ -40,7 +40,7 @@ _MAX_TOKENS = 32_766
 
 
 def generation(chip: str) -> int | None:
-    """Return the 1 of ``Apple M1 Pro`` or ``m1-pro``, or None if there is none."""
+    """Return the 1 of ``Apple M1 Pro`` or ``m1-pro``, or None."""
     found = re.search(r"\bm(\d+)\b", chip, re.IGNORECASE)
     return int(found[1]) if found else None
 

@@ -39,7 +39,7 @@ def status_of(name: str) -> Status:
 
 @functools.cache
 def _statuses() -> dict[str, Status]:
-    """Return every operator of PyTorch's list with how MPS runs it."""
+    """Return how MPS runs each operator of PyTorch's list."""
     packaged = resources.files("torchgen") / "packaged" / "ATen" / "native"
     # libyaml reads the 16,000 lines in 0.1 s, Python's own parser in ten times that.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
