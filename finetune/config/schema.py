@@ -201,12 +201,12 @@ class SearchConfig:
 class Config:
     """Everything that decides a run."""
 
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig = TrainingConfig()
-    output: OutputConfig = OutputConfig()
-    cache: CacheConfig = CacheConfig()
-    search: SearchConfig = SearchConfig()
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
 
 
 SECTION_OF_OPTION: dict[str, str] = {
