@@ -26,6 +26,7 @@
 Each carries one line that says what is wrong and one, the remedy, that says what to do.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -46,7 +47,11 @@ class FinetuneError(Exception):
 
 
 class LossNotFinite(FinetuneError):
-    """The training loss is NaN or infinite."""
+    """A loss is NaN or infinite, maybe that of some examples: their indices in the split."""
+
+    def __init__(self, message: str, *, remedy: str, examples: Sequence[int] = ()) -> None:
+        super().__init__(message, remedy=remedy)
+        self.examples = examples
 
 
 class WrongParametersChanged(FinetuneError):

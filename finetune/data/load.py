@@ -8,9 +8,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset
 
-from finetune.data.files import SUFFIXES
+from finetune.data.columns import choose_columns
+from finetune.data.files import SUFFIXES, read_file
 from finetune.data.hub_tables import fetch_splits
 from finetune.data.questions import load_questions
 from finetune.data.source import DataOptions, DataSource, LoadedData
@@ -18,7 +20,7 @@ from finetune.data.split import SplitOptions, split_table
 from finetune.data.tables import column_of, read_tables
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, UsageError
-from finetune.events import Emit, Stage
+from finetune.events import Emit, Stage, ignore
 from finetune.files import file_sha256
 
 SOURCES = ("trec", "questions")
@@ -102,6 +104,20 @@ def load_rows(options: DataOptions, *, class_names: Sequence[str], emit: Emit) -
     return rows.remove_columns("label").add_column(
         "label", labels, feature=ClassLabel(names=list(class_names))
     )
+
+
+def find_places(options: DataOptions, texts: Sequence[str]) -> list[str]:
+    """Return where each training text is first found, such as ``line 7 of reviews.csv``.
+
+    It is an empty text where the data is no file.
+    """
+    if _kind_of(options.data) != "a file":
+        return [""] * len(texts)
+    table = read_file(Path(options.data).expanduser(), options, emit=ignore)
+    text, label = options.text_column, options.label_column
+    columns = choose_columns(table.columns, text=text, label=label, table=str(table.path))
+    rows = [pc.index(table.columns[columns.text.name], one).as_py() for one in texts]
+    return [table.place(row) if row >= 0 else "" for row in rows]
 
 
 def source_name(source: str) -> str:

@@ -1,12 +1,15 @@
-"""What a user can do when a run is interrupted or runs out of memory."""
+"""What a user can do when a run is interrupted, runs out of memory or diverges."""
 
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from finetune.errors import BatchDoesNotFit, Interrupted
+from finetune.data.load import find_places
+from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
 from finetune.runs.folder import RunFolder
-from finetune.runs.preparation import Preparation
+from finetune.runs.preparation import Preparation, data_options
+
+MOST_EXAMPLES = 3
 
 
 @contextmanager
@@ -51,6 +54,27 @@ def out_of_memory_explained(folder: RunFolder, preparation: Preparation) -> Iter
             else f"use {smaller} with the same --effective-batch-size, lower --eval-batch-size or "
             "--max-length, or use --freeze-core",
         ) from error
+
+
+@contextmanager
+def examples_explained(preparation: Preparation) -> Iterator[None]:
+    """Say which texts, on which lines of the user's file, have a loss that is not finite.
+
+    Raises:
+        LossNotFinite: In place of one with the indices of examples.
+    """
+    try:
+        yield
+    except LossNotFinite as error:
+        first = preparation.splits["train"].select(error.examples[:MOST_EXAMPLES])["text"]
+        places = find_places(data_options(preparation.config.data), list(first))
+        found = [
+            f"{place} {text[:60]!r}".strip() for place, text in zip(places, first, strict=True)
+        ]
+        if more := len(error.examples) - len(found):
+            found.append(f"{more:,} more")
+        where = f", in a batch of {', '.join(found)}" if found else ""
+        raise LossNotFinite(error.message + where, remedy=error.remedy) from error
 
 
 def _resume_command(folder: RunFolder) -> str:

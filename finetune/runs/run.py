@@ -16,6 +16,7 @@ from finetune.model.save import save_classifier
 from finetune.runs.batch_sizes import find_sizes
 from finetune.runs.checkpoint import Checkpoints
 from finetune.runs.environment import describe_environment
+from finetune.runs.failures import examples_explained
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder, empty_folder
 from finetune.runs.journal import continue_journal, journal
@@ -158,7 +159,7 @@ class Run:
                 f"{self.plan.real_token_share():.1%} of the tokens are not padding"
             )
         )
-        with stop_on_signal() as should_stop:
+        with examples_explained(self.preparation), stop_on_signal() as should_stop:
             settings = self._loop_settings(should_stop)
             train(self.training_state, self.examples["train"], self.progress, settings)
             stopped_early = not is_over(

@@ -232,12 +232,11 @@ class _UpdateLog:
     def _check_losses(self, losses: Sequence[float]) -> None:
         for index, loss in enumerate(losses):
             if not math.isfinite(loss):
-                rows = self._batches[index].indices.tolist()
-                first_rows = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
                 update = self._progress.updates - len(losses) + index + 1
                 raise LossNotFinite(
-                    f"the loss is {loss} at update {update}, on training rows {first_rows}",
-                    remedy="lower --learning-rate, use --precision fp32, or look at those rows",
+                    f"the loss is {loss} at update {update}",
+                    remedy="lower --learning-rate, use --precision fp32, or look at these texts",
+                    examples=self._batches[index].indices.tolist(),
                 )
 
     def _check_parameters(self) -> None:

@@ -6,11 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from datasets import Dataset, DatasetDict
 
-from finetune.config.schema import Config, TrainingConfig
+from finetune.config.schema import Config, DataConfig, TrainingConfig
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import BatchDoesNotFit, Interrupted
-from finetune.runs.failures import interruption_explained, out_of_memory_explained
+from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
+from finetune.runs.failures import (
+    examples_explained,
+    interruption_explained,
+    out_of_memory_explained,
+)
 from finetune.runs.folder import RunFolder
 
 
@@ -65,3 +70,23 @@ def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
         out_of_memory_explained(RunFolder(tmp_path), prepared(16)),
     ):
         raise RuntimeError("shapes do not match")
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_loss_that_is_not_finite_names_the_lines_of_the_file_and_the_texts(
+    is_file: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.csv"
+    lines = [f'"text {number},\nover two lines",{number % 2}' for number in range(9)]
+    file.write_text("text,label\n" + "\n".join(lines))
+    config = Config(data=DataConfig(data=str(file) if is_file else "questions"))
+    train = Dataset.from_dict({"text": [f"text {n},\nover two lines" for n in (8, 5, 2, 1, 0)]})
+    preparation: Any = SimpleNamespace(config=config, splits=DatasetDict(train=train))
+    with pytest.raises(LossNotFinite) as raised, examples_explained(preparation):
+        raise LossNotFinite("the loss is nan", remedy="lower it", examples=[1, 2, 3, 4])
+    message = raised.value.message
+    assert (f"line 12 of {file} 'text 5," in message) == is_file
+    assert (f"line 6 of {file} 'text 2," in message) == is_file
+    assert "'text 5," in message
+    assert message.endswith("1 more")
+    assert raised.value.remedy == "lower it"
