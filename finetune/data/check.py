@@ -131,12 +131,8 @@ class LengthFindings:
     """Tokens of the texts of each split under a model's tokenizer.
 
     Args:
-        model: Whose tokenizer counted.
-        max_length: The maximum that the splits are measured by.
-        suggested_max_length: What :func:`suggest_max_length` returns.
-        beyond_suggested: Training texts that are longer than that.
+        beyond_suggested: Training texts that are longer than ``suggested_max_length``.
         unknown_share: Share of the training tokens that the vocabulary lacks, in 0..1.
-        splits: By split.
     """
 
     model: str
@@ -190,12 +186,7 @@ def check_splits(splits: DatasetDict) -> Findings:
         split: _Split(texts[split], own, column_of(rows, "label").to_numpy(), names)
         for (split, rows), own in zip(splits.items(), numbers, strict=True)
     }
-    classes = {
-        split: dict(
-            zip(names, np.bincount(part.labels, minlength=len(names)).tolist(), strict=True)
-        )
-        for split, part in parts.items()
-    }
+    classes = {split: count_classes(rows) for split, rows in splits.items()}
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
@@ -219,11 +210,7 @@ def count_classes(table: Dataset) -> dict[str, int]:
 
 
 def weigh_classes(counts: Mapping[str, int]) -> Balance:
-    """Compare the largest and the smallest class that has rows.
-
-    Args:
-        counts: Rows of each class; those with fewer than ``RARE_ROWS`` are rare.
-    """
+    """Compare the largest and the smallest class that has rows, by the rows of each class."""
     present = {name: count for name, count in counts.items() if count > 0}
     largest, smallest = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
     rare = {name: count for name, count in counts.items() if count < RARE_ROWS}
@@ -246,9 +233,8 @@ def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> SplitLeng
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
     """Return the smallest multiple of 8 that cuts no text, or 0.5 % of them where a few are long.
 
-    Args:
-        lengths: Tokens of each training text: int64 of shape [rows].
-        max_tokens: Tokens of the longest text that the model takes.
+    ``lengths`` are the tokens of each training text, int64 of shape [rows]; the model takes
+    ``max_tokens``.
 
     >>> suggest_max_length(np.array([13, 22, 41]), max_tokens=512)
     48
@@ -260,12 +246,7 @@ def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
 
 
 def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
-    """Suggest another model if too many tokens are unknown to the vocabulary of this one.
-
-    Args:
-        unknown_tokens: How many tokens stand for what the vocabulary lacks.
-        tokens: All tokens of the texts, special ones included.
-    """
+    """Suggest another model if too many tokens are unknown to the vocabulary of this one."""
     share = unknown_tokens / max(tokens, 1)
     if share <= MOST_UNKNOWN:
         return None
@@ -278,11 +259,15 @@ def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
 
 def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> list[Suggestion]:
     """Return what a user may want to change; ``None`` if the lengths are not known."""
-    return [
-        *_about_balance(findings.balance),
-        *_about_texts(findings),
-        *(_about_lengths(lengths) if lengths else ()),
-    ]
+    changes = [*_about_balance(findings.balance), *_about_texts(findings)]
+    if lengths and lengths.suggested_max_length > lengths.max_length:
+        train = lengths.splits["train"]
+        found = (
+            f"training texts longer than {lengths.max_length} tokens, which are cut:"
+            f" {train.cut_rows:,} ({train.cut_share:.1%})"
+        )
+        changes.append(Suggestion(found, f"--max-length {lengths.suggested_max_length}"))
+    return changes
 
 
 def _find_repeats(split: _Split) -> Repeats:
@@ -317,13 +302,9 @@ def _find_short_texts(split: _Split) -> ShortTexts:
 
 
 def _find_overlap(split: _Split, *, train: _Split) -> Overlap:
-    """Find the rows of a split whose texts are in the training split too.
-
-    The examples begin with those whose label the text does not have there.
-    """
     shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
     agrees = np.isin(split.pairs[shared], train.pairs)
-    rows = shared[np.argsort(agrees, kind="stable")]
+    rows = shared[np.argsort(agrees, kind="stable")]  # those with another label there come first
     examples = [
         SharedText(text, split.names[split.labels[row]], train.labels_of(split.numbers[row]))
         for row, text in zip(rows.tolist(), split.texts_at(rows), strict=False)
@@ -358,13 +339,3 @@ def _about_texts(findings: Findings) -> Iterator[Suggestion]:
                 f"{found}, with another label there: {shared.disagreeing:,}",
                 "remove them from train: a model that has seen them looks better than it is",
             )
-
-
-def _about_lengths(lengths: LengthFindings) -> Iterator[Suggestion]:
-    if lengths.suggested_max_length > lengths.max_length:
-        train = lengths.splits["train"]
-        yield Suggestion(
-            f"training texts longer than {lengths.max_length} tokens, which are cut:"
-            f" {train.cut_rows:,} ({train.cut_share:.1%})",
-            f"--max-length {lengths.suggested_max_length}",
-        )

@@ -92,13 +92,7 @@ def choose_columns(
 ) -> Columns:
     """Return the columns of the texts and of their classes, guessed where they are not named.
 
-    Names and values decide together: texts are long and rarely repeat, labels recur.
-
-    Args:
-        columns: Strings.
-        text: Name of the texts' column; ``None`` to guess it.
-        label: Name of the classes' column; ``None`` to guess it.
-        table: What errors call the table.
+    Names and values, all strings, decide together: texts are long and rarely repeat, labels recur.
 
     Raises:
         UsageError: If both names are the same.

@@ -91,31 +91,43 @@ def read_delimited(
 ) -> DelimitedTable:
     """Read a table of delimited values.
 
-    A value may be in quotes and then hold delimiters, line ends and doubled quotes.
-
-    Args:
-        text: The file's text.
-        header: Whether the first row names the columns; ``None`` to detect it.
-        known: Names of columns that the user gave.
-        path: What errors call the file.
-        emit: Receives progress events.
+    A value may be in quotes and then hold delimiters, line ends and doubled quotes. Unless
+    ``header`` says it, a first row that has ``known`` names of columns, or looks like names, is
+    one of names.
 
     Raises:
         DataUnreadable: If the file is empty, or a row has not one value for each column.
     """
     dialect = _find_dialect(text)
     try:
-        columns = _read_rows(text, dialect, path=path)
+        rows = _read_rows(text, dialect, path=path)
     except DataUnreadable:
         if dialect.delimiter != "\t":
             raise
         # Many files with tabs know no quotes, and a text may then begin with one and never end it.
         dialect = replace(dialect, quote=None)
-        columns = _read_rows(text, dialect, path=path)
+        rows = _read_rows(text, dialect, path=path)
         emit(Stage(f"quotes in {path} are part of the texts"))
-    first, columns, has_header = _split_header(columns, header=header, known=known)
-    names = [name.strip() or f"column{position}" for position, name in enumerate(first, start=1)]
-    table = _drop_blank(first, pyarrow.table(columns, names=names), path=path, emit=emit)
+    if header is None:
+        header = _has_header(rows, known=known)
+    return DelimitedTable(_name_columns(rows, header, path=path, emit=emit), dialect, header)
+
+
+def _name_columns(
+    rows: pyarrow.Table, has_header: bool, *, path: Path, emit: Emit
+) -> pyarrow.Table:
+    """Name the columns by the first row or by their position; drop those that are all blank."""
+    names = _names(rows, has_header)
+    table = rows.slice(1) if has_header else rows
+    blank = [
+        position
+        for position, name in enumerate(names)
+        if not name and not pc.any(pc.not_equal(table[position], "")).as_py()
+    ]
+    table = table.rename_columns(_numbered_names(names))
+    if blank and len(table):  # as spreadsheets write them
+        emit(Stage(f"blank columns of {path} dropped: {len(blank)}"))
+        table = table.select([n for n in range(table.num_columns) if n not in blank])
     if not has_header:
         emit(Stage(f"{path} has no header row: its columns are {', '.join(table.column_names)}"))
     if len(set(table.column_names)) < table.num_columns:
@@ -128,7 +140,16 @@ def read_delimited(
             f"{path} has a header row, {table.column_names}, and no rows",
             remedy="write a row for each text",
         )
-    return DelimitedTable(table, dialect, has_header)
+    return table
+
+
+def _names(rows: pyarrow.Table, has_header: bool = True) -> list[str]:
+    """Return the first row as names, which are empty without a header row."""
+    return [column[0].as_py().strip() if has_header else "" for column in rows.columns]
+
+
+def _numbered_names(names: Iterable[str]) -> list[str]:
+    return [name or f"column{position}" for position, name in enumerate(names, start=1)]
 
 
 def _find_dialect(text: str) -> Dialect:
@@ -160,29 +181,34 @@ def _find_dialect(text: str) -> Dialect:
     return max((Dialect(*both) for both in product(DELIMITERS, "\"'")), key=score)
 
 
-def _read_rows(text: str, dialect: Dialect, *, path: Path) -> list[pyarrow.ChunkedArray]:
-    """Return the columns, the first row included."""
+def _read_rows(text: str, dialect: Dialect, *, path: Path) -> pyarrow.Table:
+    """Return all rows, the first one included, in columns named 0, 1 and so on."""
     rows = (row for _, row in dialect.numbered_rows(text, path=path))
     first = next(rows, None)
     if first is None:
         raise DataUnreadable(
             f"{path} is empty", remedy="write a header row, such as text,label, and rows"
         )
-    columns = _columns_by_arrow(text, dialect, count=len(first))
-    if columns is None:
-        # Row by row: to say which one is wrong, or for what Arrow refuses, such as lines of spaces.
-        columns = list(map(pyarrow.array, zip(first, *rows, strict=True)))
-    return [pyarrow.chunked_array(column, "string") for column in map(_chunks, columns)]
+    table = _read_by_arrow(text, dialect, count=len(first))
+    if table is not None:
+        return table
+    # Row by row: to say which one is wrong, or for what Arrow refuses, such as lines of spaces.
+    return _table_of(chain([first], rows))
 
 
-def _columns_by_arrow(text: str, dialect: Dialect, *, count: int) -> list[Any] | None:
-    """Return the columns of a well-formed file, or ``None``."""
+def _table_of(rows: Iterable[Sequence[str]]) -> pyarrow.Table:
+    columns = [pyarrow.array(values, "string") for values in zip(*rows, strict=True)]
+    return pyarrow.table(columns, names=list(map(str, range(len(columns)))))
+
+
+def _read_by_arrow(text: str, dialect: Dialect, *, count: int) -> pyarrow.Table | None:
+    """Return the rows of a well-formed file, or ``None``."""
     quote = dialect.quote if dialect.quote and dialect.quote in text else None
     names = [str(position) for position in range(count)]
     try:
         if quote:  # Arrow accepts characters behind a closing quote
             deque(dialect.reader(io.StringIO(text, newline="")), maxlen=0)
-        table = arrow_csv.read_csv(
+        return arrow_csv.read_csv(
             pyarrow.BufferReader(text.lstrip("\r\n").encode()),
             read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
             parse_options=arrow_csv.ParseOptions(
@@ -196,11 +222,6 @@ def _columns_by_arrow(text: str, dialect: Dialect, *, count: int) -> list[Any] |
         )
     except (csv.Error, pyarrow.ArrowInvalid):
         return None
-    return list(table.columns)
-
-
-def _chunks(column: Any) -> list[Any]:
-    return column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
 
 
 def stream_delimited(
@@ -208,8 +229,8 @@ def stream_delimited(
 ) -> tuple[list[str], Iterator[list[str]]]:
     """Return the names of the columns, and the rows as they are read.
 
-    Args and errors are those of :func:`read_delimited`. The rows are checked once before, so that
-    an error comes before the first row.
+    Options and errors are those of :func:`read_delimited`. The rows are checked once before, so
+    that an error comes before the first row.
     """
     with open_text() as file:
         dialect = _find_dialect(file.read(SAMPLE_CHARACTERS))
@@ -225,58 +246,31 @@ def stream_delimited(
         raise DataUnreadable(
             f"{path} is empty", remedy="write a header row and a row for each text"
         )
-    columns = [pyarrow.chunked_array([column], "string") for column in zip(*sample, strict=True)]
-    first, _, has_header = _split_header(columns, header=header, known=known)
-    names = [name.strip() or f"column{position}" for position, name in enumerate(first, start=1)]
-    return names, chain(sample[has_header:], rows)
+    table = _table_of(sample)
+    if header is None:
+        header = _has_header(table, known=known)
+    return _numbered_names(_names(table, header)), chain(sample[header:], rows)
 
 
-def _split_header(
-    columns: Sequence[pyarrow.ChunkedArray], *, header: bool | None, known: Iterable[str]
-) -> tuple[list[str], list[pyarrow.ChunkedArray], bool]:
-    """Return the names of the columns, empty without a header row, and the values below it."""
-    first = [column[0].as_py() for column in columns]
-    values = [column.slice(1) for column in columns]
-    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, known)}
-    if _has_header(first, values, known=known) if header is None else header:
-        return first, values, True
-    return [""] * len(first), list(columns), False
-
-
-def _has_header(
-    first: Sequence[str], columns: Sequence[pyarrow.ChunkedArray], *, known: Iterable[str]
-) -> bool:
+def _has_header(rows: pyarrow.Table, *, known: Iterable[str]) -> bool:
     """Return whether the first row looks like names and not like the values below it."""
-    if [name.strip() for name in first] == [str(number) for number in range(len(first))]:
+    first = _names(rows)
+    if first == [str(number) for number in range(len(first))]:
         return True  # as pandas names columns
-    names = [name.strip() for name in first if name.strip()]
+    names = [name for name in first if name]
     recurring = {
-        name.strip()
-        for name, column in zip(first, columns, strict=True)
-        if pc.index(column, name).as_py() >= 0
+        name
+        for name, column in zip(first, rows.columns, strict=True)
+        if pc.index(column.slice(1), column[0]).as_py() >= 0
     }
-    if {plain_name(name) for name in names if name not in recurring}.intersection(known):
+    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, known)}
+    if {plain_name(name) for name in names if name not in recurring} & known:
         return True
     return (
         recurring.isdisjoint(names)
         and len(set(names)) == len(names)
         and not any(is_number(name) or len(name) > LONGEST_NAME for name in names)
     )
-
-
-def _drop_blank(
-    first: Sequence[str], table: pyarrow.Table, *, path: Path, emit: Emit
-) -> pyarrow.Table:
-    """Drop columns without a name and a value, as spreadsheets write them."""
-    blank = [
-        position
-        for position, name in enumerate(first)
-        if not name.strip() and not pc.any(pc.not_equal(table[position], "")).as_py()
-    ]
-    if blank and len(table):
-        emit(Stage(f"blank columns of {path} dropped: {len(blank)}"))
-        return table.select([n for n in range(table.num_columns) if n not in blank])
-    return table
 
 
 def _unreadable(number: int, complaint: str, *, open_text: OpenText, path: Path) -> DataUnreadable:

@@ -36,11 +36,8 @@ class DecodedText(NamedTuple):
 def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
     """Return a file's text.
 
-    Args:
-        content: The bytes.
-        path: What errors call the file.
-        encoding: Python's name of the encoding. ``None`` for what a byte-order mark says, else
-            UTF-8, else what charset-normalizer detects.
+    Without an encoding, by Python's name, it is what a byte-order mark says, else UTF-8, else what
+    charset-normalizer detects.
 
     Raises:
         UsageError: If there is no such encoding.

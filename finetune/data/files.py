@@ -25,8 +25,6 @@ KINDS_BY_FIRST_BYTES = {
     b"\xd0\xcf\x11\xe0": "an Excel workbook",
     b"\x1f\x8b": "compressed with gzip",
 }
-
-
 # In one line: Arrow's reader ends the process where JSON is nested some thousand deep.
 MOST_BRACKETS = 1000
 
@@ -56,10 +54,7 @@ class RawTable:
 def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
     """Read a table from a file; its content says the format, and its suffix where that is open.
 
-    Args:
-        path: A file.
-        options: Of these, the encoding, the header and the columns.
-        emit: Receives progress events.
+    Of the options, the encoding, the header and the columns matter.
 
     Raises:
         UsageError: If there is no such encoding.
@@ -83,6 +78,12 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
     if kind == ".jsonl":
         emit(Stage(f"reading {path}: encoding {decoded.encoding}"))
         return _read_json_lines(decoded.text, path=path, emit=emit)
+    return _read_delimited(decoded, options, path=path, emit=emit)
+
+
+def _read_delimited(
+    decoded: DecodedText, options: DataOptions, *, path: Path, emit: Emit
+) -> RawTable:
     known = filter(None, (options.text_column, options.label_column))
     table = read_delimited(decoded.text, header=options.header, known=known, path=path, emit=emit)
     delimiter = DELIMITERS[table.dialect.delimiter]
@@ -152,20 +153,18 @@ def _read_json_lines(text: str, *, path: Path, emit: Emit) -> RawTable:
         # Line by line: to say which one is wrong, or for what Arrow refuses, such as columns of
         # both words and numbers.
         rows = [row for _, row in _numbered_objects(text, path=path)]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        nested = {
-            name for row in rows for name, value in row.items() if isinstance(value, list | dict)
-        }
+        names = dict.fromkeys(name for row in rows for name in row)
+        nested = [
+            name for name in names if any(isinstance(row.get(name), list | dict) for row in rows)
+        ]
+
+        def column(name: str) -> pyarrow.Array:
+            return pyarrow.array((_mended(as_text(row.get(name))) for row in rows), "string")
+
         columns = pyarrow.table(
-            {
-                _mended(name): pyarrow.array(
-                    (_mended(as_text(row.get(name))) for row in rows), "string"
-                )
-                for name in names
-                if name not in nested
-            }
+            {_mended(name): column(name) for name in names if name not in nested}
         )
-        _report_left_out([name for name in names if name in nested], path=path, emit=emit)
+        _report_left_out(nested, path=path, emit=emit)
     return RawTable(
         path, columns, lambda: [number for number, _ in _numbered_objects(text, path=path)]
     )
@@ -193,7 +192,7 @@ def _json_columns(
     if times and schema is None:  # texts that look like a time
         schema = pyarrow.schema([(name, "string") for name in times])
         return _json_columns(text, path=path, emit=emit, schema=schema)
-    return _as_texts(table, path=path, emit=emit)
+    return _as_texts(table.select(_plain_names(table.schema, path=path, emit=emit)))
 
 
 def _numbered_objects(text: str, *, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -238,10 +237,7 @@ def _read_parquet(path: Path, *, emit: Emit) -> RawTable:
     """
     try:
         file = parquet.ParquetFile(path)
-        names = [column.name for column in file.schema_arrow if _is_plain(column.type)]
-        _report_left_out(
-            [name for name in file.schema_arrow.names if name not in names], path=path, emit=emit
-        )
+        names = _plain_names(file.schema_arrow, path=path, emit=emit)
         table = file.read(columns=names)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataUnreadable(
@@ -260,7 +256,7 @@ def _read_parquet(path: Path, *, emit: Emit) -> RawTable:
         numbers = pc.index_in(table[name].cast("int64"), value_set=known)
         named = pc.take(pyarrow.array(own, "string"), numbers)
         table = table.set_column(names.index(name), name, named)
-    return RawTable(path, _as_texts(table, path=path, emit=emit), class_names=class_names)
+    return RawTable(path, _as_texts(table), class_names=class_names)
 
 
 def _is_plain(kind: pyarrow.DataType) -> bool:
@@ -271,14 +267,17 @@ def _is_plain(kind: pyarrow.DataType) -> bool:
     return types.is_boolean(kind) or types.is_null(kind) or any(is_of(kind) for is_of in tests)
 
 
-def _as_texts(table: pyarrow.Table, *, path: Path, emit: Emit) -> pyarrow.Table:
-    """Return the columns of texts, numbers and truth values as text."""
-    columns, nested = {}, []
-    for name in table.column_names:
-        column = table[name]
-        if not _is_plain(column.type):
-            nested.append(name)
-            continue
+def _plain_names(schema: pyarrow.Schema, *, path: Path, emit: Emit) -> list[str]:
+    """Return the columns of texts, numbers and truth values; the others are reported."""
+    names = [column.name for column in schema if _is_plain(column.type)]
+    _report_left_out([name for name in schema.names if name not in names], path=path, emit=emit)
+    return names
+
+
+def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
+    """Return columns of texts, numbers and truth values as text."""
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
         if types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if types.is_floating(column.type):
@@ -286,7 +285,6 @@ def _as_texts(table: pyarrow.Table, *, path: Path, emit: Emit) -> pyarrow.Table:
             texts = pyarrow.array([as_text(number) for number in numbers.to_pylist()], "string")
             column = pc.take(texts, pc.index_in(column, value_set=numbers))
         columns[name] = pc.fill_null(column.cast("string"), "")
-    _report_left_out(nested, path=path, emit=emit)
     return pyarrow.table(columns)
 
 

@@ -13,10 +13,7 @@ from finetune.events import Emit, Stage
 CONVERTED_BRANCH = "refs/convert/parquet"
 SPLIT_OF_WORD = {
     "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     "test": "test",
 }
 # Of several folders with the same splits, the one that can't be a part of many.
@@ -29,13 +26,8 @@ def fetch_splits(
     """Return the files of each split of a dataset, ``train`` among them, and their commit.
 
     Parquet files come first: the repository's own, then those into which the Hub has converted it.
-    Without any, CSV, TSV or JSONL files are taken.
-
-    Args:
-        repository: Id on the Hub, ``owner/name``.
-        revision: Branch, tag or commit; ``None`` for the main branch or what the Hub has made of
-            it.
-        emit: Receives progress events.
+    Without any, CSV, TSV or JSONL files are taken. ``revision`` is a branch, tag or commit;
+    ``None`` for the main branch or what the Hub has made of it.
 
     Raises:
         DataNotFound: If there is no such repository or revision, or it has no training files.
@@ -57,10 +49,6 @@ def find_splits(names: Iterable[str], *, suffix: str) -> dict[str, list[str]]:
 
     A file belongs to a split by its name or its folder's: ``train.csv``,
     ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``.
-
-    Args:
-        names: Paths within the repository.
-        suffix: That of the files to take, such as ``.parquet``.
 
     Raises:
         DataError: If several folders hold a training split.

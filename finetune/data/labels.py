@@ -49,11 +49,7 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 
 def refuse_other_tasks(labels: Iterable[str], *, column: str, table: str) -> None:
-    """Raise an error if labels are scores, or lists of several labels.
-
-    Raises:
-        DataError: With the reason.
-    """
+    """Raise ``DataError`` if labels are scores, or lists of several labels."""
     distinct = set(labels)
     numbers = [label for label in distinct if is_number(label)]
     fractions = sorted(n for n in numbers if Decimal(n) != Decimal(n).to_integral_value())

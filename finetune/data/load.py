@@ -41,10 +41,8 @@ OPTIONS_OF_KIND = {
 def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit) -> LoadedData:
     """Load the splits of a source and say which files, or which commit, they are from.
 
-    Args:
-        options: Which data.
-        is_for_training: Refuse rows of files and Hub datasets of which nothing can be learned.
-        emit: Receives progress events.
+    With ``is_for_training``, rows of files and Hub datasets of which nothing can be learned are
+    refused.
 
     Raises:
         UsageError: If the source is unknown or does not take one of the options.

@@ -19,12 +19,7 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
 
     Each class gives its share, to within a row. Rows whose texts differ in nothing but case and
     spaces stay together, and each class keeps at least one text. Both parts are in the table's
-    order.
-
-    Args:
-        table: Has the columns ``text`` and ``label``.
-        fraction: Share of the rows to hold out, in 0..1.
-        seed: The same seed gives the same parts.
+    order, and the same for the same seed. The fraction is in 0..1.
     """
     generator = np.random.default_rng(seed)
     texts = number_texts(column_of(table, "text"))
@@ -49,12 +44,7 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
 class SplitOptions:
     """How splits are made that the data does not bring.
 
-    Args:
-        validation_fraction: Share of the given training rows, in 0..1; at 0 no validation split
-            is made.
-        test_fraction: Share of the given training rows, in 0..1.
-        split_seed: The same seed gives the same splits.
-        max_train_samples: Most training rows; None for all.
+    The fractions are shares of the given training rows, in 0..1; at 0 no validation split is made.
     """
 
     validation_fraction: float
@@ -68,13 +58,8 @@ def split_table(
 ) -> DatasetDict:
     """Return the splits ``train``, ``validation`` and ``test``, disjoint where they are made here.
 
-    Splits that the data brings stay as they are; the others are held out of ``train``.
-
-    Args:
-        table: Has the split ``train``, and maybe ``validation`` and ``test``.
-        options: How the others are made.
-        takes_first: Limit the training rows to the first ones, not to a sample.
-        emit: Receives progress events.
+    Splits that the data brings stay as they are; the others are held out of ``train``. Where the
+    training rows are limited, the first ones are taken with ``takes_first``, else a sample.
 
     Raises:
         DataError: If there are too few rows for one of the splits, or all training rows that are
@@ -93,25 +78,22 @@ def split_table(
             )
         )
     if "validation" not in table and options.validation_fraction > 0:
+        wanted = options.validation_fraction * given_rows
         splits["train"], splits["validation"] = _hold_out_some(
-            splits["train"],
-            rows=options.validation_fraction * given_rows,
-            seed=seed,
-            purpose="validation",
+            splits["train"], rows=wanted, seed=seed, purpose="validation"
         )
     if options.max_train_samples is not None:
-        rows = min(options.max_train_samples, len(splits["train"]))
+        train = splits["train"]
+        rows = min(options.max_train_samples, len(train))
         splits["train"] = (
-            splits["train"].select(range(rows))
-            if takes_first
-            else sample_rows(splits["train"], rows=rows, seed=seed)
+            train.select(range(rows)) if takes_first else _sample_rows(train, rows=rows, seed=seed)
         )
     _refuse_one_class(splits["train"])
     order = ("train", "validation", "test")
     return DatasetDict({name: splits[name] for name in order if name in splits})
 
 
-def sample_rows(table: Dataset, *, rows: int, seed: int) -> Dataset:
+def _sample_rows(table: Dataset, *, rows: int, seed: int) -> Dataset:
     """Return a random sample in the table's order, in which each class has its share.
 
     Where there are as many rows as classes, each class has at least one.

@@ -28,12 +28,9 @@ class LabelledRows(NamedTuple):
 
 
 def make_table(texts: Any, labels: Any, *, classes: Sequence[str]) -> Dataset:
-    """Return a table with the columns ``text`` and ``label``.
+    """Return a table with the columns ``text`` and ``label``, which is a position in ``classes``.
 
-    Args:
-        texts: One for each row, as an Arrow array or a sequence.
-        labels: Class of each text, by name, as an Arrow array or a sequence.
-        classes: Names of all classes; a label is stored as the position of its name.
+    Texts and labels, the latter by name, are Arrow arrays or sequences.
     """
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(classes))})
     numbers = pc.index_in(_strings(labels), value_set=_strings(classes)).cast("int64")
@@ -62,15 +59,10 @@ def read_tables(
     """Read each split from its files, with the columns ``text`` and ``label``.
 
     The classes are those of the training files, under the names that a file itself gives them or
-    in the order of ``sort_classes``. Rows without a text or a label are skipped.
-
-    Args:
-        files: The files of each split, ``train`` among them.
-        options: Of these, the columns, the encoding, the header and unknown labels.
-        needs_all_labels: Refuse a split other than ``train`` that has no labels at all, as
-            published test splits may, instead of leaving it out.
-        is_for_training: Refuse training rows of which nothing can be learned.
-        emit: Receives progress events.
+    in the order of ``sort_classes``. Rows without a text or a label are skipped. A split other than
+    ``train`` without any labels, as published test splits may be, is refused with
+    ``needs_all_labels`` and else left out; training rows of which nothing can be learned are
+    refused with ``is_for_training``.
 
     Raises:
         UsageError: If the text and the label are to come from one column.
@@ -100,24 +92,26 @@ def make_splits(
 ) -> DatasetDict:
     """Make the splits of tables that have been read; see :func:`read_tables`."""
     columns = _choose(tables["train"][0], options, emit=emit)
+    label = columns.label.name
     if not needs_all_labels:
-        tables = _leave_out_unlabelled(tables, label=columns.label.name, emit=emit)
+        tables = _leave_out_unlabelled(tables, label=label, emit=emit)
     classes_of_labels = name_classes(_distinct_labels(tables, columns))
     parts = {
         split: [_labelled_rows(table, columns, classes_of_labels, emit=emit) for table in own]
         for split, own in tables.items()
     }
-    classes = _classes(_joined(parts["train"]), tables["train"][0], label=columns.label.name)
+    first, train = tables["train"][0], _joined(parts["train"])
+    known = pc.unique(train["label"])
+    classes = first.class_names.get(label) or sort_classes(known.to_pylist())
     if is_for_training:
-        _check_learnable(_joined(parts["train"]), tables["train"][0], label=columns.label.name)
-    known = pc.unique(_joined(parts["train"])["label"])
-    for split in parts.keys() - {"train"}:
-        is_skipped = options.skip_unknown_labels
-        parts[split] = _with_known_labels(
-            parts[split], known, split=split, is_skipped=is_skipped, emit=emit
+        _check_learnable(train, first, label=label)
+    splits = {}
+    for split, own in parts.items():
+        skips = options.skip_unknown_labels
+        splits[split] = _joined(
+            _with_known_labels(own, known, split=split, is_skipped=skips, emit=emit)
         )
-    splits = {split: _joined(own) for split, own in parts.items()}
-    _warn_of_mojibake(splits["train"]["text"], path=tables["train"][0].path, emit=emit)
+    _warn_of_mojibake(train["text"], path=first.path, emit=emit)
     return DatasetDict(
         {
             split: make_table(rows["text"], rows["label"], classes=classes)
@@ -151,14 +145,14 @@ def _leave_out_unlabelled(
     for split, parts in tables.items():
         if split == "train" or any(_has_values(part.columns, label) for part in parts):
             kept[split] = parts
-        else:
-            emit(
-                WarningMessage(
-                    f"the {split} split has no labels and is left out:"
-                    f" {', '.join(part.path.name for part in parts)}",
-                    remedy="rows of the training split are held out instead",
-                )
+            continue
+        names = ", ".join(part.path.name for part in parts)
+        emit(
+            WarningMessage(
+                f"the {split} split has no labels and is left out: {names}",
+                remedy="rows of the training split are held out instead",
             )
+        )
     return kept
 
 
@@ -202,11 +196,6 @@ def _labelled_rows(
             )
         )
     return LabelledRows(table, rows)
-
-
-def _classes(rows: pyarrow.Table, table: RawTable, *, label: str) -> Sequence[str]:
-    """Return the names of the classes."""
-    return table.class_names.get(label) or sort_classes(pc.unique(rows["label"]).to_pylist())
 
 
 def _check_learnable(rows: pyarrow.Table, table: RawTable, *, label: str) -> None:

@@ -80,13 +80,10 @@ class Questions(NamedTuple):
 def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
     """Return TREC's splits with the columns ``text`` and ``label``.
 
-    Args:
-        folder: Where the raw files are: ``train_5500.label`` and, for a test split,
-            ``TREC_10.label``. ``None`` fetches both splits from the Hub, else from the original
-            address, and keeps them in the cache. A file that differs from the published one is
-            used, with a warning.
-        label: ``label-coarse`` for the 6 classes or ``label-fine`` for the 50.
-        emit: Receives progress events.
+    The folder holds the raw files: ``train_5500.label`` and, for a test split, ``TREC_10.label``;
+    one that differs from the published file is used, with a warning. Without a folder, both splits
+    come from the Hub, else from the original address, and are kept in the cache. The label is
+    ``label-coarse``, of 6 classes, or ``label-fine``, of 50.
 
     Raises:
         UsageError: If there is no such label.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.data.delimited import Dialect, _columns_by_arrow
+from finetune.data.delimited import Dialect, _read_by_arrow
 from finetune.data.files import RawTable, read_file
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
@@ -135,15 +135,15 @@ def test_the_columnar_reader_gives_what_was_written(
     text = path.read_bytes().decode()
     numbered = Dialect(delimiter, '"').numbered_rows(text, path=path)
     assert [tuple(row) for _, row in numbered][1:] == rows
-    columns = _columns_by_arrow(text, Dialect(delimiter, '"'), count=2)
-    assert columns is None or rows_of(columns) == [("text", "label"), *rows]
+    table = _read_by_arrow(text, Dialect(delimiter, '"'), count=2)
+    assert table is None or rows_of(table.columns) == [("text", "label"), *rows]
 
 
 @pytest.mark.parametrize("content", ['text,label\ngood,a\n"fine",b\n', "text,label\ngood,a\n"])
 def test_a_well_formed_file_is_read_by_column(content: str) -> None:
-    columns = _columns_by_arrow(content, Dialect(",", '"'), count=2)
-    assert columns is not None
-    assert len(columns[0]) == content.count("\n")
+    table = _read_by_arrow(content, Dialect(",", '"'), count=2)
+    assert table is not None
+    assert len(table) == content.count("\n")
 
 
 def test_characters_behind_a_quote_in_the_last_column_are_an_error(tmp_path: Path) -> None:
