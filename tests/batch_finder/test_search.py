@@ -679,6 +679,6 @@ def test_any_hinge_is_enclosed(
     found = find_on(machine, limit=limit)
 
     # A budget just above the flat part hides the slope until memory runs out.
-    assert 0.8 <= found.max_verified / truth <= 1
+    assert 0.7 <= found.max_verified / truth <= 1
     assert len(found.probes) <= 9
     assert len(failures(found)) <= 4

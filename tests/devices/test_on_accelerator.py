@@ -79,7 +79,7 @@ def test_a_run_trains_and_its_model_answers(
     assert results["mode"] == mode
     assert all(torch.isfinite(one).all() for one in weights_of(tmp_path / "run").values())
     on_gpu, on_cpu = (
-        [one["probability"] for one in finetune.predict(tmp_path / "run", TEXTS, device=device)]
+        [one.probability for one in finetune.predict(tmp_path / "run", TEXTS, device=device)]
         for device in (gpu.name, "cpu")
     )
     assert on_gpu == pytest.approx(on_cpu, abs=1e-4)
@@ -95,7 +95,7 @@ def test_minilm_learns_questions(gpu: Device, mode: str, tmp_path: Path) -> None
         output_dir=str(tmp_path / "run"),
         **OPTIONS_OF_MODE[mode],
     )
-    assert results["test_accuracy"] > 0.5
+    assert results.test.accuracy > 0.5
 
 
 @pytest.mark.parametrize("trained", [{"train_layers": 1}, {"freeze_core": True}])
