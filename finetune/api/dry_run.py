@@ -22,11 +22,13 @@ def describe(config: Config, *, emit: Emit) -> DryRun:
     plan = plan_training(preparation)
     rows_by_class = Counter(preparation.examples["train"].labels.tolist())
     lengths = Counter(batch.padded_length for batch in plan.batches(0))
-    names = preparation.classifier.class_names
     return DryRun(
         facts=RunFacts.of(preparation, plan),
         rows={split: len(rows) for split, rows in preparation.splits.items()},
-        rows_by_class={name: rows_by_class[number] for number, name in enumerate(names)},
+        rows_by_class={
+            name: rows_by_class[number]
+            for number, name in enumerate(preparation.classifier.class_names)
+        },
         tokens=describe_lengths(plan.lengths).to_json(),
         batch_size=config.training.batch_size,
         effective_batch_size=plan.effective_batch_size,

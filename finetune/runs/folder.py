@@ -178,7 +178,6 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     """Return the run that a folder holds.
 
     Args:
-        path: The run folder.
         needs_model: Whether the run must have saved its model. One that was interrupted has only
             checkpoints.
 
@@ -208,8 +207,7 @@ def lock(folder: RunFolder) -> Iterator[None]:
     Raises:
         RunFolderInUse: At once, if another process holds the lock.
     """
-    lock_file = folder.path / LOCK_NAME
-    file_lock = FileLock(lock_file, blocking=False)
+    file_lock = FileLock(folder.path / LOCK_NAME, blocking=False)
     try:
         file_lock.acquire()
     except Timeout:
@@ -221,7 +219,7 @@ def lock(folder: RunFolder) -> Iterator[None]:
         yield
     finally:
         # Only the holder may remove the file: once released, it may be another process's lock.
-        lock_file.unlink(missing_ok=True)
+        Path(file_lock.lock_file).unlink(missing_ok=True)
         file_lock.release()
 
 

@@ -78,12 +78,7 @@ class Run:
 
     @classmethod
     def resume(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        """Restore an interrupted run from its last checkpoint.
-
-        Args:
-            preparation: Made from the configuration of the run.
-            folder: Of the run, held by this process.
-            emit: Receives progress events.
+        """Restore an interrupted run, whose folder this process holds, from its last checkpoint.
 
         Raises:
             DataDiffers: If data or model are not those that the run began with.
@@ -149,7 +144,6 @@ class Run:
 
         Raises:
             KeyboardInterrupt: If the user stopped it; the progress is saved.
-            FinetuneError: Of every kind that training can cause.
         """
         schedule = self.plan.schedule
         self.emit(
@@ -166,8 +160,9 @@ class Run:
                 self.progress, total_updates=schedule.total_updates, patience=settings.patience
             )
             if should_stop() and stopped_early:
-                done, total = self.progress.updates, schedule.total_updates
-                raise KeyboardInterrupt(f"stopped after update {done:,} of {total:,}")
+                raise KeyboardInterrupt(
+                    f"stopped after update {self.progress.updates:,} of {schedule.total_updates:,}"
+                )
 
     def finish(self, *, write_pages: Callable[[RunFolder, RunResults], None]) -> RunResults:
         """Save the best model, evaluate it on validation and test split, and write the results.

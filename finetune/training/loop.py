@@ -92,28 +92,11 @@ def train(
     total_updates = training_state.schedule.total_updates
     log = _UpdateLog(training_state, progress, settings)
     while not is_over(progress, total_updates=total_updates, patience=settings.patience):
-        set_training(training_state.model)
         log.start_clock()
-        epoch, done = divmod(progress.updates, settings.updates_per_epoch)
-        batches = settings.plan_epoch(epoch)
-        if training_state.device.shapes.pads_batches:
-            batches = longest_first(batches)
-        left_of_epoch = batches[done:]
-        for batch in left_of_epoch[: total_updates - progress.updates]:
-            loss = update_with_retries(
-                training_state,
-                progress.updates,
-                cut=_cutter(examples, batch, training_state.device),
-                batch_size=settings.batch_size,
-            )
-            log.add(batch, loss)
-            progress.updates += 1
-            if progress.updates % settings.logging_updates == 0:
-                log.write()
-            if settings.should_stop():
-                break
+        _train_epoch(training_state, examples, progress, settings, log)
         log.write()
-        if progress.updates in (total_updates, (epoch + 1) * settings.updates_per_epoch):
+        is_epoch_over = progress.updates % settings.updates_per_epoch == 0
+        if is_epoch_over or progress.updates == total_updates:
             training_state.optimizer.zero_grad(set_to_none=True)
             _check_parameters_finite(training_state, progress)
             _validate(progress, settings)
@@ -121,6 +104,35 @@ def train(
         if settings.saves_each_epoch or stops:
             settings.save_progress(progress)
         if stops:
+            return
+
+
+def _train_epoch(
+    training_state: TrainingState,
+    examples: Examples,
+    progress: Progress,
+    settings: LoopSettings,
+    log: "_UpdateLog",
+) -> None:
+    """Take the updates that are left of an epoch, or until the user stops it."""
+    set_training(training_state.model)
+    epoch, done = divmod(progress.updates, settings.updates_per_epoch)
+    batches = settings.plan_epoch(epoch)
+    if training_state.device.shapes.pads_batches:
+        batches = longest_first(batches)
+    left_updates = training_state.schedule.total_updates - progress.updates
+    for batch in batches[done:][:left_updates]:
+        loss = update_with_retries(
+            training_state,
+            progress.updates,
+            cut=_cutter(examples, batch, training_state.device),
+            batch_size=settings.batch_size,
+        )
+        log.add(batch, loss)
+        progress.updates += 1
+        if progress.updates % settings.logging_updates == 0:
+            log.write()
+        if settings.should_stop():
             return
 
 
