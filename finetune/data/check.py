@@ -226,8 +226,8 @@ def describe_lengths(lengths: NDArray[np.int64]) -> Lengths:
 def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> SplitLengths:
     """Describe the tokens of a split's texts, int64 of shape [rows], under a maximum."""
     cut_rows = int(np.count_nonzero(lengths > max_length))
-    described = describe_lengths(lengths).to_json()
-    return SplitLengths(**described, cut_rows=cut_rows, cut_share=cut_rows / len(lengths))
+    described = describe_lengths(lengths)
+    return SplitLengths(**asdict(described), cut_rows=cut_rows, cut_share=cut_rows / len(lengths))
 
 
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:

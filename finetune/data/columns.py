@@ -110,17 +110,8 @@ def choose_columns(
     if text is None:
         _refuse_pairs(names, table=table)
     facts = [_facts_of(columns[name], name) for name in names]
-    if label is None:
-        scores = {one: _label_score(one) for one in facts if one.name != text}
-        chosen_label = _best(scores, names, kind="label", table=table)
-    else:
-        chosen_label = Choice(label, "named with --label-column")
-    if text is None:
-        scores = {one: _text_score(one) for one in facts if one.name != chosen_label.name}
-        chosen_text = _best(scores, names, kind="text", table=table)
-    else:
-        chosen_text = Choice(text, "named with --text-column")
-    return Columns(chosen_text, chosen_label)
+    chosen = _choose(facts, label, kind="label", other=text, table=table)
+    return Columns(_choose(facts, text, kind="text", other=chosen.name, table=table), chosen)
 
 
 def choose_text_column(columns: pyarrow.Table, *, text: str | None, table: str) -> str:
@@ -131,13 +122,12 @@ def choose_text_column(columns: pyarrow.Table, *, text: str | None, table: str) 
         DataError: If several columns look like texts, or two are a pair of texts.
     """
     names = columns.column_names
-    if text is not None:
-        if text not in names:
-            raise _unknown(text, names, option="--text-column", table=table)
-        return text
-    _refuse_pairs(names, table=table)
-    scores = {one: _text_score(one) for one in (_facts_of(columns[name], name) for name in names)}
-    return _best(scores, names, kind="text", table=table).name
+    if text is None:
+        _refuse_pairs(names, table=table)
+    elif text not in names:
+        raise _unknown(text, names, option="--text-column", table=table)
+    facts = [_facts_of(columns[name], name) for name in names]
+    return _choose(facts, text, kind="text", other=None, table=table).name
 
 
 def plain_name(name: str) -> str:
@@ -197,15 +187,22 @@ def _text_score(facts: _Facts) -> float:
     return weight * (share * facts.characters or 1e-6 * (weight >= 6.0))
 
 
-def _best(scores: dict[_Facts, float], names: Sequence[str], *, kind: str, table: str) -> Choice:
+def _choose(
+    facts: Sequence[_Facts], named: str | None, *, kind: str, other: str | None, table: str
+) -> Choice:
+    """Return the column that is named, or looks most like texts or labels; never the other one."""
+    option = f"--{kind}-column"
+    if named is not None:
+        return Choice(named, f"named with {option}")
+    score, known = (_label_score, LABEL_NAMES) if kind == "label" else (_text_score, TEXT_NAMES)
+    scores = {one: score(one) for one in facts if one.name != other}
     ranked = sorted(
         (one for one in scores if scores[one] > 0), key=scores.__getitem__, reverse=True
     )
-    option = f"--{kind}-column"
     if not ranked:
         raise DataNotFound(
             f"no column of {table} seems to hold {'classes' if kind == 'label' else 'texts'}",
-            remedy=f"name it with {option}; there are: {_listed(names)}",
+            remedy=f"name it with {option}; there are: {_listed(one.name for one in facts)}",
         )
     best = ranked[0]
     close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]
@@ -215,7 +212,7 @@ def _best(scores: dict[_Facts, float], names: Sequence[str], *, kind: str, table
             f"can't tell which column is the {kind}: {_listed(candidates)}",
             remedy=f"choose one with {option}",
         )
-    if best.name_weight(LABEL_NAMES if kind == "label" else TEXT_NAMES) > 1:
+    if best.name_weight(known) > 1:
         reason = "its name says so"
     elif kind == "label":
         reason = f"{best.rows:,} rows have {best.distinct:,} different values"

@@ -34,7 +34,6 @@ class RawTable:
     """The columns of a file, before it is known what they mean.
 
     Args:
-        path: The file.
         columns: Every value as text; what is missing is an empty text.
         lines: Returns the line on which each row begins, from 1; ``None`` where rows have no lines.
         class_names: For columns that come with the names of all their classes, these names.

@@ -18,8 +18,6 @@ class DataOptions:
             maybe with ``@revision``, for a dataset of the Hub.
         label: ``label-coarse`` or, for TREC, ``label-fine``.
         data_dir: Where TREC's raw files are; ``None`` to fetch them.
-        validation_file: The validation split of a file.
-        test_file: The test split of a file.
         text_column: Column of the texts in files and datasets of the Hub; ``None`` to guess it.
         label_column: Column of their classes; ``None`` to guess it.
         encoding: Python's name of the encoding of text files; ``None`` to detect it.
@@ -42,13 +40,9 @@ class DataOptions:
     skip_unknown_labels: bool = False
 
     def __post_init__(self) -> None:
-        for value in vars(self).values():
-            if isinstance(value, str) and ("\0" in value or value != _as_utf8(value)):
-                raise UsageError(f"the name {value!r} is not UTF-8", remedy="rename it")
-
-
-def _as_utf8(value: str) -> str:
-    return value.encode(errors="replace").decode()
+        for name in (value for value in vars(self).values() if isinstance(value, str)):
+            if "\0" in name or name != name.encode(errors="replace").decode():
+                raise UsageError(f"the name {name!r} is not UTF-8", remedy="rename it")
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,7 @@ class Row:
 def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
     """Yield the lines of a stream that are not blank, as many as there are at a time.
 
-    Args:
-        stream: A file or a pipe. It is not waited for while there is a line.
-        name: What errors call it.
-        encoding: Python's name of the encoding; ``None`` for UTF-8.
+    A pipe is not waited for while there is a line. Without an encoding it is UTF-8.
 
     Raises:
         UsageError: If there is no such encoding.
@@ -72,13 +69,10 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
 def read_rows(
     path: Path, options: DataOptions, *, as_lines: bool, emit: Emit
 ) -> Iterator[list[Row]]:
-    """Return the texts of a file: of a table's text column, or else its lines.
+    """Return the texts of a file: of the text column if it has a table's suffix, or else its lines.
 
-    Args:
-        path: A table if it has the suffix of one. It is read as the rows are asked for.
-        options: Of these, the text column, the encoding and the header.
-        as_lines: Read the lines of a table too.
-        emit: Receives progress events.
+    It is read as the rows are asked for. With ``as_lines`` a table is read by lines too. Of the
+    options, the text column, the encoding and the header matter.
 
     Raises:
         UsageError: If there is no such encoding.
