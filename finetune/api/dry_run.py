@@ -3,6 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from finetune.config.schema import Config, mode_of
 from finetune.data.check import describe_lengths
 from finetune.data.load import source_name
@@ -20,15 +22,13 @@ def describe(config: Config, *, emit: Emit) -> DryRun:
     folder = _free_folder(config)
     preparation = prepare(config, emit=emit)
     plan = plan_training(preparation)
-    rows_by_class = Counter(preparation.examples["train"].labels.tolist())
+    names = preparation.classifier.class_names
+    counts = np.bincount(preparation.examples["train"].labels, minlength=len(names))
     lengths = Counter(batch.padded_length for batch in plan.batches(0))
     return DryRun(
         facts=RunFacts.of(preparation, plan),
-        rows={split: len(rows) for split, rows in preparation.splits.items()},
-        rows_by_class={
-            name: rows_by_class[number]
-            for number, name in enumerate(preparation.classifier.class_names)
-        },
+        rows=dict(preparation.splits.num_rows),
+        rows_by_class=dict(zip(names, counts.tolist(), strict=True)),
         tokens=describe_lengths(plan.lengths).to_json(),
         batch_size=config.training.batch_size,
         effective_batch_size=plan.effective_batch_size,

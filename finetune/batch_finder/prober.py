@@ -100,7 +100,7 @@ class Prober:
         except _Stopped as stop:
             self._end_child()
             found = {"verdict": stop.verdict, "reason": stop.reason, "examples_per_second": None}
-            found["peak_bytes"] = watch.peak_bytes or None
+            found |= {"peak_bytes": watch.peak_bytes or None}
         return Outcome(batch_size=batch_size, seconds=time.perf_counter() - started, **found)
 
     def probe_afresh(self, batch_size: int) -> Outcome:

@@ -175,11 +175,7 @@ def _numbered(parent: Path, name: str) -> Iterator[Path]:
 
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
-    """Return the run that a folder holds.
-
-    Args:
-        needs_model: Whether the run must have saved its model. One that was interrupted has only
-            checkpoints.
+    """Return the run that a folder holds; one that was interrupted has no model yet.
 
     Raises:
         NotARun: If there is no such folder, or it holds no run, or the model is missing.

@@ -11,11 +11,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Note the first Ctrl-C or termination instead of raising; a second one raises at once.
+    """Yield whether the first Ctrl-C or termination has come, which does not raise; a second does.
 
-    Yields:
-        A function that says whether somebody asked to stop. Outside the main thread, where Python
-        handles no signals, it never does.
+    Outside the main thread, where Python handles no signals, none ever comes.
     """
     requested = threading.Event()
 
