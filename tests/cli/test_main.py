@@ -99,7 +99,7 @@ class RaisingInput:
         self.buffer = self
         self.error = error
 
-    def read(self) -> bytes:
+    def read1(self, size: int) -> bytes:
         raise self.error
 
 

@@ -603,7 +603,7 @@ def test_ctrl_c_on_the_command_during_feature_extraction_is_explained_in_two_lin
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if "rows" in line and line.startswith("  "):
+        if "examples" in line and line.startswith("  "):
             process.send_signal(signal.SIGINT)
             break
     _, errors = process.communicate()
