@@ -96,9 +96,12 @@ def test_a_table_that_does_not_parse_is_refused(
 
 @pytest.mark.parametrize(
     ("name", "row"),
-    [("t.csv", "a text with some words,1\n"), ("t.jsonl", '{"text": "a text", "id": 1}\n'),
-     ("t.txt", "a text with some words\n")],
-)  # fmt: skip
+    [
+        pytest.param("t.csv", "a text with some words,1\n", marks=pytest.mark.slow),
+        pytest.param("t.jsonl", '{"text": "a text", "id": 1}\n', marks=pytest.mark.slow),
+        ("t.txt", "a text with some words\n"),
+    ],
+)
 def test_memory_does_not_grow_with_the_rows(name: str, row: str, tmp_path: Path) -> None:
     path = tmp_path / name
     header = "text,id\n" if name == "t.csv" else ""
