@@ -172,15 +172,15 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
 def latest_checkpoint(checkpoints_folder: Path, *, emit: Emit) -> Path | None:
     """Return the checkpoint of the highest update that verifies, or None if none does.
 
-    A damaged one is told and passed over; a newest one that is half there would otherwise keep a
-    run from going on (transformers#35782).
+    A damaged one is skipped with a warning; a newest one that is half there would otherwise keep a
+    run from resuming (transformers#35782).
     """
     for folder in _highest_update_first(checkpoints_folder):
         try:
             verify_checkpoint(folder)
         except CheckpointDamaged as damage:
-            warning = f"{damage.message}; it is passed over"
-            emit(WarningMessage(warning, remedy="if this comes again, look at the disk"))
+            warning = f"{damage.message}; it is skipped"
+            emit(WarningMessage(warning, remedy="if this happens again, check the disk"))
         else:
             return folder
     return None

@@ -1,4 +1,4 @@
-"""Keeps what a run tells in its folder."""
+"""Keeps the updates and validations of a run in its folder."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from finetune.runs.folder import RunFolder
 
 
 def journal(folder: RunFolder, emit: Emit) -> Emit:
-    """Return a ``Emit`` that keeps what it is told in ``metrics.jsonl`` and passes it on."""
+    """Return an ``Emit`` that appends updates and validations to ``metrics.jsonl``."""
 
     def emit_and_keep(event: Event) -> None:
         row = _row(event)
@@ -20,7 +20,7 @@ def journal(folder: RunFolder, emit: Emit) -> Emit:
 
 
 def continue_journal(folder: RunFolder, *, updates: int) -> None:
-    """Drop what was written after the update that a run goes on from."""
+    """Drop what was written after the update from which a run resumes."""
     if folder.metrics_file.exists():
         rows = read_jsonl(folder.metrics_file)
         write_jsonl(folder.metrics_file, (row for row in rows if row["update"] <= updates))
