@@ -10,7 +10,6 @@ process is killed, what bears a final name was complete once, and the manifest s
 bytes still are what was written.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from finetune.errors import CheckpointDamaged, UsageError
 from finetune.events import Emit, WarningMessage
-from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json, write_json
+from finetune.files import PARTIAL_SUFFIX, file_sha256, flush_to_disk, read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import (
     Progress,
@@ -208,9 +207,7 @@ def _refuse_what_json_would_alter(state: Mapping[str, Any]) -> None:
 
 
 def _fingerprint(file: Path) -> dict[str, Any]:
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256")
-    return {"size_bytes": file.stat().st_size, "sha256": digest.hexdigest()}
+    return {"size_bytes": file.stat().st_size, "sha256": file_sha256(file)}
 
 
 def _damaged(folder: Path, what: str) -> CheckpointDamaged:

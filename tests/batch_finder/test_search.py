@@ -678,7 +678,8 @@ def test_any_hinge_is_enclosed(
         return
     found = find_on(machine, limit=limit)
 
-    # A budget just above the flat part hides the slope until memory runs out.
+    # A budget just above the flat part hides the slope until memory runs out: 44 of 59 for a floor
+    # of 1,844 MiB, 4 MiB an example, 2 GiB and a limit of 61.
     assert 0.7 <= found.max_verified / truth <= 1
     assert len(found.probes) <= 9
     assert len(failures(found)) <= 4
