@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# A hinge that is off by no more than this share of a peak is taken to be right.
-EXACT_SHARE = 0.01
 # Sizes closer together than this say more about the noise than about the slope.
 LEAST_SPAN = 1.25
 
@@ -43,18 +41,16 @@ class MemoryModel:
 def fit_memory(peaks: Mapping[int, int]) -> MemoryModel:
     """Fit the hinge to measured peaks in bytes by batch size; at least one.
 
-    As few of the smallest sizes as possible are taken for the flat part, as long as every peak is
-    met within 1 %; where noise forbids that, as on a CPU, the hinge is taken that misses least.
+    Of the hinges over any number of the smallest sizes, that is taken which misses the peaks least.
     The larger a size, the more it weighs, since the model is asked about sizes that are larger
     still.
     """
     sizes = sorted(peaks)
     spread = [size for size in sizes if size * LEAST_SPAN <= sizes[-1]]
-    hinges = []
-    for flat in range(max(1, len(spread))):
-        hinges.append(_hinge([peaks[size] for size in sizes[:flat]], sizes[flat:], peaks))
-        if _largest_miss(hinges[-1], peaks) <= EXACT_SHARE:
-            return hinges[-1]
+    hinges = [
+        _hinge([peaks[size] for size in sizes[:flat]], sizes[flat:], peaks)
+        for flat in range(max(1, len(spread)))
+    ]
     return min(hinges, key=lambda hinge: _largest_miss(hinge, peaks))
 
 

@@ -18,7 +18,7 @@ from batch_finder.simulated_machines import (
     switches_algorithm,
     through,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from finetune.batch_finder.outcomes import History, Outcome, Probe
@@ -657,6 +657,9 @@ def test_any_probes_whatever_end_soon_with_a_size_that_passed_or_an_error(
     start=st.floats(0, 0.1),
     row_seconds=st.floats(1e-6, 0.1),
 )
+@example(  # A budget just above the flat part, and growth that is small beside it.
+    floor=1844, base_share=0.3, row=4, budget_gib=2, limit=61, start=0.05, row_seconds=0.001
+)
 def test_any_hinge_is_enclosed(
     floor: float,
     base_share: float,
@@ -678,8 +681,7 @@ def test_any_hinge_is_enclosed(
         return
     found = find_on(machine, limit=limit)
 
-    # A budget just above the flat part hides the slope until memory runs out: 44 of 59 for a floor
-    # of 1,844 MiB, 4 MiB an example, 2 GiB and a limit of 61.
-    assert 0.7 <= found.max_verified / truth <= 1
+    # A budget just above the flat part hides the slope until memory runs out.
+    assert 0.8 <= found.max_verified / truth <= 1
     assert len(found.probes) <= 9
     assert len(failures(found)) <= 4
