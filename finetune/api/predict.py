@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from finetune.devices.names import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
-from finetune.runs.folder import open_run_folder
+from finetune.runs.folder import load_saved_config, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.data.stream import Row
@@ -102,7 +102,6 @@ def read_texts(
     folder = open_run_folder(Path(run))
     from finetune.data.source import DataOptions
     from finetune.data.stream import read_rows
-    from finetune.runs.trained import load_saved_config
 
     saved = load_saved_config(folder).data
     options = DataOptions(

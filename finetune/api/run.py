@@ -5,20 +5,23 @@ known to be right.
 """
 
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import SECTION_OF_OPTION, Config
-from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.events import Emit, ignore
-from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.errors import ConfigurationInvalid
+from finetune.events import Emit, Stage, ignore
+from finetune.runs.folder import RunFolder, load_saved_config, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.runs.results import DryRun, RunResults
 
+AUTO = "auto"
 MAY_CHANGE_ON_RESUMING = frozenset(
     {
         "device",
@@ -45,7 +48,9 @@ def run(
 
     Args:
         config: A YAML file or the name of a recipe.
-        resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it.
+        resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it; ``auto``
+            for the run in ``output_dir``, or for the newest of its default name, and a new run
+            where there is none.
         assignments: More options, as ``section.option=value``.
         emit: Is called with the events of ``finetune.events``.
         options: The command's flags, with underscores: ``freeze_core=True``.
@@ -53,26 +58,61 @@ def run(
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
-    if resume_from_checkpoint is None:
-        loaded = _load(config, assignments, options)
-        from finetune.api.training import train_new
-
-        return train_new(loaded.config, emit=emit)
-    if config is not None:
+    if config is not None and resume_from_checkpoint not in (None, AUTO):
         raise ConfigurationInvalid(
             "a run is resumed with its own configuration", remedy="leave out --config"
         )
-    folder = open_run_folder(_run_of(Path(resume_from_checkpoint)), needs_model=False)
+    given = _load(config, assignments, options)
+    if resume_from_checkpoint is None:
+        return _start(given.config, emit=emit)
+    if resume_from_checkpoint != AUTO:
+        folder = open_run_folder(_run_of(Path(resume_from_checkpoint)), needs_model=False)
+        return _resume(folder, given, emit=emit)
+    if (found := _find_run(given.config)) is not None:
+        return _resume(found, given, emit=emit)
+    emit(Stage("there is no run to resume: a new one begins"))
+    return _start(_over_a_killed_start(given.config), emit=emit)
+
+
+def _start(config: Config, *, emit: Emit) -> "RunResults":
+    from finetune.api.training import train_new
+
+    return train_new(config, emit=emit)
+
+
+def _over_a_killed_start(config: Config) -> Config:
+    """Let a run take the folder of one that was killed before it had anything to keep."""
+    output = config.output
+    if output.output_dir is None or RunFolder(_path(output.output_dir)).model_folder.exists():
+        return config
+    return replace(config, output=replace(output, overwrite=True))
+
+
+def _find_run(config: Config) -> RunFolder | None:
+    """Return the run that this configuration has begun, in its folder or under its default name."""
+    if config.output.output_dir is not None:
+        folder = RunFolder(_path(config.output.output_dir))
+        return folder if folder.can_resume or folder.has_finished else None
+    from finetune.api.dry_run import RUNS_FOLDER, default_name
+
+    name = default_name(config)
+    numbered = re.compile(rf"{re.escape(name)}(-\d+)?")
+    begun = [RunFolder(one) for one in RUNS_FOLDER.glob("*") if numbered.fullmatch(one.name)]
+    unfinished = [folder for folder in begun if folder.can_resume and not folder.has_finished]
+    return max(unfinished, key=lambda one: one.config_file.stat().st_mtime, default=None)
+
+
+def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> "RunResults":
+    saved = load_saved_config(folder)
+    _check_changes(given, saved, folder)
     if folder.has_finished:
-        raise UsageError(
-            f"the run in {folder.path} has finished",
-            remedy="use it with finetune evaluate or predict, or start another run",
-        )
-    loaded = _load(folder.config_file, assignments, options)
-    _check_changes(loaded, folder)
+        from finetune.runs.results import read_results
+
+        emit(Stage(f"the run in {folder.path} has finished: nothing is left to do"))
+        return read_results(folder)
     from finetune.api.training import train_on
 
-    return train_on(loaded.config, folder, emit=emit)
+    return train_on(_with_changes(saved, given), folder, emit=emit)
 
 
 def dry_run(
@@ -110,18 +150,39 @@ def _run_of(path: Path) -> Path:
     return path.absolute().parents[1] if is_checkpoint else path
 
 
-def _check_changes(loaded: LoadedConfig, folder: RunFolder) -> None:
+def _check_changes(given: LoadedConfig, saved: Config, folder: RunFolder) -> None:
     """Refuse options that would make the rest of a run another run than its beginning."""
-    file = str(folder.config_file)
-    saved = load_config(file=file, environment={}, flags={}, assignments=()).config
-    for option, section in SECTION_OF_OPTION.items():
-        now, before = (_value(config, section, option) for config in (loaded.config, saved))
-        if now != before and option not in MAY_CHANGE_ON_RESUMING:
+    output = replace(saved.output, output_dir=str(folder.path.resolve()))
+    begun = replace(saved, output=output)
+    for option, origin in given.origins.items():
+        now, before = (_value(config, option) for config in (given.config, begun))
+        may_change = option in MAY_CHANGE_ON_RESUMING or now is None
+        if not (may_change or _is_same(now, before)):
             raise ConfigurationInvalid(
-                f"{loaded.origins[option]} changes a run that has begun",
+                f"{origin} changes a run that has begun",
                 remedy="leave it out, or start a new run with it",
             )
 
 
-def _value(config: Config, section: str, option: str) -> Any:
-    return getattr(getattr(config, section), option)
+def _is_same(now: Any, before: Any) -> bool:
+    """Return whether a value is the saved one, which has absolute paths and commits of the Hub."""
+    if not (isinstance(now, str) and isinstance(before, str)):
+        return bool(now == before)
+    return before in (now, str(_path(now).resolve())) or before.startswith(f"{now}@")
+
+
+def _path(name: str) -> Path:
+    return Path(name).expanduser()
+
+
+def _with_changes(saved: Config, given: LoadedConfig) -> Config:
+    """Return a run's configuration with those of the given options that may change."""
+    changes: dict[str, dict[str, Any]] = {}
+    for option in given.origins.keys() & MAY_CHANGE_ON_RESUMING:
+        changes.setdefault(SECTION_OF_OPTION[option], {})[option] = _value(given.config, option)
+    sections = {name: replace(getattr(saved, name), **new) for name, new in changes.items()}
+    return replace(saved, **sections)
+
+
+def _value(config: Config, option: str) -> Any:
+    return getattr(getattr(config, SECTION_OF_OPTION[option]), option)

@@ -23,7 +23,12 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @config_option
-@click.option("--resume-from-checkpoint", metavar="RUN", help="Resume the run in this folder.")
+@click.option(
+    "--resume-from-checkpoint",
+    metavar="RUN",
+    help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest of "
+    "its default name, and starts a new run if there is none.",
+)
 @assignments_option
 @click.option("--dry-run", is_flag=True, help="Print what the run would do, and stop.")
 @config_options

@@ -14,9 +14,8 @@ from finetune.data.load import HUB_PREFIX
 from finetune.files import write_text_atomically
 from finetune.model.source import MINILM, MINILM_REPOSITORY
 from finetune.report.page import percent, standard_error
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.results import RunResults
-from finetune.runs.trained import load_saved_config
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 DATASET_IDS = {"trec": "CogComp/trec"}

@@ -14,12 +14,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from finetune.errors import CheckpointDamaged, UsageError
@@ -28,6 +29,7 @@ from finetune.files import PARTIAL_SUFFIX, file_sha256, flush_to_disk, read_json
 from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import (
     Progress,
+    StateUnusable,
     capture_state,
     load_trained_tensors,
     restore_state,
@@ -47,14 +49,17 @@ class Checkpoints:
 
     Args:
         folder: The run, held by this process.
+        emit: Receives warnings.
     """
 
     folder: RunFolder
+    emit: Emit
 
-    def save_best(self, training_state: TrainingState) -> None:
+    def save_best(self, training_state: TrainingState, progress: Progress) -> None:
         """Save the trained parameters as those of the best model so far."""
         tensors = {"model": trained_tensors(training_state)}
-        write_checkpoint(self.folder.best_checkpoint, tensors=tensors, state={})
+        state = {"updates": progress.updates}
+        write_checkpoint(self.folder.best_checkpoint, tensors=tensors, state=state)
 
     def load_best(self, training_state: TrainingState) -> None:
         """Copy the best model's parameters back, in place."""
@@ -68,29 +73,77 @@ class Checkpoints:
         shutil.rmtree(self.folder.checkpoints_folder)
 
     def save(self, training_state: TrainingState, progress: Progress) -> None:
-        """Save what resuming needs; of the earlier checkpoints none is kept."""
+        """Save what resuming needs; of the earlier checkpoints one is kept."""
         tensors, state = capture_state(training_state, progress)
         path = checkpoint_path(self.folder.checkpoints_folder, update=progress.updates)
         write_checkpoint(path, tensors=tensors, state=state)
-        remove_old_checkpoints(self.folder.checkpoints_folder, keep=1)
+        remove_old_checkpoints(self.folder.checkpoints_folder, keep=2)
 
-    def latest(self, *, emit: Emit) -> Path:
-        """Return the checkpoint of the highest update that verifies.
+    def intact(self) -> list[Path]:
+        """Return the checkpoints that verify, the highest update first.
 
         Raises:
             UsageError: If there is none.
         """
-        checkpoint = latest_checkpoint(self.folder.checkpoints_folder, emit=emit)
-        if checkpoint is None:
-            raise UsageError(
-                f"the run in {self.folder.path} has no checkpoint to resume from",
-                remedy="start again with --overwrite",
-            )
-        return checkpoint
+        checkpoints = intact_checkpoints(self.folder.checkpoints_folder, emit=self.emit)
+        if not checkpoints:
+            raise self._nothing_to_resume()
+        return checkpoints
 
-    def restore(self, checkpoint: Path, training_state: TrainingState) -> Progress:
-        """Restore model, optimizer and random state, and return the progress."""
-        return restore_state(training_state, *read_checkpoint(checkpoint))
+    def restore(self, checkpoints: Sequence[Path], training_state: TrainingState) -> Progress:
+        """Restore model, optimizer and random state from the first that can be used.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        for checkpoint in checkpoints:
+            try:
+                progress = restore_state(training_state, *read_checkpoint(checkpoint))
+            except StateUnusable as error:
+                _warn_of_damage(_damaged(checkpoint, str(error)), emit=self.emit)
+            except CheckpointDamaged as damage:
+                _warn_of_damage(damage, emit=self.emit)
+            else:
+                self._restore_best(training_state, progress)
+                return progress
+        raise self._nothing_to_resume()
+
+    def _restore_best(self, training_state: TrainingState, progress: Progress) -> None:
+        """Let the model that is resumed be the best so far where that can't be read.
+
+        A kill between the two leaves a best model of an update after the checkpoint. It is found
+        again, since the updates are taken again.
+        """
+        saved_updates = self._best_updates()
+        if saved_updates == progress.best_updates or not progress.best_updates:
+            return
+        self.save_best(training_state, progress)
+        if progress.best_updates == progress.updates:
+            return
+        if saved_updates is None or saved_updates < progress.updates:
+            self.emit(
+                WarningMessage(
+                    f"the best model, of update {progress.best_updates:,}, can't be read from "
+                    f"{self.folder.best_checkpoint}",
+                    remedy=f"the model of update {progress.updates:,} takes its place",
+                )
+            )
+        progress.best_score, progress.best_updates = None, progress.updates
+
+    def _best_updates(self) -> int | None:
+        """Return the updates of the best model, or None if its checkpoint can't be read."""
+        try:
+            verify_checkpoint(self.folder.best_checkpoint)
+            state = read_json(self.folder.best_checkpoint / STATE_NAME)
+            return int(state["updates"])
+        except (CheckpointDamaged, KeyError, TypeError, ValueError):
+            return None
+
+    def _nothing_to_resume(self) -> UsageError:
+        return UsageError(
+            f"the run in {self.folder.path} has no checkpoint to resume from",
+            remedy="start again with --overwrite",
+        )
 
 
 def checkpoint_path(checkpoints_folder: Path, *, update: int) -> Path:
@@ -142,12 +195,15 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], d
         CheckpointDamaged: If a file is missing or not what was written.
     """
     manifest = verify_checkpoint(folder)
-    tensors = {
-        name.removesuffix(TENSORS_SUFFIX): load_file(folder / name)
-        for name in manifest
-        if name.endswith(TENSORS_SUFFIX)
-    }
-    return tensors, read_json(folder / STATE_NAME)
+    try:
+        tensors = {
+            name.removesuffix(TENSORS_SUFFIX): load_file(folder / name)
+            for name in manifest
+            if name.endswith(TENSORS_SUFFIX)
+        }
+        return tensors, read_json(folder / STATE_NAME)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(folder, str(error)) from error
 
 
 def verify_checkpoint(folder: Path) -> dict[str, Any]:
@@ -157,32 +213,35 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
         CheckpointDamaged: If a file is missing or not what was written.
     """
     try:
-        manifest: dict[str, Any] = read_json(folder / MANIFEST_NAME)
-    except (FileNotFoundError, ValueError):
+        manifest = read_json(folder / MANIFEST_NAME)
+    except (OSError, ValueError):
         raise _damaged(folder, f"{MANIFEST_NAME} is missing or unreadable") from None
+    if not isinstance(manifest, dict) or STATE_NAME not in manifest:
+        raise _damaged(folder, f"{MANIFEST_NAME} does not list {STATE_NAME}")
     for name, written in manifest.items():
-        if not (folder / name).is_file():
+        file = folder / name
+        if file.parent != folder or not file.is_file():
             raise _damaged(folder, f"{name} is missing")
-        if _fingerprint(folder / name) != written:
+        if _fingerprint(file) != written:
             raise _damaged(folder, f"{name} is not what was written")
     return manifest
 
 
-def latest_checkpoint(checkpoints_folder: Path, *, emit: Emit) -> Path | None:
-    """Return the checkpoint of the highest update that verifies, or None if none does.
+def intact_checkpoints(checkpoints_folder: Path, *, emit: Emit) -> list[Path]:
+    """Return the checkpoints that verify, the highest update first.
 
     A damaged one is skipped with a warning; a newest one that is half there would otherwise keep a
     run from resuming (transformers#35782).
     """
+    intact = []
     for folder in _highest_update_first(checkpoints_folder):
         try:
             verify_checkpoint(folder)
         except CheckpointDamaged as damage:
-            warning = f"{damage.message}; it is skipped"
-            emit(WarningMessage(warning, remedy="if this happens again, check the disk"))
+            _warn_of_damage(damage, emit=emit)
         else:
-            return folder
-    return None
+            intact.append(folder)
+    return intact
 
 
 def remove_old_checkpoints(checkpoints_folder: Path, *, keep: int) -> None:
@@ -215,6 +274,11 @@ def _damaged(folder: Path, what: str) -> CheckpointDamaged:
         f"checkpoint {folder} is damaged: {what}",
         remedy="resume from an earlier checkpoint, or start anew with --overwrite",
     )
+
+
+def _warn_of_damage(damage: CheckpointDamaged, *, emit: Emit) -> None:
+    warning = f"{damage.message}; it is skipped"
+    emit(WarningMessage(warning, remedy="if this happens again, check the disk"))
 
 
 def _is_intact(folder: Path) -> bool:

@@ -8,10 +8,10 @@ from finetune.data.load import load_rows
 from finetune.errors import NotARun
 from finetune.evaluation.metrics import Scores, score_logits, warn_unless_better
 from finetune.events import Emit, Stage
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import data_options, encode_rows, load_run_data
-from finetune.runs.trained import TrainedModel, load_saved_config, saved_class_names
+from finetune.runs.trained import TrainedModel, saved_class_names
 
 
 def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:

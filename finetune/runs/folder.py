@@ -7,11 +7,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
 from finetune.files import PARTIAL_SUFFIX
+
+if TYPE_CHECKING:
+    from finetune.config.schema import Config
 
 LOCK_NAME = ".lock"
 # macOS puts .DS_Store into every folder that the Finder has shown.
@@ -192,6 +196,14 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             remedy="finish it with --resume-from-checkpoint",
         )
     return folder
+
+
+def load_saved_config(folder: RunFolder) -> "Config":
+    """Return the configuration that a run was made with."""
+    from finetune.config.load import load_config
+
+    file = str(folder.config_file)
+    return load_config(file=file, environment={}, flags={}, assignments=()).config
 
 
 @contextmanager

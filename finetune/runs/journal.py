@@ -1,9 +1,10 @@
 """Keeps the updates and validations of a run in its folder."""
 
+import json
 from typing import Any
 
 from finetune.events import Emit, Event, Update, Validation
-from finetune.files import append_jsonl, read_jsonl, write_jsonl
+from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
 
@@ -20,10 +21,21 @@ def journal(folder: RunFolder, emit: Emit) -> Emit:
 
 
 def continue_journal(folder: RunFolder, *, updates: int) -> None:
-    """Drop what was written after the update from which a run resumes."""
+    """Drop what was written after the update from which a run resumes, and what was torn."""
     if folder.metrics_file.exists():
-        rows = read_jsonl(folder.metrics_file)
+        lines = folder.metrics_file.read_bytes().split(b"\n")
+        rows = filter(None, map(_read_row, lines))
         write_jsonl(folder.metrics_file, (row for row in rows if row["update"] <= updates))
+
+
+def _read_row(line: bytes) -> dict[str, Any] | None:
+    """Return a row, or None where a power cut left something else."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    is_whole = isinstance(row, dict) and isinstance(row.get("update"), int)
+    return row if is_whole else None
 
 
 def _row(event: Event) -> dict[str, Any] | None:

@@ -4,14 +4,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
+from pydantic import TypeAdapter
 
 from finetune.data.source import DataSource, LoadedData
-from finetune.errors import DataDiffers
+from finetune.errors import DataDiffers, NotARun
 from finetune.files import read_json, write_json
 from finetune.model.source import ModelSource
 from finetune.runs.environment import package_versions
@@ -60,12 +60,20 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> "Manifest | None":
-        """Return the manifest in a file, or None where an older version has written none."""
+        """Return the manifest in a file, or None where an older version has written none.
+
+        Raises:
+            NotARun: If the file can't be read as one.
+        """
         if not path.is_file():
             return None
-        fields: dict[str, Any] = read_json(path)
-        del fields["schema_version"]
-        return cls(**fields)
+        try:
+            return TypeAdapter(cls).validate_python(read_json(path))
+        except (OSError, ValueError) as error:
+            raise NotARun(
+                f"{path} does not say what the run was made from",
+                remedy="restore the file, or make the run again",
+            ) from error
 
     def check(self, now: "Manifest", *, remedy: str) -> None:
         """Make sure that a configuration still stands for the same data and model.

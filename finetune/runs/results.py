@@ -1,11 +1,14 @@
 """What a run found, and the JSON that its folder and the command line show of it."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from finetune.errors import NotARun
+from finetune.files import read_json
 from finetune.model.freeze import count_parameters
 from finetune.model.mode import Mode
+from finetune.runs.folder import RunFolder
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 
@@ -95,6 +98,39 @@ class RunResults:
                 for name, value in scores.to_json().items()
             },
         }
+
+
+def read_results(folder: RunFolder) -> RunResults:
+    """Return what a finished run found.
+
+    Raises:
+        NotARun: If its file can't be read.
+    """
+    try:
+        found = read_json(folder.results_file)
+        facts, training = (
+            {one.name: found[one.name] for one in fields(part)}
+            for part in (RunFacts, TrainingMetrics)
+        )
+        return RunResults(
+            facts=RunFacts(**facts),
+            training=TrainingMetrics(**training),
+            validation=_read_scores(found, "eval") if "eval_loss" in found else None,
+            test=_read_scores(found, "test"),
+            output_dir=str(folder.path),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotARun(
+            f"{folder.results_file} can't be read", remedy="restore it, or make the run again"
+        ) from error
+
+
+def _read_scores(found: Mapping[str, Any], prefix: str) -> "Scores":
+    from finetune.evaluation.metrics import ClassScores, Scores
+
+    values = {one.name: found[f"{prefix}_{one.name}"] for one in fields(Scores)}
+    per_class = {name: ClassScores(**scores) for name, scores in values.pop("per_class").items()}
+    return Scores(**values, per_class=per_class)
 
 
 @dataclass(frozen=True)

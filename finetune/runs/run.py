@@ -84,14 +84,14 @@ class Run:
             DataDiffers: If data or model are not those that the run began with.
             UsageError: If there is no checkpoint.
         """
-        checkpoints = Checkpoints(folder)
-        latest = checkpoints.latest(emit=emit)
+        checkpoints = Checkpoints(folder, emit)
+        intact = checkpoints.intact()
         saved = Manifest.read(folder.manifest_file)
         if saved is not None:
             saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
         run = cls._build(preparation, folder, emit=emit)
         prepared_seconds = run.progress.seconds
-        run.progress = checkpoints.restore(latest, run.training_state)
+        run.progress = checkpoints.restore(intact, run.training_state)
         run.progress.seconds += prepared_seconds
         continue_journal(folder, updates=run.progress.updates)
         emit(Stage(f"resuming after update {run.progress.updates:,}"))
@@ -172,7 +172,7 @@ class Run:
                 finished only afterwards.
         """
         peak_bytes = self.training_state.device.memory.peak_bytes()
-        checkpoints = Checkpoints(self.folder)
+        checkpoints = Checkpoints(self.folder, self.emit)
         checkpoints.load_best(self.training_state)
         save_classifier(self.preparation.classifier, self.folder.model_folder)
         self.emit(Stage("evaluating the best model"))
@@ -191,7 +191,7 @@ class Run:
         return results
 
     def _loop_settings(self, should_stop: Callable[[], bool]) -> LoopSettings:
-        checkpoints, output = Checkpoints(self.folder), self.config.output
+        checkpoints, output = Checkpoints(self.folder, self.emit), self.config.output
         return LoopSettings(
             batch_size=self.batch_size,
             updates_per_epoch=self.plan.updates_per_epoch,
@@ -199,7 +199,7 @@ class Run:
             patience=self.plan.early_stopping_patience,
             plan_epoch=self.plan.batches,
             validate=self._validate if "validation" in self.examples else None,
-            save_best=lambda: checkpoints.save_best(self.training_state),
+            save_best=lambda progress: checkpoints.save_best(self.training_state, progress),
             save_progress=lambda progress: checkpoints.save(self.training_state, progress),
             saves_each_epoch=output.save_strategy == "epoch",
             should_stop=should_stop,

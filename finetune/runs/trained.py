@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
@@ -17,7 +16,7 @@ from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
 from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.tokenization.examples import ModelInputs
 
 
@@ -74,12 +73,6 @@ class TrainedModel:
         longest_tokens = int(examples.lengths.max())
         padded_lengths = self.classifier.padded_lengths(longest_tokens, self.device.shapes)
         return self.predictor.logits(examples, padded_lengths=padded_lengths)
-
-
-def load_saved_config(folder: RunFolder) -> Config:
-    """Return the configuration that a run was made with."""
-    file = str(folder.config_file)
-    return load_config(file=file, environment={}, flags={}, assignments=()).config
 
 
 def saved_class_names(folder: RunFolder) -> list[str]:

@@ -64,7 +64,7 @@ class LoopSettings:
     patience: int
     plan_epoch: Callable[[int], Sequence[Batch]]
     validate: Callable[[], ValidationResult] | None
-    save_best: Callable[[], None]
+    save_best: Callable[[Progress], None]
     save_progress: Callable[[Progress], None]
     saves_each_epoch: bool
     should_stop: Callable[[], bool]
@@ -162,12 +162,13 @@ def _check_parameters_finite(training_state: TrainingState, progress: Progress) 
 def _validate(progress: Progress, settings: LoopSettings) -> None:
     """Validate the model and save it if it is the best, or if there is no validation split."""
     if settings.validate is None:
-        settings.save_best()
+        progress.best_updates = progress.updates
+        settings.save_best(progress)
         return
     found = settings.validate()
     is_best = progress.note_validation(score=found.score, loss=found.metrics["loss"])
     if is_best:
-        settings.save_best()
+        settings.save_best(progress)
     epoch = progress.updates / settings.updates_per_epoch
     settings.emit(events.Validation(progress.updates, epoch, found.metrics, is_best))
 

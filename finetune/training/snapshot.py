@@ -11,6 +11,10 @@ from finetune.training.training_state import TrainingState
 Tensors = dict[str, torch.Tensor]
 
 
+class StateUnusable(Exception):
+    """A state that was read makes no sense, or is not of this model."""
+
+
 @dataclass
 class Progress:
     """How far a run has come. The order of the rows follows from it and the seed.
@@ -57,11 +61,21 @@ def trained_tensors(training_state: TrainingState) -> Tensors:
 def load_trained_tensors(
     training_state: TrainingState, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Copy saved parameters back into the model, in place."""
+    """Copy saved parameters back into the model, in place.
+
+    Raises:
+        StateUnusable: If they are not those of this model that train.
+    """
     parameters = training_state.trained_parameters()
+    if _shapes(tensors) != _shapes(parameters):
+        raise StateUnusable("its parameters are not those of the model")
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def capture_state(
@@ -87,14 +101,29 @@ def capture_state(
 def restore_state(
     training_state: TrainingState, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
 ) -> Progress:
-    """Put an training_state, and the random numbers to come, where a captured state was."""
-    load_trained_tensors(training_state, tensors["model"])
+    """Put a training state, and the random numbers to come, where a captured state was.
+
+    Raises:
+        StateUnusable: If the state makes no sense or is not of this model.
+    """
+    try:
+        load_trained_tensors(training_state, tensors["model"])
+        _restore_optimizer(training_state.optimizer, tensors["optimizer"])
+        training_state.accelerator.load_scaler_state(state["gradient_scaler"])
+        training_state.device.set_random_state(tensors["random"])
+        progress = Progress(**state["progress"])
+        is_possible = 0 <= progress.updates <= training_state.schedule.total_updates
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateUnusable(f"its state makes no sense ({error!r})") from error
+    if not is_possible:
+        raise StateUnusable(f"it says that {progress.updates:,} updates were taken")
+    return progress
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     optimizer_state: dict[int, Tensors] = {}
-    for key, value in tensors["optimizer"].items():
+    for key, value in tensors.items():
         index, name = key.split(".", 1)
         optimizer_state.setdefault(int(index), {})[name] = value
-    groups = training_state.optimizer.state_dict()["param_groups"]
-    training_state.optimizer.load_state_dict({"state": optimizer_state, "param_groups": groups})
-    training_state.accelerator.load_scaler_state(state["gradient_scaler"])
-    training_state.device.set_random_state(tensors["random"])
-    return Progress(**state["progress"])
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": optimizer_state, "param_groups": groups})

@@ -20,7 +20,7 @@ from finetune.errors import CheckpointDamaged
 from finetune.runs import checkpoint
 from finetune.runs.checkpoint import (
     checkpoint_path,
-    latest_checkpoint,
+    intact_checkpoints,
     read_checkpoint,
     remove_old_checkpoints,
     verify_checkpoint,
@@ -135,6 +135,18 @@ def test_flipped_bit_is_noticed_or_alters_nothing(
     assert read_state == state
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    ["", "null", "[]", "{}", '{"model.safetensors": 1}', '{"state.json": null}',
+     '{"state.json": {}, "../step-2/state.json": {}}'],
+)  # fmt: skip
+def test_a_manifest_that_makes_no_sense_is_damage(tmp_path: Path, manifest: str) -> None:
+    (write_step(tmp_path, 1) / "manifest.json").write_text(manifest)
+
+    with pytest.raises(CheckpointDamaged, match="step-1 is damaged"):
+        verify_checkpoint(tmp_path / "step-1")
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])
 def test_missing_and_truncated_files_are_noticed(tmp_path: Path, name: str) -> None:
     file = write_step(tmp_path, 1) / name
@@ -147,13 +159,15 @@ def test_missing_and_truncated_files_are_noticed(tmp_path: Path, name: str) -> N
         verify_checkpoint(file.parent)
 
 
-def test_latest_checkpoint_is_the_highest_update_not_the_last_word(tmp_path: Path) -> None:
+def test_checkpoints_come_by_their_update_and_not_by_their_name(tmp_path: Path) -> None:
     for update in (9, 10, 2):
         write_step(tmp_path, update)
     (tmp_path / "step-11.partial").mkdir()
     (tmp_path / "step-best").mkdir()
 
-    assert latest_checkpoint(tmp_path, emit=ignore) == tmp_path / "step-10"
+    assert intact_checkpoints(tmp_path, emit=ignore) == [
+        tmp_path / name for name in ("step-10", "step-9", "step-2")
+    ]
 
 
 def test_damaged_checkpoint_is_told_and_passed_over(tmp_path: Path) -> None:
@@ -162,7 +176,10 @@ def test_damaged_checkpoint_is_told_and_passed_over(tmp_path: Path) -> None:
     flip_bit(tmp_path / "step-3" / "model.safetensors", position=-1)
     emitted: list[events.Event] = []
 
-    assert latest_checkpoint(tmp_path, emit=emitted.append) == tmp_path / "step-2"
+    assert intact_checkpoints(tmp_path, emit=emitted.append) == [
+        tmp_path / "step-2",
+        tmp_path / "step-1",
+    ]
 
     [warning] = emitted
     assert isinstance(warning, events.WarningMessage)
@@ -170,8 +187,8 @@ def test_damaged_checkpoint_is_told_and_passed_over(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint_is_found_where_there_is_none(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path, emit=ignore) is None
-    assert latest_checkpoint(tmp_path / "missing", emit=ignore) is None
+    assert intact_checkpoints(tmp_path, emit=ignore) == []
+    assert intact_checkpoints(tmp_path / "missing", emit=ignore) == []
 
 
 def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
@@ -224,7 +241,7 @@ def test_interruption_anywhere_leaves_no_half_checkpoint_under_a_final_name(
     for path in tmp_path.iterdir():
         if "." not in path.name:
             verify_checkpoint(path)
-    assert latest_checkpoint(tmp_path, emit=ignore) is not None
+    assert intact_checkpoints(tmp_path, emit=ignore)
     write_step(tmp_path, 2)
     remove_old_checkpoints(tmp_path, keep=1)
     assert names_in(tmp_path) == ["step-2"]

@@ -1,5 +1,6 @@
-import json
 from pathlib import Path
+
+import pytest
 
 from finetune.events import Event, Stage, Update, Validation
 from finetune.files import read_jsonl
@@ -47,11 +48,16 @@ def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
     assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
 
 
-def test_a_line_that_a_kill_has_torn_is_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "torn",
+    [b'{"kind": "update", "upd', b'{"kind": "update", "upd\n', b"\0" * 40 + b"\n", b"[]\n\xff\n",
+     b'{"update": null}\n'],
+)  # fmt: skip
+def test_what_a_kill_or_a_power_cut_has_torn_is_dropped(torn: bytes, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     journal(folder, lambda event: None)(update(1))
-    with folder.metrics_file.open("a") as file:
-        file.write(json.dumps({"kind": "update", "update": 2})[:-3])
+    with folder.metrics_file.open("ab") as file:
+        file.write(torn)
     continue_journal(folder, updates=1)
     journal(folder, lambda event: None)(update(2))
     assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2]

@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 import pytest
 from tiny_runs import (
+    QUICK,
     flags,
     have_same_bits,
     logged_metrics,
@@ -26,6 +27,7 @@ import finetune
 from finetune.errors import ConfigurationInvalid, Interrupted, NotARun, UsageError
 from finetune.events import Emit, Event, Stage, Update, WarningMessage
 from finetune.files import read_json
+from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 
 
 def at_update(number: int, act: Callable[[], None]) -> Emit:
@@ -292,7 +294,8 @@ def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_reported_and_skipped(stopped_run: Path) -> None:
-    (stopped_run / "checkpoints" / "step-3" / "optimizer.safetensors").write_bytes(b"half")
+    for checkpoint in (stopped_run / "checkpoints").glob("step-*"):
+        (checkpoint / "optimizer.safetensors").write_bytes(b"half")
     emitted: list[Event] = []
     with pytest.raises(UsageError, match="no checkpoint"):
         finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
@@ -300,14 +303,100 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(stopped_run: Path) -> None
     assert any("step-3" in warning and "damaged" in warning for warning in warnings)
 
 
-def test_a_finished_run_is_not_resumed_and_left_as_it_is(
+def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
     finished_run: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished_run, run)
-    with pytest.raises(UsageError, match="finished"):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    results = finetune.run(resume_from_checkpoint=run)
+    assert results.to_json() == read_json(run / "all_results.json")
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    (run / "all_results.json").write_text("{}")
+    with pytest.raises(NotARun, match="all_results"):
         finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, finished_run)
+
+
+def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run, emitted = tmp_path / "run", list[Event]()
+    options: dict[str, Any] = SHORT | {"resume_from_checkpoint": "auto", "model": tiny_folder}
+    stop_run(run, after_update=3, **options)
+    run_tiny(run, **options, emit=emitted.append)
+    assert_same_run(run, whole_run)
+    assert any(isinstance(event, Stage) and "after update 3" in event.message for event in emitted)
+    run_tiny(run, **options)
+    assert_same_run(run, whole_run)
+    with pytest.raises(ConfigurationInvalid, match="--seed changes a run"):
+        run_tiny(run, **options, seed=7)
+
+
+def test_auto_takes_the_folder_of_a_run_that_was_killed_before_its_first_checkpoint(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(whole_run / "config.yaml", run)
+    (run / ".lock").touch()
+    run_tiny(run, model=tiny_folder, resume_from_checkpoint="auto", **SHORT)
+    assert_same_run(run, whole_run)
+
+
+def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = QUICK | SHORT | {"model": str(tiny_folder)}
+    finetune.run(**options)
+    with pytest.raises(Interrupted):
+        finetune.run(**options, emit=at_update(3, press_ctrl_c))
+    results = finetune.run(**options, resume_from_checkpoint="auto")
+    assert results.output_dir == "runs/questions-tiny-full-2"
+
+
+@pytest.mark.parametrize("damage", ["manifest.json", "state.json", "optimizer.safetensors"])
+def test_the_checkpoint_before_a_damaged_one_is_used(
+    damage: str, whole_run: Path, stopped_run: Path
+) -> None:
+    checkpoints = stopped_run / "checkpoints"
+    if damage == "state.json":  # whole, and senseless
+        tensors, _ = read_checkpoint(checkpoints / "step-3")
+        write_checkpoint(checkpoints / "step-3", tensors=tensors, state={"progress": {}})
+    else:
+        (checkpoints / "step-3" / damage).write_text("[]")
+    emitted: list[Event] = []
+    finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
+    [warning] = [event.message for event in emitted if isinstance(event, WarningMessage)
+                 and "checkpoint" in event.message]  # fmt: skip
+    assert f"{checkpoints / 'step-3'} is damaged" in warning
+    assert_same_run(stopped_run, whole_run)
+
+
+def test_a_checkpoint_of_another_model_is_not_restored(stopped_run: Path) -> None:
+    for checkpoint in (stopped_run / "checkpoints").glob("step-*"):
+        tensors, state = read_checkpoint(checkpoint)
+        tensors["model"] = {"other.weight": next(iter(tensors["model"].values()))}
+        write_checkpoint(checkpoint, tensors=tensors, state=state)
+    with pytest.raises(UsageError, match="no checkpoint"):
+        finetune.run(resume_from_checkpoint=stopped_run)
+
+
+def test_a_best_model_that_is_damaged_is_the_one_that_is_resumed(
+    whole_run: Path, stopped_run: Path
+) -> None:
+    (stopped_run / "checkpoints" / "best" / "model.safetensors").write_bytes(b"half")
+    emitted: list[Event] = []
+    finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
+    warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
+    assert any("the best model, of update 2, can't be read" in warning for warning in warnings)
+    assert have_same_bits(weights_of(stopped_run), weights_of(whole_run))
+
+
+def test_a_manifest_of_the_run_that_makes_no_sense_is_refused(stopped_run: Path) -> None:
+    for content in ("{}", "[]", '{"sources": 1}'):
+        (stopped_run / "manifest.json").write_text(content)
+        with pytest.raises(NotARun, match=r"manifest\.json"):
+            finetune.run(resume_from_checkpoint=stopped_run)
 
 
 KILLED_AT_UPDATE_3 = """
@@ -382,6 +471,5 @@ def test_ctrl_c_on_the_command_leaves_a_run_that_resumes_bit_for_bit(
 
 
 def test_a_checkpoint_stands_for_its_run(stopped_run: Path, whole_run: Path) -> None:
-    [checkpoint] = (stopped_run / "checkpoints").glob("step-*")
-    finetune.run(resume_from_checkpoint=checkpoint)
+    finetune.run(resume_from_checkpoint=stopped_run / "checkpoints" / "step-3")
     assert_same_run(stopped_run, whole_run)

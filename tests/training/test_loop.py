@@ -74,7 +74,7 @@ class Diary:
             "patience": 0,
             "plan_epoch": plan_of(examples),
             "validate": validate if self.scores else None,
-            "save_best": lambda: self.note("best"),
+            "save_best": lambda progress: self.note("best"),
             "save_progress": lambda progress: self.note("progress"),
             "saves_each_epoch": False,
             "should_stop": self.should_stop,
