@@ -17,6 +17,8 @@ class Device:
         description: The hardware, such as ``NVIDIA H200, 139.8 GiB``.
         precisions: Number formats it can compute in, fp32 first.
         has_fused_adamw: Whether PyTorch has a fused AdamW kernel for it.
+        fused_adamw_scales_gradients: Whether that kernel divides the gradients by a scale.
+        has_foreach: Whether an operation on a list of tensors is one, not as many as tensors.
     """
 
     name: str
@@ -24,6 +26,8 @@ class Device:
     torch_device: torch.device
     precisions: tuple[str, ...]
     has_fused_adamw = True
+    fused_adamw_scales_gradients = True
+    has_foreach = True
     memory: "DeviceMemory"
     shapes: "BatchShapes"
 

@@ -28,6 +28,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.mps.device import MpsDevice
+
 _aten = torch.ops.aten
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _MPS_ATTENTION = "aten::_scaled_dot_product_attention_math_for_mps"
@@ -63,6 +66,12 @@ class Kernels:
     attention: Literal["cpu", "fused", "matrix"]
     has_packed_dropout: bool
     has_fp32_norms: bool
+
+
+class CpuAsMps(CpuDevice):
+    """The CPU, on which training takes the operations that it takes on MPS."""
+
+    has_foreach = MpsDevice.has_foreach
 
 
 @contextmanager

@@ -26,13 +26,20 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.trial import prepare_trial
 from finetune.config.schema import ModelConfig
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.emulation import dispatching_as_mps, name_on_mps, run_composite, run_on_cpu
+from finetune.devices.emulation import (
+    CpuAsMps,
+    dispatching_as_mps,
+    name_on_mps,
+    run_composite,
+    run_on_cpu,
+)
 from finetune.devices.mps.known_faults import Call, KnownFault, known_faults
 from finetune.devices.mps.operators import Status, status_of
 from finetune.doctor.models import max_tokens, random_classifier, with_stars
 from finetune.errors import UsageError
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
+from finetune.training.accelerator import inner_optimizer
 from finetune.training.training_state import TrainingState
 
 _NOT_HELD = (torch.float64, torch.complex128)
@@ -125,9 +132,9 @@ def audit_classifier(
         precision="bf16" if precision == "fp16" else precision,
     )
     fake = _fake_copy(model)
-    trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
+    trial = prepare_trial(case, fake, find_structure(model), device=CpuAsMps())
     recorder = _Recorder(fake, torch_version=torch_version)
-    recorder.places.notice(_inner_optimizer(trial.training_state))
+    recorder.places.notice(inner_optimizer(trial.training_state.optimizer))
     if precision == "fp16":
         scaled = cast(Any, _ScaledGradients(trial.training_state, recorder))
         training_state = replace(trial.training_state, accelerator=scaled, optimizer=scaled)
@@ -380,7 +387,8 @@ class _ScaledGradients:
 
     def __init__(self, training_state: TrainingState, recorder: _Recorder) -> None:
         self._accelerator = training_state.accelerator
-        self._optimizer = _inner_optimizer(training_state)
+        self._prepared = training_state.optimizer
+        self._optimizer = inner_optimizer(self._prepared)
         self._scaler = torch.amp.GradScaler("cpu")
         self._places = recorder.places
         self.param_groups = self._optimizer.param_groups
@@ -394,21 +402,15 @@ class _ScaledGradients:
         """Add the gradients of the scaled loss."""
         self._accelerator.backward(self._scaler.scale(loss))
 
-    def clip_gradients(self, parameters: list[nn.Parameter], *, max_norm: float) -> None:
+    def clip_gradients(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
         """Take the scale off the gradients and clip them."""
         self._places.outside = _SCALING
         self._scaler.unscale_(self._optimizer)
         self._places.outside = "clipping"
-        self._accelerator.clip_gradients(parameters, max_norm=max_norm)
+        self._accelerator.clip_gradients(self._prepared, max_norm=max_norm)
 
     def step(self) -> None:
         """Step unless a gradient is infinite, and update the scale."""
         self._scaler.step(self._optimizer)
         self._places.outside = _SCALING
         self._scaler.update()
-
-
-def _inner_optimizer(training_state: TrainingState) -> torch.optim.Optimizer:
-    """Return the optimizer that Accelerate has wrapped."""
-    inner: torch.optim.Optimizer = cast(Any, training_state.optimizer).optimizer
-    return inner

@@ -2,15 +2,18 @@
 
 import math
 from contextlib import AbstractContextManager
+from typing import cast
 
 import accelerate
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
 
 from finetune.devices.base import Device, place
 from finetune.errors import UsageError
+from finetune.training.clipping import clip_gradients
 
 ACCELERATE_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -43,6 +46,7 @@ class Accelerator:
                 f"{self._accelerator.num_processes} launched processes: a run takes one of its own",
                 remedy="start `finetune run` without torchrun or accelerate launch",
             )
+        self._scales_in_step = device.fused_adamw_scales_gradients
         self._scaler = self._accelerator.scaler
         self._first_scale = self._scaler.get_scale() if self._scaler else 1.0
 
@@ -65,9 +69,12 @@ class Accelerator:
         """Add a loss's gradients to those of the parameters."""
         self._accelerator.backward(loss)
 
-    def clip_gradients(self, parameters: list[nn.Parameter], *, max_norm: float) -> None:
-        """Scale gradients down, in place, to a norm of at most ``max_norm``."""
-        self._accelerator.clip_grad_norm_(parameters, max_norm)
+    def clip_gradients(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
+        """Scale the gradients of a prepared optimizer to a norm of at most ``max_norm``."""
+        self._accelerator.unscale_gradients(optimizer)
+        inner = inner_optimizer(optimizer)
+        scales_in_step = self._scales_in_step and bool(inner.defaults.get("fused"))
+        clip_gradients(inner, max_norm=max_norm, scales_in_step=scales_in_step)
 
     def end_update_without_step(self) -> None:
         """Let fp16's gradient scaling expect new gradients; waits for the device.
@@ -98,3 +105,9 @@ class Accelerator:
         if self._scaler:
             self._scaler.load_state_dict(state)
             self._first_scale = self._scaler.get_scale()
+
+
+def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that Accelerate has wrapped, or one that it has not."""
+    is_wrapped = isinstance(optimizer, AcceleratedOptimizer)
+    return cast(torch.optim.Optimizer, optimizer.optimizer) if is_wrapped else optimizer

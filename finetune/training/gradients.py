@@ -23,7 +23,8 @@ def accumulate_gradients(
 
     Args:
         model: In training mode, on its device.
-        optimizer: Over its parameters. The gradients stay until the next update.
+        optimizer: Over its parameters, as the accelerator prepared it. The gradients stay until
+            the next update.
         micro_batches: Of one effective batch.
         accelerator: Runs the backward pass and the clipping.
         max_grad_norm: Largest norm of the gradients.
@@ -37,8 +38,7 @@ def accumulate_gradients(
         loss = weighted_loss(model, micro_batch)
         accelerator.backward(loss)
         losses.append(loss.detach())
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    accelerator.clip_gradients(trained, max_norm=max_grad_norm)
+    accelerator.clip_gradients(optimizer, max_norm=max_grad_norm)
     return torch.stack(losses).sum()
 
 

@@ -15,6 +15,7 @@ from finetune.events import Emit
 from finetune.model.freeze import set_training
 from finetune.tokenization.buckets import Batch, longest_first
 from finetune.tokenization.examples import Examples
+from finetune.training.clipping import total_norm
 from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.out_of_memory import update_with_retries
@@ -151,8 +152,8 @@ def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
 
 def _check_parameters_finite(training_state: TrainingState, progress: Progress) -> None:
     """Refuse a model that an update has broken; the loss would show it only one update later."""
-    are_finite = [one.isfinite().all() for one in training_state.trained_parameters().values()]
-    if not torch.stack(are_finite).all():
+    parameters = (one.detach() for one in training_state.trained_parameters().values())
+    if not total_norm(parameters).isfinite():
         raise LossNotFinite(
             f"parameters are NaN or infinite after update {progress.updates}",
             remedy="lower --learning-rate, or use --precision fp32",

@@ -1,6 +1,7 @@
 """AdamW over the parameters that train."""
 
 from collections.abc import Set
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ def build_optimizer(
     head_lr_multiplier: float,
     weight_decay: float,
     is_fused: bool,
+    has_foreach: bool = True,
 ) -> torch.optim.Optimizer:
     """Return AdamW over what requires a gradient, with decay on matrices only.
 
@@ -25,6 +27,7 @@ def build_optimizer(
         weight_decay: Decoupled decay of the matrices.
         is_fused: Whether the device has a kernel for the whole update: on MPS 8 to 10 times as fast
             as one operation after another (pytorch#127242).
+        has_foreach: Whether a list of tensors takes one operation on the device.
     """
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     groups = [
@@ -40,7 +43,60 @@ def build_optimizer(
         for is_head in (False, True)
         for is_matrix in (True, False)
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], fused=is_fused)
+    kind = torch.optim.AdamW if has_foreach or not is_fused else OneStepAdamW
+    return kind([group for group in groups if group["params"]], fused=is_fused)
+
+
+class OneStepAdamW(torch.optim.AdamW):
+    """Fused AdamW with one count of steps for each group, which ``make_state`` has made.
+
+    PyTorch's counts the steps of each parameter, in an operation each where a list takes as many
+    operations as it has tensors.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Change the parameters that have gradients."""
+        make_state(self)
+        for group in self.param_groups:
+            pairs = [(one, one.grad) for one in group["params"] if one.grad is not None]
+            if pairs:
+                self._step_group(group, *zip(*pairs, strict=True))
+
+    def _step_group(
+        self,
+        group: dict[str, Any],
+        trained: tuple[torch.Tensor, ...],
+        gradients: tuple[torch.Tensor, ...],
+    ) -> None:
+        states = [self.state[one] for one in trained]
+        step = states[0]["step"]
+        step += 1
+        # Read from a checkpoint, each has its own.
+        for state in states:
+            state["step"] = step
+        beta1, beta2 = group["betas"]
+        # GradScaler's, for the time of its step.
+        found_inf = getattr(self, "found_inf", None)
+        torch._fused_adamw_(
+            trained,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [step] * len(trained),
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=found_inf,
+        )
+        if found_inf is not None:
+            step -= found_inf
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:

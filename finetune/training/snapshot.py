@@ -83,7 +83,8 @@ def capture_state(
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """Return all that the next update depends on, as groups of tensors and as JSON values."""
     optimizer_tensors = {
-        f"{index}.{name}": value
+        # One count of steps may be that of many parameters, which a checkpoint keeps apart.
+        f"{index}.{name}": value.clone() if value.ndim == 0 else value
         for index, values in training_state.optimizer.state_dict()["state"].items()
         for name, value in values.items()
     }

@@ -113,6 +113,7 @@ def prepare_training(
         head_lr_multiplier=hyperparameters.head_lr_multiplier,
         weight_decay=hyperparameters.weight_decay,
         is_fused=device.has_fused_adamw,
+        has_foreach=device.has_foreach,
     )
     placed, prepared = accelerator.prepare(model, optimizer)
     return TrainingState(placed, prepared, device, accelerator, hyperparameters)

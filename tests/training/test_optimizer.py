@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -123,3 +124,29 @@ def test_state_that_is_there_is_kept() -> None:
     assert all(
         after["exp_avg"] is one for after, one in zip(optimizer.state.values(), before, strict=True)
     )
+
+
+def test_one_count_of_steps_changes_nothing_also_after_a_checkpoint() -> None:
+    models = [tiny_model() for _ in range(2)]
+    optimizers = [
+        optimizer_of(model, has_foreach=has_foreach)
+        for model, has_foreach in zip(models, (True, False), strict=True)
+    ]
+    for number in range(4):
+        if number == 2:
+            saved = copy.deepcopy(optimizers[1].state_dict())
+            optimizers[1] = optimizer_of(models[1], has_foreach=False)
+            optimizers[1].load_state_dict(saved)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for seed, parameter in enumerate(model.parameters()):
+                random = torch.Generator().manual_seed(number + seed)
+                parameter.grad = torch.randn(parameter.shape, generator=random)
+            # As GradScaler says that the gradients of an update are not finite.
+            optimizer.found_inf = torch.tensor(float(number == 1))  # type: ignore[attr-defined]
+            set_learning_rate(optimizer, 1e-2)
+            optimizer.step()
+
+    for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(left, right)
+    states = [list(optimizer.state.values()) for optimizer in optimizers]
+    assert [one["step"].item() for one in states[0]] == [one["step"].item() for one in states[1]]

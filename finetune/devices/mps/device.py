@@ -11,8 +11,8 @@ from finetune.devices.host import cpu_name, macos_major
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
 
-# Before it, fused AdamW steps although gradient scaling found infinite gradients (pytorch#186360),
-# and an M5 computes linear layers at random in 16 bits (pytorch#180776, #181936).
+# Before it, fused AdamW ignores the gradients' scale and steps although some are infinite
+# (pytorch#186360), and an M5 computes linear layers at random in 16 bits (pytorch#180776, #181936).
 _FIRST_WITH_16_BITS = "2.13"
 # Before it, an M1 with macOS 26 drops the bias of single vectors (pytorch#188438).
 _FIRST_WITH_BIAS_OF_VECTORS = "2.14"
@@ -26,6 +26,7 @@ class MpsDevice(Device):
 
     name = "mps"
     torch_device = torch.device("mps")
+    has_foreach = False
 
     def __init__(self, *, chip: str | None = None) -> None:
         chip = cpu_name() if chip is None else chip
@@ -35,6 +36,7 @@ class MpsDevice(Device):
         # bf16 needs macOS 14, without which the device is not usable at all.
         self.precisions = ("fp32", "bf16", "fp16")
         if TorchVersion(torch.__version__) < _FIRST_WITH_16_BITS:
+            self.fused_adamw_scales_gradients = False
             self.precisions = ("fp32",) if (generation(chip) or 0) >= 5 else ("fp32", "bf16")
         drops_bias_of_vectors = (
             generation(chip) == 1
