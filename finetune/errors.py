@@ -21,13 +21,13 @@
     ├── DeviceNotAvailable              4
     ├── BatchDoesNotFit                 5    out of memory
     ├── HubNotReachable                 6    offline, and not in the cache
-    └── Interrupted                   130
+    └── Interrupted             130, 143, 129    by Ctrl-C, SIGTERM, SIGHUP
 
 Each carries one line that says what is wrong and one, the remedy, that says what to do.
 """
 
+import signal
 from collections.abc import Sequence
-from typing import ClassVar
 
 
 class FinetuneError(Exception):
@@ -38,7 +38,7 @@ class FinetuneError(Exception):
         remedy: One line: what the user can do.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
     def __init__(self, message: str, *, remedy: str) -> None:
         super().__init__(message)
@@ -141,6 +141,9 @@ class HubNotReachable(FinetuneError):
 
 
 class Interrupted(FinetuneError):
-    """The user stopped the run."""
+    """A signal has stopped the command, Ctrl-C unless another is named."""
 
-    exit_code = 130
+    def __init__(self, message: str, *, remedy: str, signal_number: int = signal.SIGINT) -> None:
+        super().__init__(message, remedy=remedy)
+        # As a shell reports a process that the signal has killed.
+        self.exit_code = 128 + signal_number

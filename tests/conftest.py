@@ -32,8 +32,10 @@ os.environ |= {
     "XDG_CACHE_HOME": f"{_home.name}/cache",
 }
 
-# A shell starts what runs in the background with Ctrl-C ignored, here and in child processes.
+# A shell starts what runs in the background with Ctrl-C ignored, nohup with what a closing terminal
+# sends, here and in child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from finetune.api.dry_run import RUNS_FOLDER, default_name
 from finetune.config.schema import Config
+from finetune.devices.mps.awake import kept_awake
 from finetune.evaluation.metrics import warn_unless_better
 from finetune.events import Emit
 from finetune.report.card import write_model_card
@@ -22,7 +23,7 @@ def train_new(config: Config, *, emit: Emit) -> RunResults:
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
-    with _reserve(config) as folder, interruption_explained(folder):
+    with kept_awake(), _reserve(config) as folder, interruption_explained(folder):
         preparation = prepare(config, emit=emit)
         with out_of_memory_explained(folder, preparation):
             return _complete(Run.prepare(preparation, folder, emit=emit))
@@ -34,7 +35,7 @@ def train_on(config: Config, folder: RunFolder, *, emit: Emit) -> RunResults:
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
-    with lock(folder), interruption_explained(folder):
+    with kept_awake(), lock(folder), interruption_explained(folder):
         preparation = prepare(config, emit=emit)
         with out_of_memory_explained(folder, preparation):
             return _complete(Run.resume(preparation, folder, emit=emit))

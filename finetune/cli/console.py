@@ -4,9 +4,10 @@ Rich is imported where something is shown, so that ``--help`` stays quick.
 """
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
@@ -27,7 +28,8 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, soft_wrap=True, **LITERAL)
+    file = cast(TextIO, _Standing(sys.stderr)) if sys.stderr else None
+    console = Console(file=file, stderr=True, soft_wrap=True, **LITERAL)
     has_bar = console.is_terminal and not (quiet or no_progress)
     texts = (TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
     columns = (BarColumn(bar_width=8), *texts, TimeRemainingColumn(compact=True))
@@ -59,6 +61,24 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
 
     with bar:
         yield emit
+
+
+class _Standing:
+    """A stream for progress: the work goes on where its reader is gone or its disk is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def _line(event: Event) -> str:

@@ -4,11 +4,13 @@ import importlib
 import os
 import sys
 import traceback
+from contextlib import suppress
 
 import click
 
 import finetune
 from finetune.errors import FinetuneError, Interrupted, UsageError
+from finetune.training.interruption import raise_on_signal, signal_of
 
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
@@ -56,7 +58,7 @@ def cli() -> None:
     """Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 bad data, 4 device not available, 5 out of
-    memory, 6 offline and not in the cache, 130 interrupted.
+    memory, 6 offline and not in the cache; 130 interrupted, by SIGTERM 143, by SIGHUP 129.
     """
 
 
@@ -65,7 +67,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     _quieten_libraries()
     try:
-        cli.main(arguments, prog_name="finetune", standalone_mode=False)
+        with raise_on_signal():
+            cli.main(arguments, prog_name="finetune", standalone_mode=False)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.exceptions.NoArgsIsHelpError as help_text:
@@ -74,8 +77,11 @@ def main(arguments: list[str] | None = None) -> None:
     except click.UsageError as error:
         place = error.ctx.command_path if error.ctx else "finetune"
         _leave(UsageError(error.format_message(), remedy=f"see {place} --help"), arguments)
-    except (KeyboardInterrupt, click.Abort):
-        _leave(Interrupted("stopped", remedy="run the command again"), arguments)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        # Click raises its own error in place of an interruption.
+        number = signal_of(stop.__cause__ or stop)
+        remedy = "run the command again"
+        _leave(Interrupted("stopped", remedy=remedy, signal_number=number), arguments)
     except FinetuneError as error:
         _leave(error, arguments)
     except BrokenPipeError:
@@ -91,10 +97,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _leave(error: FinetuneError, arguments: list[str]) -> None:
     """Print an error and leave with its exit code; called while the error is handled."""
-    if "--debug" in arguments:
-        traceback.print_exc()
-    click.echo(f"error: {error.message}", err=True)
-    click.echo(f"  try: {error.remedy}", err=True)
+    # A terminal that was closed takes no more words.
+    with suppress(OSError):
+        if "--debug" in arguments:
+            traceback.print_exc()
+        click.echo(f"error: {error.message}", err=True)
+        click.echo(f"  try: {error.remedy}", err=True)
     sys.exit(error.exit_code)
 
 

@@ -8,6 +8,7 @@ from finetune.data.load import find_places
 from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation, data_options
+from finetune.training.interruption import signal_of
 
 MOST_EXAMPLES = 3
 
@@ -28,7 +29,8 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
             remedy = "start again with --overwrite: nothing was saved yet"
         else:
             remedy = "start again: nothing was saved yet"
-        raise Interrupted(str(stop) or "stopped", remedy=remedy) from None
+        message, number = str(stop) or "stopped", signal_of(stop)
+        raise Interrupted(message, remedy=remedy, signal_number=number) from None
 
 
 @contextmanager

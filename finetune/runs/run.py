@@ -26,7 +26,7 @@ from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.threads import choose_run_threads
 from finetune.tokenization.examples import Examples
-from finetune.training.interruption import stop_on_signal
+from finetune.training.interruption import Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState, prepare_training
@@ -143,7 +143,7 @@ class Run:
         """Take the updates that are left, with validation and checkpoints.
 
         Raises:
-            KeyboardInterrupt: If the user stopped it; the progress is saved.
+            Stopped: By a signal; the progress is saved.
         """
         schedule = self.plan.schedule
         self.emit(
@@ -153,15 +153,16 @@ class Run:
                 f"{self.plan.real_token_share():.1%} of the tokens are not padding"
             )
         )
-        with examples_explained(self.preparation), stop_on_signal() as should_stop:
-            settings = self._loop_settings(should_stop)
+        with examples_explained(self.preparation), stop_on_signal() as request:
+            settings = self._loop_settings(should_stop=request)
             train(self.training_state, self.examples["train"], self.progress, settings)
             stopped_early = not is_over(
                 self.progress, total_updates=schedule.total_updates, patience=settings.patience
             )
-            if should_stop() and stopped_early:
-                raise KeyboardInterrupt(
-                    f"stopped after update {self.progress.updates:,} of {schedule.total_updates:,}"
+            if request.number is not None and stopped_early:
+                raise Stopped(
+                    request.number,
+                    f"stopped after update {self.progress.updates:,} of {schedule.total_updates:,}",
                 )
 
     def finish(self, *, write_pages: Callable[[RunFolder, RunResults], None]) -> RunResults:
@@ -190,7 +191,7 @@ class Run:
         checkpoints.remove()
         return results
 
-    def _loop_settings(self, should_stop: Callable[[], bool]) -> LoopSettings:
+    def _loop_settings(self, *, should_stop: Callable[[], bool]) -> LoopSettings:
         checkpoints, output = Checkpoints(self.folder, self.emit), self.config.output
         return LoopSettings(
             batch_size=self.batch_size,

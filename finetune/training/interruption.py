@@ -1,4 +1,4 @@
-"""Ctrl-C between updates: the update in hand is finished, and progress is saved."""
+"""Signals that end a run: between updates, so that the one in hand is finished and saved."""
 
 import signal
 import threading
@@ -6,28 +6,78 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Ctrl-C, what a job scheduler sends before it kills, and what a closing terminal sends.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has ended the work.
+
+    Args:
+        number: The signal.
+        message: How far the work had come.
+    """
+
+    def __init__(self, number: int, message: str = "stopped") -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def signal_of(interruption: BaseException) -> int:
+    """Return the signal that ended the work; Ctrl-C's for Python's own interruption."""
+    return interruption.number if isinstance(interruption, Stopped) else signal.SIGINT
+
+
+class StopRequest:
+    """The first signal that has come, if one has."""
+
+    number: int | None = None
+
+    def __call__(self) -> bool:
+        """Return whether one has come."""
+        return self.number is not None
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Yield whether the first Ctrl-C or termination has come, which does not raise; a second does.
+def raise_on_signal() -> Iterator[None]:
+    """Let every signal that ends a run raise ``Stopped``, where it would kill the process."""
+    with _handled_by(_raise):
+        yield
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Yield a request that the first signal makes, which does not raise; a second raises.
 
     Outside the main thread, where Python handles no signals, none ever comes.
     """
-    requested = threading.Event()
+    request = StopRequest()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if requested.is_set():
-            raise KeyboardInterrupt
-        requested.set()
+        if request():
+            raise Stopped(number)
+        request.number = number
 
+    with _handled_by(note):
+        yield request
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield requested.is_set
+        yield
         return
-    previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    # nohup and shells start processes with signals that are to be ignored.
+    heeded = [number for number, before in previous.items() if before != signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, handler)
     try:
-        yield requested.is_set
+        yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number in heeded:
+            signal.signal(number, previous[number])

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from finetune.training.interruption import STOP_SIGNALS, stop_on_signal
+from finetune.training.interruption import STOP_SIGNALS, Stopped, raise_on_signal, stop_on_signal
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -13,15 +13,33 @@ def test_first_signal_is_noted_and_does_not_raise(number: signal.Signals) -> Non
         assert not should_stop()
         signal.raise_signal(number)
         assert should_stop()
-        assert should_stop()
+        assert should_stop.number == number
 
 
 @pytest.mark.parametrize("second", STOP_SIGNALS)
 def test_second_signal_raises_at_once(second: signal.Signals) -> None:
     with stop_on_signal():
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Stopped) as stop:
             signal.raise_signal(second)
+        assert stop.value.number == second
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_outside_of_training_the_first_raises(number: signal.Signals) -> None:
+    with raise_on_signal(), pytest.raises(Stopped) as stop:
+        signal.raise_signal(number)
+    assert stop.value.number == number
+
+
+def test_what_nohup_has_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with raise_on_signal(), stop_on_signal() as should_stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not should_stop()
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_handlers_are_those_from_before_when_it_is_over() -> None:

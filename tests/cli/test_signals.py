@@ -1,0 +1,111 @@
+"""Signals at each stage of a run: exit code, what to do next, and nothing half-written."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import Command, flags, unfinished_files
+
+import finetune
+from finetune.runs.folder import RunFolder
+
+STAGES = {
+    "loading": "finetune.runs.preparation.load_classifier",
+    "encoding": "finetune.model.load.encode_texts",
+    "frozen pass": "finetune.model.features.plan_evaluation",
+    "first update": "finetune.training.loop.update_with_retries",
+    "validation": "finetune.runs.run.score_logits",
+    "saving": "finetune.runs.checkpoint.save_file",
+    "final model": "finetune.runs.run.save_classifier",
+}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+# All signals where training defers them, and one of them elsewhere.
+CASES = [
+    (stage, number)
+    for turn, stage in enumerate(STAGES)
+    for number in (SIGNALS if stage == "first update" else (SIGNALS[turn % 3],))
+]
+
+
+def send_at(
+    stage: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
+) -> None:
+    """Send signals to this process when a stage of a run begins for the first time."""
+    module, _, name = STAGES[stage].rpartition(".")
+    original: Callable[..., Any] = getattr(sys.modules[module], name)
+
+    def send(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(sys.modules[module], name, original)
+        for _ in range(times):
+            signal.raise_signal(number)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(sys.modules[module], name, send)
+
+
+@pytest.mark.parametrize(("stage", "number"), CASES)
+def test_a_signal_has_its_exit_code_and_the_way_on_at_every_stage(
+    stage: str,
+    number: signal.Signals,
+    command: Command,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "run"
+    options = [*flags(max_train_samples=32), "--cache-dir", str(tmp_path / "cache")]
+    mode = ["--freeze-core"] if stage == "frozen pass" else []
+    send_at(stage, number, monkeypatch)
+    stopped = command("run", "--model", tiny_folder, "--output-dir", run, *options, *mode)
+    if stage in ("loading", "encoding", "frozen pass"):
+        stopped.assert_refused(CODES[number], "start again")
+        assert not run.exists()
+        return
+    stopped.assert_refused(CODES[number], f"finetune run --resume-from-checkpoint {run}")
+    if stage == "first update":
+        assert "stopped after update 1 of 4" in stopped.errors
+    assert RunFolder(run).can_resume
+    assert unfinished_files(run) == []
+
+
+def test_a_second_signal_while_a_checkpoint_is_written_leaves_the_one_before(
+    command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(max_train_samples=32))
+    send_at("validation", signal.SIGTERM, monkeypatch)
+    command(*arguments).assert_refused(143, "stopped after update 2 of 4")
+    send_at("saving", signal.SIGHUP, monkeypatch, times=2)
+    command("run", "--resume-from-checkpoint", run).assert_refused(129, str(run))
+    assert [path.name for path in (run / "checkpoints").glob("step-?")] == ["step-2"]
+    finetune.run(resume_from_checkpoint=run)
+    assert unfinished_files(run) == []
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_ends_a_run_that_is_saved(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    run, (controller, terminal) = tmp_path / "run", pty.openpty()
+    command = [sys.executable, "-m", "finetune", "run", "--model", str(tiny_folder)]
+    options = flags(num_train_epochs=200)
+    process = subprocess.Popen(
+        [*command, "--output-dir", str(run), *options],
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    shown = b""
+    while b"loss" not in shown:
+        shown += os.read(controller, 1000)
+    os.close(controller)
+    # A session without a controlling terminal gets no signal from the kernel.
+    process.send_signal(signal.SIGHUP)
+    assert process.wait() == 129
+    assert any((run / "checkpoints").glob("step-*"))
