@@ -42,8 +42,7 @@ class Trial:
 
     def begin(self) -> None:
         """Return to the state of a run's start, but for the weights."""
-        self.training_state.optimizer.zero_grad(set_to_none=True)
-        self.training_state.optimizer.state.clear()
+        self.training_state.forget()
         set_training(self.training_state.model)
 
     def take_update(self, *, batch_size: int) -> None:

@@ -9,6 +9,8 @@ from torch import nn
 
 from finetune.devices.threads import ThreadChoice
 
+Tensors = Mapping[str, torch.Tensor]
+
 
 class Device:
     """Where a model trains: its arithmetic and random numbers.
@@ -16,24 +18,35 @@ class Device:
     Attributes:
         description: The hardware, such as ``NVIDIA H200, 139.8 GiB``.
         precisions: Number formats it can compute in, fp32 first.
-        has_fused_adamw: Whether PyTorch has a fused AdamW kernel for it.
-        fused_adamw_scales_gradients: Whether that kernel divides the gradients by a scale.
+        fused_adamw_scales_gradients: Whether the fused kernel of AdamW divides the gradients by a
+            scale.
         has_foreach: Whether an operation on a list of tensors is one, not as many as tensors.
+        captures: Whether ``capture`` gives more than None.
     """
 
     name: str
     description: str
     torch_device: torch.device
     precisions: tuple[str, ...]
-    has_fused_adamw = True
     fused_adamw_scales_gradients = True
     has_foreach = True
+    captures = False
     memory: "DeviceMemory"
     shapes: "BatchShapes"
 
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work."""
         torch.get_device_module(self.torch_device).synchronize()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a CPU tensor to the device, where possible without waiting for queued work."""
+        return tensor.to(self.torch_device)
+
+    def capture(
+        self, function: Callable[[Sequence[Tensors]], torch.Tensor]
+    ) -> "CapturedFunction | None":
+        """Return a function whose calls are launched as a whole, where the device can do that."""
+        return None
 
     def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:
         """Set the number of CPU threads with which work is fastest, where the device has any."""
@@ -51,6 +64,27 @@ class Device:
         torch.set_rng_state(state["cpu"])
         if "device" in state and self.torch_device.type != "cpu":
             torch.get_device_module(self.torch_device).set_rng_state(state["device"])
+
+
+class CapturedFunction(ABC):
+    """A function that is captured for each shape of its arguments, and then replayed."""
+
+    @property
+    @abstractmethod
+    def failure(self) -> str | None:
+        """Why the function can't be captured, or None."""
+
+    @abstractmethod
+    def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
+        """Do what of a call needs memory; return what makes the call, on the same tensors.
+
+        None: the caller calls the function itself, this time or, after a ``failure``, always.
+        Memory may run out here, and nothing has changed then.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop what was captured, before tensors that it changes are replaced."""
 
 
 class DeviceMemory(ABC):

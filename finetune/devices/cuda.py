@@ -1,18 +1,21 @@
 """An NVIDIA GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from finetune.devices.base import (
     BatchShapes,
+    CapturedFunction,
     Device,
     DeviceMemory,
+    Tensors,
     Unusable,
     gibibytes,
     round_up_to_8,
     why_operation_fails,
 )
+from finetune.devices.cuda_graphs import CudaGraphs
 
 # What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
 _RESERVE_BYTES = 512 * 2**20
@@ -41,6 +44,7 @@ class CudaDevice(Device):
 
     name = "cuda"
     torch_device = torch.device("cuda")
+    captures = True
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties()
@@ -49,7 +53,16 @@ class CudaDevice(Device):
             ("fp32", "bf16", "fp16") if torch.cuda.is_bf16_supported() else ("fp32", "fp16")
         )
         self.memory = CudaMemory()
-        self.shapes = MultiplesOf8()
+        # A captured batch needs a shape that comes again: ragged ones are filled up.
+        self.shapes = MultiplesOf8(pads_batches=True)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor on the GPU: from pinned memory, since other copies wait for it."""
+        return tensor.pin_memory().to(self.torch_device, non_blocking=True)
+
+    def capture(self, function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
+        """Return a function whose calls are CUDA graphs."""
+        return CudaGraphs(function, is_out_of_memory=self.memory.is_out_of_memory)
 
 
 class MultiplesOf8(BatchShapes):

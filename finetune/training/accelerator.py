@@ -50,6 +50,11 @@ class Accelerator:
         self._scaler = self._accelerator.scaler
         self._first_scale = self._scaler.get_scale() if self._scaler else 1.0
 
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether gradients are scaled, as in fp16; an update may then be skipped."""
+        return self._scaler is not None
+
     def prepare(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -15,19 +15,32 @@ class ParameterGuard:
 
     def __init__(self, model: nn.Module) -> None:
         self._before = _fingerprints(model)
+        self._has_gradient: dict[str, torch.Tensor] = {}
+
+    def note_gradients(self, model: nn.Module) -> None:
+        """Remember which parameters have a gradient after the first update; done once.
+
+        A captured update leaves no gradients behind, but the first is never captured.
+        """
+        if not self._has_gradient:
+            self._has_gradient = _have_gradient(model)
 
     def check(self, model: nn.Module) -> None:
         """Compare with the parameters now; waits for the device.
 
         Args:
-            model: The same model after an update, its gradients still there. A trained parameter
-                without a gradient, or with one of zeros, may be unchanged.
+            model: The same model after some updates. A trained parameter that had no gradient, or
+                one of zeros, when gradients were noted may be unchanged.
 
         Raises:
             WrongParametersChanged: Naming the parameters.
         """
         after = _fingerprints(model)
-        has_gradient = _have_gradient(model)
+        self.note_gradients(model)
+        found = (
+            torch.stack(list(self._has_gradient.values())).tolist() if self._has_gradient else []
+        )
+        has_gradient = dict(zip(self._has_gradient, found, strict=True))
         wrong_by_fault: dict[str, list[str]] = {
             "frozen but changed": [],
             "trained but the same": [],
@@ -36,7 +49,7 @@ class ParameterGuard:
             changed = after[name] != self._before[name]
             if changed and not parameter.requires_grad:
                 wrong_by_fault["frozen but changed"].append(name)
-            if not changed and has_gradient[name]:
+            if not changed and has_gradient.get(name, False):
                 wrong_by_fault["trained but the same"].append(name)
         for fault, names in wrong_by_fault.items():
             if names:
@@ -66,12 +79,10 @@ def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
     return pairs.view(torch.int64).sum() + bits[len(pairs) :].sum()
 
 
-def _have_gradient(model: nn.Module) -> dict[str, bool]:
-    gradients = {
-        name: parameter.grad
+def _have_gradient(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return whether gradients are not zero, by name, as tensors that need not be read yet."""
+    return {
+        name: (parameter.grad != 0).any()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    found = [(gradient != 0).any() for gradient in gradients.values()]
-    with_gradient = dict(zip(gradients, torch.stack(found).tolist(), strict=True)) if found else {}
-    return {name: with_gradient.get(name, False) for name, _ in model.named_parameters()}

@@ -187,11 +187,14 @@ class _UpdateLog:
         self._guard: ParameterGuard | None = ParameterGuard(training_state.model)
         self._since = 0.0
         self._has_warned_of_cache = False
+        self._has_warned_of_launches = False
 
     def start_clock(self) -> None:
         self._since = time.perf_counter()
 
     def add(self, batch: Batch, loss: torch.Tensor) -> None:
+        if self._guard:
+            self._guard.note_gradients(self._training_state.model)
         self._batches.append(batch)
         self._losses.append(loss)
 
@@ -210,6 +213,7 @@ class _UpdateLog:
         self._check_parameters()
         self._settings.emit(self._update(losses, examples=examples, seconds=seconds))
         self._watch_cache()
+        self._warn_of_launches()
 
     def _update(self, losses: Sequence[float], *, examples: int, seconds: float) -> events.Update:
         done, schedule = self._progress.updates, self._training_state.schedule
@@ -224,6 +228,19 @@ class _UpdateLog:
             memory_bytes=memory.used_bytes(),
             held_bytes=memory.held_bytes(),
             remaining_seconds=seconds / len(losses) * (schedule.total_updates - done),
+        )
+
+    def _warn_of_launches(self) -> None:
+        """Say once if the updates of a device that captures them can't be captured."""
+        reason = self._training_state.why_not_captured
+        if reason is None or self._has_warned_of_launches:
+            return
+        self._has_warned_of_launches = True
+        self._settings.emit(
+            events.WarningMessage(
+                f"updates can't be captured as a whole ({reason}): they take longer, since each "
+                "operation is launched by itself"
+            )
         )
 
     def _watch_cache(self) -> None:

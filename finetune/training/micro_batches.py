@@ -1,7 +1,7 @@
 """Gradient accumulation: an effective batch, cut into slices that go through the device."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,16 @@ class MicroBatch:
     labels: torch.Tensor
     shares: torch.Tensor
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return all tensors by name, as ``from_tensors`` takes them."""
+        return {**self.inputs, "labels": self.labels, "shares": self.shares}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "MicroBatch":
+        """Return the micro-batch of tensors that ``tensors`` returned."""
+        inputs = dict(tensors)
+        return cls(labels=inputs.pop("labels"), shares=inputs.pop("shares"), inputs=inputs)
+
 
 def cut_batch(
     examples: Examples, batch: Batch, *, batch_size: int, device: Device
@@ -52,13 +62,13 @@ def cut_batch(
         full = math.ceil(len(indices) / batch_size) * batch_size
         shares = np.pad(shares, (0, full - len(indices)))
         indices = fill_batch(indices, batch_size=full)
-    # The batch moves at once and is cut on the device: each copy from pageable memory waits.
+    # The batch moves at once and is cut on the device: a copy may wait for it.
     inputs = {
-        name: tensor.to(device.torch_device)
+        name: device.copy(tensor)
         for name, tensor in examples.inputs_of(indices, batch.padded_length).items()
     }
-    labels = torch.from_numpy(examples.labels[indices]).to(device.torch_device)
-    shares_there = torch.from_numpy(shares.astype(np.float32)).to(device.torch_device)
+    labels = device.copy(torch.from_numpy(examples.labels[indices]))
+    shares_there = device.copy(torch.from_numpy(shares.astype(np.float32)))
     for start in range(0, len(indices), batch_size):
         part = slice(start, start + batch_size)
         yield MicroBatch(

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from finetune.devices.base import Device
+
 
 def build_optimizer(
     model: nn.Module,
@@ -13,8 +15,7 @@ def build_optimizer(
     head: Set[str],
     head_lr_multiplier: float,
     weight_decay: float,
-    is_fused: bool,
-    has_foreach: bool = True,
+    device: Device,
 ) -> torch.optim.Optimizer:
     """Return AdamW over what requires a gradient, with decay on matrices only.
 
@@ -25,9 +26,8 @@ def build_optimizer(
         head: Names of the head's parameters. It starts from nothing, the core does not.
         head_lr_multiplier: The head's learning rate over the core's.
         weight_decay: Decoupled decay of the matrices.
-        is_fused: Whether the device has a kernel for the whole update: on MPS 8 to 10 times as fast
-            as one operation after another (pytorch#127242).
-        has_foreach: Whether a list of tensors takes one operation on the device.
+        device: Where they are. Where updates are captured, the learning rate is a tensor there,
+            which a captured step reads anew.
     """
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     groups = [
@@ -43,8 +43,12 @@ def build_optimizer(
         for is_head in (False, True)
         for is_matrix in (True, False)
     ]
-    kind = torch.optim.AdamW if has_foreach or not is_fused else OneStepAdamW
-    return kind([group for group in groups if group["params"]], fused=is_fused)
+    groups = [group for group in groups if group["params"]]
+    if device.captures:
+        for group in groups:
+            group["lr"] = torch.zeros((), device=device.torch_device)
+    kind = torch.optim.AdamW if device.has_foreach else OneStepAdamW
+    return kind(groups, fused=True, capturable=device.captures)
 
 
 class OneStepAdamW(torch.optim.AdamW):
@@ -111,7 +115,7 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
         for parameter in group["params"]:
             if parameter not in optimizer.state:
                 optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device if group["fused"] else "cpu"),
+                    "step": torch.zeros((), device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
@@ -120,4 +124,8 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Give all parameters a learning rate, in place: the core's, and the head's by its factor."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["lr_multiplier"]
+        group_rate = rate * group["lr_multiplier"]
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(group_rate)
+        else:
+            group["lr"] = group_rate

@@ -37,14 +37,13 @@ def update_with_retries(
     """
     random_state = training_state.device.random_state()
 
-    def accumulate_gradients(examples: int) -> torch.Tensor:
+    def prepare(examples: int) -> Callable[[int], torch.Tensor]:
         make_state(training_state.optimizer)
-        return training_state.accumulate_gradients(cut(examples))
+        return training_state.prepare_update(cut(examples))
 
     def undo() -> None:
         training_state.discard_gradients()
         training_state.device.set_random_state(random_state)
 
-    loss = batch_size.retry_on_out_of_memory(accumulate_gradients, undo=undo)
-    training_state.step(number)
-    return loss
+    take_update = batch_size.retry_on_out_of_memory(prepare, undo=undo)
+    return take_update(number)

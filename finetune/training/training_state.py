@@ -1,12 +1,13 @@
 """Model, optimizer and schedule: all that an update needs."""
 
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
 
-from finetune.devices.base import Device
+from finetune.devices.base import CapturedFunction, Device, Tensors
 from finetune.training.accelerator import Accelerator
 from finetune.training.gradients import accumulate_gradients
 from finetune.training.micro_batches import MicroBatch
@@ -41,6 +42,7 @@ class TrainingState:
         device: Where it is.
         accelerator: Accelerate's part of an update.
         hyperparameters: How gradients become updates.
+        captured: An update but for its learning rate, captured, where the device can do that.
     """
 
     model: nn.Module
@@ -48,6 +50,7 @@ class TrainingState:
     device: Device
     accelerator: Accelerator
     hyperparameters: Hyperparameters
+    captured: CapturedFunction | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -56,9 +59,37 @@ class TrainingState:
 
     def update(self, number: int, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Take update ``number``, counted from 0, and return its loss, a scalar on the device."""
-        loss = self.accumulate_gradients(micro_batches)
+        return self.prepare_update(micro_batches)(number)
+
+    def prepare_update(self, micro_batches: Iterable[MicroBatch]) -> Callable[[int], torch.Tensor]:
+        """Do all of an update that needs memory, and change nothing but gradients.
+
+        Returns:
+            What takes the update of a number, and returns its loss.
+        """
+        if self.captured:
+            # What is captured shall not find the memory of older gradients in use.
+            self.optimizer.zero_grad(set_to_none=True)
+            micro_batches = list(micro_batches)
+            replay = self.captured.prepare([one.tensors() for one in micro_batches])
+            if replay:
+                return partial(self._replay, replay)
+        return partial(self._step, self.accumulate_gradients(micro_batches))
+
+    def _replay(self, replay: Callable[[], torch.Tensor], number: int) -> torch.Tensor:
+        set_learning_rate(self.optimizer, self.schedule.learning_rate_at(number))
+        return replay()
+
+    def _step(self, loss: torch.Tensor, number: int) -> torch.Tensor:
         self.step(number)
         return loss
+
+    @property
+    def why_not_captured(self) -> str | None:
+        """Why updates are launched operation by operation on a device that captures them."""
+        if self.captured:
+            return self.captured.failure
+        return "gradients are scaled in fp16" if self.device.captures else None
 
     def accumulate_gradients(self, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Do what comes before the optimizer's step; return the loss, a scalar on the device."""
@@ -74,6 +105,13 @@ class TrainingState:
         """Drop the gradients of an update that takes no step, complete or not."""
         self.optimizer.zero_grad(set_to_none=True)
         self.accelerator.end_update_without_step()
+        if self.captured:
+            self.captured.clear()
+
+    def forget(self) -> None:
+        """Return to the state before the first update, but for the parameters."""
+        self.discard_gradients()
+        self.optimizer.state.clear()
 
     def step(self, number: int) -> None:
         """Change the trained parameters by the gradients, as update ``number``, from 0."""
@@ -112,8 +150,19 @@ def prepare_training(
         head=head,
         head_lr_multiplier=hyperparameters.head_lr_multiplier,
         weight_decay=hyperparameters.weight_decay,
-        is_fused=device.has_fused_adamw,
-        has_foreach=device.has_foreach,
+        device=device,
     )
     placed, prepared = accelerator.prepare(model, optimizer)
-    return TrainingState(placed, prepared, device, accelerator, hyperparameters)
+    state = TrainingState(placed, prepared, device, accelerator, hyperparameters)
+    if accelerator.scales_gradients:
+        return state
+    return replace(state, captured=device.capture(partial(_take_update, state)))
+
+
+def _take_update(state: TrainingState, micro_batches: Sequence[Tensors]) -> torch.Tensor:
+    """Take an update at the learning rate that is set."""
+    loss = state.accumulate_gradients(MicroBatch.from_tensors(one) for one in micro_batches)
+    state.optimizer.step()
+    # What is captured next may have the gradients' memory.
+    state.optimizer.zero_grad(set_to_none=True)
+    return loss

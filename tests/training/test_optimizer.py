@@ -2,11 +2,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from tiny_models import tiny_model
 from torch import nn
 
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.emulation import CpuAsMps
 from finetune.model.freeze import freeze_parameters
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
@@ -14,7 +15,12 @@ from finetune.training.optimizer import build_optimizer, make_state, set_learnin
 
 
 def optimizer_of(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    settings = {"head_lr_multiplier": 1.0, "weight_decay": 0.01, "is_fused": True, "head": set()}
+    settings = {
+        "head_lr_multiplier": 1.0,
+        "weight_decay": 0.01,
+        "device": CpuDevice(),
+        "head": set(),
+    }
     return build_optimizer(model, **{**settings, **options})
 
 
@@ -74,19 +80,11 @@ def test_model_of_matrices_alone_has_one_group() -> None:
     assert group["weight_decay"] == 0.01
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
-def test_kernel_is_the_one_asked_for(is_fused: bool) -> None:
-    optimizer = optimizer_of(tiny_model(), is_fused=is_fused)
-
-    assert {group["fused"] for group in optimizer.param_groups} == {is_fused}
-
-
-@pytest.mark.parametrize("is_fused", [True, False])
-def test_state_made_ahead_is_what_the_first_step_makes(is_fused: bool) -> None:
+def test_state_made_ahead_is_what_the_first_step_makes() -> None:
     models = tiny_model(), tiny_model()
     states = []
     for model, is_ahead in zip(models, (True, False), strict=True):
-        optimizer = optimizer_of(model, is_fused=is_fused)
+        optimizer = optimizer_of(model)
         if is_ahead:
             make_state(optimizer)
         for seed, parameter in enumerate(model.parameters()):
@@ -129,13 +127,13 @@ def test_state_that_is_there_is_kept() -> None:
 def test_one_count_of_steps_changes_nothing_also_after_a_checkpoint() -> None:
     models = [tiny_model() for _ in range(2)]
     optimizers = [
-        optimizer_of(model, has_foreach=has_foreach)
-        for model, has_foreach in zip(models, (True, False), strict=True)
+        optimizer_of(model, device=device)
+        for model, device in zip(models, (CpuDevice(), CpuAsMps()), strict=True)
     ]
     for number in range(4):
         if number == 2:
             saved = copy.deepcopy(optimizers[1].state_dict())
-            optimizers[1] = optimizer_of(models[1], has_foreach=False)
+            optimizers[1] = optimizer_of(models[1], device=CpuAsMps())
             optimizers[1].load_state_dict(saved)
         for model, optimizer in zip(models, optimizers, strict=True):
             for seed, parameter in enumerate(model.parameters()):

@@ -1,0 +1,125 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import copied_parameters, cut_all_rows, random_examples, tiny_training_state
+from torch import nn
+
+from finetune.devices.base import Tensors
+from finetune.devices.cuda import CudaDevice
+from finetune.devices.cuda_graphs import CudaGraphs
+from finetune.training.training_state import TrainingState
+
+pytestmark = pytest.mark.cuda
+
+
+def take_updates(
+    training_state: TrainingState, *, updates: int = 60, batch_size: int = 13
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Take updates of batches of three sizes in turn; return losses and parameters."""
+    torch.manual_seed(0)
+    batches = [random_examples(rows) for rows in (13, 11, 12)]
+    losses = [
+        training_state.update(
+            number,
+            cut_all_rows(training_state, batches[number % 3], batch_size=batch_size),
+        ).item()
+        for number in range(updates)
+    ]
+    return losses, copied_parameters(training_state.model)
+
+
+def without_capture(device: CudaDevice) -> CudaDevice:
+    device.capture = lambda function: None  # type: ignore[method-assign]
+    return device
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", ["full", "last-1", "head"])
+@pytest.mark.parametrize("batch_size", [13, 4])
+def test_captured_updates_are_those_that_are_launched_one_by_one(
+    mode: str, precision: str, dropout: float, batch_size: int
+) -> None:
+    options: dict[str, Any] = {"mode": mode, "precision": precision, "dropout": dropout}
+    captured = tiny_training_state(device=CudaDevice(), total_updates=60, **options)
+    plain = tiny_training_state(device=without_capture(CudaDevice()), total_updates=60, **options)
+    losses, parameters = take_updates(captured, batch_size=batch_size)
+    expected_losses, expected = take_updates(plain, batch_size=batch_size)
+    assert captured.why_not_captured is None
+    assert losses == expected_losses
+    for name, one in parameters.items():
+        assert torch.equal(one, expected[name]), name
+
+
+class Branching(nn.Module):
+    """A layer whose next operation depends on a number on the device."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        found = self.inner(*arguments, **options)
+        return found * 2 if found.sum().item() > 0 else found
+
+
+def test_a_model_that_can_not_be_captured_trains_as_without_capture() -> None:
+    def make(device: CudaDevice) -> TrainingState:
+        state = tiny_training_state(device=device, total_updates=60)
+        state.model.classifier = Branching(state.model.classifier)
+        return state
+
+    captured = make(CudaDevice())
+    losses, parameters = take_updates(captured, updates=6)
+    expected_losses, expected = take_updates(make(without_capture(CudaDevice())), updates=6)
+    assert "captur" in (captured.why_not_captured or "")
+    assert losses == expected_losses
+    assert all(torch.equal(one, expected[name]) for name, one in parameters.items())
+
+
+def test_gradients_that_are_scaled_are_not_captured() -> None:
+    state = tiny_training_state(device=CudaDevice(), precision="fp16")
+    assert state.why_not_captured == "gradients are scaled in fp16"
+
+
+def graphs_of(function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CudaGraphs:
+    return CudaGraphs(function, is_out_of_memory=CudaDevice().memory.is_out_of_memory)
+
+
+def test_all_shapes_share_one_memory_pool() -> None:
+    device = CudaDevice()
+
+    def work(arguments: Sequence[Tensors]) -> torch.Tensor:
+        return torch.stack([one["x"].exp().sin().cos().sum() for one in arguments]).sum()
+
+    graphs = graphs_of(work)
+    sizes = [2**25, 2**24, 2**23, 3 * 2**22]
+    arguments = [[{"x": torch.ones(size, device=device.torch_device)}] for size in sizes]
+    assert graphs.prepare(arguments[0]) is None
+    calls = [graphs.prepare(one) for one in arguments]
+    assert all(calls)
+    torch.cuda.empty_cache()
+    own_bytes = sum(one[0]["x"].nbytes for one in arguments) * 2
+    pool_bytes = torch.cuda.memory_reserved() - own_bytes
+    assert pool_bytes < 4 * 2**27
+    for call, size in zip(calls, sizes, strict=True):
+        assert call is not None
+        assert call().item() == pytest.approx(size * 0.9166, rel=0.1)
+
+
+def test_memory_that_runs_out_in_a_capture_is_raised_and_leaves_random_numbers_in_order() -> None:
+    def work(arguments: Sequence[Tensors]) -> torch.Tensor:
+        dropped = nn.functional.dropout(arguments[0]["x"])
+        return dropped.sum() + torch.empty(2**50, device="cuda").sum()
+
+    graphs = graphs_of(work)
+    arguments = [{"x": torch.ones(8, device="cuda")}]
+    assert graphs.prepare(arguments) is None
+    torch.manual_seed(0)
+    expected = torch.rand(4, device="cuda")
+    torch.manual_seed(0)
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.prepare(arguments)
+    assert torch.equal(torch.rand(4, device="cuda"), expected)
