@@ -114,5 +114,6 @@ class Accelerator:
 
 def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer that Accelerate has wrapped, or one that it has not."""
-    is_wrapped = isinstance(optimizer, AcceleratedOptimizer)
-    return cast(torch.optim.Optimizer, optimizer.optimizer) if is_wrapped else optimizer
+    if isinstance(optimizer, AcceleratedOptimizer):
+        return cast(torch.optim.Optimizer, optimizer.optimizer)
+    return optimizer
