@@ -1,5 +1,6 @@
 """Signals at each stage of a run: exit code, what to do next, and nothing half-written."""
 
+import importlib
 import os
 import pty
 import signal
@@ -38,16 +39,17 @@ def send_at(
     stage: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
 ) -> None:
     """Send signals to this process when a stage of a run begins for the first time."""
-    module, _, name = STAGES[stage].rpartition(".")
-    original: Callable[..., Any] = getattr(sys.modules[module], name)
+    module_name, _, name = STAGES[stage].rpartition(".")
+    module = importlib.import_module(module_name)
+    original: Callable[..., Any] = getattr(module, name)
 
     def send(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(sys.modules[module], name, original)
+        monkeypatch.setattr(module, name, original)
         for _ in range(times):
             signal.raise_signal(number)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(sys.modules[module], name, send)
+    monkeypatch.setattr(module, name, send)
 
 
 @pytest.mark.parametrize(("stage", "number"), CASES)
