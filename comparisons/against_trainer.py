@@ -1,0 +1,317 @@
+"""``finetune run`` and ``transformers.Trainer``: the same rows, epochs, batch size, model, rates.
+
+Each side runs in a process of its own, in turn, on CPU or CUDA. For each repeat another tenth of
+train_5500 is held out as test split, and another seed draws head, order and dropout. The Trainer
+trains what the mode trains, with its frozen layers in training mode, as it does by itself. The side
+``ours-stored`` runs again with the features that ``ours`` has stored.
+
+    python comparisons/against_trainer.py --data-dir FOLDER --device cpu --rows 640 --modes full
+
+Speeds are of the training alone, wall times of the whole process, from imports to the scores of
+the test split. The last line is JSON, with medians of times and means of losses and accuracies.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SIDES = ("ours", "ours-stored", "trainer", "trainer-compiled", "trainer-grouped")
+MODES = ("full", "last-2", "head")
+WARMUP_FRACTION, WEIGHT_DECAY, MAX_TOKENS, CLASSES = 0.1, 0.01, 128, 6
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What both sides train; ``rate`` is the peak of the learning rate, of head and encoder."""
+
+    data_dir: str
+    model: str
+    device: str
+    precision: str
+    mode: str
+    rows: int | None
+    batch_size: int
+    epochs: float
+    rate: float
+    seed: int
+
+
+def train_with_finetune(recipe: Recipe, folder: Path, *, cache: Path) -> dict[str, float]:
+    """Run the command; return what it found."""
+    flags = {
+        "data": "trec",
+        "data-dir": recipe.data_dir,
+        "model": recipe.model,
+        "device": recipe.device,
+        "precision": recipe.precision,
+        "max-train-samples": recipe.rows,
+        "max-length": MAX_TOKENS,
+        "batch-size": recipe.batch_size,
+        "num-train-epochs": recipe.epochs,
+        "learning-rate": recipe.rate,
+        "head-lr-multiplier": 1,
+        "warmup-fraction": WARMUP_FRACTION,
+        "weight-decay": WEIGHT_DECAY,
+        "early-stopping-patience": 0,
+        "save-strategy": "no",
+        "seed": recipe.seed,
+        "split-seed": recipe.seed,
+        # The Trainer validates nothing.
+        "validation-fraction": 0,
+        "output-dir": folder / "run",
+        "cache-dir": cache,
+    }
+    mode = {"full": [], "last-2": ["--train-layers", "2"], "head": ["--freeze-core"]}[recipe.mode]
+    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    command = [sys.executable, "-m", "finetune", "run", *given, *mode]
+    results = folder / "run" / "all_results.json"
+    return measure_process(command, lambda: json.loads(results.read_text()))
+
+
+def train_with_trainer(recipe: Recipe, folder: Path, *, side: str) -> dict[str, float]:
+    """Start this script again, for one side; return what it found."""
+    found = folder / "found.json"
+    task = json.dumps({"recipe": asdict(recipe), "side": side, "found": str(found)})
+    command = [sys.executable, __file__, "--task", task]
+    return measure_process(command, lambda: json.loads(found.read_text()))
+
+
+def measure_process(command: list[str], read: Any) -> dict[str, float]:
+    """Run a command; return what it wrote, with the seconds and peak memory of its process."""
+    started = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        if status:
+            output.seek(0)
+            sys.exit(f"{' '.join(command)} failed:\n{output.read()[-4000:]}")
+    found = read()
+    return {
+        "examples_per_second": found["train_samples_per_second"],
+        "training_seconds": found["train_runtime"],
+        "wall_seconds": seconds,
+        "peak_resident_gib": usage.ru_maxrss / 2**20,
+        "train_loss": found["train_loss"],
+        "test_loss": found["test_loss"],
+        "test_accuracy": found["test_accuracy"],
+    }
+
+
+def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
+    """Train with the Trainer in this process and write down its metrics."""
+    import torch
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainingArguments,
+        set_seed,
+    )
+
+    from finetune.model.freeze import freeze_parameters
+    from finetune.model.mode import Mode
+    from finetune.model.structure import find_structure
+
+    set_seed(recipe.seed)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model)
+    # Without a type transformers would train in that of the saved weights, which may be fp16.
+    model = AutoModelForSequenceClassification.from_pretrained(
+        recipe.model, num_labels=CLASSES, dtype=torch.float32
+    )
+    freeze_parameters(model, find_structure(model), mode=Mode(recipe.mode))
+    encoded = {
+        split: rows.map(
+            lambda batch: tokenizer(batch["text"], truncation=True, max_length=MAX_TOKENS),
+            batched=True,
+            remove_columns=["text"],
+        )
+        for split, rows in load_rows(recipe).items()
+    }
+    is_grouped = side == "trainer-grouped"
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(found.parent / "trainer"),
+            num_train_epochs=recipe.epochs,
+            per_device_train_batch_size=recipe.batch_size,
+            per_device_eval_batch_size=64,
+            learning_rate=recipe.rate,
+            # Below 1 it is a share of the updates.
+            warmup_steps=WARMUP_FRACTION,
+            weight_decay=WEIGHT_DECAY,
+            seed=recipe.seed,
+            bf16=recipe.precision == "bf16",
+            fp16=recipe.precision == "fp16",
+            torch_compile=side == "trainer-compiled",
+            train_sampling_strategy="group_by_length" if is_grouped else "random",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=recipe.device == "cpu",
+        ),
+        train_dataset=encoded["train"],
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=lambda answers: {
+            "accuracy": float((answers.predictions.argmax(-1) == answers.label_ids).mean())
+        },
+    )
+    metrics = {**trainer.train().metrics, **trainer.predict(encoded["test"]).metrics}
+    found.write_text(json.dumps(metrics))
+
+
+def load_rows(recipe: Recipe) -> Mapping[str, Any]:
+    """Return the rows that ``finetune run`` trains and tests on."""
+    from finetune.config.load import load_config
+    from finetune.events import ignore
+    from finetune.runs.preparation import load_run_data
+
+    options = {
+        "data": "trec",
+        "data_dir": recipe.data_dir,
+        "max_train_samples": recipe.rows,
+        "split_seed": recipe.seed,
+        "validation_fraction": 0.0,
+    }
+    flags = {name: value for name, value in options.items() if value is not None}
+    loaded = load_config(file=None, environment={}, flags=flags, assignments=())
+    return load_run_data(loaded.config.data, emit=ignore).splits
+
+
+def save_bert_base(folder: Path, *, tokenizer_folder: Path) -> Path:
+    """Write BERT-base with random weights, and another model's tokenizer, of its vocabulary."""
+    from transformers import AutoTokenizer, BertConfig, BertModel, set_seed
+
+    set_seed(0)
+    BertModel(BertConfig()).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
+    return folder
+
+
+def train(recipe: Recipe, *, side: str, cache: Path) -> dict[str, float]:
+    """Train with one side, in a run folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        if side.startswith("trainer"):
+            return train_with_trainer(recipe, Path(folder), side=side)
+        return train_with_finetune(recipe, Path(folder), cache=cache)
+
+
+def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Return a mode's medians and means by side, and ours against each of the Trainer's."""
+    middle = {
+        side: {
+            name: (statistics.median if "_per_" in name or "seconds" in name else statistics.mean)(
+                [one[side][name] for one in rounds]
+            )
+            for name in rounds[0][side]
+        }
+        for side in rounds[0]
+    }
+    return {"sides": middle, "ratios": _ratios(rounds) if "ours" in middle else {}}
+
+
+def _ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Return medians of the ratios within a round, and the accuracies' lower 95 % bound."""
+    ratios = {}
+    for side in (one for one in rounds[0] if one.startswith("trainer")):
+        pairs = [(one["ours"], one[side]) for one in rounds]
+        ratios[side] = {
+            "speed": statistics.median(
+                ours["examples_per_second"] / theirs["examples_per_second"]
+                for ours, theirs in pairs
+            ),
+            "wall": statistics.median(
+                theirs["wall_seconds"] / ours["wall_seconds"] for ours, theirs in pairs
+            ),
+            "accuracy_difference_lower_95": _lower_95(
+                [ours["test_accuracy"] - theirs["test_accuracy"] for ours, theirs in pairs]
+            ),
+        }
+    return ratios
+
+
+def _lower_95(differences: list[float]) -> float | None:
+    from scipy import stats
+
+    if len(differences) < 2:
+        return None
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    return float(statistics.mean(differences) - stats.t.ppf(0.95, len(differences) - 1) * error)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command's options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    parser.add_argument("--data-dir", help="the folder of train_5500.label")
+    parser.add_argument("--model", default="minilm", help="minilm, or a folder with a model")
+    parser.add_argument(
+        "--weights",
+        choices=("bert-base", "own"),
+        default="bert-base",
+        help="bert-base: BERT-base from its config, with the tokenizer of --model",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=("ours", "trainer"))
+    parser.add_argument("--rows", type=int, help="default: all")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--rate", type=float, default=5e-5)
+    parser.add_argument("--repeats", type=int, default=3)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the sides in turn; print each result, and the summary at the end."""
+    arguments = parse_arguments()
+    if arguments.task:
+        task = json.loads(arguments.task)
+        run_trainer(Recipe(**task["recipe"]), side=task["side"], found=Path(task["found"]))
+        return
+    from finetune.model.source import find_model
+
+    with tempfile.TemporaryDirectory() as name:
+        model = find_model(arguments.model, revision=None).folder
+        if arguments.weights == "bert-base":
+            model = save_bert_base(Path(name) / "bert-base", tokenizer_folder=model)
+        found: dict[str, list[dict[str, dict[str, float]]]] = {mode: [] for mode in arguments.modes}
+        for seed in range(arguments.repeats):
+            for mode in arguments.modes:
+                recipe = Recipe(
+                    data_dir=arguments.data_dir,
+                    model=str(model),
+                    device=arguments.device,
+                    precision=arguments.precision,
+                    mode=mode,
+                    rows=arguments.rows,
+                    batch_size=arguments.batch_size,
+                    epochs=arguments.epochs,
+                    rate=arguments.rate,
+                    seed=seed,
+                )
+                cache = Path(name) / f"cache-{mode}-{seed}"
+                found[mode].append({})
+                for side in arguments.sides:
+                    one = train(recipe, side=side, cache=cache)
+                    found[mode][-1][side] = one
+                    shown = {key: round(value, 4) for key, value in one.items()}
+                    print(f"seed {seed}, {mode}, {side}: {shown}", flush=True)
+    settings = {key: value for key, value in vars(arguments).items() if key != "task"}
+    summary = {mode: summarize(rounds) for mode, rounds in found.items()}
+    print(json.dumps({**settings, "modes": summary}))
+
+
+if __name__ == "__main__":
+    main()
