@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from datasets import DatasetDict
+from transformers import PreTrainedTokenizerFast
 
 from finetune.config.schema import Config, ModelConfig
 from finetune.data.check import (
@@ -20,12 +21,12 @@ from finetune.data.check import (
 )
 from finetune.data.load import load_data
 from finetune.data.split import split_table
-from finetune.data.tables import texts_of
+from finetune.data.tables import column_of
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Stage, WarningMessage
-from finetune.model.load import load_tokenizer
-from finetune.runs.preparation import data_options, split_options
-from finetune.tokenization.encode import encode_texts
+from finetune.model.source import load_tokenizer
+from finetune.runs.data import data_options, split_options
+from finetune.tokenization.encode import EncodedTexts, encode_texts
 
 CHECK_SCHEMA_VERSION = 1
 NOT_CUT = 2**31 - 1
@@ -99,24 +100,14 @@ def measure_tokens(
 
     A vocabulary that lacks many of the words is reported as a warning.
     """
-    emit(Stage(f"counting tokens as {options.model} does"))
-    try:
-        tokenizer = load_tokenizer(options.model, revision=options.revision)
-    except FinetuneError as error:
-        emit(
-            WarningMessage(
-                f"the lengths of the texts are missing: {error.message}", remedy=error.remedy
-            )
-        )
+    tokenizer = find_tokenizer(options, emit=emit)
+    if tokenizer is None:
         return None
     encoded = {
-        split: encode_texts(tokenizer, texts_of(rows), max_length=NOT_CUT)
+        split: encode_texts(tokenizer, column_of(rows, "text"), max_length=NOT_CUT, emit=emit)
         for split, rows in splits.items()
     }
-    unknown_tokens = encoded["train"].count(tokenizer.unk_token_id)
-    tokens = int(encoded["train"].offsets[-1])
-    if found := suggest_model(unknown_tokens=unknown_tokens, tokens=tokens):
-        emit(WarningMessage(found.finding, remedy=found.remedy))
+    unknown_share = warn_of_unknown_words(encoded["train"], tokenizer, emit=emit)
     lengths = encoded["train"].lengths
     suggested = suggest_max_length(lengths, max_tokens=tokenizer.model_max_length)
     return LengthFindings(
@@ -124,9 +115,33 @@ def measure_tokens(
         max_length=options.max_length,
         suggested_max_length=suggested,
         beyond_suggested=int(np.count_nonzero(lengths > suggested)),
-        unknown_share=unknown_tokens / tokens,
+        unknown_share=unknown_share,
         splits={
             split: measure_lengths(texts.lengths, max_length=options.max_length)
             for split, texts in encoded.items()
         },
     )
+
+
+def find_tokenizer(options: ModelConfig, *, emit: Emit) -> PreTrainedTokenizerFast | None:
+    """Return the tokenizer that counts tokens, or None, with a warning, if it can't be had."""
+    emit(Stage(f"counting tokens as {options.model} does"))
+    try:
+        return load_tokenizer(options.model, revision=options.revision)
+    except FinetuneError as error:
+        emit(
+            WarningMessage(
+                f"the lengths of the texts are missing: {error.message}", remedy=error.remedy
+            )
+        )
+        return None
+
+
+def warn_of_unknown_words(
+    encoded: EncodedTexts, tokenizer: PreTrainedTokenizerFast, *, emit: Emit
+) -> float:
+    """Return the share of tokens that the vocabulary lacks, in 0..1; warn if it is large."""
+    unknown_tokens, tokens = encoded.count(tokenizer.unk_token_id), int(encoded.offsets[-1])
+    if found := suggest_model(unknown_tokens=unknown_tokens, tokens=tokens):
+        emit(WarningMessage(found.finding, remedy=found.remedy))
+    return unknown_tokens / tokens

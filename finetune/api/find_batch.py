@@ -14,7 +14,7 @@ from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import Config, mode_of
 from finetune.config.sizes import parse_size
-from finetune.data.tables import texts_of
+from finetune.data.tables import column_of
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
@@ -31,14 +31,14 @@ from finetune.errors import (
 )
 from finetune.events import Emit, Stage, WarningMessage, ignore
 from finetune.files import write_json
-from finetune.model.load import load_tokenizer
 from finetune.model.mode import Mode
 from finetune.model.shape import load_shape, most_positions
+from finetune.model.source import load_tokenizer
 from finetune.report.batches import draw_batches
 from finetune.runs.batch_sizes import bounds_of
+from finetune.runs.data import load_run_data
 from finetune.runs.features import cache_folder, stores_features
 from finetune.runs.folder import check_writable
-from finetune.runs.preparation import load_run_data
 from finetune.tokenization.encode import encode_texts
 
 # The article padded every text to this length.
@@ -217,7 +217,9 @@ def _measure_data(task: _Task) -> tuple[int, int]:
         remedy = f"batch sizes are for texts of {max_length} tokens; see --max-length"
         task.emit(WarningMessage(message, remedy=remedy))
         return max_length, most
-    texts = [text for split in table.values() for text in texts_of(split)]
-    longest_tokens = int(encode_texts(tokenizer, texts, max_length=max_length).lengths.max())
+    longest_tokens = max(
+        int(encode_texts(tokenizer, column_of(split, "text"), max_length=max_length).lengths.max())
+        for split in table.values()
+    )
     task.emit(Stage(f"the longest text of {options.data} has {longest_tokens} tokens"))
     return longest_tokens, rows

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.compute as pc
 from datasets import DatasetDict
 
-from finetune.api.check_data import measure_tokens
+from finetune.api.check_data import NOT_CUT, find_tokenizer, warn_of_unknown_words
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     Config,
@@ -18,14 +20,14 @@ from finetune.config.schema import (
 )
 from finetune.config.starter import make_starter
 from finetune.data.check import count_classes, suggest_max_length
-from finetune.data.columns import choose_columns
 from finetune.data.files import read_file
 from finetune.data.source import DataOptions
 from finetune.data.split import split_table
-from finetune.data.tables import column_of, make_splits, texts_of
-from finetune.events import Emit
+from finetune.data.tables import choose_table_columns, column_of, make_splits
+from finetune.events import Emit, Stage
 from finetune.model.mode import Mode
-from finetune.runs.preparation import split_options
+from finetune.runs.data import split_options
+from finetune.tokenization.encode import encode_texts
 
 # An estimate that is high rather than low, and free of a tokenizer: BERT's takes 3.8 bytes of
 # TREC's questions a token, and of Chinese a character, which is 3. A limit that is too high costs
@@ -36,6 +38,9 @@ SPECIAL_TOKENS = 2
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
 SCRIPT_TEXTS = 1000
+# The first are drawn; the others, by their bytes, are too few to move the shares of lengths.
+SAMPLE_TEXTS = 20_000
+LONGEST_TEXTS = 20
 # The positions of BERT and of most of its kin.
 MOST_TOKENS = 512
 
@@ -92,18 +97,16 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         UsageError: If both names are the same.
     """
     read = read_file(Path(options.data), options, emit=emit)
-    text, label = options.text_column, options.label_column
-    columns = choose_columns(read.columns, text=text, label=label, table=options.data)
-    table = make_splits({"train": [read]}, options, needs_all_labels=True, emit=emit)
+    columns = choose_table_columns(read, options, emit=emit)
+    table = make_splits({"train": [read]}, columns, options, needs_all_labels=True, emit=emit)
     rows = table["train"]
-    texts = texts_of(rows)
+    texts = column_of(rows, "text")
+    characters = pc.utf8_length(texts)
     labels = column_of(rows, "label").to_numpy()
     names = rows.features["label"].names
     class_rows = count_classes(rows)
     first_rows = {name: int(np.argmax(labels == number)) for number, name in enumerate(names)}
-    mean_characters = sum(map(len, texts)) / len(texts)
     model = model or _suggest_model(texts)
-    lengths = measure_tokens(table, ModelConfig(model=model), emit=emit)
     return TableFacts(
         file=options.data,
         encoding=options.encoding,
@@ -115,13 +118,11 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         label_reason=columns.label.reason,
         rows_of_a_run=_count_rows_of_a_run(table, emit=emit),
         class_rows=class_rows,
-        examples={name: texts[first_rows[name]] for name in names if class_rows[name]},
-        mean_characters=mean_characters,
-        longest_characters=max(map(len, texts)),
+        examples={name: texts[first_rows[name]].as_py() for name in names if class_rows[name]},
+        mean_characters=pc.mean(characters).as_py(),
+        longest_characters=pc.max(characters).as_py(),
         model=model,
-        suggested_max_length=lengths.suggested_max_length
-        if lengths
-        else _estimate_max_length(texts),
+        suggested_max_length=_suggest_max_length(texts, model, emit=emit),
     )
 
 
@@ -180,13 +181,27 @@ def _count_rows_of_a_run(table: DatasetDict, *, emit: Emit) -> dict[str, int]:
     return {split: len(rows) for split, rows in splits.items()}
 
 
-def _suggest_model(texts: Sequence[str]) -> str:
+def _suggest_model(texts: pyarrow.ChunkedArray) -> str:
     """Return the default model or, for texts not in Latin letters, a multilingual one."""
-    letters = [letter for text in texts[:SCRIPT_TEXTS] for letter in text if letter.isalpha()]
+    first = texts[:SCRIPT_TEXTS].to_pylist()
+    letters = [letter for text in first for letter in text if letter.isalpha()]
     latin = sum(letter < FIRST_LETTER_BEYOND_LATIN for letter in letters)
     return MULTILINGUAL_MODEL if 2 * latin < len(letters) else Config().model.model
 
 
-def _estimate_max_length(texts: Sequence[str]) -> int:
-    tokens = [len(text.encode()) // BYTES_A_TOKEN + SPECIAL_TOKENS for text in texts]
-    return suggest_max_length(np.array(tokens, np.int64), max_tokens=MOST_TOKENS)
+def _suggest_max_length(texts: pyarrow.ChunkedArray, model: str, *, emit: Emit) -> int:
+    """Return the tokens that are enough, counted in a sample of large tables, or an estimate."""
+    size_bytes = pc.binary_length(texts).to_numpy().astype(np.int64)
+    tokenizer = find_tokenizer(ModelConfig(model=model), emit=emit)
+    if tokenizer is None:
+        return suggest_max_length(
+            size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, max_tokens=MOST_TOKENS
+        )
+    if len(texts) > SAMPLE_TEXTS:
+        emit(Stage(f"in {SAMPLE_TEXTS:,} of the {len(texts):,} texts, and in the longest"))
+        rows = np.random.default_rng(0).choice(len(texts), SAMPLE_TEXTS, replace=False)
+        longest = np.argsort(size_bytes)[-LONGEST_TEXTS:]
+        texts = texts.take(pyarrow.array(np.sort(np.append(rows, longest))))
+    encoded = encode_texts(tokenizer, texts, max_length=NOT_CUT, emit=emit)
+    warn_of_unknown_words(encoded, tokenizer, emit=emit)
+    return suggest_max_length(encoded.lengths, max_tokens=tokenizer.model_max_length)

@@ -109,7 +109,8 @@ def choose_columns(
         )
     if text is None:
         _refuse_pairs(names, table=table)
-    facts = [_facts_of(columns[name], name) for name in names]
+    is_guessed = text is None or label is None
+    facts = [_facts_of(columns[name], name) for name in names if is_guessed]
     chosen = _choose(facts, label, kind="label", other=text, table=table)
     return Columns(_choose(facts, text, kind="text", other=chosen.name, table=table), chosen)
 

@@ -17,10 +17,10 @@ def normal_form(text: str) -> str:
 
 def number_texts(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
     """Return the number of each text, from 0 in order of appearance; the same texts share one."""
-    trimmed = pc.utf8_trim_whitespace(pc.ascii_lower(texts))
-    normal = pc.binary_join(pc.utf8_split_whitespace(trimmed), " ").combine_chunks()
-    # Arrow has no case folding for other letters than those of ASCII.
-    is_other = pc.invert(pc.string_is_ascii(texts)).combine_chunks()
+    normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts)).combine_chunks()
+    # Arrow folds no case but that of ASCII, and is slow to join what it has split at spaces.
+    has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")
+    is_other = pc.or_(has_gaps, pc.invert(pc.string_is_ascii(texts))).combine_chunks()
     others = pyarrow.array(map(normal_form, texts.filter(is_other).to_pylist()), "string")
     normal = pc.replace_with_mask(normal, is_other, others)
     numbers: NDArray[np.int64] = normal.dictionary_encode().indices.to_numpy().astype(np.int64)

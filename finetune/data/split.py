@@ -5,13 +5,52 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow
 from datasets import Dataset, DatasetDict
-from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
 from finetune.data.repeats import number_texts
-from finetune.data.tables import column_of
+from finetune.data.tables import column_of, dataset_of
 from finetune.errors import DataError
 from finetune.events import Emit, Stage
+
+
+@dataclass(frozen=True)
+class _NumberedRows:
+    """Rows, and the number of each one's text, which ascends with first appearance: [rows]."""
+
+    table: Dataset
+    texts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: Dataset) -> "_NumberedRows":
+        return cls(table, number_texts(column_of(table, "text")))
+
+    def hold_out(self, *, fraction: float, seed: int) -> tuple["_NumberedRows", "_NumberedRows"]:
+        """Divide the rows as :func:`hold_out` does."""
+        generator = np.random.default_rng(seed)
+        sizes = np.bincount(self.texts)
+        is_held_out = np.zeros(len(sizes), bool)
+        rows_before = 0
+        for members in self._texts_of_classes():
+            # Rounding the running total keeps the total exact over many small classes.
+            rows_after = rows_before + int(sizes[members].sum())
+            quota = round(fraction * rows_after) - round(fraction * rows_before)
+            rows_before = rows_after
+            shuffled = members[generator.permutation(len(members))[1:]]
+            is_held_out[shuffled[_find_fitting(sizes[shuffled], quota)]] = True
+        return self._where(~is_held_out[self.texts]), self._where(is_held_out[self.texts])
+
+    def _texts_of_classes(self) -> list[NDArray[np.int64]]:
+        """Return for each class, in their order, the numbers of its texts in order of appearance.
+
+        A text with several labels counts among the class of its first row.
+        """
+        labels = column_of(self.table, "label").to_numpy()
+        first_rows = np.flatnonzero(np.diff(np.maximum.accumulate(self.texts), prepend=-1))
+        classes = labels[first_rows]
+        return [self.texts[first_rows[classes == label]] for label in np.unique(classes)]
+
+    def _where(self, mask: NDArray[np.bool_]) -> "_NumberedRows":
+        return _NumberedRows(_rows_where(self.table, mask), self.texts[mask])
 
 
 def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -21,23 +60,8 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
     spaces stay together, and each class keeps at least one text. Both parts are in the table's
     order, and the same for the same seed. The fraction is in 0..1.
     """
-    generator = np.random.default_rng(seed)
-    texts = number_texts(column_of(table, "text"))
-    sizes = np.bincount(texts)
-    is_held_out = np.zeros(len(sizes), bool)
-    rows_before = 0
-    for members in _texts_of_classes(texts, column_of(table, "label").to_numpy()):
-        # Rounding the running total keeps the total exact over many small classes.
-        rows_after = rows_before + int(sizes[members].sum())
-        quota = round(fraction * rows_after) - round(fraction * rows_before)
-        rows_before = rows_after
-        for text in members[generator.permutation(len(members))[1:]]:
-            if quota == 0:
-                break
-            if sizes[text] <= quota:
-                is_held_out[text] = True
-                quota -= sizes[text]
-    return _rows_where(table, ~is_held_out[texts]), _rows_where(table, is_held_out[texts])
+    kept, held_out = _NumberedRows.of(table).hold_out(fraction=fraction, seed=seed)
+    return kept.table, held_out.table
 
 
 @dataclass(frozen=True)
@@ -67,21 +91,23 @@ def split_table(
     """
     splits, seed = dict(table), options.split_seed
     given_rows = len(table["train"])
+    needs_validation = "validation" not in table and options.validation_fraction > 0
+    if "test" not in table or needs_validation:
+        train = _NumberedRows.of(table["train"])
     if "test" not in table:
-        splits["train"], splits["test"] = _hold_out_some(
-            splits["train"], rows=options.test_fraction * given_rows, seed=seed, purpose="test"
-        )
+        wanted = options.test_fraction * given_rows
+        train, test = _hold_out_some(train, rows=wanted, seed=seed, purpose="test")
+        splits |= {"train": train.table, "test": test.table}
         emit(
             Stage(
                 f"no test file: a random {options.test_fraction:.0%} is held out as the test split,"
-                f" {len(splits['test'])} of {given_rows} rows"
+                f" {len(test.table)} of {given_rows} rows"
             )
         )
-    if "validation" not in table and options.validation_fraction > 0:
+    if needs_validation:
         wanted = options.validation_fraction * given_rows
-        splits["train"], splits["validation"] = _hold_out_some(
-            splits["train"], rows=wanted, seed=seed, purpose="validation"
-        )
+        train, validation = _hold_out_some(train, rows=wanted, seed=seed, purpose="validation")
+        splits |= {"train": train.table, "validation": validation.table}
     if options.max_train_samples is not None:
         train = splits["train"]
         rows = min(options.max_train_samples, len(train))
@@ -118,33 +144,35 @@ def _refuse_one_class(table: Dataset) -> None:
         )
 
 
-def _texts_of_classes(
-    texts: NDArray[np.int64], labels: NDArray[np.int64]
-) -> list[NDArray[np.int64]]:
-    """Return for each class, in their order, the numbers of its texts in order of appearance.
-
-    A text with several labels counts among the class of its first row.
-    """
-    _, first_rows = np.unique(texts, return_index=True)
-    classes = labels[first_rows]
-    return [np.flatnonzero(classes == label) for label in np.unique(classes)]
+def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
+    """Return the positions of the sizes that are taken if each is that still fits into a quota."""
+    left = np.arange(len(sizes))
+    taken = [left[:0]]
+    while len(left := left[sizes[left] <= quota]):
+        count = np.searchsorted(np.cumsum(sizes[left]), quota, side="right")
+        taken.append(left[:count])
+        quota -= int(sizes[left[:count]].sum())
+        left = left[count:]
+    return np.concatenate(taken)
 
 
 def _rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
     # select() would keep all rows and look each one up by its number, whenever it is read.
     rows = table.with_format("arrow")[:].filter(pyarrow.array(mask))
-    return Dataset(InMemoryTable(rows), info=table.info)
+    return dataset_of(rows, table.info)
 
 
 def _hold_out_some(
-    table: Dataset, *, rows: float, seed: int, purpose: str
-) -> tuple[Dataset, Dataset]:
-    if rows < len(table):
-        kept, held_out = hold_out(table, fraction=rows / len(table), seed=seed)
-        if len(held_out) > 0:
+    given: _NumberedRows, *, rows: float, seed: int, purpose: str
+) -> tuple[_NumberedRows, _NumberedRows]:
+    count = len(given.table)
+    if rows < count:
+        kept, held_out = given.hold_out(fraction=rows / count, seed=seed)
+        if len(held_out.table) > 0:
             return kept, held_out
     zero = ", or 0 for none" if purpose == "validation" else ""
     raise DataError(
-        f"there are too few rows for a {purpose} split: {rows:.1f} of {len(table)}",
+        f"there are too few rows for a {purpose} split of {max(round(rows), 1):,}: {count:,} rows,"
+        f" {len(np.unique(given.texts)):,} different texts",
         remedy=f"bring more rows or choose another --{purpose}-fraction{zero}",
     )

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Value
+from datasets.fingerprint import generate_random_fingerprint
+from datasets.table import InMemoryTable
 
 from finetune.data.columns import Columns, choose_columns
 from finetune.data.files import RawTable, read_file
@@ -34,7 +37,14 @@ def make_table(texts: Any, labels: Any, *, classes: Sequence[str]) -> Dataset:
     """
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(classes))})
     numbers = pc.index_in(_strings(labels), value_set=_strings(classes)).cast("int64")
-    return Dataset.from_dict({"text": _strings(texts), "label": numbers}, features=features)
+    columns = pyarrow.table([_strings(texts), numbers], schema=features.arrow_schema)
+    return dataset_of(columns, DatasetInfo(features=features))
+
+
+def dataset_of(rows: pyarrow.Table, info: DatasetInfo) -> Dataset:
+    """Return rows in memory as a ``Dataset``."""
+    # Without a fingerprint, which serves the cache of map() alone, all rows would be pickled.
+    return Dataset(InMemoryTable(rows), info=info, fingerprint=generate_random_fingerprint())
 
 
 def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
@@ -73,8 +83,10 @@ def read_tables(
         split: [read_file(path, options, emit=emit) for path in paths]
         for split, paths in files.items()
     }
+    columns = choose_table_columns(tables["train"][0], options, emit=emit)
     return make_splits(
         tables,
+        columns,
         options,
         needs_all_labels=needs_all_labels,
         is_for_training=is_for_training,
@@ -84,6 +96,7 @@ def read_tables(
 
 def make_splits(
     tables: Mapping[str, Sequence[RawTable]],
+    columns: Columns,
     options: DataOptions,
     *,
     needs_all_labels: bool,
@@ -91,7 +104,6 @@ def make_splits(
     emit: Emit,
 ) -> DatasetDict:
     """Make the splits of tables that have been read; see :func:`read_tables`."""
-    columns = _choose(tables["train"][0], options, emit=emit)
     label = columns.label.name
     if not needs_all_labels:
         tables = _leave_out_unlabelled(tables, label=label, emit=emit)
@@ -131,7 +143,8 @@ def _joined(parts: Iterable[LabelledRows]) -> pyarrow.Table:
     return pyarrow.concat_tables(part.rows for part in parts)
 
 
-def _choose(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
+def choose_table_columns(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
+    """Return the columns of a table that are named, or else guessed, and report them."""
     text, label = options.text_column, options.label_column
     columns = choose_columns(table.columns, text=text, label=label, table=str(table.path))
     emit(Stage(f"texts from column {columns.text}, labels from {columns.label}"))
@@ -180,7 +193,7 @@ def _labelled_rows(
     has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
     has_both = pc.and_(has_text, pc.not_equal(labels, ""))
     rows = pyarrow.table(
-        {"text": texts, "label": labels, "row": pyarrow.array(range(len(texts)), "int64")}
+        {"text": texts, "label": labels, "row": pyarrow.array(np.arange(len(texts)))}
     ).filter(has_both)
     if not len(rows):
         raise DataError(
@@ -249,6 +262,7 @@ def _with_known_labels(
 
 
 def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
+    texts = texts.filter(pc.invert(pc.string_is_ascii(texts)))
     garbled = texts.filter(pc.match_substring_regex(texts, MOJIBAKE))
     if len(garbled):
         emit(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ from finetune.model.source import ModelSource, find_model
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
+
+if TYPE_CHECKING:
+    import pyarrow
 
 # Share of the encoder that may be missing; a forgotten pooler or norm is far below it.
 MOST_MISSING = 0.5
@@ -43,14 +46,20 @@ class Classifier:
         limits = [self.tokenizer.model_max_length, count_positions(self.model)]
         return int(min(limit for limit in limits if limit is not None))
 
-    def encode(self, texts: Sequence[str], *, max_length: int) -> EncodedTexts:
+    def encode(
+        self,
+        texts: "Sequence[str] | pyarrow.ChunkedArray",
+        *,
+        max_length: int,
+        emit: Emit = events.ignore,
+    ) -> EncodedTexts:
         """Turn texts into token ids, as many as the maximum and the model's positions allow.
 
         Raises:
             ModelUnsupported: If the tokenizer has tokens that the model lacks.
         """
         max_tokens = min(max_length, self.max_tokens)
-        encoded = encode_texts(self.tokenizer, texts, max_length=max_tokens)
+        encoded = encode_texts(self.tokenizer, texts, max_length=max_tokens, emit=emit)
         vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         highest = max(encoded.columns["input_ids"].max(initial=0), encoded.padding["input_ids"])
         if highest >= vocabulary:
@@ -102,11 +111,6 @@ def load_classifier(
     _report_missing(model, source, not_loaded - structure.head, from_scratch, emit=emit)
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
     return Classifier(model, tokenizer, structure, class_names, source)
-
-
-def load_tokenizer(name: str, *, revision: str | None) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it."""
-    return find_model(name, revision=revision, with_weights=False).read_tokenizer()
 
 
 def _build(

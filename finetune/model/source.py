@@ -143,6 +143,11 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
     return ModelSource(name, folder, commit=None)
 
 
+def load_tokenizer(name: str, *, revision: str | None) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it."""
+    return find_model(name, revision=revision, with_weights=False).read_tokenizer()
+
+
 def _packaged_minilm() -> Path | None:
     """Return the package's model folder, or nothing if it is not there or has been altered."""
     package = importlib.util.find_spec(MINILM_PACKAGE)

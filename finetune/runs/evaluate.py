@@ -8,9 +8,10 @@ from finetune.data.load import load_rows
 from finetune.errors import NotARun
 from finetune.evaluation.metrics import Scores, score_logits, warn_unless_better
 from finetune.events import Emit, Stage
+from finetune.runs.data import data_options, load_run_data
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.manifest import Manifest
-from finetune.runs.preparation import data_options, encode_rows, load_run_data
+from finetune.runs.preparation import encode_rows
 from finetune.runs.trained import TrainedModel, saved_class_names
 
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 from finetune.data.load import find_places
 from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
+from finetune.runs.data import data_options
 from finetune.runs.folder import RunFolder
-from finetune.runs.preparation import Preparation, data_options
+from finetune.runs.preparation import Preparation
 from finetune.training.interruption import signal_of
 
 MOST_EXAMPLES = 3

@@ -124,6 +124,8 @@ def digest_rows(rows: Dataset) -> str:
     texts = pc.cast(table["text"].combine_chunks(), "large_binary")
     digest = hashlib.sha256("\0".join(rows.features["label"].names).encode())
     digest.update(pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
-    digest.update(b"".join(texts.to_pylist()))
+    _, offsets, content = texts.buffers()
+    ends = np.frombuffer(offsets, np.int64)[texts.offset :]
+    digest.update(content[int(ends[0]) : int(ends[len(texts)])])
     digest.update(table["label"].to_numpy().astype(np.int64).tobytes())
     return digest.hexdigest()

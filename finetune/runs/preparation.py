@@ -2,24 +2,22 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from datasets import Dataset, DatasetDict
 
-from finetune.config.schema import Config, DataConfig, mode_of
+from finetune.config.schema import Config, mode_of
 from finetune.data.check import suggest_model
-from finetune.data.load import load_splits
-from finetune.data.source import DataOptions, DataSource, LoadedData
-from finetune.data.split import SplitOptions
-from finetune.data.tables import column_of, texts_of
+from finetune.data.source import DataSource
+from finetune.data.tables import column_of
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Emit, Stage, WarningMessage
 from finetune.model.freeze import count_parameters, freeze_parameters
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
+from finetune.runs.data import load_run_data
 from finetune.tokenization.examples import Examples
 from finetune.training.class_weights import example_weights
 
@@ -107,31 +105,12 @@ def load_for_training(config: Config, *, class_names: list[str], emit: Emit) -> 
     return classifier
 
 
-def load_run_data(config: DataConfig, *, emit: Emit) -> LoadedData:
-    """Load and split the data of a run: the same rows for the same options, every time."""
-    return load_splits(data_options(config), split_options(config), emit=emit)
-
-
-def data_options(config: DataConfig) -> DataOptions:
-    """Return what of a configuration says which data to load."""
-    return DataOptions(**_fields_of(DataOptions, config))
-
-
-def split_options(config: DataConfig) -> SplitOptions:
-    """Return what of a configuration says how the data is split."""
-    return SplitOptions(**_fields_of(SplitOptions, config))
-
-
-def _fields_of(kind: type[DataOptions | SplitOptions], config: DataConfig) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in fields(kind)}
-
-
 def encode_rows(
     rows: Dataset, split: str, classifier: Classifier, *, config: Config, emit: Emit
 ) -> Examples:
     """Encode the texts of a split, with a warning if some are truncated."""
     max_length = config.model.max_length
-    encoded = classifier.encode(texts_of(rows), max_length=max_length)
+    encoded = classifier.encode(column_of(rows, "text"), max_length=max_length, emit=emit)
     if encoded.truncated_texts:
         can_be_longer = classifier.max_tokens > max_length
         emit(

@@ -1,16 +1,26 @@
 """Texts become token ids, once a run."""
 
-from collections.abc import Sequence
+import time
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Encoding
 
-# Texts go to the tokenizer in slices of this size: its result holds Python objects for every token,
-# about 100 bytes each, which a large table must not hold all at once.
-TEXTS_A_CALL = 10_000
+from finetune.events import Advance, Emit, Stage, ignore
+
+if TYPE_CHECKING:
+    import pyarrow
+    from transformers import PreTrainedTokenizerFast
+
+# Texts go to the tokenizer in slices of this size. What it returns, hundreds of bytes a token, then
+# stays in the processor's cache: slices of 10,000 take 1.6 times as long (docs/LOG.md).
+TEXTS_A_CALL = 512
+SECONDS_BETWEEN_REPORTS = 5.0
 _ATTRIBUTES = {"input_ids": "ids", "token_type_ids": "type_ids"}
 
 
@@ -41,27 +51,38 @@ class EncodedTexts:
 
 
 def encode_texts(
-    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], *, max_length: int
+    tokenizer: "PreTrainedTokenizerFast",
+    texts: "Sequence[str] | pyarrow.ChunkedArray",
+    *,
+    max_length: int,
+    emit: Emit = ignore,
 ) -> EncodedTexts:
-    """Turn texts into token ids, each into ``max_length`` at most, special tokens included."""
+    """Turn texts into token ids, each into ``max_length`` at most, special tokens included.
+
+    Where it takes seconds, ``emit`` receives how far it has come.
+    """
     names = [name for name in tokenizer.model_input_names if name in _ATTRIBUTES]
-    pieces = {name: [np.empty(0, np.int32)] for name in names}
-    lengths: list[int] = []
-    truncated_texts = 0
+    columns = {name: array("i") for name in names}
+    constants: dict[str, int] = {}
+    lengths, truncated_texts = array("q", [0]), 0
     # What transformers' own call does, without its conversion of every token's offsets and masks.
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-    for start in range(0, len(texts), TEXTS_A_CALL):
-        encodings = backend.encode_batch_fast(list(texts[start : start + TEXTS_A_CALL]))
-        lengths += map(len, encodings)
+    for piece in _pieces(texts, emit=emit):
+        encodings = backend.encode_batch_fast(piece)
+        if len(lengths) == 1:
+            constants = _constant_columns(encodings, names)
+        lengths.extend(map(len, encodings))
         truncated_texts += sum(bool(encoding.overflowing) for encoding in encodings)
         for name in names:
-            ids = chain.from_iterable(getattr(one, _ATTRIBUTES[name]) for one in encodings)
-            pieces[name].append(np.fromiter(ids, np.int32))
+            if name not in constants:
+                columns[name].frombytes(_column_of(encodings, name).tobytes())
+    offsets = np.cumsum(lengths, dtype=np.int64)
     return EncodedTexts(
-        columns={name: np.concatenate(arrays) for name, arrays in pieces.items()},
-        offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        columns={name: np.asarray(column) for name, column in columns.items()}
+        | {name: np.broadcast_to(np.int32(one), offsets[-1]) for name, one in constants.items()},
+        offsets=offsets,
         padding={
             name: tokenizer.pad_token_id if name == "input_ids" else tokenizer.pad_token_type_id
             for name in names
@@ -69,3 +90,33 @@ def encode_texts(
         pads_left=tokenizer.padding_side == "left",
         truncated_texts=truncated_texts,
     )
+
+
+def _pieces(texts: "Sequence[str] | pyarrow.ChunkedArray", *, emit: Emit) -> Iterator[list[str]]:
+    """Yield the texts in slices, and report every few seconds how many are done."""
+    started = reported = time.monotonic()
+    for start in range(0, len(texts), TEXTS_A_CALL):
+        piece = texts[start : start + TEXTS_A_CALL]
+        yield list(piece) if isinstance(piece, Sequence) else piece.to_pylist()
+        done, now = start + len(piece), time.monotonic()
+        is_end = done == len(texts) and reported > started
+        if is_end or now - reported > SECONDS_BETWEEN_REPORTS:
+            if reported == started:
+                emit(Stage(f"encoding {len(texts):,} texts"))
+            reported = now
+            emit(Advance(done, len(texts)))
+
+
+def _column_of(encodings: Sequence[Encoding], name: str) -> NDArray[np.int32]:
+    """Return an input of the model for all tokens of some texts, end to end."""
+    values = chain.from_iterable(getattr(one, _ATTRIBUTES[name]) for one in encodings)
+    return np.fromiter(values, np.int32)
+
+
+def _constant_columns(encodings: Sequence[Encoding], names: Sequence[str]) -> dict[str, int]:
+    """Return the value of each column that is the same for every token, by the first texts.
+
+    The types of tokens come from the tokenizer's template and not from the words.
+    """
+    found = {name: np.unique(_column_of(encodings, name)) for name in names if name != "input_ids"}
+    return {name: int(values[0]) for name, values in found.items() if len(values) == 1}

@@ -1,9 +1,11 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow
 import pytest
 from tiny_models import COMMON_WORDS, tiny_tokenizer
 
+from finetune.events import Advance, Event, Stage
 from finetune.tokenization import encode
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 
@@ -124,3 +126,18 @@ def test_padding_is_the_tokenizers() -> None:
     }
     assert encoded.pads_left
     assert not encode_texts(tiny_tokenizer(), TEXTS, max_length=20).pads_left
+
+
+def test_a_column_of_arrow_becomes_the_same_ids_and_its_progress_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = encode_texts(tiny_tokenizer(), TEXTS, max_length=9)
+    monkeypatch.setattr(encode, "TEXTS_A_CALL", 4)
+    monkeypatch.setattr(encode, "SECONDS_BETWEEN_REPORTS", -1.0)
+    events: list[Event] = []
+
+    column = pyarrow.chunked_array([TEXTS[:1], TEXTS[1:]])
+    encoded = encode_texts(tiny_tokenizer(), column, max_length=9, emit=events.append)
+
+    assert tokens_of(encoded) == tokens_of(expected)
+    assert events == [Stage("encoding 6 texts"), Advance(4, 6), Advance(6, 6)]
