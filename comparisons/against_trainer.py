@@ -174,7 +174,7 @@ def load_rows(recipe: Recipe) -> Mapping[str, Any]:
     """Return the rows that ``finetune run`` trains and tests on."""
     from finetune.config.load import load_config
     from finetune.events import ignore
-    from finetune.runs.preparation import load_run_data
+    from finetune.runs.data import load_run_data
 
     options = {
         "data": "trec",
