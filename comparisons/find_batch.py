@@ -222,7 +222,16 @@ def read_cell(name: str, *, device: Device) -> tuple[Case, int | None]:
     """Return a cell's case and its cap in bytes, None for as much as there is."""
     model, mode, tokens, precision, cap = name.split("/")
     architecture = architecture_of(load_shape(model, revision=None).to_dict())
-    case = Case(device.name, architecture, 6, Mode(mode), int(tokens), precision)
+    case = Case(
+        device.name,
+        architecture,
+        6,
+        Mode(mode),
+        int(tokens),
+        precision,
+        "adamw",
+        gradient_checkpointing=False,
+    )
     return case, None if cap == "none" else int(float(cap) * 2**30)
 
 

@@ -95,6 +95,7 @@ def tiny_training_state(
     mode: str = "full",
     device: Device | None = None,
     precision: str = "fp32",
+    optimizer: str = "adamw",
     peak: float = 1e-3,
     total_updates: int = 12,
     head_lr_multiplier: float = 1.0,
@@ -115,6 +116,7 @@ def tiny_training_state(
         device=device or CpuDevice(),
         precision=precision,
         hyperparameters=Hyperparameters(
+            optimizer=optimizer,
             schedule=Schedule(peak=peak, warmup_updates=2, total_updates=total_updates),
             head_lr_multiplier=head_lr_multiplier,
             weight_decay=0.01,

@@ -116,14 +116,15 @@ class _Task:
 
     def case(self, device: Device, mode: Mode, longest_tokens: int) -> Case:
         """Return the case of texts of up to some tokens, within the model's positions."""
-        options = self.config.model
+        options, training = self.config.model, self.config.training
         shape = load_shape(options.model, revision=options.revision)
         longest = device.shapes.padded_lengths(longest_tokens)[-1]
         # The number of classes changes next to nothing.
         return Case(
             device.name, architecture_of(shape.to_dict()), classes=6, mode=mode,
             padded_length=min(longest, most_positions(shape) or longest),
-            precision=self.config.training.precision,
+            precision=training.precision, optimizer=training.optimizer,
+            gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
         )  # fmt: skip
 
 

@@ -26,12 +26,10 @@ MAY_CHANGE_ON_RESUMING = frozenset(
     {
         "device",
         "batch_size",
+        "gradient_checkpointing",
         "eval_batch_size",
         "logging_steps",
         "save_strategy",
-        "save_minutes",
-        "save_steps",
-        "save_total_limit",
         "feature_cache",
         "cache_dir",
         "cache_gib",

@@ -25,6 +25,9 @@ class Case:
         architecture: The model's config, as ``architecture_of`` returns it.
         padded_length: Tokens of each example, padding included.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic.
+        optimizer: ``adamw`` or ``adafactor``.
+        gradient_checkpointing: Whether the layers that train keep their inputs alone for the
+            backward pass.
         part: ``whole`` for an update on texts. Where features of the frozen layers are stored,
             ``features`` for their extraction and ``trainable`` for an update on them.
     """
@@ -35,6 +38,8 @@ class Case:
     mode: Mode
     padded_length: int
     precision: str
+    optimizer: str
+    gradient_checkpointing: bool
     part: Part = "whole"
 
     def to_json(self) -> str:

@@ -115,8 +115,7 @@ class Finder:
 
 def _may_grow(cached: Found, budget_bytes: int) -> bool:
     """Return whether memory ended the earlier search, and there is more of it now."""
-    was_short = cached.first_failed is not None or cached.recommended < cached.fastest
-    return was_short and budget_bytes > _MORE_BUDGET * cached.budget_bytes
+    return cached.is_short_of_memory and budget_bytes > _MORE_BUDGET * cached.budget_bytes
 
 
 def _key(case: Case, device: Device, bounds: Bounds) -> str:

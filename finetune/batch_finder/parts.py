@@ -36,6 +36,7 @@ def search_parts(case: Case, finder: Finder, *, stores_features: bool) -> BatchR
 
     Raises:
         ProbeFailed: If a probe failed for another reason than memory.
+        ModelUnsupported: If the model has no gradient checkpointing.
     """
     started = time.perf_counter()
     parts = parts_of(stores_features=stores_features)
@@ -48,6 +49,8 @@ def search_parts(case: Case, finder: Finder, *, stores_features: bool) -> BatchR
         except BatchDoesNotFit as error:
             finder.emit(WarningMessage(error.message, remedy=error.remedy))
         except ModelUnsupported as error:
+            if part == "whole":
+                raise
             finder.emit(WarningMessage(f"{error.message}: the whole model runs at every update"))
             return search_parts(case, finder, stores_features=False)
     fits = set(found) == set(parts)

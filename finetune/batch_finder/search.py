@@ -65,6 +65,17 @@ class Found(SearchedSizes):
         peaks = {one.batch_size: one.peak_bytes for one in self.probes if one.verdict == "fits"}
         return peaks.get(self.max_verified)
 
+    @property
+    def examples_per_second(self) -> float:
+        """Speed at the recommended size."""
+        speeds = {one.batch_size: one.examples_per_second for one in self.probes}
+        return speeds[self.recommended] or 0.0
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether a larger batch size would be recommended if there were more memory."""
+        return self.first_failed is not None or self.recommended < self.fastest
+
 
 def search(probe: Probe, *, verify: Probe, history: History) -> Found:
     """Find the largest batch size that fits, and the fastest.
@@ -147,7 +158,9 @@ def _raise_if_hopeless(history: History) -> None:
         message = f"even a batch of one example takes too long: {last.reason}"
         raise ProbeFailed(message, remedy="raise --time-limit, or lower --max-length")
     message = f"not even a batch of one example fits in memory: {last.reason}"
-    remedy = "lower --max-length, use --freeze-core, or raise --memory-limit"
+    remedy = (
+        "lower --max-length, use --gradient-checkpointing or --freeze-core, or raise --memory-limit"
+    )
     raise BatchDoesNotFit(message, remedy=remedy)
 
 

@@ -16,6 +16,7 @@ from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import predict_logits
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import prepare_mask
@@ -97,13 +98,16 @@ def build_trial(case: Case, *, device: Device) -> Trial:
     """Build a case's model and make it ready: an ``ExtractionTrial`` for the part ``features``.
 
     Raises:
-        ModelUnsupported: If the model can't be split into the case's part.
+        ModelUnsupported: If the model can't be split into the case's part, or has no gradient
+            checkpointing.
     """
     # Random weights take the CPU seconds, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared
     with device.torch_device if is_made_there else torch.device("cpu"):
         model = build_model(case)
     structure = find_structure(model)
+    if case.gradient_checkpointing:
+        enable_gradient_checkpointing(model, device)
     if case.part == "whole":
         return prepare_trial(case, model, structure, device=device)
     freeze_parameters(model, structure, mode=case.mode)
@@ -148,7 +152,7 @@ def _prepare(
     # These numbers change the weights alone, and neither memory nor time.
     schedule = Schedule(peak=1e-5, warmup_updates=0, total_updates=1)
     hyperparameters = Hyperparameters(
-        schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
+        case.optimizer, schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
     )
     return prepare_training(
         model, head=structure.head, device=device, precision=case.precision,

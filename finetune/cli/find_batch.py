@@ -31,7 +31,7 @@ ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
 
 @click.command(epilog=EXAMPLES)
 @config_option
-@chosen_options(*OPTIONS, "device", "precision")
+@chosen_options(*OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
 @click.option("--limit", type=int, help="Largest size tried. Default: the rows of the data.")
 @click.option("--fresh", is_flag=True, help="Search again, even if an earlier search found sizes.")
 @click.option("--for", "machine", metavar="MACHINE", help="Estimate for a Mac, such as m1-8gb.")

@@ -12,7 +12,7 @@ import pydantic
 import yaml
 
 from finetune.config.recipes import find_recipe
-from finetune.config.schema import SECTION_OF_OPTION, Config, ModelConfig
+from finetune.config.schema import SECTION_OF_OPTION, Config, ModelConfig, mode_of
 from finetune.config.sizes import parse_size
 from finetune.config.yaml_file import read_yaml
 from finetune.errors import ConfigurationInvalid
@@ -61,6 +61,7 @@ def load_config(
     types = get_type_hints(Config)
     config = Config(**{section: types[section](**given) for section, given in sections.items()})
     _check_mode(config.model)
+    _check_checkpointing(config)
     if config.search.memory_limit is not None:
         parse_size(config.search.memory_limit, origin=origins["memory_limit"])
     return LoadedConfig(config, origins)
@@ -170,6 +171,14 @@ def _check_mode(model: ModelConfig) -> None:
         raise ConfigurationInvalid(
             f"{flag} freezes the whole encoder, --train-layers trains {model.train_layers} layers",
             remedy="give one of the two",
+        )
+
+
+def _check_checkpointing(config: Config) -> None:
+    if config.training.gradient_checkpointing and not mode_of(config.model).trains_encoder:
+        raise ConfigurationInvalid(
+            "gradient checkpointing is for layers that train, and the whole encoder is frozen",
+            remedy="leave out --gradient-checkpointing, or train layers with --train-layers",
         )
 
 

@@ -40,8 +40,10 @@ class Options(TypedDict, total=False):
     device: DeviceName
     precision: PrecisionName
     batch_size: int | Literal["auto"]
+    gradient_checkpointing: bool | None
     effective_batch_size: int | None
     eval_batch_size: int
+    optimizer: Literal["adamw", "adafactor"]
     learning_rate: float | None
     head_lr_multiplier: float | None
     num_train_epochs: float | None
@@ -58,9 +60,6 @@ class Options(TypedDict, total=False):
     overwrite: bool
     logging_steps: int
     save_strategy: Literal["epoch", "no"]
-    save_minutes: float
-    save_steps: int | None
-    save_total_limit: int
 
     feature_cache: bool
     cache_dir: AnyPath | None

@@ -113,12 +113,20 @@ class TrainingConfig:
         "Examples per forward and backward pass on the device; auto searches for the fastest "
         "that fits.",
     )
+    gradient_checkpointing: bool | None = _option(
+        None,
+        "Compute the layers again in the backward pass, which takes less memory and more time. "
+        "Default: off; batch size auto switches it on where that is faster.",
+    )
     effective_batch_size: Count | None = _option(
         None,
         "Examples per update; a multiple of the batch size uses gradient accumulation. "
         "Default: batch size.",
     )
     eval_batch_size: Count = _option(64, "Examples per forward pass in evaluation and prediction.")
+    optimizer: Literal["adamw", "adafactor"] = _option(
+        "adamw", "Optimizer; adafactor's state takes next to no memory."
+    )
     learning_rate: Positive | None = _option(
         None, "Peak learning rate. Default: by mode and hidden size, and reported."
     )
@@ -163,16 +171,7 @@ class OutputConfig:
     overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
     logging_steps: Count = _option(10, "Report the training loss every N updates.")
     save_strategy: Literal["epoch", "no"] = _option(
-        "epoch",
-        "epoch writes a checkpoint after every epoch, and as --save-minutes and --save-steps say; "
-        "no only where the run is stopped.",
-    )
-    save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _option(
-        10.0, "Write a checkpoint every N minutes too; 0 for never."
-    )
-    save_steps: Count | None = _option(None, "Write a checkpoint every N updates too.")
-    save_total_limit: Count = _option(
-        2, "Keep the N newest checkpoints; that of the best model is kept in any case."
+        "epoch", "When to write a checkpoint; Ctrl-C writes one in any case."
     )
 
 

@@ -130,6 +130,8 @@ def audit_classifier(
         mode=mode,
         padded_length=padded_length,
         precision="bf16" if precision == "fp16" else precision,
+        optimizer="adamw",
+        gradient_checkpointing=False,
     )
     fake = _fake_copy(model)
     trial = prepare_trial(case, fake, find_structure(model), device=CpuAsMps())

@@ -155,6 +155,7 @@ def _prepare(
         device=device,
         precision=precision,
         hyperparameters=Hyperparameters(
+            optimizer="adamw",
             schedule=Schedule(peak=_LEARNING_RATE, warmup_updates=0, total_updates=_UPDATES),
             head_lr_multiplier=1.0,
             weight_decay=0.01,

@@ -108,6 +108,7 @@ def _hyperparameters(
         classifier_input=classifier.structure.classifier_input,
     )
     return Hyperparameters(
+        optimizer=options.optimizer,
         schedule=Schedule(
             peak=options.learning_rate or default_rate,
             warmup_updates=math.ceil(options.warmup_fraction * total_updates),
@@ -146,6 +147,7 @@ def with_plan(preparation: Preparation, plan: TrainingPlan) -> Config:
         ),
         training=replace(
             config.training,
+            gradient_checkpointing=bool(config.training.gradient_checkpointing),
             effective_batch_size=plan.effective_batch_size,
             num_train_epochs=plan.num_train_epochs,
             learning_rate=hyperparameters.schedule.peak,

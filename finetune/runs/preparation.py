@@ -15,6 +15,7 @@ from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Emit, Stage, WarningMessage
 from finetune.model.freeze import count_parameters, freeze_parameters
+from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
@@ -55,7 +56,9 @@ class Preparation:
         """
         config = replace(self.config, training=replace(self.config.training, seed=seed))
         names = self.classifier.class_names
-        classifier = load_for_training(config, class_names=list(names), emit=emit)
+        classifier = load_for_training(
+            config, class_names=list(names), device=self.device, emit=emit
+        )
         return replace(self, config=config, classifier=classifier)
 
 
@@ -71,7 +74,7 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     loaded = load_run_data(config.data, emit=emit)
     splits = loaded.splits
     class_names = splits["train"].features["label"].names
-    classifier = load_for_training(config, class_names=class_names, emit=emit)
+    classifier = load_for_training(config, class_names=class_names, device=device, emit=emit)
     if config.training.class_weights == "balanced":
         emit(Stage("class weights: every class counts the same in the loss, instead of every row"))
     started = time.perf_counter()
@@ -83,7 +86,9 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     return Preparation(config, device, loaded.sources, splits, examples, classifier, seconds)
 
 
-def load_for_training(config: Config, *, class_names: list[str], emit: Emit) -> Classifier:
+def load_for_training(
+    config: Config, *, class_names: list[str], device: Device, emit: Emit
+) -> Classifier:
     """Load the pretrained model, draw its head, and freeze what does not train."""
     torch.manual_seed(config.training.seed)
     classifier = load_classifier(
@@ -95,6 +100,8 @@ def load_for_training(config: Config, *, class_names: list[str], emit: Emit) -> 
     )
     mode = mode_of(config.model)
     freeze_parameters(classifier.model, classifier.structure, mode=mode)
+    if config.training.gradient_checkpointing:
+        enable_gradient_checkpointing(classifier.model, device)
     trained, total = count_parameters(classifier.model)
     emit(
         Stage(

@@ -1,33 +1,40 @@
-"""AdamW over the parameters that train."""
+"""AdamW or Adafactor over the parameters that train."""
 
 from collections.abc import Set
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.optimization import Adafactor
 
 from finetune.devices.base import Device
+
+# Tensors of a parameter's size that a step of transformers' Adafactor holds at once.
+ADAFACTOR_TEMPORARIES = 2
 
 
 def build_optimizer(
     model: nn.Module,
     *,
+    name: str,
     head: Set[str],
     head_lr_multiplier: float,
     weight_decay: float,
     device: Device,
 ) -> torch.optim.Optimizer:
-    """Return AdamW over what requires a gradient, with decay on matrices only.
+    """Return an optimizer over what requires a gradient, with decay on matrices only.
 
     Biases and norms are vectors and keep their size. The learning rate is set before each update.
 
     Args:
         model: Where the parameters are.
+        name: ``adamw``, or ``adafactor``, which keeps a number for each row and column of a matrix
+            where AdamW keeps two for each of its elements.
         head: Names of the head's parameters. It starts from nothing, the core does not.
         head_lr_multiplier: The head's learning rate over the core's.
         weight_decay: Decoupled decay of the matrices.
-        device: Where they are. Where updates are captured, the learning rate is a tensor there,
-            which a captured step reads anew.
+        device: Where they are. Where updates are captured, AdamW's learning rate is a tensor
+            there, which a captured step reads anew.
     """
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     groups = [
@@ -44,6 +51,8 @@ def build_optimizer(
         for is_matrix in (True, False)
     ]
     groups = [group for group in groups if group["params"]]
+    if name == "adafactor":
+        return Adafactor(groups, scale_parameter=False, relative_step=False)  # type: ignore[no-untyped-call]
     if device.captures:
         for group in groups:
             group["lr"] = torch.zeros((), device=device.torch_device)
@@ -104,7 +113,7 @@ class OneStepAdamW(torch.optim.AdamW):
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give AdamW the state that it would make in its first step, so that no step needs memory.
+    """Give an optimizer the state that it would make in its first step.
 
     A parameter has all of its state or none, wherever memory runs out.
 
@@ -114,11 +123,47 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in optimizer.state:
-                optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+                make = _adamw_state if _is_adamw(group) else _adafactor_state
+                optimizer.state[parameter] = make(parameter)
+
+
+def make_room_for_step(optimizer: torch.optim.Optimizer) -> None:
+    """Allocate and free what a step takes beside gradients and state, so that it will be there.
+
+    Adafactor takes two tensors of the size of one parameter at a time; fused AdamW takes nothing.
+    """
+    parameters = [
+        parameter
+        for group in optimizer.param_groups
+        if not _is_adamw(group)
+        for parameter in group["params"]
+    ]
+    if parameters:
+        largest = max(parameters, key=torch.Tensor.numel)
+        _ = [torch.empty_like(largest) for _ in range(ADAFACTOR_TEMPORARIES)]
+
+
+def _is_adamw(group: dict[str, Any]) -> bool:
+    return "betas" in group
+
+
+def _adamw_state(parameter: nn.Parameter) -> dict[str, Any]:
+    return {
+        "step": torch.zeros((), device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _adafactor_state(parameter: nn.Parameter) -> dict[str, Any]:
+    counts = {"step": 0, "RMS": 0}
+    if parameter.ndim < 2:
+        return counts | {"exp_avg_sq": torch.zeros_like(parameter)}
+    *stacked, rows, columns = parameter.shape
+    return counts | {
+        "exp_avg_sq_row": parameter.new_zeros((*stacked, rows)),
+        "exp_avg_sq_col": parameter.new_zeros((*stacked, columns)),
+    }
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from finetune.devices.batch_size import BatchSize
 from finetune.training.micro_batches import MicroBatch
-from finetune.training.optimizer import make_state
+from finetune.training.optimizer import make_room_for_step, make_state
 from finetune.training.training_state import TrainingState
 
 
@@ -21,7 +21,7 @@ def update_with_retries(
 
     All that needs memory comes before the optimizer's step and changes nothing but gradients and
     random states, so that it can be repeated. A step that has begun can not; its state exists by
-    then, and it allocates nothing more.
+    then, and what else it takes has just been free.
 
     Args:
         training_state: Changed in place.
@@ -39,7 +39,9 @@ def update_with_retries(
 
     def prepare(examples: int) -> Callable[[int], torch.Tensor]:
         make_state(training_state.optimizer)
-        return training_state.prepare_update(cut(examples))
+        take_update = training_state.prepare_update(cut(examples))
+        make_room_for_step(training_state.optimizer)
+        return take_update
 
     def undo() -> None:
         training_state.discard_gradients()

@@ -84,9 +84,9 @@ def capture_state(
     """Return all that the next update depends on, as groups of tensors and as JSON values."""
     optimizer_tensors = {
         # One count of steps may be that of many parameters, which a checkpoint keeps apart.
-        f"{index}.{name}": value.clone() if value.ndim == 0 else value
+        f"{index}.{name}": tensor.clone() if tensor.ndim == 0 else tensor
         for index, values in training_state.optimizer.state_dict()["state"].items()
-        for name, value in values.items()
+        for name, tensor in zip(values, map(torch.as_tensor, values.values()), strict=True)
     }
     tensors = {
         "model": trained_tensors(training_state),

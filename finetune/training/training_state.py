@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from finetune.devices.base import CapturedFunction, Device, Tensors
+from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.training.accelerator import Accelerator
 from finetune.training.gradients import accumulate_gradients
 from finetune.training.micro_batches import MicroBatch
@@ -20,12 +21,14 @@ class Hyperparameters:
     """How gradients become updates.
 
     Args:
+        optimizer: ``adamw`` or ``adafactor``.
         schedule: The learning rate of each update.
         head_lr_multiplier: The head's learning rate over the encoder's.
         weight_decay: Decoupled decay of the matrices.
         max_grad_norm: Largest norm of the gradients.
     """
 
+    optimizer: str
     schedule: Schedule
     head_lr_multiplier: float
     weight_decay: float
@@ -38,7 +41,7 @@ class TrainingState:
 
     Args:
         model: On its device, its forward in the precision of the run.
-        optimizer: AdamW over its trained parameters.
+        optimizer: Over its trained parameters.
         device: Where it is.
         accelerator: Accelerate's part of an update.
         hyperparameters: How gradients become updates.
@@ -89,7 +92,7 @@ class TrainingState:
         """Why updates are launched operation by operation on a device that captures them."""
         if self.captured:
             return self.captured.failure
-        return "gradients are scaled in fp16" if self.device.captures else None
+        return _why_not_capturable(self) if self.device.captures else None
 
     def accumulate_gradients(self, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
         """Do what comes before the optimizer's step; return the loss, a scalar on the device."""
@@ -147,6 +150,7 @@ def prepare_training(
     accelerator = Accelerator(device, precision=precision)
     optimizer = build_optimizer(
         model,
+        name=hyperparameters.optimizer,
         head=head,
         head_lr_multiplier=hyperparameters.head_lr_multiplier,
         weight_decay=hyperparameters.weight_decay,
@@ -154,9 +158,19 @@ def prepare_training(
     )
     placed, prepared = accelerator.prepare(model, optimizer)
     state = TrainingState(placed, prepared, device, accelerator, hyperparameters)
-    if accelerator.scales_gradients:
+    if _why_not_capturable(state):
         return state
     return replace(state, captured=device.capture(partial(_take_update, state)))
+
+
+def _why_not_capturable(state: TrainingState) -> str | None:
+    if state.accelerator.scales_gradients:
+        return "gradients are scaled in fp16"
+    if state.hyperparameters.optimizer == "adafactor":
+        return "Adafactor counts its steps on the CPU"
+    if has_gradient_checkpointing(state.model):
+        return "gradient checkpointing repeats random numbers"
+    return None
 
 
 def _take_update(state: TrainingState, micro_batches: Sequence[Tensors]) -> torch.Tensor:

@@ -174,11 +174,13 @@ class SimulatedProber:
 
     Args:
         machine: What each probe runs on.
+        with_checkpointing: The same with gradient checkpointing; None for the same.
         can_split: Whether its models can be split at the first trainable layer.
         cases: Of the searches so far, in order.
     """
 
     machine: SimulatedMachine = field(default_factory=SimulatedMachine)
+    with_checkpointing: SimulatedMachine | None = None
     can_split: bool = True
     cases: list[Case] = field(default_factory=list)
 
@@ -186,6 +188,8 @@ class SimulatedProber:
         self, case: Case, *, device: Device, limit_bytes: int | None, timeout_seconds: float
     ) -> "SimulatedProber":
         self.cases.append(case)
+        if case.gradient_checkpointing:
+            self.machine = self.with_checkpointing or self.machine
         self.limit_bytes, self.timeout_seconds = limit_bytes, timeout_seconds
         if limit_bytes is not None:
             self.machine = replace(self.machine, budget_bytes=limit_bytes)

@@ -7,7 +7,16 @@ from transformers import BertConfig
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.model.mode import Mode
 
-CASE = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("full"), 16, "fp32")
+CASE = Case(
+    "cpu",
+    architecture_of(tiny_config("bert").to_dict()),
+    6,
+    Mode("full"),
+    16,
+    "fp32",
+    "adamw",
+    gradient_checkpointing=False,
+)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -27,3 +36,8 @@ def test_two_models_that_differ_only_in_their_origin_and_classes_are_one_archite
     other = BertConfig(num_labels=50, name_or_path="there", architectures=["BertModel"])
     assert architecture_of(one.to_dict()) == architecture_of(other.to_dict())
     assert architecture_of(one.to_dict()) != architecture_of(BertConfig(hidden_size=96).to_dict())
+
+
+def test_cases_that_take_other_memory_have_other_lines() -> None:
+    others = [replace(CASE, optimizer="adafactor"), replace(CASE, gradient_checkpointing=True)]
+    assert len({case.to_json() for case in [CASE, *others]}) == 3

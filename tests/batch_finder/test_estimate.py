@@ -61,6 +61,8 @@ def tiny_case(architecture: str = "bert", *, device: str = "cpu", mode: str = "f
         mode=Mode(mode),
         padded_length=32,
         precision="fp32",
+        optimizer="adamw",
+        gradient_checkpointing=False,
     )
 
 
@@ -73,6 +75,8 @@ def bert_base_case(device: str, *, mode: str, padded_length: int) -> Case:
         mode=Mode(mode),
         padded_length=padded_length,
         precision="fp32",
+        optimizer="adamw",
+        gradient_checkpointing=False,
     )
 
 
@@ -250,3 +254,14 @@ def article_bytes(*, is_frozen: bool, batch_size: int) -> int:
             model(tokens, attention_mask=tokens).logits.sum().backward()
             optimizer.step()
     return memory.peak_bytes
+
+
+def test_checkpointing_and_adafactor_keep_less_alive() -> None:
+    case = replace(tiny_case(), padded_length=64)
+    [plain] = live_peaks(case, [64])
+    [checkpointed] = live_peaks(replace(case, gradient_checkpointing=True), [64])
+    assert checkpointed < 0.6 * plain
+
+    _, adamw = live_peaks(case, [1, 1])
+    _, adafactor = live_peaks(replace(case, optimizer="adafactor"), [1, 1])
+    assert adafactor < adamw

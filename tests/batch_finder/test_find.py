@@ -26,7 +26,9 @@ from finetune.errors import ProbeFailed
 from finetune.model.mode import Mode
 
 __all__ = ["prober"]
-CASE = Case("cpu", {"hidden_size": 32}, 6, Mode("full"), 16, "fp32")
+CASE = Case(
+    "cpu", {"hidden_size": 32}, 6, Mode("full"), 16, "fp32", "adamw", gradient_checkpointing=False
+)
 BOUNDS = Bounds(limit=1000, first=None, memory_limit_bytes=None, time_limit_seconds=60.0)
 
 

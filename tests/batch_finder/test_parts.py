@@ -19,7 +19,16 @@ from finetune.events import Event
 from finetune.model.mode import Mode
 
 __all__ = ["prober"]
-CASE = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("head"), 16, "fp32")
+CASE = Case(
+    "cpu",
+    architecture_of(tiny_config("bert").to_dict()),
+    6,
+    Mode("head"),
+    16,
+    "fp32",
+    "adamw",
+    gradient_checkpointing=False,
+)
 BOUNDS = Bounds(limit=1000, first=None, memory_limit_bytes=None, time_limit_seconds=300.0)
 
 

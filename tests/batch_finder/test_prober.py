@@ -20,7 +20,16 @@ from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import ProbeFailed
 from finetune.model.mode import Mode
 
-TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("full"), 16, "fp32")
+TINY = Case(
+    "cpu",
+    architecture_of(tiny_config("bert").to_dict()),
+    6,
+    Mode("full"),
+    16,
+    "fp32",
+    "adamw",
+    gradient_checkpointing=False,
+)
 PROBE_ODDLY = """
 import sys
 from odd_worker import HANGS
@@ -29,7 +38,7 @@ from finetune.batch_finder.prober import Prober
 from finetune.devices.cpu import CpuDevice
 from finetune.model.mode import Mode
 
-case = Case("cpu", {}, 6, Mode("full"), 16, "fp32")
+case = Case("cpu", {}, 6, Mode("full"), 16, "fp32", "adamw", gradient_checkpointing=False)
 with Prober(
     case, device=CpuDevice(), limit_bytes=None, timeout_seconds=60, worker="odd_worker"
 ) as prober:

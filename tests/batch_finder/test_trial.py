@@ -20,7 +20,9 @@ from finetune.model.mode import Mode
 
 def tiny_case(architecture: str = "bert", mode: str = "full", part: Part = "whole") -> Case:
     config = architecture_of(tiny_config(architecture).to_dict())
-    return Case("cpu", config, 3, Mode(mode), padded_length=16, precision="fp32", part=part)
+    return Case(
+        "cpu", config, 3, Mode(mode), 16, "fp32", "adamw", gradient_checkpointing=False, part=part
+    )
 
 
 def tiny_trial(architecture: str = "bert", mode: str = "full", part: Part = "whole") -> Trial:
@@ -58,7 +60,18 @@ def test_a_trial_trains_what_its_mode_names() -> None:
 def test_the_model_has_the_shape_of_its_config_and_as_many_classes_as_wanted() -> None:
     config = tiny_config("bert")
     config.num_labels = 17
-    model = build_model(Case("cpu", architecture_of(config.to_dict()), 3, Mode("full"), 16, "fp32"))
+    model = build_model(
+        Case(
+            "cpu",
+            architecture_of(config.to_dict()),
+            3,
+            Mode("full"),
+            16,
+            "fp32",
+            "adamw",
+            gradient_checkpointing=False,
+        )
+    )
     assert model.config.num_labels == 3
     assert model.classifier.out_features == 3
     assert model.config.hidden_size == config.hidden_size

@@ -10,7 +10,16 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.child import Child
 from finetune.model.mode import Mode
 
-TINY = Case("cpu", architecture_of(tiny_config("bert").to_dict()), 6, Mode("full"), 16, "fp32")
+TINY = Case(
+    "cpu",
+    architecture_of(tiny_config("bert").to_dict()),
+    6,
+    Mode("full"),
+    16,
+    "fp32",
+    "adamw",
+    gradient_checkpointing=False,
+)
 
 
 @pytest.mark.slow

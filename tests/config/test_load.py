@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from finetune.config.load import LoadedConfig, check_option, dump_config, load_config
-from finetune.config.schema import SECTION_OF_OPTION, Config
+from finetune.config.schema import SECTION_OF_OPTION, Config, mode_of
 from finetune.errors import ConfigurationInvalid
 
 WriteYaml = Callable[[str], str]
@@ -238,6 +238,12 @@ def test_freezing_the_core_and_training_its_layers_contradict_each_other(
     assert "--train-layers" in error.message
 
 
+def test_checkpointing_of_a_frozen_encoder_is_refused() -> None:
+    error = error_of(flags={"freeze_core": True, "gradient_checkpointing": True})
+    assert "the whole encoder is frozen" in error.message
+    assert "--gradient-checkpointing" in error.remedy
+
+
 def test_a_flag_can_take_back_what_would_contradict_it(write_yaml: WriteYaml) -> None:
     file = write_yaml("model: {freeze_core: true}")
     config = load(file, flags={"freeze_core": False, "train_layers": 2}).config
@@ -436,6 +442,8 @@ def test_a_configuration_reads_back_as_it_was_written(
 ) -> None:
     assume(config.model.train_layers is None or not config.model.freeze_core)
     assume(config.model.train_layers is None or config.model.head != "classifier")
+    trains_encoder = mode_of(config.model).trains_encoder
+    assume(trains_encoder or not config.training.gradient_checkpointing)
     assume(all(math.inf not in section.values() for section in asdict(config).values()))
     text = dump_config(config)
     assume("\x85" not in text)  # PyYAML writes this control character bare and reads a space

@@ -79,6 +79,8 @@ def test_update_of_bert_base_launches_no_more_operations_than_before() -> None:
         mode=Mode("full"),
         padded_length=16,
         precision="fp32",
+        optimizer="adamw",
+        gradient_checkpointing=False,
     )
     model = build_model(case)
     fake = _fake_copy(model)

@@ -132,6 +132,7 @@ def updated(
         device=CpuDevice(),
         precision=precision,
         hyperparameters=Hyperparameters(
+            optimizer="adamw",
             schedule=Schedule(peak=1e-3, warmup_updates=1, total_updates=4),
             head_lr_multiplier=1.0,
             weight_decay=0.01,

@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 import yaml
-from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, prober
-from prepared_runs import prepare_tiny
+from batch_finder.simulated_machines import (
+    GIB,
+    SimulatedMachine,
+    SimulatedProber,
+    hinge,
+    prober,
+    saturating,
+)
+from prepared_runs import prepare_tiny, was_emitted
 from tiny_models import save_uncuttable_model
 from tiny_runs import run_tiny
 
@@ -82,7 +89,7 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
 ) -> None:
     emitted: list[Event] = []
     found = find(prepare_auto(tiny_folder, tmp_path, freeze_core=True), emitted)
-    assert found == FoundSizes(training=16, evaluation=64)
+    assert found == FoundSizes(training=16, evaluation=64, gradient_checkpointing=False)
     assert probed_sizes(emitted) == [64, 16]
     assert [case.part for case in prober.cases] == ["features", "trainable"]
     assert Stage("batch size: 16, and 64 without gradients") in emitted
@@ -93,8 +100,52 @@ def test_where_the_model_can_not_be_split_the_whole_update_is_probed(
 ) -> None:
     model = save_uncuttable_model(tmp_path / "model")
     found = find(prepare_auto(model, tmp_path, effective_batch_size=4, train_layers=1))
-    assert found == FoundSizes(training=4, evaluation=4)
+    assert found == FoundSizes(training=4, evaluation=4, gradient_checkpointing=False)
     assert [case.part for case in prober.cases] == ["whole"]
+
+
+def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:
+    """Return a machine with 1 GiB on which every micro-batch costs half a second more."""
+    return SimulatedMachine(
+        peak_bytes=hinge(floor=0, base=500, row=row_mib),
+        update_seconds=saturating(start=0.5, row=row_seconds),
+        budget_bytes=GIB,
+    )
+
+
+@pytest.mark.parametrize(("row_seconds", "is_on"), [(0.02, True), (0.2, False)])
+def test_checkpointing_is_used_where_larger_pieces_of_the_effective_batch_are_faster(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, row_seconds: float, is_on: bool
+) -> None:
+    prober.machine = short_machine(row_mib=100, row_seconds=0.015)
+    prober.with_checkpointing = short_machine(row_mib=10, row_seconds=row_seconds)
+    emitted: list[Event] = []
+    kept = run_auto(tmp_path, tiny_folder, emitted, effective_batch_size=16, max_steps=1)
+
+    assert [case.gradient_checkpointing for case in prober.cases] == [False, True]
+    assert kept["gradient_checkpointing"] is is_on
+    said = "on, with it the batch size is 16 instead" if is_on else "off, with it"
+    assert was_emitted(emitted, Stage, f"gradient checkpointing: {said}")
+
+
+def test_checkpointing_is_used_where_nothing_fits_without_it(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+) -> None:
+    prober.machine = short_machine(row_mib=1000, row_seconds=0.015)
+    prober.with_checkpointing = short_machine(row_mib=100, row_seconds=0.02)
+
+    assert find(prepare_auto(tiny_folder, tmp_path)).gradient_checkpointing
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_checkpointing_is_not_searched_for_where_the_user_decides(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, is_on: bool
+) -> None:
+    prober.machine = short_machine(row_mib=100, row_seconds=0.015)
+    preparation = prepare_auto(tiny_folder, tmp_path, gradient_checkpointing=is_on)
+
+    assert find(preparation).gradient_checkpointing is is_on
+    assert [case.gradient_checkpointing for case in prober.cases] == [is_on]
 
 
 @pytest.mark.slow

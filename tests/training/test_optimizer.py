@@ -2,22 +2,30 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from tiny_models import tiny_model
 from torch import nn
 
+from finetune.batch_finder.live_memory import LiveMemory
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import CpuAsMps
 from finetune.model.freeze import freeze_parameters
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
-from finetune.training.optimizer import build_optimizer, make_state, set_learning_rate
+from finetune.training.optimizer import (
+    build_optimizer,
+    make_room_for_step,
+    make_state,
+    set_learning_rate,
+)
 
 
 def optimizer_of(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     settings = {
         "head_lr_multiplier": 1.0,
         "weight_decay": 0.01,
+        "name": "adamw",
         "device": CpuDevice(),
         "head": set(),
     }
@@ -80,11 +88,13 @@ def test_model_of_matrices_alone_has_one_group() -> None:
     assert group["weight_decay"] == 0.01
 
 
-def test_state_made_ahead_is_what_the_first_step_makes() -> None:
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_state_made_ahead_is_what_the_first_step_makes(name: str) -> None:
     models = tiny_model(), tiny_model()
     states = []
     for model, is_ahead in zip(models, (True, False), strict=True):
-        optimizer = optimizer_of(model)
+        optimizer = optimizer_of(model, name=name)
+        set_learning_rate(optimizer, 1e-3)
         if is_ahead:
             make_state(optimizer)
         for seed, parameter in enumerate(model.parameters()):
@@ -97,8 +107,8 @@ def test_state_made_ahead_is_what_the_first_step_makes() -> None:
     assert ahead.keys() == lazy.keys()
     for number, tensors in lazy.items():
         assert ahead[number].keys() == tensors.keys()
-        for name, tensor in tensors.items():
-            made = ahead[number][name]
+        for what, value in tensors.items():
+            made, tensor = torch.as_tensor(ahead[number][what]), torch.as_tensor(value)
             assert torch.equal(made, tensor)
             assert (made.dtype, made.device, made.stride()) == (
                 tensor.dtype,
@@ -148,3 +158,34 @@ def test_one_count_of_steps_changes_nothing_also_after_a_checkpoint() -> None:
         assert torch.equal(left, right)
     states = [list(optimizer.state.values()) for optimizer in optimizers]
     assert [one["step"].item() for one in states[0]] == [one["step"].item() for one in states[1]]
+
+
+def test_step_of_adafactor_takes_no_more_than_the_room_that_was_made_for_it() -> None:
+    with LiveMemory() as memory:
+        model = tiny_model()
+        optimizer = optimizer_of(model, name="adafactor")
+        set_learning_rate(optimizer, 1e-3)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        make_state(optimizer)
+        before_bytes = memory.live_bytes
+        memory.reset_peak()
+        make_room_for_step(optimizer)
+        room_bytes = memory.peak_bytes - before_bytes
+        memory.reset_peak()
+        optimizer.step()
+
+    largest_bytes = max(parameter.nbytes for parameter in model.parameters())
+    assert memory.peak_bytes - before_bytes == pytest.approx(room_bytes, abs=largest_bytes / 8)
+    assert room_bytes == 2 * largest_bytes
+
+
+def test_adafactor_keeps_next_to_no_state() -> None:
+    model = tiny_model()
+    optimizer = optimizer_of(model, name="adafactor")
+    make_state(optimizer)
+
+    state_bytes = sum(
+        torch.as_tensor(one).nbytes for state in optimizer.state.values() for one in state.values()
+    )
+    assert state_bytes < 0.1 * sum(parameter.nbytes for parameter in model.parameters())

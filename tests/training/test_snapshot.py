@@ -21,20 +21,26 @@ def save(folder: Path, training_state: TrainingState, progress: Progress) -> Non
 
 
 @pytest.mark.parametrize(
-    ("mode", "precision"),
-    [("full", "fp32"), ("full", "bf16"), ("last-1", "fp32"), ("classifier", "fp32")],
+    ("mode", "precision", "optimizer"),
+    [
+        ("full", "fp32", "adamw"),
+        ("full", "bf16", "adamw"),
+        ("last-1", "fp32", "adamw"),
+        ("classifier", "fp32", "adamw"),
+        ("full", "fp32", "adafactor"),
+    ],
 )
 def test_interrupted_training_goes_on_bit_for_bit(
-    tmp_path: Path, mode: str, precision: str
+    tmp_path: Path, mode: str, precision: str, optimizer: str
 ) -> None:
     examples = random_examples()
-    whole = tiny_training_state(mode=mode, precision=precision)
+    whole = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
     expected_losses = take_updates(whole, examples, range(6))
 
-    first = tiny_training_state(mode=mode, precision=precision)
+    first = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
     losses = take_updates(first, examples, range(3))
     save(tmp_path / "checkpoint", first, Progress(updates=3))
-    second = tiny_training_state(mode=mode, precision=precision)
+    second = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
     torch.manual_seed(99)
     progress = restore_state(second, *read_checkpoint(tmp_path / "checkpoint"))
     losses += take_updates(second, examples, range(progress.updates, 6))

@@ -1,0 +1,103 @@
+"""Layers that run again in the backward pass: the same gradients, of fewer kept tensors."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, tiny_model
+from tiny_training import random_examples
+from torch import nn
+from transformers import AlbertConfig, AlbertForSequenceClassification
+
+from finetune.devices.cpu import CpuDevice
+from finetune.errors import ModelUnsupported
+from finetune.model.feature_extractor import split_frozen
+from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
+from finetune.model.mode import Mode
+from finetune.model.structure import find_structure
+from finetune.tokenization.examples import Inputs
+
+
+def train_once(model: nn.Module, inputs: Inputs, *, precision: torch.dtype) -> list[torch.Tensor]:
+    """Return the gradients of one backward pass with dropout, and the random number after it."""
+    set_training(model)
+    torch.manual_seed(1)
+    with torch.autocast("cpu", dtype=precision, enabled=precision != torch.float32):
+        logits = model(**inputs).logits
+    logits.float().square().sum().backward()
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    return [*gradients, torch.rand(1)]
+
+
+def count_calls(model: nn.Module, act: Callable[[], object]) -> int:
+    """Return how often the first linear modules of the layers run in an action."""
+    calls: list[nn.Module] = []
+    hooks = [
+        module.register_forward_hook(lambda module, given, result: calls.append(module))
+        for name, module in model.named_modules()
+        if name.endswith("attention.self.query")
+    ]
+    act()
+    for hook in hooks:
+        hook.remove()
+    return len(calls)
+
+
+@pytest.mark.parametrize("mode", ["full", "last-1"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mode: str) -> None:
+    found = []
+    for is_checkpointed in (False, True):
+        model = tiny_model(architecture)
+        structure = find_structure(model)
+        freeze_parameters(model, structure, mode=Mode(mode))
+        if is_checkpointed:
+            enable_gradient_checkpointing(model, CpuDevice())
+        examples = random_examples(4, takes_4d_mask=structure.takes_4d_mask)
+        inputs = examples.inputs_of(np.arange(4), 16)
+        found.append(train_once(model, inputs, precision=torch.float32))
+
+    assert len(found[0]) == len(found[1])
+    assert all(map(torch.equal, *found))
+
+
+def test_layers_that_train_run_twice_in_training_and_others_once() -> None:
+    model = tiny_model()
+    freeze_parameters(model, find_structure(model), mode=Mode("last-1"))
+    enable_gradient_checkpointing(model, CpuDevice())
+    inputs = random_examples(4).inputs_of(np.arange(4), 16)
+
+    assert count_calls(model, lambda: train_once(model, inputs, precision=torch.bfloat16)) == 4
+    model.train(False)
+    assert count_calls(model, lambda: model(**inputs).logits.sum().backward()) == 3
+
+
+def test_trainable_layers_over_features_have_the_same_gradients() -> None:
+    found = []
+    for is_checkpointed in (False, True):
+        model = tiny_model()
+        freeze_parameters(model, find_structure(model), mode=Mode("last-2"))
+        if is_checkpointed:
+            enable_gradient_checkpointing(model, CpuDevice())
+        extractor = split_frozen(model, takes_4d_mask=True, pads_left=False)
+        assert extractor is not None
+        inputs = random_examples(4).inputs_of(np.arange(4), 16)
+        above = {"inputs_embeds": extractor.extract(inputs), **inputs}
+        del above["input_ids"]
+        trainable = extractor.trainable
+        found.append(train_once(trainable, above, precision=torch.bfloat16))
+
+    assert all(map(torch.equal, *found))
+    again = partial(train_once, trainable, above, precision=torch.bfloat16)
+    assert count_calls(trainable, again) == 4
+
+
+def test_model_that_transformers_can_not_checkpoint_is_refused() -> None:
+    config = AlbertConfig(
+        vocab_size=50, embedding_size=8, hidden_size=8, num_attention_heads=2, intermediate_size=8
+    )
+    with pytest.raises(ModelUnsupported, match="AlbertForSequenceClassification has no gradient"):
+        enable_gradient_checkpointing(AlbertForSequenceClassification(config), CpuDevice())
