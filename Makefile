@@ -6,7 +6,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 CACHES := .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run find-batch doctor test test-slow test-mps check format resolve-mac constraints clean
+.PHONY: help setup demo run find-batch bench doctor test test-slow test-mps check format resolve-mac constraints clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ run: setup ## Fine-tune; ARGS="--config configs/trec_head.yaml" and the like
 
 find-batch: setup ## Find the batch sizes that fit this machine; ARGS="--device cpu" and the like
 	$(BIN)/finetune find-batch $(ARGS)
+
+bench: setup ## Time this machine's devices at published workloads; ARGS="--quick" and the like
+	$(BIN)/finetune bench $(ARGS)
 
 doctor: setup ## Check whether this machine is ready; ARGS="--device mps" and the like
 	$(BIN)/finetune doctor $(ARGS)

@@ -1,7 +1,7 @@
 """One probe: real updates at a batch size, and what they took."""
 
-import time
 from dataclasses import dataclass
+from functools import partial
 
 from finetune.batch_finder.trial import Trial
 
@@ -43,16 +43,11 @@ def measure(trial: Trial, *, batch_size: int, budget_bytes: int) -> Measurement:
 
 def _best_rate(trial: Trial, *, batch_size: int) -> float:
     """Return the best examples per second of some series of updates, each twice as long."""
+    update = partial(trial.take_update, batch_size=batch_size)
     updates = 1 if trial.device.torch_device.type == "cpu" else 2
     best_rate = timed_seconds = 0.0
     while timed_seconds < _LEAST_TIMED_SECONDS:
-        # Within a series nothing waits for the device.
-        trial.device.synchronize()
-        started = time.perf_counter()
-        for _ in range(updates):
-            trial.take_update(batch_size=batch_size)
-        trial.device.synchronize()
-        seconds = time.perf_counter() - started
+        seconds = trial.device.time_calls(update, calls=updates)
         best_rate = max(best_rate, updates * batch_size / seconds)
         timed_seconds += seconds
         updates *= 2

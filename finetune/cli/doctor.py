@@ -104,7 +104,8 @@ def _checks(device: str) -> Iterator[Check]:
 
 
 def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
-    from finetune.doctor.operators import audit_model, audit_module, load_factory
+    from finetune.doctor.operators import audit_model, audit_module
+    from finetune.model.factory import load_factory
 
     source = chosen.pop("model", ModelConfig.model)
     if ":" not in source:

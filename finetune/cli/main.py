@@ -19,6 +19,7 @@ COMMANDS = {
     "init": "Write a configuration for a table of texts.",
     "data": "Check the data of a run: classes, duplicates, leaks, lengths.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",
+    "bench": "Time this machine's devices at published workloads, side by side.",
     "cache": "List or delete the stored features of frozen layers.",
     "doctor": "Check whether this machine is ready.",
     "config": "Show, check and copy configurations.",

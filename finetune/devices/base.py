@@ -1,5 +1,6 @@
 """What a device offers to the rest of the package, and the rules that several devices share."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,15 @@ class Device:
     ) -> "CapturedFunction | None":
         """Return a function whose calls are launched as a whole, where the device can do that."""
         return None
+
+    def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
+        """Return the seconds of some calls in a row, between which nothing waits for the device."""
+        self.synchronize()
+        started = time.perf_counter()
+        for _ in range(calls):
+            work()
+        self.synchronize()
+        return time.perf_counter() - started
 
     def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:
         """Set the number of CPU threads with which work is fastest, where the device has any."""

@@ -6,7 +6,6 @@ real, so that a forward may depend on its values.
 
 import bisect
 import copy
-import importlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +35,7 @@ from finetune.devices.emulation import (
 from finetune.devices.mps.known_faults import Call, KnownFault, known_faults
 from finetune.devices.mps.operators import Status, status_of
 from finetune.doctor.models import max_tokens, random_classifier, with_stars
-from finetune.errors import UsageError
+from finetune.model.factory import loss_of
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.training.accelerator import inner_optimizer
@@ -162,34 +161,10 @@ def audit_module(
     """
     recorder = _Recorder(module, torch_version=torch_version)
     with dispatching_as_mps(), recorder:
-        loss = _loss_of(module(**batch))
+        loss = loss_of(module(**batch))
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
     return recorder.report()
-
-
-def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
-    """Call ``package.module:function``, which returns a module and its keyword arguments.
-
-    Raises:
-        UsageError: If there is no such function, or it returns something else.
-    """
-    module_name, _, function_name = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"{name} can't be imported: {error}",
-            remedy="name a function of a module that python -c 'import ...' finds, as "
-            "package.module:function",
-        ) from error
-    match function():
-        case (nn.Module() as module, dict() as batch):
-            return module, batch
-    raise UsageError(
-        f"{name} does not return a module and a batch",
-        remedy="return (module, batch), the batch as a dict of keyword arguments",
-    )
 
 
 def _fake_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -199,14 +174,6 @@ def _fake_copy(model: PreTrainedModel) -> PreTrainedModel:
     """
     with FakeCopyMode(FakeTensorMode(allow_non_fake_inputs=True)):
         return copy.deepcopy(model)
-
-
-def _loss_of(output: Any) -> torch.Tensor:
-    loss = getattr(output, "loss", None)
-    if isinstance(loss, torch.Tensor):
-        return loss
-    tensors = (one for one in tree_iter(output) if isinstance(one, torch.Tensor))
-    return cast(torch.Tensor, sum(one.sum() for one in tensors if one.is_floating_point()))
 
 
 class _Places:

@@ -19,7 +19,7 @@ from finetune.model.freeze import freeze_parameters
 from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.encode import EncodedTexts
+from finetune.tokenization.encode import random_texts
 from finetune.tokenization.examples import Examples, ModelInputs, inputs_of_texts
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
@@ -102,15 +102,12 @@ class Rehearsal:
         return Examples(inputs_of, lengths, labels, np.ones(count, np.float32))
 
     def _inputs(self, lengths: NDArray[np.int64]) -> ModelInputs:
-        random = np.random.default_rng(_SEED)
         config = self.model.config
-        tokens = random.integers(config.vocab_size, size=lengths.sum(), dtype=np.int32)
-        texts = EncodedTexts(
-            columns={"input_ids": tokens},
-            offsets=np.concatenate([[0], np.cumsum(lengths)]),
-            padding={"input_ids": config.pad_token_id or 0},
-            pads_left=False,
-            truncated_texts=0,
+        texts = random_texts(
+            lengths,
+            vocabulary_size=config.vocab_size,
+            padding_id=config.pad_token_id or 0,
+            seed=_SEED,
         )
         return inputs_of_texts(texts, takes_4d_mask=self.structure.takes_4d_mask)
 

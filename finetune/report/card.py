@@ -13,7 +13,8 @@ from finetune.config.schema import Config
 from finetune.data.load import HUB_PREFIX
 from finetune.files import write_text_atomically
 from finetune.model.source import MINILM, MINILM_REPOSITORY
-from finetune.report.page import percent, standard_error
+from finetune.report.page import standard_error
+from finetune.report.templates import percent
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.results import RunResults
 

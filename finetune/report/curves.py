@@ -61,7 +61,7 @@ def draw_curves(rows: Rows) -> str:
             _finish(score, title="Validation")
             score.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         figure.axes[-1].set_xlabel("update")
-        return _svg(figure)
+        return svg_of(figure)
 
 
 def _plot(axes: Axes, rows: Rows, *, key: str, label: str, color: str, marker: str = "") -> None:
@@ -79,7 +79,8 @@ def _finish(axes: Axes, *, title: str) -> None:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
 
 
-def _svg(figure: Figure) -> str:
+def svg_of(figure: Figure) -> str:
+    """Return a figure drawn in ``STYLE`` as an ``svg`` element in the colours of the page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata=NO_METADATA)
     svg = buffer.getvalue()

@@ -92,6 +92,21 @@ def encode_texts(
     )
 
 
+def random_texts(
+    lengths: NDArray[np.int64], *, vocabulary_size: int, padding_id: int, seed: int
+) -> EncodedTexts:
+    """Return texts of random tokens, ``lengths`` of each, to be timed or compared on devices."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(vocabulary_size, size=lengths.sum(), dtype=np.int32)
+    return EncodedTexts(
+        columns={"input_ids": tokens},
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        padding={"input_ids": padding_id},
+        pads_left=False,
+        truncated_texts=0,
+    )
+
+
 def _pieces(texts: "Sequence[str] | pyarrow.ChunkedArray", *, emit: Emit) -> Iterator[list[str]]:
     """Yield the texts in slices, and report every few seconds how many are done."""
     started = reported = time.monotonic()

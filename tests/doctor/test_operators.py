@@ -16,9 +16,9 @@ from finetune.doctor.operators import (
     OperatorReport,
     audit_classifier,
     audit_module,
-    load_factory,
 )
 from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.model.factory import load_factory
 from finetune.model.mode import Mode
 
 MODES = ("full", "last-1", "head", "classifier")

@@ -8,7 +8,8 @@ import pytest
 
 from finetune.evaluation.metrics import ClassScores
 from finetune.files import write_json, write_jsonl
-from finetune.report.page import duration, write_report
+from finetune.report.page import write_report
+from finetune.report.templates import duration
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
 

@@ -1,0 +1,1 @@
+"""How fast the devices of a machine are, by workloads that others have published."""

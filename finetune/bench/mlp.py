@@ -1,0 +1,36 @@
+"""A network of three linear layers, forward and backward: too small for a GPU, and larger ones."""
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from finetune.bench.workload import ModuleWorkload
+
+_WIDTHS = (1024, 512, 256)
+_CLASSES = 10
+_ROWS = 1024
+_SCALES = (1, 4, 16)
+
+
+def mlp_workloads() -> list[ModuleWorkload]:
+    """Return the network as published, and with its widths times 4 and 16."""
+    return [_mlp([scale * width for width in _WIDTHS] + [_CLASSES]) for scale in _SCALES]
+
+
+def _mlp(widths: list[int]) -> ModuleWorkload:
+    return ModuleWorkload(
+        group="mlp",
+        name="-".join(map(str, widths)),
+        rows=_ROWS,
+        phases=("training",),
+        gigaflops=2e-9 * sum(one * other for one, other in pairwise(widths)),
+        make=lambda: _build(widths),
+        make_batch=lambda rows: {"input": torch.randn(rows, widths[0])},
+    )
+
+
+def _build(widths: list[int]) -> nn.Module:
+    pairs = ((nn.Linear(one, other), nn.ReLU()) for one, other in pairwise(widths))
+    *layers, _ = (layer for pair in pairs for layer in pair)
+    return nn.Sequential(*layers)

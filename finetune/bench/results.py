@@ -1,0 +1,124 @@
+"""What was measured, and the ``bench.json`` that holds it."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from json import JSONDecodeError
+from pathlib import Path
+from typing import Any
+
+from finetune.bench.workload import Phase
+from finetune.errors import UsageError
+from finetune.files import read_json
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A workload in one phase on one device.
+
+    Args:
+        rows: Of a step, as published.
+        timed_rows: Of the steps that were timed; 0 where none was.
+        seconds: Of a step, by repeat.
+        note: Why fewer rows were timed, or none.
+    """
+
+    group: str
+    workload: str
+    phase: Phase
+    device: str
+    rows: int
+    timed_rows: int
+    seconds: tuple[float, ...]
+    note: str = ""
+
+    @property
+    def median_seconds(self) -> float | None:
+        """The median of a step's seconds, None where nothing was timed."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """By the median, None where nothing was timed."""
+        median = self.median_seconds
+        return None if median is None else self.timed_rows / median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where it was measured.
+
+    Args:
+        cpu: Its name for itself, maybe empty.
+        devices: Description by name.
+        versions: Of Python and of the packages that compute.
+    """
+
+    cpu: str
+    platform: str
+    devices: Mapping[str, str]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResults:
+    """All rows that were measured on a machine.
+
+    Args:
+        texts: Where the lengths of the texts are from.
+        is_quick: Whether timings were short, of fewer rows.
+        is_complete: Whether all that was asked for was tried.
+        found_batches: What ``find-batch`` found at 512 tokens, by device and mode.
+    """
+
+    machine: Machine
+    texts: str
+    is_quick: bool
+    is_complete: bool
+    rows: tuple[Row, ...]
+    found_batches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def of(self, group: str) -> tuple[Row, ...]:
+        """Return the rows of a group."""
+        return tuple(row for row in self.rows if row.group == group)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``bench.json``; its readers get the rows a second as well."""
+        values = asdict(self)
+        values["rows"] = [
+            asdict(row) | {"rows_per_second": row.rows_per_second} for row in self.rows
+        ]
+        return {"schema_version": SCHEMA_VERSION, **values}
+
+
+def read_results(path: Path) -> BenchResults:
+    """Read a ``bench.json``.
+
+    Raises:
+        UsageError: If it can't be read, is none, or is one of another version.
+    """
+    import pydantic
+
+    remedy = "name two files that finetune bench has written as bench.json"
+    try:
+        values = read_json(path)
+        if not isinstance(values, dict) or "schema_version" not in values:
+            raise UsageError(f"{path} is no bench.json: it has no schema_version", remedy=remedy)
+        if (version := values.pop("schema_version")) != SCHEMA_VERSION:
+            raise UsageError(
+                f"{path} has schema_version {version}, this finetune reads {SCHEMA_VERSION}",
+                remedy="use the same version of finetune on both machines",
+            )
+        return pydantic.TypeAdapter(BenchResults).validate_python(values)
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}", remedy=remedy) from error
+    except (JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no JSON: {error}", remedy=remedy) from error
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"{path} is no bench.json: {place}: {first['msg']}", remedy=remedy
+        ) from error

@@ -1,0 +1,51 @@
+"""The workloads by group."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from finetune.bench.apple import apple_workloads
+from finetune.bench.groups import Group
+from finetune.bench.inference import inference_workloads
+from finetune.bench.mlp import mlp_workloads
+from finetune.bench.own import own_workload
+from finetune.bench.training import FoundSizes, training_workloads
+from finetune.bench.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is timed.
+
+    Args:
+        groups: Of workloads, in order.
+        model: A network of the user's own as ``package.module:function``; None for none.
+        lengths: Tokens of the texts.
+        found: Batch sizes that ``find-batch`` found, by device and mode.
+        is_quick: Fewer batch sizes.
+    """
+
+    groups: Sequence[Group]
+    model: str | None
+    lengths: Sequence[int]
+    is_quick: bool
+    found: FoundSizes = field(default_factory=dict)
+
+
+def list_workloads(choice: Choice) -> list[Workload]:
+    """Return the workloads that were chosen, group by group, the user's own last.
+
+    Raises:
+        UsageError: If the user's own can't be made.
+    """
+    makers: Mapping[Group, Callable[[], Sequence[Workload]]] = {
+        "mlp": mlp_workloads,
+        "inference": lambda: inference_workloads(choice.lengths, is_quick=choice.is_quick),
+        "training": lambda: training_workloads(
+            choice.lengths, found=choice.found, is_quick=choice.is_quick
+        ),
+        "apple": apple_workloads,
+    }
+    chosen = [one for group in choice.groups for one in makers[group]()]
+    if choice.model is not None:
+        chosen.append(own_workload(choice.model))
+    return chosen

@@ -1,0 +1,43 @@
+"""A user's own module with a batch for it, from ``package.module:function``."""
+
+import importlib
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_iter
+
+from finetune.errors import UsageError
+
+
+def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
+    """Call ``package.module:function``, which returns a module and its keyword arguments.
+
+    Raises:
+        UsageError: If there is no such function, or it returns something else.
+    """
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{name} can't be imported: {error}",
+            remedy="name a function of a module that python -c 'import ...' finds, as "
+            "package.module:function",
+        ) from error
+    match function():
+        case (nn.Module() as module, dict() as batch):
+            return module, batch
+    raise UsageError(
+        f"{name} does not return a module and a batch",
+        remedy="return (module, batch), the batch as a dict of keyword arguments",
+    )
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """Return the ``loss`` of a module's output, or the sum of all its floating-point tensors."""
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    tensors = (one for one in tree_iter(output) if isinstance(one, torch.Tensor))
+    return cast(torch.Tensor, sum(one.sum() for one in tensors if one.is_floating_point()))

@@ -1,0 +1,45 @@
+from bench.example_results import a_row, example_results
+
+from finetune.bench.tables import compare, first_faster, tabulate
+
+
+def test_each_group_has_a_table_and_what_was_published_is_apart_with_its_source() -> None:
+    tables = tabulate(example_results())
+    assert [(table.group, bool(table.source)) for table in tables] == [
+        *(("inference", False), ("inference", True), ("training", False), ("training", True)),
+        *(("apple", False), ("apple", True)),
+    ]
+    inference = tables[0]
+    assert inference.columns[:5] == ("workload", "phase", "rows", "cpu, ms a step", "cpu, rows/s")
+    assert inference.rows[0][3:] == ("10 (9–12)", "100", "20 (18–24)", "50", "0.50")
+    assert tables[3].rows[0] == ("full", "CPU", "32", "0.69", "24 min 13 s")
+
+
+def test_remarks_say_where_a_device_is_faster_what_failed_and_how_often_as_fast_runs_are() -> None:
+    inference, _, training, *_ = tabulate(example_results())
+    assert inference.remarks == ("gpu is faster than the CPU from batch 8 on",)
+    assert training.remarks[:2] == (
+        "full, 512 tokens, batch 32, training, gpu: out of memory",
+        "cpu, full: finetune run is 100.0 times as fast as 512 tokens, batch 32",
+    )
+    article = training.rows[0]
+    assert article[5:] == ("-", "-", "16.67", "-", "-")
+
+
+def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
+    seconds = {"1": (1, 0.5), "2": (1, 2), "4": (1, 0.5), "8": (1, 0.5)}
+    rows = [
+        a_row("mlp", name, device, one)
+        for name, pair in seconds.items()
+        for device, one in zip(("cpu", "gpu"), pair, strict=True)
+    ]
+    assert first_faster(rows, "gpu") == "4"
+    assert first_faster(rows[:4], "gpu") is None
+
+
+def test_two_machines_stand_side_by_side() -> None:
+    table = compare(example_results(), example_results(gpu="other", factor=0.5), names=("A", "B"))
+    assert table.columns[2:] == ("A, cpu", "A, gpu", "B, cpu", "B, other", "B ÷ A")
+    assert table.rows[0] == ("inference: batch 1", "evaluation", "100", "50", "200", "100", "2.00")
+    assert table.rows[3] == ("training: full, 512 tokens, batch 32", "training",
+                             "1", "-", "1", "-", "1.00")  # fmt: skip

@@ -1,0 +1,111 @@
+"""The workloads, with a tiny BERT in the place of BERT-base, on the CPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import tiny_model
+
+from finetune.bench import bert, training
+from finetune.bench.apple import apple_workloads
+from finetune.bench.bert import bert_base, bert_structure, read_lengths
+from finetune.bench.mlp import mlp_workloads
+from finetune.bench.own import own_workload
+from finetune.bench.timer import QUICK, time_workload
+from finetune.bench.workload import ModuleWorkload
+from finetune.bench.workloads import Choice, list_workloads
+from finetune.devices.cpu import CpuDevice
+from finetune.errors import DataNotFound
+
+LENGTHS = [3, 9, 5, 7]
+
+
+@pytest.fixture
+def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(bert, "_random_bert", tiny_model)
+    monkeypatch.setattr(training, "ARTICLE_TOKENS", 16)
+    monkeypatch.setattr(training, "TEXTS", 40)
+    bert_structure.cache_clear()
+    yield
+    bert_structure.cache_clear()
+
+
+@pytest.mark.usefixtures("tiny_bert")
+@pytest.mark.parametrize("group", ["inference", "training"])
+def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
+    choice = Choice(groups=[group], model=None, lengths=LENGTHS, is_quick=True)  # type: ignore[list-item]
+    for workload in list_workloads(choice):
+        [row] = time_workload(workload, [CpuDevice()], effort=QUICK, announce=lambda name: None)
+        assert (row.note, row.timed_rows) == ("", workload.rows), workload.name
+        assert all(seconds > 0 for seconds in row.seconds)
+
+
+@pytest.mark.usefixtures("tiny_bert")
+def test_a_batch_size_that_was_found_is_timed_on_its_device_alone() -> None:
+    found = {"cpu": {"full": 4, "classifier": 64}}
+    workloads = training.training_workloads(LENGTHS, found=found, is_quick=False)
+    [extra] = [one for one in workloads if one.device]
+    assert (extra.name, extra.device) == ("full, 16 tokens, batch 4, found on cpu", "cpu")
+
+
+@pytest.mark.usefixtures("tiny_bert")
+@pytest.mark.parametrize("mode", ["full", "classifier"])
+def test_the_articles_updates_change_what_its_mode_trains(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = bert_base()
+    monkeypatch.setattr(training, "bert_base", lambda: model)
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    workloads = training.training_workloads(LENGTHS, found={}, is_quick=True)
+    [workload] = [one for one in workloads if one.name == f"{mode}, 16 tokens, batch 1"]
+    task = workload.build(CpuDevice())
+    task.load(1)
+    task.step()
+    changed = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
+    assert "classifier.weight" in changed
+    assert (mode == "full") == ("bert.pooler.dense.weight" in changed)
+
+
+def test_networks_have_the_parameters_of_the_published_ones() -> None:
+    with torch.device("meta"):
+        counts = {
+            one.name: sum(parameter.numel() for parameter in one.make().parameters())
+            for one in (*mlp_workloads(), *apple_workloads())
+            if isinstance(one, ModuleWorkload) and one.name != "BERT-base"
+        }
+    assert counts == {
+        "1024-512-256-10": 658_698,
+        "4096-2048-1024-10": 10_499_082,
+        "16384-8192-4096-10": 167_825_418,
+        "ResNet-50": 25_557_032,
+        "VGG16": 138_357_544,
+    }
+
+
+def test_a_network_of_the_users_own_is_trained_and_evaluated_with_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_network.py").write_text(
+        "import torch\ndef make(): return torch.nn.Linear(3, 4), {'input': torch.ones(5, 3)}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = time_workload(
+        own_workload("own_network:make"), [CpuDevice()], effort=QUICK, announce=lambda name: None
+    )
+    assert [(row.phase, row.timed_rows, row.note) for row in rows] == [
+        ("training", 5, ""),
+        ("evaluation", 5, ""),
+    ]
+
+
+def test_texts_are_as_long_as_those_of_trec_or_of_the_questions(tmp_path: Path) -> None:
+    (tmp_path / "train_5500.label").write_bytes(b"NUM:date When was caf\xe9 first served ?\n")
+    assert read_lengths(tmp_path) == [8]
+    assert 12.5 < float(np.mean(read_lengths(None))) < 13.5
+
+
+def test_a_folder_without_trec_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFound, match=r"train_5500\.label"):
+        read_lengths(tmp_path)

@@ -1,0 +1,133 @@
+"""``finetune bench``: one real measurement, the others without a child process."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.example_results import example_results
+from tiny_runs import Command, finetune_in_a_child
+
+from finetune.api import bench
+from finetune.bench.results import Row, read_results
+from finetune.files import write_json
+
+ROWS = [replace(row, group="mlp") for row in example_results().rows if row.device == "cpu"]
+
+
+def time_all(choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]:
+    for row, _ in zip(ROWS, workloads, strict=False):
+        yield [row]
+
+
+def be_stopped(choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]:
+    yield [ROWS[0]]
+    raise KeyboardInterrupt
+
+
+def test_a_bench_writes_files_and_says_how_long_it_takes(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "time_all", time_all)
+    outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path / "b")
+    assert outcome.code == 0, outcome.errors
+    first, *progress = outcome.errors.splitlines()
+    assert first.startswith("this takes about ")
+    assert progress[2].startswith("3/3 mlp: 16384-8192-4096-10, about ")
+    assert "A network of three layers" in outcome.output
+    assert f"results and page: {tmp_path / 'b'}" in outcome.output
+    assert read_results(tmp_path / "b" / "bench.json").rows == tuple(ROWS[:3])
+    assert (tmp_path / "b" / "bench.html").read_text().startswith("<!doctype html>")
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "time_all", be_stopped)
+    outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
+    outcome.assert_refused(130, "stopped", str(tmp_path))
+    results = read_results(tmp_path / "bench.json")
+    assert (results.is_complete, results.rows) == (False, (ROWS[0],))
+    assert "rows are missing" in (tmp_path / "bench.html").read_text()
+
+
+def test_a_row_without_timing_is_a_note_and_no_failure(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = replace(ROWS[0], seconds=(), timed_rows=0, note="the process was killed by SIGABRT")
+    monkeypatch.setattr(bench, "time_all", lambda *_: iter_rows(lost))
+    outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
+    assert outcome.code == 0, outcome.errors
+    assert "the process was killed by SIGABRT" in outcome.output
+    assert "1 of 3 rows have no timing" in outcome.output
+
+
+def iter_rows(lost: Row) -> Iterator[list[Row]]:
+    for row in (lost, *ROWS[1:3]):
+        yield [row]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("mlp", "--devices", "cuda"), 4, ("CUDA",)),
+        (("mlp", "--devices", "gpu"), 2, ("gpu",)),
+        (("mlp", "--devices", "auto"), 2, ("auto",)),
+        (("--model", "no_such:make"), 2, ("no_such:make",)),
+        (("inference", "--data-dir", "/nowhere"), 3, ("/nowhere", "--data-dir")),
+        (("mlp", "--output-dir", __file__), 2, (__file__,)),
+        (("--compare", __file__, __file__), 2, (__file__, "no JSON")),
+    ],
+)
+def test_what_can_not_be_done_is_refused_before_anything_is_timed(
+    arguments: tuple[str, ...], code: int, words: tuple[str, ...], command: Command, tmp_path: Path
+) -> None:
+    options = () if "--output-dir" in arguments else ("--output-dir", str(tmp_path))
+    if "cuda" in arguments:
+        skip_with_cuda()
+    command("bench", *arguments, *options).assert_refused(code, *words)
+
+
+def skip_with_cuda() -> None:
+    from finetune.devices.cuda import why_not_usable
+
+    if why_not_usable() is None:
+        pytest.skip("this machine has the device")
+
+
+def test_two_files_are_set_side_by_side_as_a_table_and_as_json(
+    command: Command, tmp_path: Path
+) -> None:
+    files = [tmp_path / "one.json", tmp_path / "other.json"]
+    for file, results in zip(files, (example_results(), example_results(gpu="mine")), strict=True):
+        write_json(file, results.to_json())
+    outcome = command("bench", "--compare", *files)
+    assert outcome.code == 0, outcome.errors
+    assert "A, cpu  A, gpu  B, cpu  B, mine  B ÷ A" in outcome.output
+    assert f"B: {files[1]}: A <fast> chip, 2 threads, a GPU" in outcome.output
+    printed = json.loads(command("bench", "--compare", *files, "--json").output)
+    assert printed["rows"][0]["B, mine"] == "50"
+
+
+@pytest.mark.slow
+def test_a_real_bench_of_a_network_of_ones_own_that_kills_its_process_goes_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own_networks.py").write_text(
+        "import os, torch\n"
+        "class Fragile(torch.nn.Linear):\n"
+        "    def forward(self, input):\n"
+        "        return super().forward(input) if self.training else os.abort()\n"
+        "def make(): return Fragile(3, 4), {'input': torch.ones(5, 3)}\n"
+    )
+    done = finetune_in_a_child(
+        "bench", "mlp", "--quick", "--model", "own_networks:make", "--devices", "cpu", "--json",
+        "--output-dir", tmp_path, environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *mlp, training, evaluation = json.loads(done.stdout)["rows"]
+    assert len(mlp) == 3
+    assert all(row["rows_per_second"] for row in mlp)
+    assert training["note"] == evaluation["note"] == "the process was killed by SIGABRT"
