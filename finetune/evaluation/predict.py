@@ -99,9 +99,7 @@ def predict_logits(
                 filled = max(batch_size, device.shapes.min_examples)
                 indices = fill_batch(indices, batch_size=filled)
             inputs = examples.inputs_of(indices, batch.padded_length)
-            logits = model(
-                **{name: one.to(device.torch_device) for name, one in inputs.items()}
-            ).logits
+            logits = model(**{name: device.copy(one) for name, one in inputs.items()}).logits
             results.append(logits[: len(batch.indices)].float())
     in_planned_order = torch.cat(results).cpu().numpy()
     in_order = np.empty_like(in_planned_order)

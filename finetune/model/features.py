@@ -45,7 +45,7 @@ class FrozenLayers:
 
     def features(self, inputs: Inputs) -> torch.Tensor:
         """Return the features of a batch, given on the CPU, on the device."""
-        there = {name: one.to(self.device.torch_device) for name, one in inputs.items()}
+        there = {name: self.device.copy(one) for name, one in inputs.items()}
         with autocast(self.device, precision=self.precision):
             return self.extractor.extract(there)
 
