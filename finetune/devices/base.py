@@ -23,6 +23,7 @@ class Device:
             scale.
         has_foreach: Whether an operation on a list of tensors is one, not as many as tensors.
         captures: Whether ``capture`` gives more than None.
+        tokens_ahead: Tokens of the batches that are copied to it together.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Device:
     fused_adamw_scales_gradients = True
     has_foreach = True
     captures = False
+    tokens_ahead = 0
     memory: "DeviceMemory"
     shapes: "BatchShapes"
 

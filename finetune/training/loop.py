@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from finetune import events
-from finetune.devices.base import Device, gibibytes
+from finetune.devices.base import gibibytes
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import LossNotFinite
 from finetune.events import Emit
@@ -17,7 +17,7 @@ from finetune.tokenization.buckets import Batch, longest_first
 from finetune.tokenization.examples import Examples
 from finetune.training.clipping import total_norm
 from finetune.training.guard import ParameterGuard
-from finetune.training.micro_batches import MicroBatch, cut_batch
+from finetune.training.micro_batches import move_batches
 from finetune.training.out_of_memory import update_with_retries
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState
@@ -122,12 +122,10 @@ def _train_epoch(
     if training_state.device.shapes.pads_batches:
         batches = longest_first(batches)
     left_updates = training_state.schedule.total_updates - progress.updates
-    for batch in batches[done:][:left_updates]:
+    batches = batches[done:][:left_updates]
+    for batch, cut in move_batches(examples, batches, device=training_state.device):
         loss = update_with_retries(
-            training_state,
-            progress.updates,
-            cut=_cutter(examples, batch, training_state.device),
-            batch_size=settings.batch_size,
+            training_state, progress.updates, cut=cut, batch_size=settings.batch_size
         )
         log.add(batch, loss)
         progress.updates += 1
@@ -135,13 +133,6 @@ def _train_epoch(
             log.write()
         if settings.should_stop():
             return
-
-
-def _cutter(
-    examples: Examples, batch: Batch, device: Device
-) -> Callable[[int], Iterator[MicroBatch]]:
-    """Return the function that cuts an effective batch into slices of at most so many examples."""
-    return lambda batch_size: cut_batch(examples, batch, batch_size=batch_size, device=device)
 
 
 def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:

@@ -1,11 +1,13 @@
 """Gradient accumulation: an effective batch, cut into slices that go through the device."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from finetune.devices.base import Device
 from finetune.tokenization.buckets import Batch
@@ -32,6 +34,14 @@ class MicroBatch:
         """Return all tensors by name, as ``from_tensors`` takes them."""
         return {**self.inputs, "labels": self.labels, "shares": self.shares}
 
+    def part(self, rows: slice) -> "MicroBatch":
+        """Return some of the examples, as views."""
+        return MicroBatch(
+            inputs={name: tensor[rows] for name, tensor in self.inputs.items()},
+            labels=self.labels[rows],
+            shares=self.shares[rows],
+        )
+
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "MicroBatch":
         """Return the micro-batch of tensors that ``tensors`` returned."""
@@ -39,40 +49,102 @@ class MicroBatch:
         return cls(labels=inputs.pop("labels"), shares=inputs.pop("shares"), inputs=inputs)
 
 
+class MovedBatches:
+    """Effective batches that move to the device together: each copy is a launch.
+
+    All slices of a batch have its padded length, and an example's share of the loss is its weight
+    over the weight of the whole batch: the gradients add up to those of the undivided batch,
+    whatever the slices. Where the device pads batches, a smaller last slice is filled up with
+    examples that have no share.
+    """
+
+    def __init__(self, examples: Examples, batches: Sequence[Batch], *, device: Device) -> None:
+        self._examples, self._batches, self._device = examples, batches, device
+        self._batch_size = 0
+        self._moved: list[MicroBatch] = []
+
+    def cut(self, position: int, *, batch_size: int) -> Iterator[MicroBatch]:
+        """Yield one of the batches as contiguous slices of at most ``batch_size`` examples.
+
+        The first call moves all of them. Memory may run out here.
+        """
+        batch_size = max(batch_size, self._device.shapes.min_examples)
+        if batch_size != self._batch_size:
+            self._moved = self._move(batch_size)
+            self._batch_size = batch_size
+        whole = self._moved[position]
+        for start in range(0, len(whole.labels), batch_size):
+            yield whole.part(slice(start, start + batch_size))
+
+    def _move(self, batch_size: int) -> list[MicroBatch]:
+        moved: dict[int, MicroBatch] = {}
+        lengths = [batch.padded_length for batch in self._batches]
+        for padded_length in set(lengths):
+            positions = [at for at, length in enumerate(lengths) if length == padded_length]
+            filled = [self._fill(self._batches[at], batch_size) for at in positions]
+            together = self._together(filled, padded_length)
+            start = 0
+            for at, (indices, _) in zip(positions, filled, strict=True):
+                moved[at] = together.part(slice(start, start + len(indices)))
+                start += len(indices)
+        return [moved[at] for at in range(len(lengths))]
+
+    def _fill(self, batch: Batch, batch_size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return a batch's indices and shares, filled up where the device pads batches."""
+        indices, weights = batch.indices, self._examples.weights[batch.indices]
+        shares = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
+        if self._device.shapes.pads_batches:
+            full = math.ceil(len(indices) / batch_size) * batch_size
+            shares = np.pad(shares, (0, full - len(indices)))
+            indices = fill_batch(indices, batch_size=full)
+        return indices, shares
+
+    def _together(
+        self,
+        filled: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]],
+        padded_length: int,
+    ) -> MicroBatch:
+        indices = np.concatenate([each for each, _ in filled])
+        shares = np.concatenate([each for _, each in filled])
+        inputs = self._examples.inputs_of(indices, padded_length)
+        return MicroBatch(
+            inputs={name: self._device.copy(tensor) for name, tensor in inputs.items()},
+            labels=self._device.copy(torch.from_numpy(self._examples.labels[indices])),
+            shares=self._device.copy(torch.from_numpy(shares)),
+        )
+
+
+def move_batches(
+    examples: Examples, batches: Sequence[Batch], *, device: Device
+) -> Iterator[tuple[Batch, Callable[[int], Iterator[MicroBatch]]]]:
+    """Yield each effective batch with what cuts it into slices of at most so many examples."""
+    for window in _windows(batches, tokens=device.tokens_ahead):
+        moved = MovedBatches(examples, window, device=device)
+        for position, batch in enumerate(window):
+            yield batch, partial(_cut, moved, position)
+
+
+def _cut(moved: MovedBatches, position: int, batch_size: int) -> Iterator[MicroBatch]:
+    return moved.cut(position, batch_size=batch_size)
+
+
+def _windows(batches: Sequence[Batch], *, tokens: int) -> Iterator[Sequence[Batch]]:
+    """Yield successive batches of at most so many tokens, or one."""
+    window: list[Batch] = []
+    left = tokens
+    for batch in batches:
+        size = len(batch.indices) * batch.padded_length
+        if window and size > left:
+            yield window
+            window, left = [], tokens
+        window.append(batch)
+        left -= size
+    if window:
+        yield window
+
+
 def cut_batch(
     examples: Examples, batch: Batch, *, batch_size: int, device: Device
 ) -> Iterator[MicroBatch]:
-    """Yield an effective batch as contiguous slices of at most ``batch_size`` examples.
-
-    All have the batch's padded length, and an example's share of the loss is its weight over the
-    weight of the whole batch: the gradients add up to those of the undivided batch, whatever the
-    slices. Where the device pads batches, a smaller last slice is filled up with examples that have
-    no share.
-
-    Args:
-        examples: The split that the batch belongs to.
-        batch: The effective batch.
-        batch_size: Examples in a slice.
-        device: Where the tensors go.
-    """
-    batch_size = max(batch_size, device.shapes.min_examples)
-    indices = batch.indices
-    shares = examples.weights[indices] / examples.weights[indices].sum(dtype=np.float64)
-    if device.shapes.pads_batches:
-        full = math.ceil(len(indices) / batch_size) * batch_size
-        shares = np.pad(shares, (0, full - len(indices)))
-        indices = fill_batch(indices, batch_size=full)
-    # The batch moves at once and is cut on the device: a copy may wait for it.
-    inputs = {
-        name: device.copy(tensor)
-        for name, tensor in examples.inputs_of(indices, batch.padded_length).items()
-    }
-    labels = device.copy(torch.from_numpy(examples.labels[indices]))
-    shares_there = device.copy(torch.from_numpy(shares.astype(np.float32)))
-    for start in range(0, len(indices), batch_size):
-        part = slice(start, start + batch_size)
-        yield MicroBatch(
-            inputs={name: tensor[part] for name, tensor in inputs.items()},
-            labels=labels[part],
-            shares=shares_there[part],
-        )
+    """Yield an effective batch as slices on the device, as ``MovedBatches.cut`` does."""
+    return MovedBatches(examples, [batch], device=device).cut(0, batch_size=batch_size)

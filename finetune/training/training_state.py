@@ -71,13 +71,17 @@ class TrainingState:
             What takes the update of a number, and returns its loss.
         """
         if self.captured:
-            # What is captured shall not find the memory of older gradients in use.
-            self.optimizer.zero_grad(set_to_none=True)
+            self._drop_gradients()
             micro_batches = list(micro_batches)
             replay = self.captured.prepare([one.tensors() for one in micro_batches])
             if replay:
                 return partial(self._replay, replay)
         return partial(self._step, self.accumulate_gradients(micro_batches))
+
+    def _drop_gradients(self) -> None:
+        """Free the gradients that an update leaves which is not captured, for what is captured."""
+        if any(one.grad is not None for one in self.optimizer.param_groups[0]["params"]):
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _replay(self, replay: Callable[[], torch.Tensor], number: int) -> torch.Tensor:
         set_learning_rate(self.optimizer, self.schedule.learning_rate_at(number))

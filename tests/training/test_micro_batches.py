@@ -9,7 +9,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples
 from finetune.training.class_weights import example_weights
-from finetune.training.micro_batches import MicroBatch, cut_batch
+from finetune.training.micro_batches import MicroBatch, cut_batch, move_batches
 
 ROWS = np.array([4, 0, 7, 11, 2, 9, 3])
 labels_of_rows = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=60).map(np.array)
@@ -91,3 +91,29 @@ def test_last_slice_is_filled_with_rows_that_have_no_share() -> None:
     assert torch.equal(last.inputs["input_ids"][3], last.inputs["input_ids"][2])
     # Attention over nothing is NaN on MPS.
     assert last.inputs["attention_mask"].flatten(1).any(dim=1).all()
+
+
+@pytest.mark.parametrize("pads_batches", [False, True])
+@pytest.mark.parametrize("tokens_ahead", [0, 100, 10_000])
+def test_batches_that_move_together_are_cut_as_if_each_moved_alone(
+    tokens_ahead: int, pads_batches: bool
+) -> None:
+    device = FewShapesDevice() if pads_batches else CpuDevice()
+    device.tokens_ahead = tokens_ahead
+    examples = random_examples()
+    batches = [
+        Batch(np.arange(start, stop), padded_length)
+        for start, stop, padded_length in [(0, 7, 16), (7, 12, 12), (12, 19, 16), (19, 23, 12)]
+    ]
+
+    moved = list(move_batches(examples, batches, device=device))
+
+    assert [batch for batch, _ in moved] == batches
+    for batch_size in (4, 2):
+        for batch, cut in moved:
+            alone = cut_batch(examples, batch, batch_size=batch_size, device=device)
+            for piece, expected in zip(cut(batch_size), alone, strict=True):
+                tensors = piece.tensors()
+                assert tensors.keys() == expected.tensors().keys()
+                for name, tensor in expected.tensors().items():
+                    assert torch.equal(tensors[name], tensor), name
