@@ -1,6 +1,6 @@
-"""The metrics of a classifier, as ``evaluate.Metric`` classes of our own.
+"""The metrics of a classifier, as an ``evaluate.Metric`` of our own.
 
-``evaluate.load("accuracy")`` fetches code from the Hub and fails offline; classes do not. This is
+``evaluate.load("accuracy")`` fetches code from the Hub and fails offline; a class does not. This is
 the only module that imports ``evaluate``, which takes seconds.
 """
 
@@ -85,9 +85,8 @@ def score_logits(
     """
     if len(labels) == 0:
         raise ValueError("there are no rows to compute metrics of")
-    kinds = (Accuracy, MacroF1, PerClass, ConfusionMatrix)
-    combined = evaluate.combine([kind(class_names) for kind in kinds])
-    metrics = combined.compute(predictions=logits.argmax(axis=-1), references=labels)
+    metric = ClassificationMetrics(class_names)
+    metrics = metric.compute(predictions=logits.argmax(axis=-1), references=labels)
     # Copied: labels that Arrow holds are read-only, of which PyTorch warns.
     loss = torch.nn.functional.cross_entropy(torch.tensor(logits), torch.tensor(labels))
     return Scores(loss=loss.item(), **metrics)
@@ -105,8 +104,11 @@ def warn_unless_better(scores: Scores, *, emit: Emit) -> None:
         )
 
 
-class _ClassMetric(evaluate.Metric):  # type: ignore[misc]
-    """Hold what the metrics below share: two columns of classes, kept in memory.
+class ClassificationMetrics(evaluate.Metric):  # type: ignore[misc]
+    """Accuracy, macro F1, scores of each class and confusion matrix.
+
+    They are one metric, since evaluate copies the rows for each that it combines, which takes
+    longer than to compute it.
 
     Args:
         class_names: Names, ``[classes]``; the position is the class.
@@ -115,7 +117,6 @@ class _ClassMetric(evaluate.Metric):  # type: ignore[misc]
     def __init__(self, class_names: Sequence[str]) -> None:
         super().__init__(keep_in_memory=True)
         self.class_names = class_names
-        self.classes = range(len(class_names))
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
@@ -128,42 +129,19 @@ class _ClassMetric(evaluate.Metric):  # type: ignore[misc]
         # evaluate 0.4.6 makes a folder in the user's cache even for metrics kept in memory.
         return ""
 
-
-class Accuracy(_ClassMetric):
-    """Share of the rows whose class is right."""
-
-    def _compute(self, *, predictions: list[int], references: list[int]) -> dict[str, float]:
-        return {"accuracy": float(accuracy_score(references, predictions))}
-
-
-class MacroF1(_ClassMetric):
-    """Mean F1 over the classes that occur."""
-
-    def _compute(self, *, predictions: list[int], references: list[int]) -> dict[str, float]:
-        score = f1_score(references, predictions, average="macro", zero_division=0)
-        return {"macro_f1": float(score)}
-
-
-class PerClass(_ClassMetric):
-    """Precision, recall, F1 and number of rows of each class."""
-
-    def _compute(
-        self, *, predictions: list[int], references: list[int]
-    ) -> dict[str, dict[str, ClassScores]]:
+    def _compute(self, *, predictions: list[int], references: list[int]) -> dict[str, Any]:
+        classes = range(len(self.class_names))
+        macro_f1 = f1_score(references, predictions, average="macro", zero_division=0)
         columns = precision_recall_fscore_support(
-            references, predictions, labels=self.classes, zero_division=0
+            references, predictions, labels=classes, zero_division=0
         )
         scores = (ClassScores(*row) for row in zip(*map(np.ndarray.tolist, columns), strict=True))
-        return {"per_class": dict(zip(self.class_names, scores, strict=True))}
-
-
-class ConfusionMatrix(_ClassMetric):
-    """Rows of each true class by predicted class."""
-
-    def _compute(
-        self, *, predictions: list[int], references: list[int]
-    ) -> dict[str, list[list[int]]]:
-        if len(self.classes) > MOST_CLASSES_OF_MATRIX:
-            return {"confusion_matrix": []}
-        matrix = confusion_matrix(references, predictions, labels=self.classes)
-        return {"confusion_matrix": matrix.tolist()}
+        has_matrix = len(classes) <= MOST_CLASSES_OF_MATRIX
+        return {
+            "accuracy": float(accuracy_score(references, predictions)),
+            "macro_f1": float(macro_f1),
+            "per_class": dict(zip(self.class_names, scores, strict=True)),
+            "confusion_matrix": confusion_matrix(references, predictions, labels=classes).tolist()
+            if has_matrix
+            else [],
+        }

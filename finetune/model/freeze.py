@@ -55,11 +55,12 @@ def rate_mode(structure: Structure, *, mode: Mode) -> Mode:
 
 def set_training(model: nn.Module) -> None:
     """Switch dropout on in what trains and off in what is frozen."""
-    model.train()
-    for module in model.modules():
-        parameters = list(module.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
-            module.eval()
+    parameters = list(model.parameters())
+    is_frozen = bool(parameters) and not any(one.requires_grad for one in parameters)
+    model.train(not is_frozen)
+    if not is_frozen:
+        for child in model.children():
+            set_training(child)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
