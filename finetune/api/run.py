@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import SECTION_OF_OPTION, Config
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Stage, ignore
-from finetune.runs.folder import RunFolder, load_saved_config, open_run_folder
+from finetune.runs.folder import (
+    RunFolder,
+    load_saved_config,
+    next_free_folder,
+    open_run_folder,
+)
 
 if TYPE_CHECKING:
     from finetune.runs.results import DryRun, RunResults
@@ -49,7 +54,8 @@ def run(
 
     Args:
         config: A YAML file or the name of a recipe.
-        resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it; ``auto``
+        resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it; of a
+            finished run, whose model a new run trains to more ``num_train_epochs``; ``auto``
             for the run in ``output_dir``, or for the newest of its default name, and a new run
             where there is none.
         assignments: More options, as ``section.option=value``.
@@ -68,6 +74,8 @@ def run(
         return _start(given.config, emit=emit)
     if resume_from_checkpoint != AUTO:
         folder = open_run_folder(_run_of(Path(resume_from_checkpoint)), needs_model=False)
+        if folder.has_finished and _wants_more_epochs(folder, given):
+            return _start(_continued(folder, given, emit=emit), emit=emit)
         return _resume(folder, given, emit=emit)
     if (found := _find_run(given.config)) is not None:
         return _resume(found, given, emit=emit)
@@ -149,6 +157,43 @@ def _run_of(path: Path) -> Path:
     """Return the run folder of a path that may be, as the Trainer takes it, a checkpoint's."""
     is_checkpoint = path.absolute().parent.name == RunFolder(path).checkpoints_folder.name
     return path.absolute().parents[1] if is_checkpoint else path
+
+
+def _wants_more_epochs(folder: RunFolder, given: LoadedConfig) -> bool:
+    epochs = given.config.training.num_train_epochs
+    return epochs not in (None, load_saved_config(folder).training.num_train_epochs)
+
+
+def _continued(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Config:
+    """Return the configuration of a new run that trains the model of a finished one further."""
+    from finetune.runs.results import read_results
+
+    saved, done_epochs = load_saved_config(folder), read_results(folder).training.epoch
+    own = {"num_train_epochs", "output_dir", "overwrite"}
+    origins = {option: one for option, one in given.origins.items() if option not in own}
+    _check_changes(replace(given, origins=origins), saved, folder)
+    more_epochs = (given.config.training.num_train_epochs or 0) - done_epochs
+    if more_epochs <= 0:
+        raise UsageError(
+            f"the run in {folder.path} has trained for {done_epochs:g} epochs",
+            remedy="give more with --num-train-epochs",
+        )
+    config = _with_changes(saved, given)
+    place = given.config.output.output_dir or next_free_folder(folder.path.parent, folder.path.name)
+    emit(
+        Stage(
+            f"the model of {folder.path} is trained for {more_epochs:g} more epochs, in {place}, "
+            "with a new optimizer and a new learning rate schedule"
+        )
+    )
+    return replace(
+        config,
+        model=replace(config.model, model=str(folder.model_folder.resolve()), revision=None),
+        training=replace(config.training, num_train_epochs=more_epochs, max_steps=None),
+        output=replace(
+            config.output, output_dir=str(place), overwrite=given.config.output.overwrite
+        ),
+    )
 
 
 def _check_changes(given: LoadedConfig, saved: Config, folder: RunFolder) -> None:

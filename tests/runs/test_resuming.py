@@ -316,6 +316,24 @@ def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
         finetune.run(resume_from_checkpoint=run)
 
 
+def test_a_finished_run_can_be_trained_further_in_a_new_folder(
+    whole_run: Path, tmp_path: Path
+) -> None:
+    run, emitted = shutil.copytree(whole_run, tmp_path / "run"), list[Event]()
+    with pytest.raises(UsageError, match="has trained for 2 epochs"):
+        finetune.run(resume_from_checkpoint=run, num_train_epochs=1)
+    with pytest.raises(ConfigurationInvalid, match="--seed changes"):
+        finetune.run(resume_from_checkpoint=run, num_train_epochs=3, seed=7)
+    results = finetune.run(resume_from_checkpoint=run, num_train_epochs=3, emit=emitted.append)
+    assert results.output_dir == str(tmp_path / "run-2")
+    assert results.training.epoch == 1.0
+    first = next(event for event in emitted if isinstance(event, Stage))
+    assert "for 1 more epochs" in first.message
+    assert "new learning rate schedule" in first.message
+    assert f"model: {run / 'model'}\n" in (tmp_path / "run-2" / "config.yaml").read_text()
+    assert_same_run(run, whole_run)
+
+
 def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
