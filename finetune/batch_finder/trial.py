@@ -101,6 +101,7 @@ def build_trial(case: Case, *, device: Device) -> Trial:
         ModelUnsupported: If the model can't be split into the case's part, or has no gradient
             checkpointing.
     """
+    device.choose_attention(longest_tokens=case.padded_length)
     # Random weights take the CPU seconds, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared
     with device.torch_device if is_made_there else torch.device("cpu"):

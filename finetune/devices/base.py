@@ -60,6 +60,13 @@ class Device:
         self.synchronize()
         return time.perf_counter() - started
 
+    def choose_attention(self, *, longest_tokens: int) -> None:
+        """Choose attention's kernels in this process by the longest text, where there are several.
+
+        Args:
+            longest_tokens: The longest padded length that is to come.
+        """
+
     def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:
         """Set the number of CPU threads with which work is fastest, where the device has any."""
         return None

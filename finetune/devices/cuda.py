@@ -20,6 +20,8 @@ from finetune.devices.cuda_graphs import CudaGraphs
 # What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
 _RESERVE_BYTES = 512 * 2**20
 
+_LONGEST_WITHOUT_CUDNN = 96
+
 # By what PyTorch says when the first operation on the GPU fails.
 _UNUSABLE = {
     "Found no NVIDIA driver": Unusable(
@@ -62,6 +64,15 @@ class CudaDevice(Device):
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a CPU tensor on the GPU: from pinned memory, since other copies wait for it."""
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
+
+    def choose_attention(self, *, longest_tokens: int) -> None:
+        """Leave cuDNN's attention to long texts.
+
+        It is 28 % faster at 512 tokens, as fast at 100, and 9 % slower at 16 (update of BERT-base in
+        bf16, batch size 32, H200); and it compiles its kernels for each shape, 2.4 s for the first
+        and 0.15 s for each other.
+        """
+        torch.backends.cuda.enable_cudnn_sdp(longest_tokens > _LONGEST_WITHOUT_CUDNN)
 
     def capture(self, function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
         """Return a function whose calls are CUDA graphs."""

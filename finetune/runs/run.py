@@ -110,6 +110,7 @@ class Run:
         eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
         for size in (batch_size, eval_batch_size):
             size.clamp(padded_length=plan.padded_lengths[-1])
+        device.choose_attention(longest_tokens=plan.padded_lengths[-1])
         choose_run_threads(preparation, emit=emit)
         started = time.perf_counter()
         model, examples = stored_features(preparation, plan, eval_batch_size, emit=emit)

@@ -71,6 +71,7 @@ class TrainedModel:
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""
         longest_tokens = int(examples.lengths.max())
+        self.device.choose_attention(longest_tokens=longest_tokens)
         padded_lengths = self.classifier.padded_lengths(longest_tokens, self.device.shapes)
         return self.predictor.logits(examples, padded_lengths=padded_lengths)
 
