@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.batch_finder.case import Case
+from finetune.devices.host import keep_freed_memory
 from finetune.errors import ModelUnsupported
 
 # prctl(2): which signal a process gets when its parent ends.
@@ -33,6 +34,8 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve the parent until it closes standard input."""
     end_with_parent()
+    # As the command does.
+    keep_freed_memory()
     orders = read_orders()
     answer = open_answers()
     from finetune.batch_finder.measure import measure

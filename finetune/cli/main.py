@@ -9,6 +9,7 @@ from contextlib import suppress
 import click
 
 import finetune
+from finetune.devices.host import keep_freed_memory
 from finetune.errors import FinetuneError, Interrupted, UsageError
 from finetune.training.interruption import raise_on_signal, signal_of
 
@@ -65,7 +66,10 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        # The process is the command's own, and may be set up for it.
+        arguments = sys.argv[1:]
+        keep_freed_memory()
     _quieten_libraries()
     try:
         with raise_on_signal():

@@ -57,6 +57,9 @@ class CpuMemory(DeviceMemory):
         "libgomp: Out of memory",
     )
 
+    def __init__(self) -> None:
+        self._reserved_bytes: int | None = None
+
     @property
     def swaps(self) -> bool:
         """Whether allocations beyond the budget are swapped: where no limit can be set."""
@@ -92,15 +95,17 @@ class CpuMemory(DeviceMemory):
     def cap(self, budget_bytes: int) -> None:
         """Let allocations fail that would take the resident memory beyond a budget, on Linux.
 
-        What is mapped and not resident yet was there before, such as code that libraries reserve
-        room for, so the limit is on what is added to it.
+        What is mapped and not resident the first time, such as what libraries reserve room for,
+        does not count; what the C library keeps of freed memory later on does.
         """
         if not _is_linux():
             return
         # The threads' stacks are mapped with the first operation that takes several of them.
         torch.ones(2**20).exp_()
-        status = _read_status()
-        limit_bytes = max(0, status["VmData"] + budget_bytes - status["VmRSS"])
+        if self._reserved_bytes is None:
+            status = _read_status()
+            self._reserved_bytes = status["VmData"] - status["VmRSS"]
+        limit_bytes = max(0, budget_bytes + self._reserved_bytes)
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 

@@ -1,5 +1,7 @@
 import platform
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,3 +133,37 @@ def test_waiting_resetting_and_releasing_leave_it_as_it_is() -> None:
     device.memory.release()
     assert device.memory.peak_bytes() > 0
     assert device.memory.retried_allocations() == 0
+
+
+_KEEPING = """
+import torch
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.host import keep_freed_memory
+
+def fill(mebibytes):
+    return torch.ones(mebibytes, 2**20, dtype=torch.uint8)
+
+keep_freed_memory()
+memory = CpuDevice().memory
+budget_bytes = memory.used_bytes() + 256 * 2**20
+memory.cap(budget_bytes)
+freed, kept = fill(200), fill(1)
+filled_bytes = memory.used_bytes()
+del freed
+assert memory.used_bytes() > filled_bytes - 2**26, "given back"
+memory.release()
+assert memory.used_bytes() < filled_bytes - 2**27, "not released"
+memory.cap(budget_bytes)
+again = fill(190)
+try:
+    fill(190)
+except RuntimeError as error:
+    assert memory.is_out_of_memory(error)
+else:
+    raise AssertionError("what was freed counts twice")
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no mallopt")
+def test_freed_memory_that_is_kept_is_released_and_counts_once_for_the_cap() -> None:
+    subprocess.run([sys.executable, "-c", _KEEPING], check=True)
