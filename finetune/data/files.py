@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,7 @@ def _read_json_lines(text: str, *, path: Path, emit: Emit) -> RawTable:
     if columns is None:
         # Line by line: to say which one is wrong, or for what Arrow refuses, such as columns of
         # both words and numbers.
-        rows = [row for _, row in _numbered_objects(text, path=path)]
+        rows = [row for _, row in numbered_objects(text.split("\n"), path=path)]
         names = dict.fromkeys(name for row in rows for name in row)
         nested = [
             name for name in names if any(isinstance(row.get(name), list | dict) for row in rows)
@@ -165,7 +166,9 @@ def _read_json_lines(text: str, *, path: Path, emit: Emit) -> RawTable:
         )
         _report_left_out(nested, path=path, emit=emit)
     return RawTable(
-        path, columns, lambda: [number for number, _ in _numbered_objects(text, path=path)]
+        path,
+        columns,
+        lambda: [number for number, _ in numbered_objects(text.split("\n"), path=path)],
     )
 
 
@@ -194,18 +197,22 @@ def _json_columns(
     return _as_texts(table.select(_plain_names(table.schema, path=path, emit=emit)))
 
 
-def _numbered_objects(text: str, *, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each JSON object and the number of its line."""
+def numbered_objects(lines: Iterable[str], *, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each JSON object and the number of its line.
+
+    Raises:
+        DataUnreadable: If a line is no JSON object, or all are blank.
+    """
     is_empty = True
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             is_empty = False
-            yield number, parse_object(line, place=f"line {number} of {path}")
+            yield number, _parse_object(line, place=f"line {number} of {path}")
     if is_empty:
         raise DataUnreadable(f"{path} is empty", remedy="write one JSON object a line")
 
 
-def parse_object(line: str, *, place: str) -> dict[str, Any]:
+def _parse_object(line: str, *, place: str) -> dict[str, Any]:
     """Return the JSON object of a line."""
     try:
         value = json.loads(line)
@@ -234,14 +241,10 @@ def _read_parquet(path: Path, *, emit: Emit) -> RawTable:
     A column of numbers that the library datasets wrote with the names of its classes is read as
     these names; a number without a name, such as -1, as missing.
     """
-    try:
+    with _parquet_errors_explained(path):
         file = parquet.ParquetFile(path)
         names = _plain_names(file.schema_arrow, path=path, emit=emit)
         table = file.read(columns=names)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataUnreadable(
-            f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it again"
-        ) from error
     if len(table) == 0 or len(set(names)) < len(names):
         complaint = "holds no rows" if len(table) == 0 else "has two columns of the same name"
         raise DataUnreadable(f"{path} {complaint}", remedy="write it again")
@@ -256,6 +259,27 @@ def _read_parquet(path: Path, *, emit: Emit) -> RawTable:
         named = pc.take(pyarrow.array(own, "string"), numbers)
         table = table.set_column(names.index(name), name, named)
     return RawTable(path, _as_texts(table), class_names=class_names)
+
+
+def stream_parquet(path: Path, *, rows_a_piece: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file as they are read, all columns by name.
+
+    Raises:
+        DataUnreadable: If the file, or a part of it, does not parse.
+    """
+    with _parquet_errors_explained(path):
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=rows_a_piece):
+            yield from batch.to_pylist()
+
+
+@contextmanager
+def _parquet_errors_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataUnreadable(
+            f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it again"
+        ) from error
 
 
 def _is_plain(kind: pyarrow.DataType) -> bool:

@@ -89,34 +89,43 @@ def split_table(
         DataError: If there are too few rows for one of the splits, or all training rows that are
             left have one label.
     """
-    splits, seed = dict(table), options.split_seed
-    given_rows = len(table["train"])
-    needs_validation = "validation" not in table and options.validation_fraction > 0
-    if "test" not in table or needs_validation:
-        train = _NumberedRows.of(table["train"])
-    if "test" not in table:
-        wanted = options.test_fraction * given_rows
-        train, test = _hold_out_some(train, rows=wanted, seed=seed, purpose="test")
-        splits |= {"train": train.table, "test": test.table}
-        emit(
-            Stage(
-                f"no test file: a random {options.test_fraction:.0%} is held out as the test split,"
-                f" {len(test.table)} of {given_rows} rows"
-            )
-        )
-    if needs_validation:
-        wanted = options.validation_fraction * given_rows
-        train, validation = _hold_out_some(train, rows=wanted, seed=seed, purpose="validation")
-        splits |= {"train": train.table, "validation": validation.table}
+    splits = _with_missing_splits(table, options, emit=emit)
     if options.max_train_samples is not None:
         train = splits["train"]
         rows = min(options.max_train_samples, len(train))
         splits["train"] = (
-            train.select(range(rows)) if takes_first else _sample_rows(train, rows=rows, seed=seed)
+            train.select(range(rows))
+            if takes_first
+            else _sample_rows(train, rows=rows, seed=options.split_seed)
         )
     _refuse_one_class(splits["train"])
     order = ("train", "validation", "test")
     return DatasetDict({name: splits[name] for name in order if name in splits})
+
+
+def _with_missing_splits(
+    table: DatasetDict, options: SplitOptions, *, emit: Emit
+) -> dict[str, Dataset]:
+    fractions = {"test": options.test_fraction, "validation": options.validation_fraction}
+    missing = [
+        name for name, share in fractions.items() if name not in table and (share or name == "test")
+    ]
+    if not missing:
+        return dict(table)
+    splits, given_rows = dict(table), len(table["train"])
+    train = _NumberedRows.of(table["train"])
+    for name in missing:
+        rows = fractions[name] * given_rows
+        train, held_out = _hold_out_some(train, rows=rows, seed=options.split_seed, purpose=name)
+        splits |= {"train": train.table, name: held_out.table}
+    if "test" in missing:
+        emit(
+            Stage(
+                f"no test file: a random {options.test_fraction:.0%} is held out as the test split,"
+                f" {len(splits['test'])} of {given_rows} rows"
+            )
+        )
+    return splits
 
 
 def _sample_rows(table: Dataset, *, rows: int, seed: int) -> Dataset:

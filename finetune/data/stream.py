@@ -131,29 +131,18 @@ def _pieces(
 
 def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[str, Any]]:
     """Return the rows of a table by the names of their columns, as they are read."""
-    from pyarrow import ArrowException, parquet
-
     from finetune.data.delimited import stream_delimited
-    from finetune.data.files import kind_of, parse_object
+    from finetune.data.files import kind_of, numbered_objects, stream_parquet
 
     with path.open("rb") as file:
         kind = kind_of(file.read(64), path=path)
     if kind == ".parquet":
-        try:
-            batches = parquet.ParquetFile(path).iter_batches(batch_size=ROWS_A_PIECE)
-            return chain.from_iterable(batch.to_pylist() for batch in batches)
-        except (ArrowException, OSError) as error:
-            raise DataUnreadable(
-                f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it again"
-            ) from error
+        return stream_parquet(path, rows_a_piece=ROWS_A_PIECE)
     encoding = _encoding_of(path, encoding=options.encoding, emit=emit)
     open_text = partial(path.open, encoding=encoding, newline="")
     if kind == ".jsonl":
-        return (
-            parse_object(line, place=f"line {number} of {path}")
-            for number, line in enumerate(path.open(encoding=encoding, newline="\n"), start=1)
-            if line.strip()
-        )
+        lines = path.open(encoding=encoding, newline="\n")
+        return (record for _, record in numbered_objects(lines, path=path))
     known = filter(None, (options.text_column, options.label_column))
     names, rows = stream_delimited(open_text, header=options.header, known=known, path=path)
     return (dict(zip(names, row, strict=True)) for row in rows)

@@ -239,7 +239,7 @@ def test_json_lines_read_by_column_are_as_read_line_by_line(
 def test_json_lines_of_one_kind_a_column_are_read_by_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune.data.files._numbered_objects", None)
+    monkeypatch.setattr("finetune.data.files.numbered_objects", None)
     table = read_lines(tmp_path, {"text": "2024-05-01", "label": 1}, {"text": "b", "label": 2.5})
     assert columns_of(table) == {"text": ["2024-05-01", "b"], "label": ["1", "2.5"]}
 

@@ -5,7 +5,9 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from finetune.data.source import DataOptions
 from finetune.data.stream import Row, read_lines, read_rows
@@ -116,3 +118,16 @@ def test_memory_does_not_grow_with_the_rows(name: str, row: str, tmp_path: Path)
         return peak
 
     assert peak_bytes(150_000) < 1.2 * peak_bytes(75_000)
+
+
+def test_a_parquet_file_that_is_damaged_far_behind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.table({"text": [f"text {number}" for number in range(6000)]})
+    parquet.write_table(table, path, row_group_size=2000, use_dictionary=False)
+    start = parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content = path.read_bytes()
+    path.write_bytes(content[:start] + b"\xff" * 64 + content[start + 64 :])
+    pieces = read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
+    assert next(pieces)[0].text == "text 0"
+    with pytest.raises(DataUnreadable, match="not Parquet"):
+        list(pieces)
