@@ -68,9 +68,9 @@ class CudaDevice(Device):
     def choose_attention(self, *, longest_tokens: int) -> None:
         """Leave cuDNN's attention to long texts.
 
-        It is 28 % faster at 512 tokens, as fast at 100, and 9 % slower at 16 (update of BERT-base in
-        bf16, batch size 32, H200); and it compiles its kernels for each shape, 2.4 s for the first
-        and 0.15 s for each other.
+        It is 28 % faster at 512 tokens, as fast at 100, and 9 % slower at 16 (updates of BERT-base
+        in bf16, H200). It also compiles its kernels for each shape, 2.4 s for the first and 0.15 s
+        for each other.
         """
         torch.backends.cuda.enable_cudnn_sdp(longest_tokens > _LONGEST_WITHOUT_CUDNN)
 
