@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from accelerate.utils import find_executable_batch_size
@@ -45,6 +46,7 @@ from finetune.devices.select import select_device
 from finetune.errors import FinetuneError
 from finetune.model.mode import Mode
 from finetune.model.shape import load_shape
+from finetune.tokenization.buckets import choose_padded_lengths
 
 
 @dataclass(frozen=True)
@@ -399,14 +401,11 @@ def train(trial: Trial, job: Job) -> dict[str, Any]:
     """Train with one size, every other update at the greatest length, and evaluate at the end."""
     device = trial.device
     lengths = random.Random(0)
+    padded_lengths = choose_padded_lengths(np.arange(1, trial.padded_length + 1), device.shapes)
     trial.begin()
     device.memory.reset_peak()
     for number in range(job.most):
-        padded_length = (
-            lengths.choice(device.shapes.padded_lengths(trial.padded_length))
-            if number % 2
-            else trial.padded_length
-        )
+        padded_length = lengths.choice(padded_lengths) if number % 2 else trial.padded_length
         dataclasses.replace(trial, padded_length=padded_length).take_update(
             batch_size=job.batch_size
         )

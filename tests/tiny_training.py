@@ -53,12 +53,12 @@ class FewShapesDevice(CpuDevice):
 
     def __init__(self, *, min_examples: int = 1) -> None:
         super().__init__()
-        self.shapes = FewShapes(pads_batches=True, min_examples=min_examples)
+        self.shapes = FewShapes(min_examples=min_examples)
 
 
 def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU of a run have the batch shapes of MPS."""
-    monkeypatch.setattr("finetune.devices.cpu.BatchShapes", lambda: FewShapes(pads_batches=True))
+    monkeypatch.setattr("finetune.devices.cpu.BatchShapes", FewShapes)
 
 
 def random_texts(

@@ -118,7 +118,7 @@ class _Task:
         """Return the case of texts of up to some tokens, within the model's positions."""
         options, training = self.config.model, self.config.training
         shape = load_shape(options.model, revision=options.revision)
-        longest = device.shapes.padded_lengths(longest_tokens)[-1]
+        longest = device.shapes.padded_length(longest_tokens)
         # The number of classes changes next to nothing.
         return Case(
             device.name, architecture_of(shape.to_dict()), classes=6, mode=mode,

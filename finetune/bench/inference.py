@@ -9,6 +9,7 @@ from finetune.bench.bert import GIGAFLOPS_A_TOKEN, bert_base, bert_structure, re
 from finetune.bench.workload import Task, Workload
 from finetune.devices.base import Device, place
 from finetune.evaluation.predict import predict_logits
+from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.examples import inputs_of_texts
 
 _LARGEST = 256
@@ -34,7 +35,7 @@ class _InferenceTask(Task):
     def load(self, rows: int) -> None:
         texts = texts_of(repeat(self._lengths, rows))
         self._inputs = inputs_of_texts(texts, takes_4d_mask=self._takes_4d_mask)
-        self._padded_lengths = self._device.shapes.padded_lengths(int(texts.lengths.max()))
+        self._padded_lengths = choose_padded_lengths(texts.lengths, self._device.shapes)
 
     def step(self) -> None:
         raise NotImplementedError("training is a group of its own")

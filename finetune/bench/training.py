@@ -33,7 +33,7 @@ from finetune.model.feature_store import FeatureStore
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.mode import Mode
-from finetune.tokenization.buckets import plan_epoch
+from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import cut_batch
 from finetune.training.schedule import Schedule
@@ -158,7 +158,8 @@ class _RunTask(Task):
         labels = np.arange(rows) % CLASSES
         weights = np.ones(rows, np.float32)
         self._examples = Examples(inputs.inputs_of, inputs.lengths, labels, weights)
-        self._padded_lengths = self._device.shapes.padded_lengths(max(self._lengths))
+        lengths = np.array(self._lengths)
+        self._padded_lengths = choose_padded_lengths(lengths, self._device.shapes)
 
     def step(self) -> None:
         examples = self._with_features() if self._layers else self._examples

@@ -123,7 +123,11 @@ class TrainingConfig:
         "Examples per update; a multiple of the batch size uses gradient accumulation. "
         "Default: batch size.",
     )
-    eval_batch_size: Count = _option(64, "Examples per forward pass in evaluation and prediction.")
+    eval_batch_size: Count = _option(
+        64,
+        "Examples per forward pass in evaluation and prediction. On mps a run evaluates with the "
+        "batch size of training.",
+    )
     optimizer: Literal["adamw", "adafactor"] = _option(
         "adamw", "Optimizer; adafactor's state takes next to no memory."
     )

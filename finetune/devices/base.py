@@ -178,19 +178,29 @@ class BatchShapes:
     """Which shapes a batch should have on a device.
 
     Args:
+        max_shapes: Most shapes that the updates of a run may have; None for any.
+        counts_evaluation: Whether those of evaluation count among them, so that a run evaluates
+            with the batch size of training.
+        least_padded_length: Fewest tokens to which a text may be padded.
+        multiple_of: What divides every padded length.
         pads_batches: Whether repeated examples fill up a ragged last batch, as new shapes cost.
         max_tokens: Most tokens, padding included, that are computed right at once; None for any.
         min_examples: Fewest examples that are computed right: 2 where linear layers drop the bias
             of a single vector, such as the pooled output of one example.
     """
 
+    max_shapes: int | None = None
+    counts_evaluation: bool = False
+    least_padded_length: int = 1
+    multiple_of: int = 1
     pads_batches: bool = False
     max_tokens: int | None = None
     min_examples: int = 1
 
-    def padded_lengths(self, longest_tokens: int) -> Sequence[int]:
-        """Return the lengths, ascending, that batches may be padded to; the last holds all."""
-        return range(1, longest_tokens + 1)
+    def padded_length(self, tokens: int) -> int:
+        """Return the fewest tokens to which a text of some tokens may be padded."""
+        multiple = -(-tokens // self.multiple_of) * self.multiple_of
+        return max(self.least_padded_length, multiple)
 
     def max_examples(self, *, padded_length: int) -> int | None:
         """Return the most examples of a padded length that are computed right, None for any."""
@@ -224,11 +234,6 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     return None if total == 512 else f"the sum of an 8 by 8 product is {total}, not 512"
-
-
-def round_up_to_8(tokens: int) -> int:
-    """Return the smallest multiple of 8 that is not below a number of tokens."""
-    return -(-tokens // 8) * 8
 
 
 def gibibytes(size_bytes: int) -> str:

@@ -35,7 +35,7 @@ class CpuDevice(Device):
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{torch.get_num_threads()} CPU threads, {memory}"
         self.memory = CpuMemory()
-        # Every length: a new shape costs nothing, each padding token does.
+        # Any: a new shape costs nothing, each padding token does.
         self.shapes = BatchShapes()
 
     def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:

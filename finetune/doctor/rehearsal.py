@@ -18,7 +18,7 @@ from finetune.evaluation.predict import predict_logits
 from finetune.model.freeze import freeze_parameters
 from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
-from finetune.tokenization.buckets import Batch
+from finetune.tokenization.buckets import Batch, choose_padded_lengths
 from finetune.tokenization.encode import random_texts
 from finetune.tokenization.examples import Examples, ModelInputs, inputs_of_texts
 from finetune.training.micro_batches import MicroBatch, cut_batch
@@ -83,12 +83,13 @@ class Rehearsal:
 
     def _predict(self, training_state: TrainingState, size: int, tokens: int) -> torch.Tensor:
         device = training_state.device
-        limits = {min(one, self.lengths[-1]) for one in device.shapes.padded_lengths(tokens)}
+        # One example more, so that there is a last batch that is not full.
+        inputs = self._inputs(_random_lengths(size + 1, tokens))
+        padded_lengths = choose_padded_lengths(inputs.lengths, device.shapes)
         logits = predict_logits(
             training_state.model,
-            # One example more, so that there is a last batch that is not full.
-            self._inputs(_random_lengths(size + 1, tokens)),
-            padded_lengths=sorted(limits),
+            inputs,
+            padded_lengths=sorted({min(one, self.lengths[-1]) for one in padded_lengths}),
             batch_size=size,
             device=device,
         )

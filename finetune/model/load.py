@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -20,6 +22,7 @@ from finetune.events import Emit
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model
 from finetune.model.structure import Structure, find_structure
+from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
 
@@ -74,10 +77,16 @@ class Classifier:
         """Return encoded texts as the model reads them."""
         return inputs_of_texts(encoded, takes_4d_mask=self.structure.takes_4d_mask)
 
-    def padded_lengths(self, longest_tokens: int, shapes: BatchShapes) -> list[int]:
-        """Return the padded lengths that batches may have, within the model's positions."""
-        lengths = shapes.padded_lengths(longest_tokens)
-        return sorted({min(padded_length, self.max_tokens) for padded_length in lengths})
+    def padded_lengths(
+        self,
+        lengths: NDArray[np.int64],
+        shapes: BatchShapes,
+        *,
+        weights: NDArray[np.float64] | None = None,
+    ) -> list[int]:
+        """Return those of ``choose_padded_lengths``, within the model's positions."""
+        chosen = choose_padded_lengths(lengths, shapes, weights=weights)
+        return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
 
 
 def load_classifier(

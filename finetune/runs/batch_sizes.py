@@ -24,6 +24,8 @@ FASTER = 1.05
 class FoundSizes:
     """The batch sizes of training, and of evaluation and feature extraction: both were probed.
 
+    They are the same where the shapes of evaluation count.
+
     Args:
         gradient_checkpointing: Whether training takes it, at its batch size.
     """
@@ -55,8 +57,9 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
 
     emit(Stage("searching for the batch size"))
     evaluation = None
+    is_one_size = preparation.device.shapes.counts_evaluation
     if stores_features(config.cache, case.mode) and make_feature_extractor(classifier) is not None:
-        most = config.training.eval_batch_size
+        most = plan.effective_batch_size if is_one_size else config.training.eval_batch_size
         evaluation = search(replace(case, part="features"), most=most).recommended
         case = replace(case, part="trainable")
     may_choose = case.mode.trains_encoder and classifier.model.supports_gradient_checkpointing
@@ -68,7 +71,10 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     else:
         found = search_update(case)
     training = found.recommended
-    sizes = FoundSizes(training, evaluation or training, case.gradient_checkpointing)
+    evaluation = evaluation or training
+    if is_one_size:
+        training = evaluation = min(training, evaluation)
+    sizes = FoundSizes(training, evaluation, case.gradient_checkpointing)
     emit(Stage(f"batch size: {sizes.training}, and {sizes.evaluation} without gradients"))
     return sizes
 

@@ -23,6 +23,10 @@ from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters
 
+# What a text of each split takes of a run of three epochs, counted in forwards: an update is one
+# and a backward of two; validation comes after each epoch and at the end.
+_PASSES = {"train": 9.0, "validation": 4.0, "test": 1.0}
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
@@ -31,6 +35,7 @@ class TrainingPlan:
     Args:
         lengths: Tokens of each training example: int64 of shape [examples].
         padded_lengths: Those that a batch may have, ascending.
+        pads_batches: Whether repeated examples fill up a batch with too few.
         early_stopping_patience: Validations in a row without a better model after which training
             stops; 0: never.
         seed: Of the order of the examples.
@@ -39,6 +44,7 @@ class TrainingPlan:
     lengths: NDArray[np.int64]
     padded_lengths: Sequence[int]
     effective_batch_size: int
+    pads_batches: bool
     num_train_epochs: float
     hyperparameters: Hyperparameters
     early_stopping_patience: int
@@ -66,25 +72,23 @@ class TrainingPlan:
 
     def real_token_share(self) -> float:
         """Return the share of the first epoch's tokens that are not padding, in 0..1."""
-        return real_token_share(self.batches(0), self.lengths)
+        filled_to = self.effective_batch_size if self.pads_batches else 1
+        return real_token_share(self.batches(0), self.lengths, filled_to=filled_to)
 
 
 def plan_training(preparation: Preparation) -> TrainingPlan:
-    """Work out a run's updates, with the defaults that depend on model and mode.
-
-    All splits share the padded lengths, so that evaluation brings no new shapes.
-    """
+    """Work out a run's updates, with the defaults that depend on model and mode."""
     lengths = preparation.examples["train"].lengths
-    longest_tokens = max(int(split.lengths.max()) for split in preparation.examples.values())
-    options, classifier = preparation.config.training, preparation.classifier
+    options = preparation.config.training
     per_update = effective_batch_size(options)
     updates_per_epoch = math.ceil(len(lengths) / per_update)
     defaults = mode_defaults(preparation.mode, updates_per_epoch=updates_per_epoch)
     num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
     return TrainingPlan(
         lengths=lengths,
-        padded_lengths=classifier.padded_lengths(longest_tokens, preparation.device.shapes),
+        padded_lengths=_padded_lengths(preparation),
         effective_batch_size=per_update,
+        pads_batches=preparation.device.shapes.pads_batches,
         num_train_epochs=num_train_epochs,
         hyperparameters=_hyperparameters(
             preparation,
@@ -95,6 +99,20 @@ def plan_training(preparation: Preparation) -> TrainingPlan:
         if options.early_stopping_patience is None
         else options.early_stopping_patience,
         seed=options.seed,
+    )
+
+
+def _padded_lengths(preparation: Preparation) -> list[int]:
+    """Choose the padded lengths of all splits, so that evaluation brings no new shapes."""
+    splits, shapes = preparation.examples, preparation.device.shapes
+    if shapes.max_shapes is not None and not preparation.mode.trains_encoder:
+        # A head over stored features has a shape of its own: one vector a text.
+        shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
+    weights = [np.full(len(one.lengths), _PASSES[split]) for split, one in splits.items()]
+    return preparation.classifier.padded_lengths(
+        np.concatenate([one.lengths for one in splits.values()]),
+        shapes,
+        weights=np.concatenate(weights),
     )
 
 

@@ -105,11 +105,7 @@ class Run:
         if preparation.config.training.batch_size == "auto":
             preparation = _with_found_sizes(preparation, plan, emit=emit)
         options, device = preparation.config.training, preparation.device
-        assert isinstance(options.batch_size, int), "auto has been replaced by what was found"
-        batch_size = BatchSize(options.batch_size, "batch size", device, emit)
-        eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
-        for size in (batch_size, eval_batch_size):
-            size.clamp(padded_length=plan.padded_lengths[-1])
+        batch_size, eval_batch_size = _batch_sizes(preparation, plan, emit=emit)
         device.choose_attention(longest_tokens=plan.padded_lengths[-1])
         choose_run_threads(preparation, emit=emit)
         started = time.perf_counter()
@@ -258,6 +254,21 @@ class Run:
             "best_global_step": progress.best_updates,
             "log_history": read_jsonl(self.folder.metrics_file),
         }
+
+
+def _batch_sizes(
+    preparation: Preparation, plan: TrainingPlan, *, emit: Emit
+) -> tuple[BatchSize, BatchSize]:
+    """Return the batch sizes of training and evaluation, one where both count as shapes."""
+    options, device = preparation.config.training, preparation.device
+    assert isinstance(options.batch_size, int), "auto has been replaced by what was found"
+    batch_size = BatchSize(options.batch_size, "batch size", device, emit)
+    batch_size.clamp(padded_length=plan.padded_lengths[-1])
+    if device.shapes.counts_evaluation:
+        return batch_size, batch_size
+    eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
+    eval_batch_size.clamp(padded_length=plan.padded_lengths[-1])
+    return batch_size, eval_batch_size
 
 
 def _with_found_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> Preparation:

@@ -63,16 +63,23 @@ class TrainedModel:
     def answer(self, texts: Sequence[str], *, all_scores: bool = False) -> list[Answer]:
         """Return each text's most probable class, maybe with the scores of all; at least one."""
         encoded = self.classifier.encode(texts, max_length=self.config.model.max_length)
-        logits = self.logits(self.classifier.inputs(encoded))
+        lengths = encoded.lengths
+        if self.device.shapes.counts_evaluation:
+            # Any number of pieces of texts may follow: powers of two give them the same shapes.
+            lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
+        logits = self._logits(self.classifier.inputs(encoded), lengths)
         return answer_texts(
             texts, logits, class_names=self.classifier.class_names, all_scores=all_scores
         )
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""
-        longest_tokens = int(examples.lengths.max())
-        self.device.choose_attention(longest_tokens=longest_tokens)
-        padded_lengths = self.classifier.padded_lengths(longest_tokens, self.device.shapes)
+        return self._logits(examples, examples.lengths)
+
+    def _logits(self, examples: ModelInputs, lengths: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return logits from batches of the padded lengths that suit texts of some lengths."""
+        self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
+        padded_lengths = self.classifier.padded_lengths(lengths, self.device.shapes)
         return self.predictor.logits(examples, padded_lengths=padded_lengths)
 
 

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.devices.base import BatchShapes
+
 # Examples are sorted by length only within a pool of this many batches, so that texts of one length
 # meet others in every epoch. On TREC at batch size 32, padded to the longest of each batch, 97 % of
 # the tokens are real with pools of 50, and 99 % with the whole epoch sorted (docs/LOG.md).
 BATCHES_A_POOL = 50
+# Of so few padded lengths each has many texts, which meet in random order: the epoch is one pool.
+FEW_PADDED_LENGTHS = 16
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,51 @@ class Batch:
 
     indices: NDArray[np.int64]
     padded_length: int
+
+
+def choose_padded_lengths(
+    lengths: NDArray[np.int64], shapes: BatchShapes, *, weights: NDArray[np.float64] | None = None
+) -> list[int]:
+    """Return the padded lengths, ascending, with which texts take the fewest tokens.
+
+    Args:
+        lengths: Tokens of each text, of shape [texts].
+        shapes: How many padded lengths there may be, and which.
+        weights: How often each text is read, of shape [texts]; equally often by default.
+    """
+    present, texts = np.unique(lengths, return_inverse=True)
+    allowed = np.array([shapes.padded_length(tokens) for tokens in present.tolist()])
+    padded, groups = np.unique(allowed, return_inverse=True)
+    if shapes.max_shapes is None or len(padded) <= shapes.max_shapes:
+        return [int(tokens) for tokens in padded]
+    by_length = np.bincount(groups[texts], weights).astype(np.float64)
+    return _fewest_tokens(padded, by_length, count=shapes.max_shapes)
+
+
+def _fewest_tokens(
+    lengths: NDArray[np.int64], weights: NDArray[np.float64], *, count: int
+) -> list[int]:
+    """Choose ``count`` of more lengths, by dynamic programming over where each group begins.
+
+    A text of a length that is not chosen is padded to the next that is.
+    """
+    before = np.concatenate([[0.0], np.cumsum(weights)])
+    # The fewest tokens of the first 0, 1, 2, ... lengths, with one padded length more a round.
+    fewest = np.concatenate([[0.0], np.full(len(lengths), np.inf)])
+    rounds = []
+    for _ in range(count):
+        tokens, starts = [np.inf], [0]
+        for end, longest in enumerate(lengths, start=1):
+            totals = fewest[:end] + longest * (before[end] - before[:end])
+            starts.append(int(totals.argmin()))
+            tokens.append(totals[starts[-1]])
+        fewest = np.array(tokens)
+        rounds.append(starts)
+    chosen, end = [], len(lengths)
+    for starts in reversed(rounds):
+        chosen.append(int(lengths[end - 1]))
+        end = starts[end]
+    return chosen[::-1]
 
 
 def plan_epoch(
@@ -30,17 +79,20 @@ def plan_epoch(
 ) -> list[Batch]:
     """Group the examples of one epoch into effective batches of similar lengths, in random order.
 
-    Every example comes exactly once; one batch may be smaller than the others. The plan depends on
+    Every example comes exactly once; one batch may be smaller than the others, and has the shortest
+    examples, as it may be filled up with repeated ones. The plan depends on
     nothing but the arguments, so that a resumed run finds its place. ``lengths`` are the tokens of
     each example, of shape [examples]; ``padded_lengths`` ascend; epochs count from 0.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
+    padded = np.asarray(padded_lengths)[np.searchsorted(padded_lengths, lengths)]
     batches = []
-    pool_size = effective_batch_size * BATCHES_A_POOL
+    is_one_pool = len(padded_lengths) <= FEW_PADDED_LENGTHS
+    pool_size = len(order) if is_one_pool else effective_batch_size * BATCHES_A_POOL
     for start in range(0, len(order), pool_size):
         pool = order[start : start + pool_size]
-        by_length = pool[np.argsort(lengths[pool], kind="stable")]
+        by_length = pool[np.argsort(-padded[pool], kind="stable")]
         batches += _cut(by_length, lengths, effective_batch_size, padded_lengths)
     return [batches[index] for index in random.permutation(len(batches))]
 
@@ -66,9 +118,16 @@ def plan_evaluation(
     return _cut(order, lengths, batch_size, padded_lengths)
 
 
-def real_token_share(batches: Sequence[Batch], lengths: NDArray[np.int64]) -> float:
-    """Return the share of the batches' tokens that are not padding, in 0..1."""
-    padded_tokens = sum(len(batch.indices) * batch.padded_length for batch in batches)
+def real_token_share(
+    batches: Sequence[Batch], lengths: NDArray[np.int64], *, filled_to: int = 1
+) -> float:
+    """Return the share of the batches' tokens that are not padding, in 0..1.
+
+    Of a batch with fewer examples than ``filled_to`` the repeated ones that fill it are padding.
+    """
+    padded_tokens = sum(
+        max(len(batch.indices), filled_to) * batch.padded_length for batch in batches
+    )
     return float(sum(lengths[batch.indices].sum() for batch in batches) / padded_tokens)
 
 

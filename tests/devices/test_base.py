@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from finetune.devices.base import gibibytes, round_up_to_8, why_operation_fails
+from finetune.devices.base import gibibytes, why_operation_fails
 
 
 def test_an_operation_works_on_the_processor() -> None:
@@ -21,11 +21,6 @@ def test_garbage_without_an_error_is_a_failure(monkeypatch: pytest.MonkeyPatch) 
     assert (
         why_operation_fails(torch.device("cpu")) == "the sum of an 8 by 8 product is 0.0, not 512"
     )
-
-
-@pytest.mark.parametrize(("tokens", "rounded"), [(1, 8), (8, 8), (9, 16), (41, 48), (512, 512)])
-def test_lengths_are_rounded_up_to_multiples_of_8(tokens: int, rounded: int) -> None:
-    assert round_up_to_8(tokens) == rounded
 
 
 def test_sizes_are_told_in_gibibytes() -> None:

@@ -1,11 +1,13 @@
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from finetune.devices import cuda
 from finetune.devices.cuda import CudaDevice
+from finetune.tokenization.buckets import choose_padded_lengths
 
 GIB = 2**30
 NO_DRIVER = (
@@ -63,14 +65,14 @@ def test_bf16_depends_on_the_gpu(pretend_nvidia: Callable[..., None]) -> None:
     assert CudaDevice().precisions == ("fp32", "fp16")
 
 
-@pytest.mark.parametrize(
-    ("longest_tokens", "padded_lengths"), [(1, [8]), (8, [8]), (9, [8, 16]), (20, [8, 16, 24])]
-)
-def test_padded_lengths_are_the_multiples_of_8(
-    pretend_nvidia: Callable[..., None], longest_tokens: int, padded_lengths: list[int]
+def test_texts_are_padded_to_multiples_of_8_of_which_there_are_16_at_most(
+    pretend_nvidia: Callable[..., None],
 ) -> None:
     pretend_nvidia()
-    assert list(CudaDevice().shapes.padded_lengths(longest_tokens)) == padded_lengths
+    shapes = CudaDevice().shapes
+    assert [shapes.padded_length(tokens) for tokens in (1, 8, 9, 41)] == [8, 8, 16, 48]
+    padded_lengths = choose_padded_lengths(np.arange(1, 513), shapes)
+    assert padded_lengths == list(range(32, 513, 32))
 
 
 @pytest.mark.parametrize(

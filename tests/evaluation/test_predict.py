@@ -13,6 +13,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.errors import LossNotFinite
 from finetune.evaluation.predict import Predictor, predict_logits
 from finetune.model.structure import find_structure
+from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.examples import Examples
 
 ROWS = 23
@@ -28,7 +29,7 @@ def predict(
     return predict_logits(
         model,
         examples,
-        padded_lengths=device.shapes.padded_lengths(int(examples.lengths.max())),
+        padded_lengths=choose_padded_lengths(examples.lengths, device.shapes),
         batch_size=batch_size,
         device=device,
     )
@@ -78,7 +79,7 @@ def test_widths_are_the_devices() -> None:
     device = FewShapesDevice()
     predict(tiny_model(), replace(examples, inputs_of=inputs_of), batch_size=5, device=device)
 
-    assert set(padded_lengths) <= set(device.shapes.padded_lengths(int(examples.lengths.max())))
+    assert set(padded_lengths) <= set(choose_padded_lengths(examples.lengths, device.shapes))
 
 
 @DEVICES

@@ -16,6 +16,7 @@ from batch_finder.simulated_machines import (
 from prepared_runs import prepare_tiny, was_emitted
 from tiny_models import save_uncuttable_model
 from tiny_runs import run_tiny
+from tiny_training import give_few_shapes
 
 from finetune import events
 from finetune.events import Event, Stage, ignore
@@ -93,6 +94,18 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
     assert probed_sizes(emitted) == [64, 16]
     assert [case.part for case in prober.cases] == ["features", "trainable"]
     assert Stage("batch size: 16, and 64 without gradients") in emitted
+
+
+def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_few_shapes(monkeypatch)
+    prober.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
+    options = {"freeze_core": True, "memory_limit": "9GiB"}
+    emitted: list[Event] = []
+    found = find(prepare_auto(tiny_folder, tmp_path, **options), emitted)
+    assert found.training == found.evaluation < 9
+    assert max(probed_sizes(emitted)) == 16
 
 
 def test_where_the_model_can_not_be_split_the_whole_update_is_probed(

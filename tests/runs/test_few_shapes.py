@@ -56,7 +56,8 @@ def test_run_has_at_most_six_shapes_and_the_largest_first(
     )
     finish_run(run)
 
-    assert {rows for rows, _ in shapes} == {BATCH_SIZE, EVAL_BATCH_SIZE}
+    # Evaluation at another size would bring as many shapes again.
+    assert {rows for rows, _ in shapes} == {BATCH_SIZE}
     assert len(set(shapes)) <= 6
     first_rows, first_tokens = shapes[0]
     assert first_tokens == max(tokens for rows, tokens in shapes if rows == first_rows)

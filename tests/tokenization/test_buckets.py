@@ -1,6 +1,7 @@
 import importlib.util
 import os
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ from numpy.typing import NDArray
 from tiny_training import FewShapesDevice
 from transformers import AutoTokenizer
 
-from finetune.devices.base import Device
+from finetune.devices.base import BatchShapes, Device
 from finetune.devices.cpu import CpuDevice
+from finetune.devices.mps.device import FewShapes
 from finetune.tokenization.buckets import (
     Batch,
+    choose_padded_lengths,
     longest_first,
     plan_epoch,
     plan_evaluation,
@@ -55,7 +58,7 @@ def same(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
 def test_every_example_comes_once_in_batches_that_hold_it(
     device: Device, lengths: NDArray[np.int64], batch_size: int, seed: int
 ) -> None:
-    padded_lengths = device.shapes.padded_lengths(int(lengths.max()))
+    padded_lengths = choose_padded_lengths(lengths, device.shapes)
 
     for batches in (
         plan_epoch(
@@ -78,6 +81,39 @@ def test_every_example_comes_once_in_batches_that_hold_it(
                 if padded_length >= lengths[batch.indices].max()
             ]
             assert batch.padded_length == min(fitting)
+
+
+@settings(max_examples=50)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=30).map(np.array),
+    count=st.integers(1, 4),
+    multiple=st.sampled_from([1, 2]),
+    data=st.data(),
+)
+def test_no_other_padded_lengths_waste_fewer_tokens(
+    lengths: NDArray[np.int64], count: int, multiple: int, data: st.DataObject
+) -> None:
+    weights = np.array(data.draw(st.lists(
+        st.integers(1, 9), min_size=len(lengths), max_size=len(lengths)
+    )), float)  # fmt: skip
+    shapes = BatchShapes(max_shapes=count, least_padded_length=4, multiple_of=multiple)
+
+    def tokens(padded_lengths: Sequence[int]) -> float:
+        padded = np.array(padded_lengths)[np.searchsorted(padded_lengths, lengths)]
+        return float((padded * weights).sum())
+
+    chosen = choose_padded_lengths(lengths, shapes, weights=weights)
+
+    longest = shapes.padded_length(int(lengths.max()))
+    others = range(4, longest, multiple)
+    assert chosen[-1] == longest
+    assert set(chosen) <= {*others, longest}
+    assert len(chosen) <= count
+    assert tokens(chosen) == min(
+        tokens([*some, longest])
+        for size in range(min(count, len(others) + 1))
+        for some in combinations(others, size)
+    )
 
 
 def test_plan_depends_on_seed_and_epoch_alone() -> None:
@@ -115,6 +151,29 @@ def test_examples_of_one_length_meet_others_in_the_next_epoch() -> None:
     first, second = (neighbours(plan(LIKE_TREC, epoch=epoch)) for epoch in (0, 1))
 
     assert len(first & second) < 16
+
+
+def test_of_few_padded_lengths_hardly_any_batch_has_texts_of_two() -> None:
+    shapes = FewShapes()
+    padded_lengths = choose_padded_lengths(LIKE_TREC, shapes)
+
+    batches = plan_epoch(
+        LIKE_TREC, effective_batch_size=32, padded_lengths=padded_lengths, seed=0, epoch=0
+    )
+
+    kinds = [
+        len(set(np.searchsorted(padded_lengths, LIKE_TREC[batch.indices]))) for batch in batches
+    ]
+    assert sum(kind > 1 for kind in kinds) < shapes.max_shapes == len(padded_lengths)
+    assert real_token_share(batches, LIKE_TREC, filled_to=32) >= 0.85
+
+
+def test_repeated_examples_count_as_padding() -> None:
+    batches = [Batch(np.array([0, 1]), 4), Batch(np.array([2]), 2)]
+    lengths = np.array([4, 2, 1])
+
+    assert real_token_share(batches, lengths) == 7 / 10
+    assert real_token_share(batches, lengths, filled_to=2) == 7 / 12
 
 
 def test_at_least_95_percent_of_the_tokens_of_lengths_like_trecs_are_real() -> None:

@@ -1,12 +1,12 @@
 """The GPU of a Mac with Apple silicon as a device."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psutil
 import torch
 from torch.torch_version import TorchVersion
 
-from finetune.devices.base import BatchShapes, Device, gibibytes, round_up_to_8
+from finetune.devices.base import BatchShapes, Device, gibibytes
 from finetune.devices.host import cpu_name, macos_major
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
@@ -17,8 +17,6 @@ _FIRST_WITH_16_BITS = "2.13"
 # Before it, an M1 with macOS 26 drops the bias of single vectors (pytorch#188438).
 _FIRST_WITH_BIAS_OF_VECTORS = "2.14"
 _MACOS_WITHOUT_BIAS_OF_VECTORS = 26
-# Attention reads out of bounds with 8 or fewer queries (pytorch#169222).
-_SMALLEST_PADDED_LENGTH = 16
 
 
 class MpsDevice(Device):
@@ -44,25 +42,21 @@ class MpsDevice(Device):
             and TorchVersion(torch.__version__) < _FIRST_WITH_BIAS_OF_VECTORS
         )
         self.shapes = FewShapes(
-            pads_batches=True,
             max_tokens=max_tokens(chip),
             min_examples=2 if drops_bias_of_vectors else 1,
         )
 
 
+@dataclass(frozen=True)
 class FewShapes(BatchShapes):
     """Few padded lengths, and every batch with all its examples.
 
     The graphs compiled for a shape are never dropped: a run over many shapes held 72 GB within five
-    updates (kyutai-labs/pocket-tts#255). Training and evaluation have a batch size each, which
-    makes six shapes per run.
+    updates (kyutai-labs/pocket-tts#255). Attention reads out of bounds with 8 or fewer queries
+    (pytorch#169222).
     """
 
-    def padded_lengths(self, longest_tokens: int) -> Sequence[int]:
-        """Return the longest length, its half and its quarter, as multiples of 8 from 16 on.
-
-        Halves, because lengths are skewed: most texts are much shorter than the longest, and none
-        longer than a quarter of it is padded to twice its length or more, but for the rounding.
-        """
-        parts = (round_up_to_8(-(-longest_tokens // divisor)) for divisor in (4, 2, 1))
-        return sorted({max(_SMALLEST_PADDED_LENGTH, length) for length in parts})
+    max_shapes: int | None = 6
+    counts_evaluation: bool = True
+    least_padded_length: int = 9
+    pads_batches: bool = True

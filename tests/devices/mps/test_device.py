@@ -85,44 +85,11 @@ def test_it_wants_every_batch_to_have_all_examples(device: MpsDevice) -> None:
     assert device.shapes.pads_batches
 
 
-@pytest.mark.parametrize(
-    ("longest_tokens", "padded_lengths"),
-    [
-        (1, [16]),
-        (16, [16]),
-        (17, [16, 24]),
-        (41, [16, 24, 48]),
-        (128, [32, 64, 128]),
-        (512, [128, 256, 512]),
-    ],
-)
-def test_padded_lengths_are_the_longest_length_and_its_halves(
-    device: MpsDevice, longest_tokens: int, padded_lengths: list[int]
-) -> None:
-    assert device.shapes.padded_lengths(longest_tokens) == padded_lengths
-
-
-def test_padded_lengths_are_few_ascend_and_hold_the_longest_text(device: MpsDevice) -> None:
-    for longest_tokens in range(1, 1025):
-        padded_lengths = device.shapes.padded_lengths(longest_tokens)
-        assert 1 <= len(padded_lengths) <= 3
-        assert list(padded_lengths) == sorted(set(padded_lengths))
-        assert all(
-            padded_length >= 16 and padded_length % 8 == 0 for padded_length in padded_lengths
-        )
-        assert longest_tokens <= padded_lengths[-1] < max(17, longest_tokens + 8)
-
-
-def test_no_text_above_a_quarter_of_the_longest_is_padded_beyond_twice_its_length(
+def test_it_has_six_shapes_of_more_queries_than_attention_needs_to_be_right(
     device: MpsDevice,
 ) -> None:
-    for longest_tokens in range(9, 513):
-        padded_lengths = device.shapes.padded_lengths(longest_tokens)
-        for tokens in range(max(9, longest_tokens // 4 + 1), longest_tokens + 1):
-            assert (
-                next(padded_length for padded_length in padded_lengths if padded_length >= tokens)
-                < 2 * tokens + 8
-            )
+    assert device.shapes.max_shapes == 6
+    assert [device.shapes.padded_length(tokens) for tokens in (1, 8, 9, 41)] == [9, 9, 9, 41]
 
 
 def test_memory_is_that_of_live_tensors(device: MpsDevice, monkeypatch: pytest.MonkeyPatch) -> None:
