@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tiny_runs import Command
@@ -31,6 +32,10 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "XDG_CACHE_HOME": f"{_home.name}/cache",
 }
+
+# How long an example takes says more about the machine's other work than about what is tested.
+settings.register_profile("finetune", deadline=None)
+settings.load_profile("finetune")
 
 # A shell starts what runs in the background with Ctrl-C ignored, nohup with what a closing terminal
 # sends, here and in child processes.

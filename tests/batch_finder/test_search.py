@@ -583,7 +583,7 @@ def test_peaks_that_say_nothing_cost_probes_only(peak_bytes: int | None) -> None
 VERDICTS = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed_out", "failed"])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     data=st.data(),
     limit=st.integers(1, 10**6),
@@ -647,7 +647,7 @@ def test_any_probes_whatever_end_soon_with_a_size_that_passed_or_an_error(
     assert found.predicted_maximum is None or found.max_verified <= found.predicted_maximum <= limit
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     floor=st.floats(50, 8000),
     base_share=st.floats(0.3, 1),

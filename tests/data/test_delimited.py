@@ -112,7 +112,7 @@ def test_what_does_not_parse_is_reported_with_its_line(
     assert raised.value.remedy
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(
         st.tuples(*[st.text(st.sampled_from("ab\",'\n\t ;é😀"), max_size=5)] * 2), min_size=1

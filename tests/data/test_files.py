@@ -224,7 +224,7 @@ VALUES = (
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(columns=st.dictionaries(st.sampled_from(["text", "label", "é"]), VALUES, min_size=1))
 def test_json_lines_read_by_column_are_as_read_line_by_line(
     tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]]

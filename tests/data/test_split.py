@@ -87,7 +87,7 @@ def test_a_class_with_a_single_text_is_kept() -> None:
     assert counts_of(held_out) == {"many": 30}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("aAbBcdefgh"), st.sampled_from(CLASSES)), min_size=1),
     fraction=st.floats(0.0, 1.0),

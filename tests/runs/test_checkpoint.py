@@ -112,7 +112,7 @@ def test_leftovers_of_a_kill_do_not_disturb_the_next_write(tmp_path: Path) -> No
     assert names_in(tmp_path) == ["step-1"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     name=st.sampled_from(["manifest.json", "model.safetensors", "state.json"]),
     position=st.integers(0, 10_000),
