@@ -80,7 +80,7 @@ def reserve_folder(path: Path, *, overwrite: bool) -> Iterator[RunFolder]:
     folder = RunFolder(path)
     check_run_folder(folder, overwrite=overwrite)
     missing = [one for one in (path, *path.parents) if not one.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    _make(path)
     with _removed_if_empty(missing), lock(folder):
         # Another process may have finished a run here since the first look.
         check_run_folder(folder, overwrite=overwrite)
@@ -96,7 +96,7 @@ def reserve_new_folder(parent: Path, name: str) -> Iterator[RunFolder]:
     """
     check_writable(parent)
     missing = [one for one in (parent, *parent.parents) if not one.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
+    _make(parent)
     for path in _numbered(parent, name):
         try:
             # One system call, which fails if another process was first.
@@ -106,6 +106,16 @@ def reserve_new_folder(parent: Path, name: str) -> Iterator[RunFolder]:
         with _removed_if_empty([path, *missing]), lock(RunFolder(path)):
             yield RunFolder(path)
         return
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{path} can't be made: {error.strerror}",
+            remedy="choose another folder with --output-dir",
+        ) from error
 
 
 @contextmanager

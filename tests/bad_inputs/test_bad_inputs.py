@@ -1,0 +1,358 @@
+"""Bad input at every place where something comes in: an exit code, two lines, nothing written.
+
+Each case is a name, what is given, and the exit code. The rooms' own tests look at the words.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tiny_runs import Command, finetune_in_a_child, flags
+
+FLAGS = """
+run --batch-size -1
+run --batch-size 2147483648
+run --batch-size 1e400
+run --batch-size nan
+run --eval-batch-size 0
+run --effective-batch-size 0
+run --learning-rate 0
+run --learning-rate -1e-5
+run --learning-rate nan
+run --learning-rate inf
+run --head-lr-multiplier 0
+run --num-train-epochs 0
+run --num-train-epochs inf
+run --max-steps 0
+run --max-steps 1.5
+run --warmup-fraction 1.1
+run --warmup-fraction -0.1
+run --weight-decay -1
+run --max-grad-norm 0
+run --max-length 2
+run --max-length 128.5
+run --seed -1
+run --seed 4294967296
+run --split-seed x
+run --validation-fraction 1
+run --test-fraction 0
+run --max-train-samples 0
+run --train-layers 0
+run --head pooler
+run --class-weights even
+run --precision fp8
+run --device tpu
+run --metric-for-best-model f1
+run --early-stopping-patience -1
+run --logging-steps 0
+run --save-strategy steps
+run --save-steps 0
+run --save-minutes -1
+run --save-minutes nan
+run --save-total-limit 0
+run --cache-gib 0
+run --memory-limit much
+run --time-limit 0
+run --freeze-core maybe
+run --head classifier --train-layers 1
+run --set seed=1
+run --set training.seed
+run --set data.seed=1
+run --set training.seed=
+run --set training.=1
+run --config
+run --config /
+run --config no_such_recipe
+run --config offline --resume-from-checkpoint .
+run --resume-from-checkpoint /dev/null
+run --resume-from-checkpoint .
+run --data
+run --data .
+run --output-dir /dev/null
+run --output-dir /proc/run
+evaluate .
+evaluate /dev/null
+evaluate . --split all
+evaluate . --device gpu
+predict . text
+predict . --file missing.txt
+predict . --format xml
+init
+data check --data .
+find-batch --device gpu
+find-batch --memory-limit 0
+find-batch --max-length 0
+config check missing.yaml
+config show --batch-size 0
+config cp no_such_recipe
+cache clear --cache-dir
+completion tcsh
+doctor --device gpu
+""".strip().splitlines()
+
+MISSING_DATA = """
+run --data nowhere.csv
+run --data hub:
+init missing.csv
+init .
+data check --data missing.csv
+""".strip().splitlines()
+
+YAML: dict[str, bytes] = {
+    "no sections": b"seed: 1",
+    "a list": b"- seed",
+    "a word": b"training",
+    "unknown section": b"train: {seed: 1}",
+    "unknown option": b"training: {sead: 1}",
+    "option of another section": b"data: {seed: 1}",
+    "section without options": b"training: 1",
+    "duplicate key": b"training: {seed: 1, seed: 2}",
+    "alias": b"training: &a {seed: 1}\nmodel: *a",
+    "tag of Python": b"training: !!python/object/apply:os.system [ls]",
+    "tab": b"training:\n\tseed: 1",
+    "unclosed": b"training: {seed: 1",
+    "not UTF-8": b"training: {seed: \xff}",
+    "NUL": b"training: {seed: \0}",
+    "two documents": b"training: {seed: 1}\n---\ntraining: {seed: 2}",
+    "deep": b"[" * 5000,
+    "large": b"#" * (2**20 + 1),
+    "boolean for a number": b"training: {batch_size: true}",
+    "list for a number": b"training: {batch_size: [1]}",
+    "mapping for a word": b"data: {data: {name: trec}}",
+    "key that is no word": b"training: {[1]: 2}",
+    "number too large": b"training: {seed: 99999999999999999999}",
+    "binary": bytes(range(256)),
+}
+
+ENVIRONMENT = {
+    "FINETUNE_SEED": "x",
+    "FINETUNE_SEEED": "1",
+    "FINETUNE_BATCH_SIZE": "0",
+    "FINETUNE_DEVICE": "gpu",
+    "FINETUNE_FREEZE_CORE": "perhaps",
+    "FINETUNE_LEARNING_RATE": "",
+    "FINETUNE_": "1",
+    "FINETUNE_MODEL__MODEL": "minilm",
+}
+
+ROWS = "".join(f"text number {number},{'ab'[number % 2]}\n" for number in range(40))
+FILES: dict[str, bytes] = {
+    "empty.csv": b"",
+    "only a header.csv": b"text,label\n",
+    "one column.csv": b"text\nhello\nworld\n",
+    "white space.csv": b" \n \n",
+    "one class.csv": b"text,label\n" + b"hello world,a\n" * 40,
+    "texts missing.csv": b"text,label\n" + b",a\n,b\n" * 20,
+    "labels missing.csv": b"text,label\n" + b"hello,\nworld,\n" * 20,
+    "ragged.csv": f"text,label\n{ROWS}too,many,fields\n".encode(),
+    "short row.csv": f"text,label\n{ROWS}alone\n".encode(),
+    "open quote.csv": f'text,label\n{ROWS}"open,a\n'.encode(),
+    "duplicate header.csv": f"text,text\n{ROWS}".encode(),
+    "NUL.csv": f"text,label\n{ROWS}a\0b,a\n".encode(),
+    "binary.csv": bytes(range(256)) * 20,
+    "UTF-16 cut.csv": f"text,label\n{ROWS}".encode("utf-16")[:-1],
+    "gzip.csv": b"\x1f\x8b\x08\0" + bytes(60),
+    "zip.csv": b"PK\x03\x04" + bytes(60),
+    "empty.jsonl": b"",
+    "no object.jsonl": b"[1, 2]\n" * 20,
+    "numbers.jsonl": b"1\n2\n",
+    "cut.jsonl": b'{"text": "a", "label": "b"}\n{"text": "a", "la',
+    "not JSON.jsonl": b"text,label\nhello,a\n",
+    "NaN.jsonl": b'{"text": NaN, "label": NaN}\n' * 20,
+    "no label.jsonl": b'{"text": "hello there"}\n' * 20,
+    "nested.jsonl": b'{"text": {"en": "hello"}, "label": {"is": "a"}}\n' * 20,
+    "surrogate.jsonl": b'{"text": "\\ud800", "label": "a"}\n' * 20,
+    "deep.jsonl": b'{"text": ' + b"[" * 3000 + b"\n",
+    "not UTF-8.jsonl": b'{"text": "\xff\xfe\xfd", "label": "a"}\n' * 20,
+    "array.json": b"[]",
+    "empty.parquet": b"",
+    "cut.parquet": b"PAR1" + bytes(40),
+    "text.parquet": b"text,label\n",
+    "wrong footer.parquet": b"PAR1" + bytes(40) + b"\xff\xff\xff\x7fPAR1",
+    "unknown format.xlsx": b"PK\x03\x04",
+    "no suffix": b"text,label\n",
+}
+
+TABLES: dict[str, Any] = {
+    "no rows": pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}),
+    "no columns": pa.table({}),
+    "one column": pa.table({"text": ["a", "b"]}),
+    "all null": pa.table({"text": [None] * 9, "label": [None] * 9}),
+    "floats as labels": pa.table({"text": ["word"] * 40, "label": [n / 7 for n in range(40)]}),
+    "lists": pa.table({"text": [["a"], ["b"]] * 9, "label": [["c"], ["d"]] * 9}),
+}
+
+TREC: dict[str, Mapping[str, bytes]] = {
+    "no files": {},
+    "one file": {"train_5500.label": b"NUM:date When ?\n"},
+    "empty": {"train_5500.label": b"", "TREC_10.label": b""},
+    "no label": {"train_5500.label": b"When is it ?\n", "TREC_10.label": b"NUM:date When ?\n"},
+    "no text": {"train_5500.label": b"NUM:date\n", "TREC_10.label": b"NUM:date\n"},
+    "unknown label": {"train_5500.label": b"XYZ:abc Who ?\n", "TREC_10.label": b"XYZ:abc Who ?\n"},
+    "binary": {"train_5500.label": bytes(range(256)), "TREC_10.label": bytes(range(256))},
+}
+
+# File of the model's folder, and what it holds; None: it is missing.
+MODELS: list[tuple[str, bytes | None]] = [
+    ("config.json", None),
+    ("config.json", b""),
+    ("config.json", b"[]"),
+    ("config.json", b"{}"),
+    ("config.json", b'{"model_type": "no_such_model"}'),
+    ("config.json", b'{"model_type": "gpt2"}'),
+    ("config.json", b'{"model_type": "bert", "hidden_size": "wide"}'),
+    ("config.json", b'{"model_type": "bert", "hidden_size": -1}'),
+    ("config.json", b'{"model_type": "bert", "auto_map": {"AutoModel": "evil.Model"}}'),
+    ("config.json", b"\xff\xfe"),
+    ("model.safetensors", None),
+    ("model.safetensors", b""),
+    ("model.safetensors", b"{}"),
+    ("model.safetensors", b"\xff" * 100),
+    ("model.safetensors", b"\x80\x04}q\x00."),
+    ("model.safetensors", (2).to_bytes(8, "little") + b"{}"),
+    ("tokenizer.json", None),
+    ("tokenizer.json", b""),
+    ("tokenizer.json", b"{}"),
+    ("tokenizer.json", b"[]"),
+    ("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}'),
+    ("tokenizer.json", b"\xff\xfe"),
+    ("tokenizer_config.json", b"{"),
+    ("tokenizer_config.json", b"[]"),
+]
+
+# File of a finished run, what it holds, the command that reads it, and the exit code.
+RUNS: list[tuple[str, bytes | None, str, int]] = [
+    ("config.yaml", None, "evaluate", 2),
+    ("config.yaml", b"training: {sead: 1}", "evaluate", 2),
+    ("config.yaml", b"\xff", "predict", 2),
+    ("config.yaml", b"{", "run", 2),
+    ("manifest.json", b"{}", "evaluate", 2),
+    ("manifest.json", b"[]", "evaluate", 2),
+    ("manifest.json", b"\xff", "evaluate", 2),
+    ("manifest.json", b'{"sources": [], "splits": {}}', "evaluate", 2),
+    ("all_results.json", b"", "run", 2),
+    ("all_results.json", b"{}", "run", 2),
+    ("all_results.json", b"[]", "run", 2),
+    ("model/config.json", None, "predict", 2),
+    ("model/config.json", b"{}", "predict", 2),
+    ("model/config.json", b'{"id2label": []}', "predict", 2),
+    ("model/config.json", b'{"id2label": {"1": "a"}}', "evaluate", 2),
+    ("model/model.safetensors", b"half", "predict", 2),
+    ("model/tokenizer.json", b"half", "predict", 2),
+]
+
+
+def content_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the command is typed."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def refuse(command: Command, folder: Path, code: int, *arguments: str | Path) -> None:
+    """Expect two lines and an exit code, and nothing written."""
+    before = content_of(folder)
+    command(*arguments).assert_refused(code)
+    assert content_of(folder) == before
+
+
+@pytest.mark.parametrize("line", FLAGS)
+def test_a_flag(line: str, command: Command, folder: Path) -> None:
+    refuse(command, folder, 2, *line.split())
+
+
+@pytest.mark.parametrize("line", MISSING_DATA)
+def test_data_that_is_missing(line: str, command: Command, folder: Path) -> None:
+    model = ("--model", "minilm") if line.startswith("run") else ()
+    refuse(command, folder, 3, *line.split(), *model)
+
+
+@pytest.mark.parametrize("line", FLAGS[::9])
+def test_a_flag_in_a_process_of_its_own(line: str, folder: Path) -> None:
+    child = finetune_in_a_child(*line.split())
+    assert (child.returncode, child.stdout) == (2, "")
+    error, remedy = child.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert remedy.startswith("  try: ")
+
+
+@pytest.mark.parametrize("name", YAML)
+def test_a_configuration(name: str, command: Command, folder: Path) -> None:
+    (folder / "mine.yaml").write_bytes(YAML[name])
+    refuse(command, folder, 2, "run", "--config", "mine.yaml")
+
+
+@pytest.mark.parametrize("variable", ENVIRONMENT)
+def test_an_environment_variable(
+    variable: str, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, ENVIRONMENT[variable])
+    refuse(command, folder, 2, "config", "show")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_data(name: str, command: Command, folder: Path) -> None:
+    (folder / name).write_bytes(FILES[name])
+    outcome = command("data", "check", "--data", name)
+    outcome.assert_refused(outcome.code)
+    assert outcome.code in (2, 3)
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_parquet_table(name: str, command: Command, folder: Path) -> None:
+    pq.write_table(TABLES[name], folder / "rows.parquet")
+    refuse(command, folder, 3, "data", "check", "--data", "rows.parquet")
+
+
+@pytest.mark.parametrize("name", TREC)
+def test_raw_trec(name: str, command: Command, folder: Path) -> None:
+    (folder / "trec").mkdir()
+    for file, content in TREC[name].items():
+        (folder / "trec" / file).write_bytes(content)
+    refuse(command, folder, 3, "data", "check", "--data", "trec", "--data-dir", "trec")
+
+
+@pytest.mark.parametrize(("file", "content"), MODELS)
+def test_a_model_folder(
+    file: str, content: bytes | None, command: Command, tiny_folder: Path, folder: Path
+) -> None:
+    shutil.copytree(tiny_folder, folder / "model")
+    write(folder / "model" / file, content)
+    refuse(command, folder, 2, "run", "--model", "model", *flags())
+
+
+@pytest.mark.parametrize(("file", "content", "verb", "code"), RUNS)
+def test_a_run_folder(
+    file: str,
+    content: bytes | None,
+    verb: str,
+    code: int,
+    command: Command,
+    finished_run: Path,
+    folder: Path,
+) -> None:
+    shutil.copytree(finished_run, folder / "run")
+    write(folder / "run" / file, content)
+    arguments = {
+        "run": ("run", "--resume-from-checkpoint", "run"),
+        "evaluate": ("evaluate", "run", "--device", "cpu"),
+        "predict": ("predict", "run", "Who ?", "--device", "cpu"),
+    }
+    refuse(command, folder, code, *arguments[verb])
+
+
+def write(file: Path, content: bytes | None) -> None:
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
