@@ -5,6 +5,7 @@
     ├── WrongParametersChanged          1
     ├── CheckpointDamaged               1
     ├── ProbeFailed                     1
+    ├── NotWritten                      1
     ├── UsageError                      2    a flag, a file name or a configuration is wrong
     │   ├── ConfigurationInvalid
     │   ├── RunFolderNotEmpty
@@ -60,6 +61,10 @@ class WrongParametersChanged(FinetuneError):
 
 class CheckpointDamaged(FinetuneError):
     """A checkpoint's bytes are not those that were written."""
+
+
+class NotWritten(FinetuneError):
+    """The disk is full, or a folder is gone or may not be written."""
 
 
 class ProbeFailed(FinetuneError):

@@ -3,6 +3,7 @@
 JSON has no word for a number that is NaN or infinite: to write one is a ValueError.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -35,11 +36,18 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text_atomically(path, "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows))
 
 
-def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one row to a file of JSON lines, which need not exist."""
-    line = json.dumps(row, **STRICT_JSON) + "\n"
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line)
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows to a file of JSON lines, which need not exist; none where the disk is full."""
+    lines = "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows)
+    with path.open("ab", buffering=0) as file:
+        size_bytes = file.tell()
+        try:
+            written_bytes = file.write(lines.encode())
+            if written_bytes < len(lines.encode()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(size_bytes)
+            raise
 
 
 def read_json(path: Path) -> Any:

@@ -1,16 +1,18 @@
 """The command ``finetune``: its commands, imported when they are called, and its exit codes."""
 
+import errno
 import importlib
 import os
 import sys
 import traceback
 from contextlib import suppress
+from typing import NoReturn
 
 import click
 
 import finetune
 from finetune.devices.host import keep_freed_memory
-from finetune.errors import FinetuneError, Interrupted, UsageError
+from finetune.errors import FinetuneError, Interrupted, NotWritten, UsageError
 from finetune.training.interruption import raise_on_signal, signal_of
 
 COMMANDS = {
@@ -26,6 +28,9 @@ COMMANDS = {
     "config": "Show, check and copy configurations.",
     "completion": "Print the completion script of a shell.",
 }
+
+
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 class _LazyGroup(click.Group):
@@ -71,6 +76,9 @@ def main(arguments: list[str] | None = None) -> None:
         arguments = sys.argv[1:]
         keep_freed_memory()
     _quieten_libraries()
+    if sys.stdout is None:
+        remedy = "redirect it, to a file or to /dev/null"
+        _leave(NotWritten("standard output is closed", remedy=remedy), arguments)
     try:
         with raise_on_signal():
             cli.main(arguments, prog_name="finetune", standalone_mode=False)
@@ -91,16 +99,34 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(error, arguments)
     except BrokenPipeError:
         # The reader, such as head, has left; Python must not try to flush to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            _leave(_unexpected(error), arguments)
+        if error.filename is None:
+            _discard_output()
+        what = error.filename or "standard output"
+        remedy = "make room, or choose another place; --debug shows what was being written"
+        _leave(NotWritten(f"{what} can't be written: {error.strerror}", remedy=remedy), arguments)
     except Exception as error:
-        first_line = (str(error) or "no message").splitlines()[0]
-        message = f"unexpected {type(error).__name__}: {first_line}"
-        remedy = "run it again with --debug and report what it prints"
-        _leave(FinetuneError(message, remedy=remedy), arguments)
+        _leave(_unexpected(error), arguments)
 
 
-def _leave(error: FinetuneError, arguments: list[str]) -> None:
+def _unexpected(error: Exception) -> FinetuneError:
+    first_line = (str(error) or "no message").splitlines()[0]
+    return FinetuneError(
+        f"unexpected {type(error).__name__}: {first_line}",
+        remedy="run it again with --debug and report what it prints",
+    )
+
+
+def _discard_output() -> None:
+    """Keep Python from another try to write, at exit, what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _leave(error: FinetuneError, arguments: list[str]) -> NoReturn:
     """Print an error and leave with its exit code; called while the error is handled."""
     # A terminal that was closed takes no more words.
     with suppress(OSError):

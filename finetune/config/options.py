@@ -60,6 +60,9 @@ class Options(TypedDict, total=False):
     overwrite: bool
     logging_steps: int
     save_strategy: Literal["epoch", "no"]
+    save_minutes: float
+    save_steps: int | None
+    save_total_limit: int
 
     feature_cache: bool
     cache_dir: AnyPath | None

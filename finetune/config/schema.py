@@ -175,7 +175,16 @@ class OutputConfig:
     overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
     logging_steps: Count = _option(10, "Report the training loss every N updates.")
     save_strategy: Literal["epoch", "no"] = _option(
-        "epoch", "When to write a checkpoint; Ctrl-C writes one in any case."
+        "epoch",
+        "epoch writes a checkpoint after every epoch, and as --save-minutes and --save-steps say; "
+        "no only where the run is stopped.",
+    )
+    save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _option(
+        10.0, "Write a checkpoint every N minutes too; 0 for never."
+    )
+    save_steps: Count | None = _option(None, "Write a checkpoint every N updates too.")
+    save_total_limit: Count = _option(
+        2, "Keep the N newest checkpoints; that of the best model is kept in any case."
     )
 
 

@@ -19,6 +19,17 @@ def save_classifier(classifier: Classifier, folder: Path) -> None:
     """
     partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _write_files(classifier, partial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    except Exception:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_files(classifier: Classifier, partial: Path) -> None:
     with _no_progress_bar():
         classifier.model.save_pretrained(partial)
     classifier.tokenizer.save_pretrained(partial)
@@ -27,9 +38,6 @@ def save_classifier(classifier: Classifier, folder: Path) -> None:
     for file in partial.iterdir():
         file.chmod(permissions)
         flush_to_disk(file)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(partial, folder)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import (
     Progress,
     StateUnusable,
+    Tensors,
     capture_state,
     load_trained_tensors,
     restore_state,
@@ -41,43 +42,73 @@ MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
 TENSORS_SUFFIX = ".safetensors"
 DISCARDED_SUFFIX = ".discarded"
+# A full disk, a folder that is gone or may not be written: Python's words and safetensors'.
+WRITE_ERRORS = (OSError, SafetensorError)
 
 
-@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of a run: the best model so far, and what resuming needs.
 
+    What can't be written, on a full disk for example, gives a warning and is tried again later.
+
     Args:
         folder: The run, held by this process.
+        keep: How many to resume from are kept, the newest.
         emit: Receives warnings.
     """
 
-    folder: RunFolder
-    emit: Emit
+    def __init__(self, folder: RunFolder, *, keep: int, emit: Emit) -> None:
+        self.folder, self.keep, self.emit = folder, keep, emit
+        # A copy of the best model's parameters and its state, while they can't be written.
+        self._unwritten_best: tuple[Tensors, dict[str, Any]] | None = None
 
     def save_best(self, training_state: TrainingState, progress: Progress) -> None:
         """Save the trained parameters as those of the best model so far."""
-        tensors = {"model": trained_tensors(training_state)}
-        state = {"updates": progress.updates}
-        write_checkpoint(self.folder.best_checkpoint, tensors=tensors, state=state)
+        tensors, state = trained_tensors(training_state), {"updates": progress.updates}
+        self._unwritten_best = None
+        if not self._write(self.folder.best_checkpoint, {"model": tensors}, state):
+            copied = {name: one.to("cpu", copy=True) for name, one in tensors.items()}
+            self._unwritten_best = copied, state
 
-    def load_best(self, training_state: TrainingState) -> None:
-        """Copy the best model's parameters back, in place."""
-        tensors, _ = read_checkpoint(self.folder.best_checkpoint)
-        load_trained_tensors(training_state, tensors["model"])
+    def load_best(self, training_state: TrainingState, progress: Progress) -> None:
+        """Copy the best model's parameters back, in place; where that is lost, keep the last."""
+        try:
+            if self._unwritten_best is None:
+                tensors = read_checkpoint(self.folder.best_checkpoint)[0]["model"]
+            else:
+                tensors, _ = self._unwritten_best
+            load_trained_tensors(training_state, tensors)
+        except (CheckpointDamaged, StateUnusable, KeyError):
+            self._replace_best(progress)
 
     def remove(self) -> None:
         """Delete all checkpoints: the run has finished and can't be resumed."""
         # Without it the run counts as finished, whatever else is still there.
-        shutil.rmtree(self.folder.best_checkpoint)
-        shutil.rmtree(self.folder.checkpoints_folder)
+        shutil.rmtree(self.folder.best_checkpoint, ignore_errors=True)
+        shutil.rmtree(self.folder.checkpoints_folder, ignore_errors=True)
 
     def save(self, training_state: TrainingState, progress: Progress) -> None:
-        """Save what resuming needs; of the earlier checkpoints one is kept."""
-        tensors, state = capture_state(training_state, progress)
+        """Save what resuming needs, and delete what is older than those that are kept."""
+        if self._unwritten_best is not None:
+            tensors_of_best, state_of_best = self._unwritten_best
+            if self._write(self.folder.best_checkpoint, {"model": tensors_of_best}, state_of_best):
+                self._unwritten_best = None
         path = checkpoint_path(self.folder.checkpoints_folder, update=progress.updates)
-        write_checkpoint(path, tensors=tensors, state=state)
-        remove_old_checkpoints(self.folder.checkpoints_folder, keep=2)
+        if self._write(path, *capture_state(training_state, progress)):
+            with suppress(OSError):
+                remove_old_checkpoints(self.folder.checkpoints_folder, keep=self.keep)
+
+    def _write(self, path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> bool:
+        """Write a checkpoint and return whether that succeeded."""
+        try:
+            # A run folder that was moved or deleted is not made again.
+            path.parent.mkdir(exist_ok=True)
+            write_checkpoint(path, tensors=tensors, state=state)
+        except WRITE_ERRORS as error:
+            message = f"checkpoint {path} can't be written: {reason_of(error)}"
+            self.emit(WarningMessage(message, remedy="the run goes on and tries again later"))
+            return False
+        return True
 
     def intact(self) -> list[Path]:
         """Return the checkpoints that verify, the highest update first.
@@ -118,16 +149,22 @@ class Checkpoints:
         if saved_updates == progress.best_updates or not progress.best_updates:
             return
         self.save_best(training_state, progress)
+        if saved_updates is None or saved_updates < progress.updates:
+            self._replace_best(progress)
+        elif progress.best_updates != progress.updates:
+            progress.best_score, progress.best_updates = None, progress.updates
+
+    def _replace_best(self, progress: Progress) -> None:
+        """Let the model as it is be the best so far in place of one that is lost."""
         if progress.best_updates == progress.updates:
             return
-        if saved_updates is None or saved_updates < progress.updates:
-            self.emit(
-                WarningMessage(
-                    f"the best model, of update {progress.best_updates:,}, can't be read from "
-                    f"{self.folder.best_checkpoint}",
-                    remedy=f"the model of update {progress.updates:,} takes its place",
-                )
+        self.emit(
+            WarningMessage(
+                f"the best model, of update {progress.best_updates:,}, can't be read from "
+                f"{self.folder.best_checkpoint}",
+                remedy=f"the model of update {progress.updates:,} takes its place",
             )
+        )
         progress.best_score, progress.best_updates = None, progress.updates
 
     def _best_updates(self) -> int | None:
@@ -144,6 +181,11 @@ class Checkpoints:
             f"the run in {self.folder.path} has no checkpoint to resume from",
             remedy="start again with --overwrite",
         )
+
+
+def reason_of(error: Exception) -> str:
+    """Return in words why a file could not be written."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def checkpoint_path(checkpoints_folder: Path, *, update: int) -> Path:
@@ -174,18 +216,31 @@ def write_checkpoint(
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
-    for group, named_tensors in tensors.items():
-        file = partial / f"{group}{TENSORS_SUFFIX}"
-        save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
-        flush_to_disk(file)
-    write_json(partial / STATE_NAME, state)
-    manifest = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
-    write_json(partial / MANIFEST_NAME, manifest)
-    flush_to_disk(partial)
+    try:
+        _write_files(partial, tensors, state)
+    except WRITE_ERRORS:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if folder.exists():
         _discard(folder)
     os.replace(partial, folder)
     flush_to_disk(folder.parent)
+
+
+def _write_files(
+    partial: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]
+) -> None:
+    write_json(partial / STATE_NAME, state)
+    # safetensors keeps its files from all other users; Python's files are as the user's umask says.
+    permissions = (partial / STATE_NAME).stat().st_mode & 0o777
+    for group, named_tensors in tensors.items():
+        file = partial / f"{group}{TENSORS_SUFFIX}"
+        save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
+        file.chmod(permissions)
+        flush_to_disk(file)
+    manifest = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
+    write_json(partial / MANIFEST_NAME, manifest)
+    flush_to_disk(partial)
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:

@@ -1,11 +1,17 @@
 """What a user can do when a run is interrupted, runs out of memory or diverges."""
 
 import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from finetune.data.load import find_places
-from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
+from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite, NotWritten
+from finetune.model.load import Classifier
+from finetune.model.save import save_classifier
+from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
 from finetune.runs.data import data_options
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
@@ -32,6 +38,42 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
             remedy = "start again: nothing was saved yet"
         message, number = str(stop) or "stopped", signal_of(stop)
         raise Interrupted(message, remedy=remedy, signal_number=number) from None
+
+
+@contextmanager
+def unwritten_model_kept(folder: RunFolder, classifier: Classifier) -> Iterator[None]:
+    """Save a trained model elsewhere where its run folder can't be written, and say where.
+
+    Raises:
+        NotWritten: In place of what the disk raised.
+    """
+    try:
+        yield
+    except WRITE_ERRORS as error:
+        has_model = folder.model_folder.is_dir()
+        place = folder.model_folder if has_model else _save_elsewhere(folder, classifier)
+        where = f"the model lies in {place}" if place else "the model found no other place"
+        way_on = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
+        raise NotWritten(
+            f"{folder.path} can't be written: {reason_of(error)}",
+            remedy=f"{where}; make the folder writable{way_on}",
+        ) from error
+
+
+def _save_elsewhere(folder: RunFolder, classifier: Classifier) -> Path | None:
+    """Save a model beside its run, or where the system has room for it; return where."""
+    for parent in (folder.path.absolute().parent, tempfile.gettempdir(), Path.home()):
+        try:
+            made = Path(tempfile.mkdtemp(prefix=f"{folder.path.name}-model-", dir=parent))
+        except OSError:
+            continue
+        try:
+            save_classifier(classifier, made / "model")
+        except WRITE_ERRORS:
+            shutil.rmtree(made, ignore_errors=True)
+        else:
+            return made / "model"
+    return None
 
 
 @contextmanager

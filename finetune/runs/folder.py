@@ -49,6 +49,8 @@ class RunFolder:
         self.model_folder = self.path / "model"
         # A folder step-N with what is needed to resume after N updates.
         self.checkpoints_folder = self.path / "checkpoints"
+        # An earlier run, until the one that takes its place has a model.
+        self.previous_run = self.path / "previous"
         self.layout = [one for name, one in vars(self).items() if name != "path"]
         # The trained parameters of the best model so far; gone when the run has finished.
         self.best_checkpoint = self.checkpoints_folder / "best"
@@ -70,7 +72,8 @@ def reserve_folder(path: Path, *, overwrite: bool) -> Iterator[RunFolder]:
 
     Args:
         path: Where; missing parents are made too.
-        overwrite: Take a folder that holds an earlier run; ``empty_folder`` deletes that.
+        overwrite: Take a folder that holds an earlier run, which is put back if nothing comes of
+            the new one.
 
     Raises:
         RunFolderNotEmpty: If the folder holds a run and may not be overwritten, or holds
@@ -84,7 +87,11 @@ def reserve_folder(path: Path, *, overwrite: bool) -> Iterator[RunFolder]:
     with _removed_if_empty(missing), lock(folder):
         # Another process may have finished a run here since the first look.
         check_run_folder(folder, overwrite=overwrite)
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            put_back_previous_run(folder)
+            raise
 
 
 @contextmanager
@@ -129,13 +136,49 @@ def _removed_if_empty(folders: Sequence[Path]) -> Iterator[None]:
                 folder.rmdir()
 
 
+def set_aside_previous_run(folder: RunFolder) -> None:
+    """Move what an earlier run left to ``previous``, unless that holds one with more to lose."""
+    if not folder.previous_run.exists():
+        previous = _entries(folder)
+        if previous:
+            folder.previous_run.mkdir()
+        for entry in previous:
+            os.replace(entry, folder.previous_run / entry.name)
+    elif folder.model_folder.exists():
+        delete_previous_run(folder)
+        set_aside_previous_run(folder)
+    else:
+        empty_folder(folder)
+
+
+def put_back_previous_run(folder: RunFolder) -> None:
+    """Undo ``set_aside_previous_run`` where the new run has left nothing to resume or to use."""
+    if not folder.previous_run.exists() or folder.can_resume or folder.model_folder.exists():
+        return
+    empty_folder(folder)
+    for entry in folder.previous_run.iterdir():
+        os.replace(entry, folder.path / entry.name)
+    folder.previous_run.rmdir()
+
+
+def delete_previous_run(folder: RunFolder) -> None:
+    """Delete what ``set_aside_previous_run`` has kept; links, and not what they point to."""
+    if folder.previous_run.exists():
+        shutil.rmtree(folder.previous_run)
+
+
 def empty_folder(folder: RunFolder) -> None:
-    """Delete what an earlier run left; links are removed, and not what they point to."""
-    for entry in folder.path.iterdir():
+    """Delete all of a run but its lock and the run before it; links, not what they point to."""
+    for entry in _entries(folder):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
-        elif entry.name != LOCK_NAME:
+        else:
             entry.unlink()
+
+
+def _entries(folder: RunFolder) -> list[Path]:
+    kept = {LOCK_NAME, folder.previous_run.name}
+    return [entry for entry in folder.path.iterdir() if entry.name not in kept]
 
 
 def check_run_folder(folder: RunFolder, *, overwrite: bool) -> None:

@@ -3,18 +3,32 @@
 import json
 from typing import Any
 
-from finetune.events import Emit, Event, Update, Validation
+from finetune.events import Emit, Event, Update, Validation, WarningMessage
 from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
 
 def journal(folder: RunFolder, emit: Emit) -> Emit:
-    """Return an ``Emit`` that appends updates and validations to ``metrics.jsonl``."""
+    """Return an ``Emit`` that appends updates and validations to ``metrics.jsonl``.
+
+    Rows that can't be written, on a full disk for example, are written with a later one.
+    """
+    unwritten: list[dict[str, Any]] = []
+
+    def write() -> None:
+        try:
+            append_jsonl(folder.metrics_file, unwritten)
+            unwritten.clear()
+        except OSError as error:
+            if len(unwritten) == 1:
+                message = f"{folder.metrics_file} can't be written: {error.strerror}"
+                emit(WarningMessage(message, remedy="the run goes on and tries again"))
 
     def emit_and_keep(event: Event) -> None:
         row = _row(event)
         if row is not None:
-            append_jsonl(folder.metrics_file, row)
+            unwritten.append(row)
+            write()
         emit(event)
 
     return emit_and_keep

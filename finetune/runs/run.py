@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from finetune.config.load import dump_config
@@ -11,15 +12,15 @@ from finetune.evaluation.answers import answer_texts
 from finetune.evaluation.metrics import Scores, score_logits
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Stage
-from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
+from finetune.files import flush_to_disk, read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.save import save_classifier
 from finetune.runs.batch_sizes import find_sizes
 from finetune.runs.checkpoint import Checkpoints
 from finetune.runs.environment import describe_environment
-from finetune.runs.failures import examples_explained
+from finetune.runs.failures import examples_explained, unwritten_model_kept
 from finetune.runs.features import stored_features
-from finetune.runs.folder import RunFolder, empty_folder
+from finetune.runs.folder import RunFolder, delete_previous_run, set_aside_previous_run
 from finetune.runs.journal import continue_journal, journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
@@ -53,6 +54,7 @@ class Run:
     training_state: TrainingState
     batch_size: BatchSize
     predictor: Predictor
+    checkpoints: Checkpoints
     progress: Progress
     emit: Emit
 
@@ -62,14 +64,14 @@ class Run:
 
         Args:
             preparation: Device, data and model; the model is moved and changed.
-            folder: Held by this process; an earlier run in it is deleted.
+            folder: Held by this process; an earlier run in it is deleted when this one has a model.
             emit: Receives progress events.
 
         Raises:
             BatchDoesNotFit: If not even one example fits.
         """
         run = cls._build(preparation, folder, emit=emit)
-        empty_folder(folder)
+        set_aside_previous_run(folder)
         config = with_plan(run.preparation, run.plan)
         write_text_atomically(folder.config_file, dump_config(config))
         run.manifest.write(folder.manifest_file)
@@ -85,14 +87,14 @@ class Run:
             DataDiffers: If data or model are not those that the run began with.
             UsageError: If there is no checkpoint.
         """
-        checkpoints = Checkpoints(folder, emit)
-        intact = checkpoints.intact()
+        keep = preparation.config.output.save_total_limit
+        intact = Checkpoints(folder, keep=keep, emit=emit).intact()
         saved = Manifest.read(folder.manifest_file)
         if saved is not None:
             saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
         run = cls._build(preparation, folder, emit=emit)
         prepared_seconds = run.progress.seconds
-        run.progress = checkpoints.restore(intact, run.training_state)
+        run.progress = run.checkpoints.restore(intact, run.training_state)
         run.progress.seconds += prepared_seconds
         continue_journal(folder, updates=run.progress.updates)
         emit(Stage(f"resuming after update {run.progress.updates:,}"))
@@ -128,6 +130,9 @@ class Run:
             training_state=training_state,
             batch_size=batch_size,
             predictor=predictor,
+            checkpoints=Checkpoints(
+                folder, keep=preparation.config.output.save_total_limit, emit=emit
+            ),
             progress=Progress(seconds=seconds),
             emit=emit,
         )
@@ -171,8 +176,16 @@ class Run:
                 finished only afterwards.
         """
         peak_bytes = self.training_state.device.memory.peak_bytes()
-        checkpoints = Checkpoints(self.folder, self.emit)
-        checkpoints.load_best(self.training_state)
+        self.checkpoints.load_best(self.training_state, self.progress)
+        with unwritten_model_kept(self.folder, self.preparation.classifier):
+            results = self._write_results(peak_bytes, write_pages=write_pages)
+        self.checkpoints.remove()
+        return results
+
+    def _write_results(
+        self, peak_bytes: int | None, *, write_pages: Callable[[RunFolder, RunResults], None]
+    ) -> RunResults:
+        self.folder.path.stat()  # save_pretrained would make a folder anew that was moved
         save_classifier(self.preparation.classifier, self.folder.model_folder)
         self.emit(Stage("evaluating the best model"))
         has_validation = "validation" in self.examples
@@ -186,11 +199,12 @@ class Run:
         write_json(self.folder.state_file, self._trainer_state())
         write_json(self.folder.results_file, results.to_json())
         write_pages(self.folder, results)
-        checkpoints.remove()
+        delete_previous_run(self.folder)
         return results
 
     def _loop_settings(self, *, should_stop: Callable[[], bool]) -> LoopSettings:
-        checkpoints, output = Checkpoints(self.folder, self.emit), self.config.output
+        checkpoints, output = self.checkpoints, self.config.output
+        saves = output.save_strategy == "epoch"
         return LoopSettings(
             batch_size=self.batch_size,
             updates_per_epoch=self.plan.updates_per_epoch,
@@ -199,11 +213,19 @@ class Run:
             plan_epoch=self.plan.batches,
             validate=self._validate if "validation" in self.examples else None,
             save_best=lambda progress: checkpoints.save_best(self.training_state, progress),
-            save_progress=lambda progress: checkpoints.save(self.training_state, progress),
-            saves_each_epoch=output.save_strategy == "epoch",
+            save_progress=self._save_progress,
+            saves_each_epoch=saves,
+            save_updates=output.save_steps if saves else None,
+            save_seconds=60 * output.save_minutes if saves else 0,
             should_stop=should_stop,
             emit=journal(self.folder, self.emit),
         )
+
+    def _save_progress(self, progress: Progress) -> None:
+        # After a power cut the journal has all rows up to the checkpoint.
+        with suppress(OSError):
+            flush_to_disk(self.folder.metrics_file)
+        self.checkpoints.save(self.training_state, progress)
 
     def _validate(self) -> ValidationResult:
         scores = self._score("validation")

@@ -55,6 +55,8 @@ class LoopSettings:
         save_best: Saves the model as the best so far.
         save_progress: Saves what is needed to resume.
         saves_each_epoch: Whether to do so after every epoch, not only when stopped.
+        save_updates: Updates between two savings within an epoch; None: never.
+        save_seconds: Seconds from one saving to the next report of the loss that saves; 0: never.
         should_stop: Whether the user asked to stop.
         emit: Receives updates and validations.
     """
@@ -68,6 +70,8 @@ class LoopSettings:
     save_best: Callable[[Progress], None]
     save_progress: Callable[[Progress], None]
     saves_each_epoch: bool
+    save_updates: int | None
+    save_seconds: float
     should_stop: Callable[[], bool]
     emit: Emit
 
@@ -92,9 +96,10 @@ def train(
     """
     total_updates = training_state.schedule.total_updates
     log = _UpdateLog(training_state, progress, settings)
+    saver = _Saver(training_state, progress, settings)
     while not is_over(progress, total_updates=total_updates, patience=settings.patience):
         log.start_clock()
-        _train_epoch(training_state, examples, progress, settings, log)
+        _train_epoch(training_state, examples, progress, settings, log, saver)
         log.write()
         is_epoch_over = progress.updates % settings.updates_per_epoch == 0
         if is_epoch_over or progress.updates == total_updates:
@@ -103,7 +108,7 @@ def train(
             _validate(progress, settings)
         stops = settings.should_stop()
         if settings.saves_each_epoch or stops:
-            settings.save_progress(progress)
+            saver.save()
         if stops:
             return
 
@@ -114,6 +119,7 @@ def _train_epoch(
     progress: Progress,
     settings: LoopSettings,
     log: "_UpdateLog",
+    saver: "_Saver",
 ) -> None:
     """Take the updates that are left of an epoch, or until the user stops it."""
     set_training(training_state.model)
@@ -133,6 +139,10 @@ def _train_epoch(
             log.write()
         if settings.should_stop():
             return
+        if saver.is_due():
+            log.write()
+            saver.save()
+            log.start_clock()
 
 
 def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
@@ -163,6 +173,32 @@ def _validate(progress: Progress, settings: LoopSettings) -> None:
         settings.save_best(progress)
     epoch = progress.updates / settings.updates_per_epoch
     settings.emit(events.Validation(progress.updates, epoch, found.metrics, is_best))
+
+
+class _Saver:
+    """Saves progress, also within an epoch: after some updates, or some time since the last."""
+
+    def __init__(
+        self, training_state: TrainingState, progress: Progress, settings: LoopSettings
+    ) -> None:
+        self._training_state, self._progress, self._settings = training_state, progress, settings
+        self._saved_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        updates, settings = self._progress.updates, self._settings
+        if updates % settings.updates_per_epoch == 0:
+            return False  # the end of an epoch saves anyway
+        if settings.save_updates and updates % settings.save_updates == 0:
+            return True
+        # At a report, so that the rows of the journal do not depend on the time.
+        is_report = updates % settings.logging_updates == 0
+        passed_seconds = time.monotonic() - self._saved_at
+        return is_report and 0 < settings.save_seconds <= passed_seconds
+
+    def save(self) -> None:
+        _check_parameters_finite(self._training_state, self._progress)
+        self._settings.save_progress(self._progress)
+        self._saved_at = time.monotonic()
 
 
 class _UpdateLog:

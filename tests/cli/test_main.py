@@ -197,3 +197,17 @@ def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
     )
     assert help_seconds < 4 * hello_seconds
     assert run_help_seconds < 4 * hello_seconds
+
+
+@pytest.mark.parametrize(
+    ("redirection", "words"),
+    [("> /dev/full", "No space left on device"), (">&-", "standard output is closed")],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_standard_output_that_takes_nothing_is_an_error(redirection: str, words: str) -> None:
+    command = f"{sys.executable} -m finetune config show {redirection}"
+    child = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert child.returncode == 1
+    error, remedy = child.stderr.splitlines()
+    assert words in error
+    assert remedy.startswith("  try: ")

@@ -22,12 +22,14 @@ from finetune.files import (
 from finetune.runs.folder import (
     RunFolder,
     check_run_folder,
+    delete_previous_run,
     empty_folder,
     lock,
     next_free_folder,
     open_run_folder,
     reserve_folder,
     reserve_new_folder,
+    set_aside_previous_run,
 )
 
 JSON_VALUES = st.recursive(
@@ -113,6 +115,49 @@ def test_folder_of_a_run_is_refused_with_the_three_ways_out(tmp_path: Path) -> N
 
     for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
         assert flag in refusal.value.remedy
+
+
+def test_previous_run_stays_until_the_new_one_is_done_with_it(tmp_path: Path) -> None:
+    make_run(tmp_path)
+
+    with reserve_folder(tmp_path, overwrite=True) as folder:
+        set_aside_previous_run(folder)
+        assert content_of(tmp_path) == [
+            ".lock", "previous", "previous/config.yaml", "previous/model",
+            "previous/model/config.json",
+        ]  # fmt: skip
+        folder.config_file.touch()
+        delete_previous_run(folder)
+
+    assert content_of(tmp_path) == ["config.yaml"]
+
+
+def test_previous_run_is_put_back_where_the_new_one_leaves_nothing(tmp_path: Path) -> None:
+    before = content_of(make_run(tmp_path).path)
+
+    def fail() -> None:
+        with reserve_folder(tmp_path, overwrite=True) as folder:
+            set_aside_previous_run(folder)
+            folder.config_file.touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+    assert content_of(tmp_path) == before
+
+
+def test_previous_run_outlives_new_ones_that_were_killed_without_a_model(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    for _ in range(3):
+        set_aside_previous_run(folder)
+        folder.config_file.write_text("killed")
+    assert (folder.previous_run / "model" / "config.json").is_file()
+
+    folder.model_folder.mkdir()
+    set_aside_previous_run(folder)
+
+    assert (folder.previous_run / "config.yaml").read_text() == "killed"
 
 
 def test_overwrite_empties_the_folder_of_a_run_and_holds_it(tmp_path: Path) -> None:
@@ -328,7 +373,7 @@ def test_json_lines_read_back_what_was_written_and_appended(
     rows = [{"value": value} for value in values]
 
     write_jsonl(path, rows)
-    append_jsonl(path, {"text": "a\u2028b\x85c\nd"})
+    append_jsonl(path, [{"text": "a\u2028b\x85c\nd"}])
 
     assert repr(read_jsonl(path)) == repr([*rows, {"text": "a\u2028b\x85c\nd"}])
 
@@ -343,7 +388,7 @@ def test_numbers_that_json_has_no_word_for_are_refused_and_the_old_file_stays(
     with pytest.raises(ValueError, match="JSON"):
         write_jsonl(path, [{"loss": value}])
     with pytest.raises(ValueError, match="JSON"):
-        append_jsonl(path, {"loss": value})
+        append_jsonl(path, [{"loss": value}])
 
     assert read_jsonl(path) == [{"loss": 1.5}]
 

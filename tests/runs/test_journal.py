@@ -1,8 +1,10 @@
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 
-from finetune.events import Event, Stage, Update, Validation
+from finetune.events import Event, Stage, Update, Validation, WarningMessage
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import continue_journal, journal
@@ -66,3 +68,33 @@ def test_what_a_kill_or_a_power_cut_has_torn_is_dropped(torn: bytes, tmp_path: P
 def test_a_run_that_has_told_nothing_yet_has_nothing_to_drop(tmp_path: Path) -> None:
     continue_journal(RunFolder(tmp_path), updates=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_the_disk_refused_are_written_later_in_their_order(tmp_path: Path) -> None:
+    folder, emitted = RunFolder(tmp_path / "run"), list[Event]()
+    emit = journal(folder, emitted.append)
+    emit(update(1))
+    emit(update(2))
+    folder.path.mkdir()
+    emit(update(3))
+    assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
+    [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
+    assert "metrics.jsonl can't be written: No such file" in warning.message
+
+
+def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    emit = journal(folder, lambda event: None)
+    emit(update(1))
+    size = folder.metrics_file.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        emit(update(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert folder.metrics_file.stat().st_size == size
+    emit(update(3))
+    assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]

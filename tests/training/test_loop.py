@@ -75,6 +75,8 @@ class Diary:
             "plan_epoch": plan_of(examples),
             "validate": validate if self.scores else None,
             "save_best": lambda progress: self.note("best"),
+            "save_updates": None,
+            "save_seconds": 0,
             "save_progress": lambda progress: self.note("progress"),
             "saves_each_epoch": False,
             "should_stop": self.should_stop,

@@ -1,0 +1,195 @@
+"""Checkpoints that a run writes on its way, and disks that don't take them."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+import finetune
+from finetune.errors import NotWritten
+from finetune.events import Emit, Event, Stage, Update, WarningMessage
+from finetune.runs import checkpoint
+
+EVERY_THIRD: dict[str, Any] = {"save_steps": 3, "logging_steps": 2}
+
+
+class PowerCut(Exception):
+    pass
+
+
+def cut_power(*, at_update: int) -> Emit:
+    def emit(event: Event) -> None:
+        if isinstance(event, Update) and event.update == at_update:
+            raise PowerCut
+
+    return emit
+
+
+def steps_in(run: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """Two epochs of four updates, which nothing has disturbed; tests leave it as it is."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    run_tiny(run, model=tiny_folder, **EVERY_THIRD)
+    return run
+
+
+@pytest.mark.parametrize(("at_update", "kept"), [(4, [3]), (8, [4, 6])])
+def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
+    at_update: int, kept: list[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(PowerCut):
+        run_tiny(run, model=tiny_folder, emit=cut_power(at_update=at_update), **EVERY_THIRD)
+    assert steps_in(run) == kept
+    finetune.run(resume_from_checkpoint=run)
+    assert have_same_bits(weights_of(run), weights_of(whole_run))
+    assert logged_metrics(run) == logged_metrics(whole_run)
+
+
+def test_checkpoints_by_time_come_at_reports_and_as_many_are_kept_as_asked_for(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options: dict[str, Any] = {"save_minutes": 1e-9, "logging_steps": 2, "save_total_limit": 3}
+    with pytest.raises(PowerCut):
+        run_tiny(run, model=tiny_folder, emit=cut_power(at_update=8), **options)
+    assert steps_in(run) == [2, 4, 6]
+    finetune.run(resume_from_checkpoint=run)
+    assert have_same_bits(weights_of(run), weights_of(whole_run))
+
+
+def test_files_have_the_permissions_of_the_users_umask(tiny_folder: Path, tmp_path: Path) -> None:
+    run, mask = tmp_path / "run", os.umask(0o027)
+    try:
+        with pytest.raises(PowerCut):
+            run_tiny(run, model=tiny_folder, emit=cut_power(at_update=6))
+        finetune.run(resume_from_checkpoint=shutil.copytree(run, tmp_path / "finished"))
+    finally:
+        os.umask(mask)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("step-4" in str(path) for path in files)
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o640}
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [({0}, OSError(errno.ENOSPC, "disk full")), ({0, 1, 2}, SafetensorError("disk full"))],
+)
+def test_a_full_disk_costs_warnings_and_no_run(
+    refused: set[int],
+    error: Exception,
+    whole_run: Path,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, emitted, calls = tmp_path / "run", list[Event](), iter(range(1000))
+    save_file = checkpoint.save_file
+
+    def save_unless_refused(*arguments: Any) -> None:
+        if next(calls) in refused:
+            raise error
+        save_file(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save_file", save_unless_refused)
+    run_tiny(run, model=tiny_folder, emit=emitted.append)
+    assert have_same_bits(weights_of(run), weights_of(whole_run))
+    warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
+    assert sum("can't be written: disk full" in warning for warning in warnings) == len(refused)
+
+
+def test_a_best_model_that_never_found_room_is_still_the_one_that_is_kept(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise SafetensorError("disk full")
+
+    monkeypatch.setattr(checkpoint, "save_file", refuse)
+    run_tiny(tmp_path / "run", model=tiny_folder)
+    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(whole_run))
+
+
+def deleted(run: Path) -> None:
+    shutil.rmtree(run)
+
+
+def moved(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+@pytest.mark.parametrize(("act", "at_update"), [(deleted, 2), (moved, 6)])
+def test_a_model_whose_run_folder_is_gone_lies_at_a_named_place(
+    act: Callable[[Path], None], at_update: int, whole_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run, emitted = tmp_path / "run", list[Event]()
+
+    def emit(event: Event) -> None:
+        emitted.append(event)
+        if isinstance(event, Update) and event.update == at_update:
+            act(run)
+
+    with pytest.raises(NotWritten, match="No such file") as raised:
+        run_tiny(run, model=tiny_folder, emit=emit)
+    assert not run.exists()
+    place = Path(raised.value.remedy.split(";")[0].removeprefix("the model lies in "))
+    AutoModelForSequenceClassification.from_pretrained(place)
+    if act is moved:  # with the best model, of the first epoch
+        assert steps_in(tmp_path / "moved") == [4]
+        warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
+        assert any("the best model, of update 4, can't be read" in one for one in warnings)
+    else:
+        assert have_same_bits(weights_of(place.parent), weights_of(whole_run))
+
+
+def test_a_final_model_that_finds_no_room_in_its_folder_can_be_written_later(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, save_pretrained = tmp_path / "run", PreTrainedModel.save_pretrained
+
+    def save_elsewhere(model: PreTrainedModel, folder: Path) -> None:
+        if Path(folder).parent == run:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_pretrained(model, folder)
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_elsewhere)
+    with pytest.raises(NotWritten, match="No space left") as raised:
+        run_tiny(run, model=tiny_folder)
+    assert f"--resume-from-checkpoint {run}" in raised.value.remedy
+    place = Path(raised.value.remedy.split(";")[0].removeprefix("the model lies in "))
+    assert have_same_bits(weights_of(place.parent), weights_of(whole_run))
+    monkeypatch.undo()
+    finetune.run(resume_from_checkpoint=run)
+    assert have_same_bits(weights_of(run), weights_of(whole_run))
+
+
+def test_overwriting_keeps_the_old_run_until_the_new_one_has_a_model(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole_run, tmp_path / "run")
+    has_both: list[bool] = []
+
+    def look(event: Event) -> None:
+        if isinstance(event, Stage) and event.message.startswith("evaluating"):
+            models = (run / "model", run / "previous" / "model")
+            has_both.append(all(model.is_dir() for model in models))
+
+    with pytest.raises(PowerCut):
+        run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_update=1))
+    assert have_same_bits(weights_of(run), weights_of(whole_run))
+    with pytest.raises(PowerCut):
+        run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_update=6))
+    assert have_same_bits(weights_of(run / "previous"), weights_of(whole_run))
+    finetune.run(resume_from_checkpoint=run, emit=look)
+    assert has_both == [True]
+    assert not (run / "previous").exists()
