@@ -84,7 +84,12 @@ def main() -> None:
         for mode, options in MODES.items():
             pairs = []
             for seed in range(arguments.seeds):
-                shared = {"data": "trec", "data_dir": arguments.data_dir, "model": "minilm"}
+                shared = {
+                    "data": "trec",
+                    "data_dir": arguments.data_dir,
+                    "model": "minilm",
+                    "precision": "fp32",
+                }
                 seeds = {"seed": seed, "split_seed": seed}
                 pairs.append(compare({**shared, **options, **seeds}, folder))
                 print(f"{mode}, seed {seed}: ours and regression {pairs[-1]}", flush=True)

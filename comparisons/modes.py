@@ -44,6 +44,7 @@ def main() -> None:
         "data": "trec",
         "data_dir": arguments.data_dir,
         "model": arguments.model,
+        "precision": "fp32",
         "device": arguments.device,
     }
     metrics = {}

@@ -152,7 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tables = make_tables(arguments.data_dir)
     names = arguments.sets or list(tables)
-    shared = {"model": arguments.model, "device": arguments.device}
+    shared = {"model": arguments.model, "device": arguments.device, "precision": "fp32"}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             for split, rows in tables[name]._asdict().items():

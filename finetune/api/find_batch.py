@@ -12,7 +12,7 @@ from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
 from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
-from finetune.config.schema import Config, mode_of
+from finetune.config.schema import Config, mode_of, precision_without_timing
 from finetune.config.sizes import parse_size
 from finetune.data.tables import column_of
 from finetune.data.trec import TRAINING_ROWS
@@ -123,7 +123,7 @@ class _Task:
         return Case(
             device.name, architecture_of(shape.to_dict()), classes=6, mode=mode,
             padded_length=min(longest, most_positions(shape) or longest),
-            precision=training.precision, optimizer=training.optimizer,
+            precision=precision_without_timing(training), optimizer=training.optimizer,
             gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
         )  # fmt: skip
 

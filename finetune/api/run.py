@@ -205,7 +205,7 @@ def _check_changes(given: LoadedConfig, saved: Config, folder: RunFolder) -> Non
     begun = replace(saved, output=output)
     for option, origin in given.origins.items():
         now, before = (_value(config, option) for config in (given.config, begun))
-        may_change = option in MAY_CHANGE_ON_RESUMING or now is None
+        may_change = option in MAY_CHANGE_ON_RESUMING or now in (None, AUTO)
         if not (may_change or _is_same(now, before)):
             raise ConfigurationInvalid(
                 f"{origin} changes a run that has begun",

@@ -9,9 +9,15 @@ import click
 
 from finetune.cli.console import LITERAL, show_json, show_table, showing
 from finetune.cli.options import debug_option, given, json_option
-from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig, mode_of
+from finetune.config.schema import (
+    DEFAULT_BATCH_SIZE,
+    ModelConfig,
+    TrainingConfig,
+    mode_of,
+    precision_without_timing,
+)
 from finetune.devices.check import Check
-from finetune.devices.names import DEVICE_NAMES, PRECISION_NAMES
+from finetune.devices.names import DEVICE_NAMES, PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.model.mode import Mode
 
@@ -26,7 +32,10 @@ Examples:
   finetune doctor --ops --model minilm --mode head
   finetune doctor --parity --device mps --precision bf16
 """
-DEFAULTS = {"mode": mode_of(ModelConfig()), "precision": TrainingConfig.precision}
+DEFAULTS = {
+    "mode": mode_of(ModelConfig()),
+    "precision": precision_without_timing(TrainingConfig()),
+}
 OPS_BATCH_SIZE = DEFAULT_BATCH_SIZE
 PARITY_BATCH_SIZE = 128
 STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
@@ -52,7 +61,7 @@ def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode
     "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
 )
 @click.option("--mode", callback=_check_mode, help="What trains: full (default), last-N, head, ...")
-@click.option("--precision", type=click.Choice(PRECISION_NAMES), help="Default: fp32.")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Default: fp32.")
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),

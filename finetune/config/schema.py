@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from finetune.devices.names import DeviceName, PrecisionName
+from finetune.devices.names import DeviceName, Precision, PrecisionName
 from finetune.model.mode import Mode
 
 DEFAULT_BATCH_SIZE = 32
@@ -106,7 +106,9 @@ class TrainingConfig:
 
     device: DeviceName = _option("auto", "Device to train on; auto takes cuda, then mps, then cpu.")
     precision: PrecisionName = _option(
-        "fp32", "Precision of the forward pass (autocast); the weights stay fp32."
+        "auto",
+        "Precision of the forward pass (autocast); the weights stay fp32. auto times fp32 and bf16 "
+        "at the start of a run; on mps it is fp32 unless doctor --parity has passed in bf16 there.",
     )
     batch_size: Count | Literal["auto"] = _option(
         DEFAULT_BATCH_SIZE,
@@ -251,6 +253,11 @@ def effective_batch_size(training: TrainingConfig) -> int:
     if training.effective_batch_size is not None:
         return training.effective_batch_size
     return DEFAULT_BATCH_SIZE if training.batch_size == "auto" else training.batch_size
+
+
+def precision_without_timing(training: TrainingConfig) -> Precision:
+    """Return the precision of what is not timed, such as a search for batch sizes."""
+    return "fp32" if training.precision == "auto" else training.precision
 
 
 # BERT-base's pooler ends in a tanh that is mostly far from 0.

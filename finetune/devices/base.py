@@ -24,6 +24,8 @@ class Device:
         has_foreach: Whether an operation on a list of tensors is one, not as many as tensors.
         captures: Whether ``capture`` gives more than None.
         tokens_ahead: Tokens of the batches that are copied to it together.
+        has_silent_faults_in_16_bits: Whether 16-bit results may be wrong without an error, so that
+            ``doctor --parity`` has to pass before they are used by default.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Device:
     has_foreach = True
     captures = False
     tokens_ahead = 0
+    has_silent_faults_in_16_bits = False
     memory: "DeviceMemory"
     shapes: "BatchShapes"
 

@@ -3,7 +3,8 @@
 from typing import Literal, get_args
 
 DeviceName = Literal["auto", "mps", "cpu", "cuda"]
-PrecisionName = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+PrecisionName = Literal["auto", Precision]
 
 DEVICE_NAMES: tuple[str, ...] = get_args(DeviceName)
-PRECISION_NAMES: tuple[str, ...] = get_args(PrecisionName)
+PRECISIONS: tuple[str, ...] = get_args(Precision)

@@ -50,12 +50,12 @@ def usable_devices(*, emit: Emit) -> Iterator[Device]:
 
 
 def check_precision(device: Device, precision: str) -> None:
-    """Refuse a number format, one of ``PRECISION_NAMES``, that the device can't compute in.
+    """Refuse a number format that the device can't compute in; ``auto`` takes one that it can.
 
     Raises:
         ConfigurationInvalid: If it is not among the device's precisions.
     """
-    if precision not in device.precisions:
+    if precision not in ("auto", *device.precisions):
         raise ConfigurationInvalid(
             f"{device.name} can't compute in {precision} here",
             remedy=f"use --precision {' or '.join(device.precisions)}",

@@ -17,6 +17,7 @@ from finetune.doctor.models import pretrained_classifier, random_classifier, wit
 from finetune.doctor.rehearsal import Rehearsal, Tensors, plan_rehearsal
 from finetune.events import Emit, Stage
 from finetune.model.mode import Mode
+from finetune.runs.precision import note_parity
 
 # Of the root mean square of all numbers of a model.
 _SMALLEST_SHARE = 0.01
@@ -122,6 +123,8 @@ def compare_with_cpu(
 ) -> ParityReport:
     """Compare what a device, maybe the CPU itself, computes with what the CPU computes in fp32.
 
+    The verdict is kept: where 16 bits are not to be trusted, ``--precision auto`` needs it.
+
     Args:
         device: One of ``DEVICE_NAMES``.
         model: A folder, a Hub id, or ``minilm``; None for BERT-base with random weights.
@@ -140,7 +143,10 @@ def compare_with_cpu(
     else:
         classifier = pretrained_classifier(model, emit=emit)
     rehearsal = plan_rehearsal(classifier, mode=mode, largest_batch=batch_size)
-    return check_parity(rehearsal, device=there, precision=precision, emit=emit)
+    report = check_parity(rehearsal, device=there, precision=precision, emit=emit)
+    subject = f"{model or ModelConfig.model}, {mode}"
+    note_parity(there, precision=precision, subject=subject, passes=not report.failures)
+    return report
 
 
 def check_parity(

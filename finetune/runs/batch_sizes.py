@@ -8,7 +8,7 @@ from functools import partial
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.search import Found
-from finetune.config.schema import SearchConfig
+from finetune.config.schema import SearchConfig, precision_without_timing
 from finetune.config.sizes import parse_size
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Stage
@@ -46,7 +46,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     case = Case(
         preparation.device.name, architecture_of(classifier.model.config.to_dict()),
         classes=len(classifier.class_names), mode=preparation.mode,
-        padded_length=plan.padded_lengths[-1], precision=config.training.precision,
+        padded_length=plan.padded_lengths[-1], precision=precision_without_timing(config.training),
         optimizer=config.training.optimizer, gradient_checkpointing=bool(checkpointing),
     )  # fmt: skip
 

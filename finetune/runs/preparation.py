@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from datasets import Dataset, DatasetDict
@@ -22,6 +23,9 @@ from finetune.runs.data import load_run_data
 from finetune.tokenization.examples import Examples
 from finetune.training.class_weights import example_weights
 
+if TYPE_CHECKING:
+    from finetune.training.precision_timing import PrecisionTiming
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -34,6 +38,7 @@ class Preparation:
         classifier: The pretrained model with a new head, frozen as the mode says, on the CPU. A
             training changes it.
         encoding_seconds: Time that the token ids took.
+        precision_timing: What the precision was chosen by; None where it was given.
     """
 
     config: Config
@@ -43,6 +48,7 @@ class Preparation:
     examples: Mapping[str, Examples]
     classifier: Classifier
     encoding_seconds: float
+    precision_timing: "PrecisionTiming | None" = None
 
     @property
     def mode(self) -> Mode:
@@ -68,9 +74,9 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     Raises:
         FinetuneError: Of every kind that a device, data or a model can cause.
     """
-    device = select_device(config.training.device, emit=emit)
-    check_precision(device, config.training.precision)
-    emit(Stage(f"device: {device.name} ({device.description}), {config.training.precision}"))
+    device, precision = select_device(config.training.device, emit=emit), config.training.precision
+    check_precision(device, precision)
+    emit(Stage(f"device: {device.name} ({device.description}), precision {precision}"))
     loaded = load_run_data(config.data, emit=emit)
     splits = loaded.splits
     class_names = splits["train"].features["label"].names

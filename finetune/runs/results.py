@@ -14,6 +14,7 @@ from finetune.runs.preparation import Preparation
 
 if TYPE_CHECKING:
     from finetune.evaluation.metrics import Scores
+    from finetune.training.precision_timing import PrecisionTiming
 
 SCHEMA_VERSION = 1
 
@@ -42,7 +43,13 @@ class TrainingMetrics:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What was trained, on what, and where; the share of tokens that are not padding is in 0..1."""
+    """What was trained, on what, and where.
+
+    Args:
+        precision: ``auto`` in a dry run.
+        precision_timing: What it was chosen by; None where it was given.
+        real_token_share: Share of the tokens that are not padding, in 0..1.
+    """
 
     data: str
     class_names: Sequence[str]
@@ -51,6 +58,7 @@ class RunFacts:
     device: str
     device_description: str
     precision: str
+    precision_timing: "PrecisionTiming | None"
     trained_parameters: int
     total_parameters: int
     real_token_share: float
@@ -68,6 +76,7 @@ class RunFacts:
             device=preparation.device.name,
             device_description=preparation.device.description,
             precision=config.training.precision,
+            precision_timing=preparation.precision_timing,
             trained_parameters=trained,
             total_parameters=total,
             real_token_share=plan.real_token_share(),
@@ -113,7 +122,7 @@ def read_results(folder: RunFolder) -> RunResults:
             for part in (RunFacts, TrainingMetrics)
         )
         return RunResults(
-            facts=RunFacts(**facts),
+            facts=RunFacts(**facts | {"precision_timing": _read_timing(facts)}),
             training=TrainingMetrics(**training),
             validation=_read_scores(found, "eval") if "eval_loss" in found else None,
             test=_read_scores(found, "test"),
@@ -123,6 +132,13 @@ def read_results(folder: RunFolder) -> RunResults:
         raise NotARun(
             f"{folder.results_file} can't be read", remedy="restore it, or make the run again"
         ) from error
+
+
+def _read_timing(facts: Mapping[str, Any]) -> "PrecisionTiming | None":
+    from finetune.training.precision_timing import PrecisionTiming
+
+    timing = facts["precision_timing"]
+    return None if timing is None else PrecisionTiming(**timing)
 
 
 def _read_scores(found: Mapping[str, Any], prefix: str) -> "Scores":
@@ -161,8 +177,9 @@ class DryRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune run --dry-run --json`` prints."""
-        facts = {name: value for name, value in asdict(self.facts).items() if name != "class_names"}
         own = asdict(self)
-        del own["facts"]
+        facts = own.pop("facts")
+        # Nothing has been timed.
+        del facts["class_names"], facts["precision_timing"]
         own["batches_by_width"] = own.pop("batches_by_padded_length")
         return {"schema_version": SCHEMA_VERSION, **facts, **own}

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
@@ -24,6 +24,7 @@ from finetune.runs.folder import RunFolder, delete_previous_run, set_aside_previ
 from finetune.runs.journal import continue_journal, journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
+from finetune.runs.precision import TIMING, read_timing, with_precision
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.threads import choose_run_threads
@@ -76,6 +77,8 @@ class Run:
         write_text_atomically(folder.config_file, dump_config(config))
         run.manifest.write(folder.manifest_file)
         environment = {**describe_environment(), "device": preparation.device.description}
+        if timing := run.preparation.precision_timing:
+            environment[TIMING] = asdict(timing)
         write_json(folder.environment_file, environment)
         return run
 
@@ -92,6 +95,7 @@ class Run:
         saved = Manifest.read(folder.manifest_file)
         if saved is not None:
             saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
+        preparation = replace(preparation, precision_timing=read_timing(folder.environment_file))
         run = cls._build(preparation, folder, emit=emit)
         prepared_seconds = run.progress.seconds
         run.progress = run.checkpoints.restore(intact, run.training_state)
@@ -103,13 +107,14 @@ class Run:
     @classmethod
     def _build(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
         plan = plan_training(preparation)
-        manifest = Manifest.of(preparation)
         if preparation.config.training.batch_size == "auto":
             preparation = _with_found_sizes(preparation, plan, emit=emit)
-        options, device = preparation.config.training, preparation.device
+        device = preparation.device
         batch_size, eval_batch_size = _batch_sizes(preparation, plan, emit=emit)
         device.choose_attention(longest_tokens=plan.padded_lengths[-1])
         choose_run_threads(preparation, emit=emit)
+        preparation = with_precision(preparation, plan, batch_size, emit=emit)
+        precision = preparation.config.training.precision
         started = time.perf_counter()
         model, examples = stored_features(preparation, plan, eval_batch_size, emit=emit)
         seconds = preparation.encoding_seconds + time.perf_counter() - started
@@ -117,15 +122,15 @@ class Run:
             model,
             head=preparation.classifier.structure.head,
             device=device,
-            precision=options.precision,
+            precision=precision,
             hyperparameters=plan.hyperparameters,
         )
-        predictor = Predictor(training_state.model, device, options.precision, eval_batch_size)
+        predictor = Predictor(training_state.model, device, precision, eval_batch_size)
         return cls(
             folder=folder,
             preparation=preparation,
             plan=plan,
-            manifest=manifest,
+            manifest=Manifest.of(preparation),
             examples=examples,
             training_state=training_state,
             batch_size=batch_size,

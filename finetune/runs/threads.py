@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from finetune.config.schema import precision_without_timing
 from finetune.devices.precision import autocast
 from finetune.events import Emit, Stage
 from finetune.runs.preparation import Preparation
@@ -22,7 +23,7 @@ def choose_run_threads(preparation: Preparation, *, emit: Emit) -> None:
     def forward() -> None:
         with (
             torch.inference_mode(),
-            autocast(device, precision=preparation.config.training.precision),
+            autocast(device, precision=precision_without_timing(preparation.config.training)),
         ):
             model(**inputs)
 

@@ -13,6 +13,9 @@ from machines import LINUX, MACHINES, a_mac, pretend
 from tiny_runs import Command, finetune_in_a_child
 from torch.overrides import TorchFunctionMode
 
+from finetune.devices.cpu import CpuDevice
+from finetune.runs.precision import has_parity
+
 PARITY = ("doctor", "--parity", "--device", "cpu", "--batch-size", "7")
 
 
@@ -201,7 +204,15 @@ def test_what_does_not_go_together_is_a_wrong_usage(
     command("doctor", *arguments).assert_refused(2, word)
 
 
-def test_parity_tells_parts_and_modules_and_a_verdict(command: Command, tiny_folder: Path) -> None:
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / name)
+
+
+@pytest.mark.usefixtures("cache")
+def test_parity_tells_parts_and_modules_and_keeps_a_verdict(
+    command: Command, tiny_folder: Path
+) -> None:
     outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16")
     assert outcome.code == 0, outcome.errors
     assert "computing on the CPU in fp32" in outcome.errors
@@ -212,13 +223,16 @@ def test_parity_tells_parts_and_modules_and_a_verdict(command: Command, tiny_fol
     assert all(" ok " in line for line in parts.splitlines()[1:])
     assert "\nbert.encoder.layer.*.attention.self.key  " in modules
     assert verdict == "cpu in bf16 agrees with the CPU in fp32\n"
+    assert has_parity(CpuDevice(), precision="bf16")
 
 
+@pytest.mark.usefixtures("cache")
 def test_parity_that_fails_says_where(command: Command, tiny_folder: Path) -> None:
     with WrongIn16Bits():
         outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16", "--json")
     assert outcome.code == 1
     assert json.loads(outcome.output)["passes"] is False
+    assert not has_parity(CpuDevice(), precision="bf16")
     assert "error: cpu in bf16 differs from the CPU: evaluation, logits" in outcome.errors
 
 

@@ -5,7 +5,7 @@ from machines import LINUX, LINUX_WITH_CUDA, a_mac, pretend
 
 from finetune import events
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.names import DEVICE_NAMES, PRECISION_NAMES
+from finetune.devices.names import DEVICE_NAMES, PRECISIONS
 from finetune.devices.select import check_precision, select_device
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
 from finetune.events import Event
@@ -84,4 +84,4 @@ def test_every_device_has_fp32_and_no_precision_that_is_not_offered(
     pretend(MACHINE_WITH[name], monkeypatch)
     precisions = select_device(name, emit=ignore).precisions
     assert precisions[0] == "fp32"
-    assert set(precisions) <= set(PRECISION_NAMES)
+    assert set(precisions) <= set(PRECISIONS)

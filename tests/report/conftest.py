@@ -32,6 +32,7 @@ def results() -> RunResults:
         device="cpu",
         device_description="a slow CPU",
         precision="fp32",
+        precision_timing=None,
         trained_parameters=770,
         total_parameters=109_483_778,
         real_token_share=0.9,

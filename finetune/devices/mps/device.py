@@ -25,6 +25,8 @@ class MpsDevice(Device):
     name = "mps"
     torch_device = torch.device("mps")
     has_foreach = False
+    # Of several chips, systems and versions of PyTorch: known_faults.yaml.
+    has_silent_faults_in_16_bits = True
 
     def __init__(self, *, chip: str | None = None) -> None:
         chip = cpu_name() if chip is None else chip

@@ -1,0 +1,190 @@
+"""Whether updates are faster in bf16 than in fp32: some of each, in turn, on a copy of a model."""
+
+import copy
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from finetune.devices.base import Device
+from finetune.devices.batch_size import BatchSize
+from finetune.devices.precision import autocast
+from finetune.model.freeze import set_training
+from finetune.training.micro_batches import MicroBatch
+from finetune.training.out_of_memory import update_with_retries
+from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
+
+# bf16 has to gain so much, as no timing is exact.
+_GAIN = 1.03
+_ROUNDS = 5
+# Two rounds are enough where both gain more than the first, or less than the second.
+_CLEAR_GAIN, _CLEAR_LOSS = 1.2, 0.9
+# One update that takes so many times as long as in fp32 ends the timing.
+_LONGEST_UPDATE = 2.0
+# A CPU without instructions for bf16 took 7 times as long for a product, and 45 times for its
+# gradients: one update would take minutes. On a GPU a product this small is bound by its launches,
+# of which bf16 has twice as many.
+_LONGEST_PRODUCT = 4.0
+_PRODUCT_ROWS = 64
+# Rounding makes 0.015 of BERT-base's logits, and a fault about 1. At the start of a run the loss
+# hardly depends on the encoder, so that it is not the loss itself that is compared.
+_LARGEST_ERROR = 0.1
+
+
+@dataclass(frozen=True)
+class PrecisionTiming:
+    """What was measured in fp32 and in bf16.
+
+    Args:
+        work: What was timed: updates or, where that was enough, one product of matrices.
+        seconds: Median time of the work, by precision.
+        logits_error: Norm of the difference between both logits of the batch, after the updates and
+            without dropout, over the norm of those in fp32; at most 1. None where bf16 is slower.
+    """
+
+    work: Literal["update", "product"]
+    seconds: Mapping[str, float]
+    logits_error: float | None = None
+
+    @property
+    def is_bf16_faster(self) -> bool:
+        """Whether bf16 gains more than the noise of a timing."""
+        return self.seconds["fp32"] > _GAIN * self.seconds["bf16"]
+
+    @property
+    def do_results_agree(self) -> bool:
+        """Whether the logits, and so the losses, differ by no more than rounding."""
+        return self.logits_error is None or self.logits_error <= _LARGEST_ERROR
+
+    @property
+    def precision(self) -> Literal["fp32", "bf16"]:
+        """The precision to train in."""
+        return "bf16" if self.is_bf16_faster and self.do_results_agree else "fp32"
+
+    def __str__(self) -> str:
+        times = (f"{1e3 * one:,.1f} ms in {name}" for name, one in self.seconds.items())
+        return f"one {self.work} takes {' and '.join(times)}"
+
+
+def time_precisions(
+    model: PreTrainedModel,
+    *,
+    head: Set[str],
+    hyperparameters: Hyperparameters,
+    cut: Callable[[int], Iterable[MicroBatch]],
+    batch_size: BatchSize,
+) -> PrecisionTiming:
+    """Time updates on one batch in fp32 and in bf16.
+
+    The model stays as it is, and so do the random numbers to come.
+
+    Args:
+        model: On the CPU or on the device, which gets a copy.
+        head: Names of the head's parameters.
+        hyperparameters: Those of the run.
+        cut: Cuts the batch into micro-batches of at most so many examples.
+        batch_size: How many to begin with; fewer afterwards if they did not fit.
+
+    Raises:
+        BatchDoesNotFit: If not even one example fits beside the model.
+    """
+    device = batch_size.device
+    products = {
+        precision: _time_product(device, precision=precision, size=model.config.hidden_size)
+        for precision in ("fp32", "bf16")
+    }
+    if products["bf16"] > _LONGEST_PRODUCT * products["fp32"]:
+        return PrecisionTiming("product", products)
+    random_state = device.random_state()
+    try:
+        return _time_updates(
+            _prepare_both(copy.deepcopy(model), head, device, hyperparameters), cut, batch_size
+        )
+    finally:
+        device.set_random_state(random_state)
+        # Models that Accelerate has prepared refer to themselves.
+        gc.collect()
+        device.memory.release()
+
+
+def _time_product(device: Device, *, precision: str, size: int) -> float:
+    """Return the seconds of a product with its gradients, of the size of a feed-forward layer."""
+    rows = torch.ones(_PRODUCT_ROWS, size, device=device.torch_device, requires_grad=True)
+    matrix = torch.ones(4 * size, size, device=device.torch_device, requires_grad=True)
+
+    def multiply() -> None:
+        with autocast(device, precision=precision):
+            product = torch.nn.functional.linear(rows, matrix)
+        torch.autograd.grad(product.float().sum(), (rows, matrix))
+
+    # The first warms up, unless one is enough to see that it takes long.
+    return min(_time(multiply, device) for _ in range(2))
+
+
+def _prepare_both(
+    model: PreTrainedModel, head: Set[str], device: Device, hyperparameters: Hyperparameters
+) -> dict[str, TrainingState]:
+    """Return training states by precision, over the same parameters and optimizer state."""
+    set_training(model)
+    # A shallow copy has the same parameters and a forward of its own, to put into autocast.
+    states = {
+        precision: prepare_training(
+            copy.copy(model),
+            head=head,
+            device=device,
+            precision=precision,
+            hyperparameters=hyperparameters,
+        )
+        for precision in ("fp32", "bf16")
+    }
+    states["bf16"].optimizer.state = states["fp32"].optimizer.state
+    return states
+
+
+def _time_updates(
+    states: Mapping[str, TrainingState],
+    cut: Callable[[int], Iterable[MicroBatch]],
+    batch_size: BatchSize,
+) -> PrecisionTiming:
+    # Where updates are captured, it is the second that is, and takes longer.
+    warm_ups = 2 if batch_size.device.captures else 1
+    seconds: dict[str, list[float]] = {precision: [] for precision in states}
+    for _ in range(warm_ups + _ROUNDS):
+        for precision, state in states.items():
+            update = partial(update_with_retries, state, 0, cut=cut, batch_size=batch_size)
+            seconds[precision].append(_time(update, batch_size.device))
+        gains = [full / half for full, half in zip(*seconds.values(), strict=True)]
+        if gains[-1] < 1 / _LONGEST_UPDATE or _is_clear(gains[warm_ups:]):
+            break
+    medians = {name: statistics.median(one[warm_ups:] or one) for name, one in seconds.items()}
+    timing = PrecisionTiming("update", medians)
+    if not timing.is_bf16_faster:
+        return timing
+    micro_batches = list(cut(batch_size.examples))
+    exact, rounded = (_logits(state, micro_batches) for state in states.values())
+    error = float((rounded - exact).norm() / exact.norm())
+    return replace(timing, logits_error=error if error < 1 else 1.0)
+
+
+def _is_clear(gains: Sequence[float]) -> bool:
+    return len(gains) > 1 and (min(gains) > _CLEAR_GAIN or max(gains) < _CLEAR_LOSS)
+
+
+def _time(work: Callable[[], object], device: Device) -> float:
+    device.synchronize()
+    started = time.perf_counter()
+    work()
+    device.synchronize()
+    return time.perf_counter() - started
+
+
+def _logits(state: TrainingState, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+    state.model.train(False)
+    with torch.inference_mode():
+        return torch.cat([state.model(**one.inputs).logits.float() for one in micro_batches])
