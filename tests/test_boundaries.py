@@ -128,6 +128,7 @@ with contextlib.suppress(SystemExit):
         # transformers itself imports accelerate when it loads a model.
         ("finetune.runs.trained", TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}),
         ("finetune.api.dry_run", TRAINING_ONLY),
+        ("finetune.api.bench", {"datasets", "evaluate", "pandas", "sklearn"}),
     ],
 )
 def test_a_command_leaves_out_what_only_training_needs(module: str, unused: set[str]) -> None:

@@ -66,13 +66,14 @@ def compare(one: BenchResults, other: BenchResults, *, names: tuple[str, str]) -
         ratio = best[names[1]] / best[names[0]] if all(best.values()) else None
         cells.append((f"{group}: {workload}", phase, *map(_number, speeds), _ratio(ratio)))
     columns = ("workload", "phase", *(f"{name}, {device}" for name, device, _ in sides))
-    return Table(
-        "",
-        "Rows a second",
-        (*columns, f"{names[1]} ÷ {names[0]}"),
-        tuple(cells),
-        ("The last column compares the fastest device of each machine.",),
-    )
+    remarks = ["the last column compares the fastest device of each machine"]
+    remarks += [
+        f"{name} is of a quick bench: few rows were timed, and not for long"
+        for name, results in zip(names, (one, other), strict=True)
+        if results.is_quick
+    ]
+    ratio_column = f"{names[1]} ÷ {names[0]}"
+    return Table("", "Rows a second", (*columns, ratio_column), tuple(cells), tuple(remarks))
 
 
 def first_faster(rows: Sequence[Row], device: str) -> str | None:
@@ -97,7 +98,7 @@ def speedup_of(by_device: Mapping[str, Row], device: str) -> float | None:
 
 
 def _measured(group: str, rows: Sequence[Row]) -> Table:
-    devices = list(dict.fromkeys(row.device for row in rows))
+    devices = sorted(dict.fromkeys(row.device for row in rows), key=lambda name: name != CPU)
     others = [device for device in devices if device != CPU] if CPU in devices else []
     columns = ["workload", "phase", "rows"]
     for device in devices:

@@ -83,7 +83,7 @@ def draw_speedups(results: BenchResults) -> str:
             _draw_bars(axes, [(key[1], one) for key, one in of_phase], devices)
             axes.set_title(phase.capitalize(), loc="left", fontweight="bold")
         panels[0].set_ylabel("times as fast as the CPU")
-        panels[0].legend(loc="upper left")
+        panels[1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
         return svg_of(figure)
 
 
