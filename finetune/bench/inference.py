@@ -36,6 +36,7 @@ class _InferenceTask(Task):
         texts = texts_of(repeat(self._lengths, rows))
         self._inputs = inputs_of_texts(texts, takes_4d_mask=self._takes_4d_mask)
         self._padded_lengths = choose_padded_lengths(texts.lengths, self._device.shapes)
+        self._device.choose_attention(longest_tokens=self._padded_lengths[-1])
 
     def step(self) -> None:
         raise NotImplementedError("training is a group of its own")

@@ -160,6 +160,7 @@ class _RunTask(Task):
         self._examples = Examples(inputs.inputs_of, inputs.lengths, labels, weights)
         lengths = np.array(self._lengths)
         self._padded_lengths = choose_padded_lengths(lengths, self._device.shapes)
+        self._device.choose_attention(longest_tokens=self._padded_lengths[-1])
 
     def step(self) -> None:
         examples = self._with_features() if self._layers else self._examples

@@ -8,11 +8,14 @@ import dataclasses
 from typing import Any
 
 from finetune.batch_finder.worker import end_with_parent, open_answers, read_orders
+from finetune.devices.host import keep_freed_memory
 
 
 def main() -> None:
     """Time the workloads of the parent's task."""
     end_with_parent()
+    # As the command does.
+    keep_freed_memory()
     orders = read_orders()
     answer = open_answers()
     from finetune.bench.timer import FULL, QUICK, time_workload

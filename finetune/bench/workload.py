@@ -1,5 +1,6 @@
 """What devices are timed at, and the kind of it that is a module with a batch."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class _ModuleTask(Task):
         self._batch: Batch = {}
 
     def load(self, rows: int) -> None:
+        # All kernels, as PyTorch has them by default.
+        self._device.choose_attention(longest_tokens=sys.maxsize)
         self._batch = tree_map_only(
             torch.Tensor,
             lambda tensor: tensor.to(self._device.torch_device),
