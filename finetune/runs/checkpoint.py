@@ -96,7 +96,7 @@ class Checkpoints:
         path = checkpoint_path(self.folder.checkpoints_folder, update=progress.updates)
         if self._write(path, *capture_state(training_state, progress)):
             with suppress(OSError):
-                remove_old_checkpoints(self.folder.checkpoints_folder, keep=self.keep)
+                remove_old_checkpoints(self.folder.checkpoints_folder, keep=self.keep, written=path)
 
     def _write(self, path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> bool:
         """Write a checkpoint and return whether that succeeded."""
@@ -299,17 +299,20 @@ def intact_checkpoints(checkpoints_folder: Path, *, emit: Emit) -> list[Path]:
     return intact
 
 
-def remove_old_checkpoints(checkpoints_folder: Path, *, keep: int) -> None:
+def remove_old_checkpoints(
+    checkpoints_folder: Path, *, keep: int, written: Path | None = None
+) -> None:
     """Delete all but the ``keep`` highest updates, damaged checkpoints, and what kills left over.
 
-    Those that stay are verified first, so that no good checkpoint goes in favour of a damaged one.
+    Those that stay are verified first, but for the one that was just ``written``, so that no good
+    checkpoint goes in favour of a damaged one.
     """
     for suffix in (PARTIAL_SUFFIX, DISCARDED_SUFFIX):
         for leftover in checkpoints_folder.glob(f"*{suffix}"):
             shutil.rmtree(leftover)
     kept = 0
     for folder in _highest_update_first(checkpoints_folder):
-        if kept < keep and _is_intact(folder):
+        if kept < keep and (folder == written or _is_intact(folder)):
             kept += 1
         else:
             _discard(folder)

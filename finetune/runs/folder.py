@@ -63,7 +63,9 @@ class RunFolder:
     @property
     def can_resume(self) -> bool:
         """Whether there is a checkpoint to resume from."""
-        return any(self.checkpoints_folder.glob("step-*"))
+        names = (one.name for one in self.checkpoints_folder.glob("step-*"))
+        # A kill leaves step-N.partial.
+        return any(name.removeprefix("step-").isdecimal() for name in names)
 
 
 @contextmanager

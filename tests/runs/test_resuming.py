@@ -356,6 +356,7 @@ def test_auto_takes_the_folder_of_a_run_that_was_killed_before_its_first_checkpo
     run.mkdir()
     shutil.copy(whole_run / "config.yaml", run)
     (run / ".lock").touch()
+    (run / "checkpoints" / "step-2.partial").mkdir(parents=True)
     run_tiny(run, model=tiny_folder, resume_from_checkpoint="auto", **SHORT)
     assert_same_run(run, whole_run)
 
