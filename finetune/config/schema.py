@@ -5,7 +5,7 @@ classes. Names are unique over all sections, so that ``--max-length`` needs no s
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -143,7 +143,8 @@ class TrainingConfig:
     )
     num_train_epochs: Positive | None = _option(
         None,
-        "Passes over the training split. Default: 3, more for few rows, 100 at most for a head.",
+        "Passes over the training split. Default: 3, more for few rows; for a head alone 100, fewer "
+        "for many rows.",
     )
     max_steps: Count | None = _option(None, "Stop after N updates; overrides the number of epochs.")
     warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
@@ -162,7 +163,7 @@ class TrainingConfig:
     early_stopping_patience: Annotated[int, Ge(0), Lt(2**31)] | None = _option(
         None,
         "Stop after N validations without improvement; 0 for never. Default: 0; 8 for few rows; "
-        "30 for a head alone.",
+        "for a head alone 30, fewer for many rows.",
     )
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
 
@@ -297,6 +298,8 @@ class ModeDefaults:
 HEAD_DEFAULTS = ModeDefaults(
     num_train_epochs=100.0, head_lr_multiplier=1.0, weight_decay=0.0, early_stopping_patience=30
 )
+# Those of 100 epochs of TREC. More rows need fewer epochs, and have a validation in each.
+MOST_UPDATES_OF_A_HEAD = 14_000
 
 
 # Few rows need more epochs: with at least so many updates, five sets of 150 to 1,000 rows came
@@ -309,8 +312,17 @@ PATIENCE_OF_FEW_ROWS = 8
 def mode_defaults(mode: Mode, *, updates_per_epoch: int) -> ModeDefaults:
     """Return the defaults that depend on the mode, the learning rate aside, and on the rows."""
     if not mode.trains_encoder:
-        return HEAD_DEFAULTS
+        return _head_defaults(updates_per_epoch)
     epochs = float(min(math.ceil(MIN_UPDATES / updates_per_epoch), MOST_EPOCHS_OF_FEW_ROWS))
     if epochs <= ModeDefaults.num_train_epochs:
         return ModeDefaults()
     return ModeDefaults(num_train_epochs=epochs, early_stopping_patience=PATIENCE_OF_FEW_ROWS)
+
+
+def _head_defaults(updates_per_epoch: int) -> ModeDefaults:
+    epochs = max(
+        1, min(MOST_UPDATES_OF_A_HEAD // updates_per_epoch, HEAD_DEFAULTS.num_train_epochs)
+    )
+    share = epochs / HEAD_DEFAULTS.num_train_epochs
+    patience = math.ceil(share * HEAD_DEFAULTS.early_stopping_patience)
+    return replace(HEAD_DEFAULTS, num_train_epochs=epochs, early_stopping_patience=patience)

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,6 +21,7 @@ from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.buckets import Batch, choose_padded_lengths
 from finetune.tokenization.encode import random_texts
 from finetune.tokenization.examples import Examples, ModelInputs, inputs_of_texts
+from finetune.training.accelerator import inner_optimizer
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
@@ -73,9 +74,15 @@ class Rehearsal:
         first = _cut(examples, device, number=0)
         logits: torch.Tensor = training_state.model(**first.inputs).logits.detach()
         yield "logits", {"logits": logits.cpu()}
-        loss = _update(training_state, first, number=0)
+        gradients: Tensors = {}
+        loss = _update(
+            training_state,
+            first,
+            number=0,
+            before_step=lambda: gradients.update(_gradients(training_state)),
+        )
         yield "loss", {"loss": loss.cpu()[None]}
-        yield "gradients", _gradients(training_state.model)
+        yield "gradients", gradients
         yield "1 update", self._changes(training_state.model)
         for number in range(1, _UPDATES):
             _update(training_state, _cut(examples, device, number=number), number=number)
@@ -183,18 +190,30 @@ def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
     return micro_batch
 
 
-def _update(training_state: TrainingState, micro_batch: MicroBatch, *, number: int) -> torch.Tensor:
+def _update(
+    training_state: TrainingState,
+    micro_batch: MicroBatch,
+    *,
+    number: int,
+    before_step: Callable[[], None] = lambda: None,
+) -> torch.Tensor:
     """Take an update, again while gradient scaling skips it, and return its loss."""
     for _ in range(_MOST_TRIES):
         skipped = training_state.accelerator.skipped_updates()
-        loss = training_state.update(number, [micro_batch])
+        take = training_state.prepare_update([micro_batch])
+        before_step()
+        loss = take(number)
         if training_state.accelerator.skipped_updates() == skipped:
             break
     return loss
 
 
-def _gradients(model: nn.Module) -> Tensors:
+def _gradients(training_state: TrainingState) -> Tensors:
+    """Return the gradients of an update that is not captured, clipped, on the CPU."""
+    # Some devices leave the clipping to the optimizer's step.
+    scale = getattr(inner_optimizer(training_state.optimizer), "grad_scale", None)
+    divisor = 1.0 if scale is None else scale.cpu()
     return {
-        name: torch.zeros_like(one, device="cpu") if one.grad is None else one.grad.cpu()
-        for name, one in model.named_parameters()
+        name: torch.zeros_like(one, device="cpu") if one.grad is None else one.grad.cpu() / divisor
+        for name, one in training_state.model.named_parameters()
     }

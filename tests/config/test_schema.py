@@ -100,3 +100,15 @@ def test_few_rows_get_more_epochs_and_stop_early(
     defaults = mode_defaults(Mode("full"), updates_per_epoch=updates_per_epoch)
 
     assert (defaults.num_train_epochs, defaults.early_stopping_patience) == (epochs, patience)
+
+
+@pytest.mark.parametrize(
+    ("updates_per_epoch", "epochs", "patience"),
+    [(1, 100, 30), (137, 100, 30), (700, 20, 6), (2_813, 4, 2), (28_125, 1, 1)],
+)
+def test_a_head_over_many_rows_gets_fewer_epochs(
+    updates_per_epoch: int, epochs: int, patience: int
+) -> None:
+    defaults = mode_defaults(Mode("head"), updates_per_epoch=updates_per_epoch)
+
+    assert (defaults.num_train_epochs, defaults.early_stopping_patience) == (epochs, patience)
