@@ -143,8 +143,8 @@ class TrainingConfig:
     )
     num_train_epochs: Positive | None = _option(
         None,
-        "Passes over the training split. Default: 3, more for few rows; for a head alone 100, fewer "
-        "for many rows.",
+        "Passes over the training split. Default: 3, more for few rows; for a head alone 100, "
+        "fewer for many rows.",
     )
     max_steps: Count | None = _option(None, "Stop after N updates; overrides the number of epochs.")
     warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
