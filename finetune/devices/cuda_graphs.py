@@ -50,6 +50,8 @@ class CudaGraphs(CapturedFunction):
         self._is_out_of_memory = is_out_of_memory
         self._graphs: dict[Shapes, _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        # The allocator gives freed memory only to the stream that had it.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._is_warm = False
         self._failure: str | None = None
 
@@ -91,8 +93,7 @@ class CudaGraphs(CapturedFunction):
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         random_state = generator.clone_state()
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = self._function(mine)
