@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from finetune.bench.tables import Table
 
 EXAMPLES = """\b
+Groups:
+  mlp        a small network and larger ones, forward and backward
+  inference  BERT-base on questions, batches of 1 to 256
+  training   BERT-base on 1,000 questions, padded to 512 tokens and as finetune run does
+  apple      ResNet-50, BERT-base and VGG16, training and evaluation
+
+\b
 Examples:
   finetune bench                         all groups, on every device that works
   finetune bench --quick                 few rows of each, in less than a minute
@@ -73,13 +80,7 @@ def command(
     quiet: bool,
     no_progress: bool,
 ) -> None:
-    r"""Time this machine's devices at published workloads, side by side.
-
-    \b
-    mlp        a small network and larger ones, forward and backward
-    inference  BERT-base on questions, batches of 1 to 256
-    training   BERT-base on 1,000 questions, padded to 512 tokens and as finetune run does
-    apple      ResNet-50, BERT-base and VGG16, training and evaluation
+    """Time this machine's devices at published workloads, side by side.
 
     Without a group: all of them or, with --model, that alone.
     """

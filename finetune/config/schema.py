@@ -108,7 +108,8 @@ class TrainingConfig:
     precision: PrecisionName = _option(
         "auto",
         "Precision of the forward pass (autocast); the weights stay fp32. auto times fp32 and bf16 "
-        "at the start of a run; on mps it is fp32 unless doctor --parity has passed in bf16 there.",
+        "at the start of a run; on mps it is fp32 unless finetune doctor --parity has passed in "
+        "bf16.",
     )
     batch_size: Count | Literal["auto"] = _option(
         DEFAULT_BATCH_SIZE,

@@ -117,8 +117,10 @@ class TrainingState:
 
     def forget(self) -> None:
         """Return to the state before the first update, but for the parameters."""
-        self.discard_gradients()
+        self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
+        if self.captured:
+            self.captured.clear()
 
     def step(self, number: int) -> None:
         """Change the trained parameters by the gradients, as update ``number``, from 0."""
