@@ -18,7 +18,7 @@ EXAMPLES = """\b
 Groups:
   mlp        a small network and larger ones, forward and backward
   inference  BERT-base on questions, batches of 1 to 256
-  training   BERT-base on 1,000 questions, padded to 512 tokens and as finetune run does
+  training   BERT-base on 1,000 questions, padded to 512 tokens and in short batches
   apple      ResNet-50, BERT-base and VGG16, training and evaluation
 
 \b

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-KILLS = int(os.environ.get("KILLED_RUNS", "4"))
+KILLS = int(os.environ.get("KILLED_RUNS", "2"))
 
 
 def test_killed_runs_end_as_if_nothing_had_happened(tiny_folder: Path, tmp_path: Path) -> None:
