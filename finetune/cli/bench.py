@@ -24,7 +24,7 @@ Groups:
 \b
 Examples:
   finetune bench                         all groups, on every device that works
-  finetune bench --quick                 few rows of each, in less than a minute
+  finetune bench --quick                 few rows of each, in about a minute
   finetune bench inference --devices cpu,mps
   finetune bench --model my_models:make  a network of your own
   finetune bench --compare mine/bench.json yours/bench.json
