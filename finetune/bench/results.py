@@ -105,7 +105,7 @@ def read_results(path: Path) -> BenchResults:
     try:
         values = read_json(path)
         if not isinstance(values, dict) or "schema_version" not in values:
-            raise UsageError(f"{path} is no bench.json: it has no schema_version", remedy=remedy)
+            raise UsageError(f"{path} is not a bench.json: it has no schema_version", remedy=remedy)
         if (version := values.pop("schema_version")) != SCHEMA_VERSION:
             raise UsageError(
                 f"{path} has schema_version {version}, this finetune reads {SCHEMA_VERSION}",
@@ -120,5 +120,5 @@ def read_results(path: Path) -> BenchResults:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(
-            f"{path} is no bench.json: {place}: {first['msg']}", remedy=remedy
+            f"{path} is not a bench.json: {place}: {first['msg']}", remedy=remedy
         ) from error

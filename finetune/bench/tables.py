@@ -205,7 +205,9 @@ def _minutes(row: Row | None) -> str:
 
 
 def _ratio(ratio: float | None) -> str:
-    return _NONE if ratio is None else f"{ratio:.2f}"
+    if ratio is None:
+        return _NONE
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def _number(value: float | None) -> str:
