@@ -134,7 +134,8 @@ def _search(task: _Task, *, is_fresh: bool) -> FoundBatches:
     if not any(result.max_verified for result in results):
         raise BatchDoesNotFit(
             "not even a batch of one example fits in memory",
-            remedy="lower --max-length, use --freeze-core, or raise --memory-limit",
+            remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or raise "
+            "--memory-limit",
         )
     return FoundBatches(results=results)
 

@@ -47,8 +47,8 @@ class BatchSize:
                 if self.examples == 1:
                     raise BatchDoesNotFit(
                         f"{self.device.name} ran out of memory with a single example",
-                        remedy="shorten the texts with --max-length, use --freeze-core, a smaller "
-                        "--model or another --device",
+                        remedy="shorten the texts with --max-length, use --gradient-checkpointing, "
+                        "--freeze-core, a smaller --model or another --device",
                     ) from error
             # Only here: while the error is handled, its traceback keeps the tensors alive.
             undo()
