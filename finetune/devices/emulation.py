@@ -34,6 +34,12 @@ from finetune.devices.mps.device import MpsDevice
 _aten = torch.ops.aten
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _MPS_ATTENTION = "aten::_scaled_dot_product_attention_math_for_mps"
+_NAMES_ON_MPS = {
+    _CPU_ATTENTION: _MPS_ATTENTION,
+    # What the CPU takes where it has no instructions for 16 bits.
+    "aten::_slow_conv2d_forward": "aten::_mps_convolution",
+    "aten::_slow_conv2d_backward.output_mask": "aten::mps_convolution_backward",
+}
 # Of the operators that autocast keeps in fp32 on MPS alone, those that encoders use.
 _IN_FP32_ON_MPS = (
     _aten.layer_norm.default,
@@ -105,7 +111,7 @@ def dispatching_as_mps() -> Iterator[None]:
 def name_on_mps(operator: torch._ops.OpOverload) -> str:
     """Return the name of what MPS dispatches in an operator's place, such as ``aten::addmm``."""
     name: str = operator.name()  # type: ignore[no-untyped-call]
-    return _MPS_ATTENTION if name == _CPU_ATTENTION else name
+    return _NAMES_ON_MPS.get(name, name)
 
 
 def run_on_cpu(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
