@@ -167,6 +167,12 @@ def resolve(kind: Kind, repository: str, *, revision: str | None) -> Repository:
         HubNotReachable: If the Hub does not answer and the cache holds nothing of the revision.
     """
     revision = revision or constants.DEFAULT_REVISION
+    if not _stays_inside(revision):
+        not_found = errors.ModelNotFound if kind == "model" else DataNotFound
+        raise not_found(
+            f"the {kind} {repository!r} has no revision {revision!r}",
+            remedy="take a branch, a tag or a commit",
+        )
     with _hub_errors_explained(kind, repository):
         try:
             info = _ask(kind, repository, revision, timeout_seconds=constants.HF_HUB_ETAG_TIMEOUT)
@@ -176,7 +182,8 @@ def resolve(kind: Kind, repository: str, *, revision: str | None) -> Repository:
             ref = _cache_of(kind, repository) / "refs" / revision
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(info.sha)
-    files = frozenset(file.rfilename for file in info.siblings or ())
+    names = (file.rfilename for file in info.siblings or ())
+    files = frozenset(filter(_stays_inside, names))
     return Repository(kind, repository, info.sha, files)
 
 
@@ -215,6 +222,11 @@ def ask_hub(*, model: str, timeout_seconds: float) -> None:
         _ask("model", model, None, timeout_seconds=timeout_seconds)
 
 
+def endpoint() -> str:
+    """Return the Hub's address, without a user's name and password."""
+    return _without_password(constants.ENDPOINT)
+
+
 def cache_folder(name: str) -> Path:
     """Return the folder beside the Hub's cache for other files; it may not exist yet."""
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
@@ -246,7 +258,7 @@ def _ask(kind: Kind, repository: str, revision: str | None, *, timeout_seconds: 
             break
         time.sleep(pause_seconds)
     if isinstance(answer, Exception):
-        failure = f"the Hub at {constants.ENDPOINT} can't be reached"
+        failure = f"the Hub at {endpoint()} can't be reached"
         raise _explain(answer, kind, repository, failure) from answer
     return answer
 
@@ -264,6 +276,11 @@ def _resolve_in_cache(
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     files = frozenset(path.as_posix() for path in paths)
     return Repository(kind, repository, folder.name, files, unreachable)
+
+
+def _stays_inside(path: str) -> bool:
+    """Return whether a path that is read in a folder is one of that folder."""
+    return not os.path.isabs(path) and ".." not in Path(path).parts
 
 
 def _cache_of(kind: Kind, repository: str) -> Path:
@@ -350,11 +367,16 @@ def _pause_seconds(answer: object) -> int:
 
 
 def _page(kind: Kind, repository: str) -> str:
-    return f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
+    return f"{endpoint()}/{'datasets/' if kind == 'dataset' else ''}{repository}"
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
+    return _without_password((str(error) or type(error).__name__).strip().splitlines()[0])
+
+
+def _without_password(text: str) -> str:
+    """Return a text whose addresses name no user and password, as ``HF_ENDPOINT`` may."""
+    return re.sub(r"(https?://)[^/\s@]*@", r"\1", text)
 
 
 def _way_online() -> str:

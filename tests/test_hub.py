@@ -283,6 +283,21 @@ def test_an_unknown_model_asks_to_check_the_spelling(hub: HubServer, name: str) 
     assert "spelling" in raised.value.remedy
 
 
+def test_a_revision_stays_inside_the_cache(hub: HubServer) -> None:
+    with pytest.raises(ModelNotFound, match="no revision"):
+        resolve("model", MODEL, revision="../../../home")
+    assert hub.requests == []
+
+
+def test_a_password_in_the_address_of_the_hub_is_not_shown(hub: HubServer, tmp_path: Path) -> None:
+    address = "http://me:secret@127.0.0.1:9"
+    other = hub_client(endpoint=address, home=tmp_path / "other")
+    with other, pytest.raises(HubNotReachable) as raised:
+        fetch_model(MODEL, revision=None)
+    assert "http://127.0.0.1:9" in str(raised.value)
+    assert "secret" not in f"{raised.value.message} {raised.value.remedy}"
+
+
 def test_an_unknown_revision_is_reported_as_such(hub: HubServer) -> None:
     with pytest.raises(ModelNotFound, match="revision"):
         fetch_model(MODEL, revision="v9")

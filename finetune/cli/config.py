@@ -16,6 +16,7 @@ from finetune.cli.options import (
     json_option,
     load,
 )
+from finetune.escaping import escape_line
 
 EXAMPLES = """\b
 Examples:
@@ -73,7 +74,7 @@ def validate(*, files: tuple[str, ...]) -> None:
 
     for file in files:
         load_config(file=file, environment={}, flags={}, assignments=())
-        click.echo(f"{file}: valid")
+        click.echo(f"{escape_line(file)}: valid")
 
 
 @command.command(epilog=SCHEMA_IN_EDITORS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
+from finetune.escaping import escape_controls, escape_line
 from finetune.events import Advance, Emit, Event, Probe, Stage, Update, Validation, WarningMessage
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
         nonlocal validated
         match event:
             case WarningMessage():
-                console.print(_line(event), style="yellow")
+                console.print(escape_line(_line(event)), style="yellow")
             case Advance() if has_bar:
                 move(Advance, "examples", done=event.done, total=event.total)
             case Update() if has_bar:  # short, so that all of it fits into 80 columns
@@ -57,7 +58,7 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
             case Validation() if has_bar:  # of 40 epochs of a head; all are in metrics.jsonl
                 validated = f"accuracy {event.metrics['accuracy']:.3f}  "
             case _ if not quiet:
-                console.print(_line(event))
+                console.print(escape_line(_line(event)))
 
     with bar:
         yield emit
@@ -114,12 +115,12 @@ def _speed_and_memory(event: Update) -> str:
 
 def show_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(escape_controls(json.dumps(value, ensure_ascii=False)))
 
 
 def show_lines(*lines: str) -> None:
     """Print lines on standard output, after an empty one."""
-    click.echo("\n".join(["", *lines]))
+    click.echo("\n".join(["", *map(escape_line, lines)]))
 
 
 def show_table(
@@ -139,9 +140,10 @@ def show_table(
 
     table = Table(box=None, pad_edge=False, show_header=any(titles))
     for title in titles:
-        table.add_column(title, justify="right" if title in numbers else "left", overflow="fold")
+        name = escape_line(title)
+        table.add_column(name, justify="right" if title in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape_line, row))
     has_width = folds and Console().is_terminal
     Console(width=None if has_width else LINE_WITHOUT_END, **LITERAL).print(table)
 
@@ -155,7 +157,8 @@ def show_scores(title: str, scores: "Scores") -> None:
     """Print the overall and the per-class metrics of a split on standard output."""
     show_lines(
         f"{title}: accuracy {scores.accuracy:.1%} (largest class: {scores.baseline_accuracy:.1%}), "
-        f"macro F1 {scores.macro_f1:.1%}\n"
+        f"macro F1 {scores.macro_f1:.1%}",
+        "",
     )
     columns = ("precision", "recall", "F1", "rows")
     rows = [

@@ -19,6 +19,7 @@ from finetune.config.schema import (
 from finetune.devices.check import Check
 from finetune.devices.names import DEVICE_NAMES, PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
+from finetune.escaping import escape_line
 from finetune.model.mode import Mode
 
 if TYPE_CHECKING:
@@ -161,9 +162,9 @@ def shown(checks: Iterable[Check]) -> Iterator[Check]:
     for check in checks:
         status = (f"{check.status:<9}", STYLES[check.status])
         name = check.name.replace("_", " ")
-        console.print(Text.assemble(status, f"{name:<16}{check.finding}"))
+        console.print(Text.assemble(status, f"{name:<16}{escape_line(check.finding)}"))
         if check.remedy:
-            console.print(f"{'':<25}try: {check.remedy}")
+            console.print(f"{'':<25}try: {escape_line(check.remedy)}")
         yield check
 
 

@@ -70,9 +70,10 @@ def _show_facts(facts: "TableFacts") -> None:
             "label column": f"{facts.label_column} ({facts.label_reason})",
             "rows of a run": facts.rows_of_a_run,
             "model": facts.model,
-            "classes": f"{len(facts.class_rows)}\n",
+            "classes": len(facts.class_rows),
         }
     )
+    show_lines()
     shown = list(facts.class_rows.items())[:MOST_CLASSES_SHOWN]
     rows = [(name, f"{rows:,}", shorten(facts.examples.get(name, ""))) for name, rows in shown]
     rows += [("...", "", "")] * (len(facts.class_rows) > MOST_CLASSES_SHOWN)

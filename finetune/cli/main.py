@@ -13,6 +13,7 @@ import click
 import finetune
 from finetune.devices.host import keep_freed_memory
 from finetune.errors import FinetuneError, Interrupted, NotWritten, UsageError
+from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import raise_on_signal, signal_of
 
 COMMANDS = {
@@ -131,9 +132,9 @@ def _leave(error: FinetuneError, arguments: list[str]) -> NoReturn:
     # A terminal that was closed takes no more words.
     with suppress(OSError):
         if "--debug" in arguments:
-            traceback.print_exc()
-        click.echo(f"error: {error.message}", err=True)
-        click.echo(f"  try: {error.remedy}", err=True)
+            click.echo(escape_controls(traceback.format_exc()), err=True)
+        click.echo(f"error: {escape_line(error.message)}", err=True)
+        click.echo(f"  try: {escape_line(error.remedy)}", err=True)
     sys.exit(error.exit_code)
 
 

@@ -12,6 +12,7 @@ from finetune.cli.console import show_table, showing
 from finetune.cli.options import device_option, output_options
 from finetune.devices.names import DeviceName
 from finetune.errors import DataUnreadable, UsageError
+from finetune.escaping import escape_controls, escape_line
 from finetune.events import Emit
 from finetune.runs.folder import open_run_folder
 
@@ -115,7 +116,7 @@ def _check_encoding(text: str) -> str:
 def _show_json(answers: "Sequence[Answer]") -> None:
     from finetune.evaluation.answer_file import json_line
 
-    click.echo("\n".join(map(json_line, answers)))
+    click.echo(escape_controls("\n".join(map(json_line, answers))))
 
 
 class _Lines:
@@ -132,13 +133,11 @@ class _Lines:
             show_table(titles or [""] * (len(scores) + 2), _cells(answers))
         else:
             lines = [titles, *_cells(answers)] if titles else _cells(answers)
-            cells = (
-                "\t".join(cell.translate(WITHOUT_LINE_ENDS) for cell in line) for line in lines
-            )
-            click.echo("\n".join(cells))
+            click.echo("\n".join("\t".join(map(escape_line, line)) for line in lines))
 
 
 def _cells(answers: "Sequence[Answer]") -> "Iterator[Sequence[str]]":
     for one in answers:
         scores = one.probabilities.values() if one.probabilities else [one.probability]
-        yield one.label, *(f"{score:.3f}" for score in scores), one.text
+        text = one.text.translate(WITHOUT_LINE_ENDS)
+        yield one.label, *(f"{score:.3f}" for score in scores), text

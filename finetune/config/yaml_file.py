@@ -1,4 +1,7 @@
-"""YAML files, read so that nothing in them can surprise: no tags, aliases or duplicate keys."""
+"""YAML files, read so that nothing in them can surprise: no tags, aliases or duplicate keys.
+
+Size, depth and values are limited, so that no file takes long.
+"""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -9,6 +12,8 @@ import yaml
 from finetune.errors import ConfigurationInvalid
 
 LARGEST_FILE_BYTES = 2**20
+DEEPEST_LEVELS = 20
+MOST_VALUES = 10_000
 
 
 def read_yaml(path: Path) -> Any:
@@ -36,12 +41,25 @@ class _ConfigLoader(yaml.BaseLoader):
     So ``no`` is a word and ``1e-5`` a number, as in YAML 1.2, and no tag has an effect.
     """
 
+    levels = values = 0
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.levels += 1
+        self.values += 1
+        if problem := self._problem():
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        node = super().compose_node(parent, index)
+        self.levels -= 1
+        return node
+
+    def _problem(self) -> str | None:
         # By aliases a short file can describe a huge or a recursive value.
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "aliases are not supported", mark)
-        return super().compose_node(parent, index)
+            return "aliases are not supported"
+        if self.levels > DEEPEST_LEVELS:
+            return f"nested more than {DEEPEST_LEVELS} deep"
+        return f"more than {MOST_VALUES:,} values" if self.values > MOST_VALUES else None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}

@@ -25,6 +25,10 @@ KINDS_BY_FIRST_BYTES = {
     b"PK\x03\x04": "an Excel workbook or another archive",
     b"\xd0\xcf\x11\xe0": "an Excel workbook",
     b"\x1f\x8b": "compressed with gzip",
+    **{
+        bytes([0x80, protocol]): "a pickle, which can run code and is not read"
+        for protocol in range(2, 6)
+    },
 }
 # In one line: Arrow's reader ends the process where JSON is nested some thousand deep.
 MOST_BRACKETS = 1000

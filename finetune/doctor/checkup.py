@@ -17,7 +17,7 @@ from finetune.devices import host
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.mps.environment import check_fallback, check_watermarks
 from finetune.errors import HubNotReachable, ModelIsGated
-from finetune.hub import ask_hub
+from finetune.hub import ask_hub, endpoint
 from finetune.runs.environment import PACKAGES
 
 _DISTRIBUTION = "finetune-mps"
@@ -138,7 +138,7 @@ def check_hub() -> Check:
         ask_hub(model=ModelConfig().model, timeout_seconds=_HUB_TIMEOUT_SECONDS)
     except (HubNotReachable, ModelIsGated) as error:
         return Check("hub", "warning", error.message, error.remedy)
-    return Check("hub", "ok", f"{constants.ENDPOINT} answers")
+    return Check("hub", "ok", f"{endpoint()} answers")
 
 
 def _check_devices(asked: str) -> Iterator[Check]:

@@ -29,6 +29,9 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 # more would run for hours, or out of memory, before anything else finds fault with it.
 MOST_LAYERS = 1_000
 MOST_OF_ANYTHING = 2**25
+TOKENIZER_CONFIG = "tokenizer_config.json"
+# In which transformers takes the name of any file of the machine for one of the tokenizer's.
+_NAMES_OF_FILES = ("fast_tokenizer_files", "gguf_file", "vocab", "merges", "init_inputs")
 _SIZES = re.compile("size|dim|head|position|embd|inner|ffn")
 _TOKENIZER_FILE = re.compile(
     "tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece|spm"
@@ -55,6 +58,7 @@ class ModelSource:
     def read_tokenizer(self) -> PreTrainedTokenizerFast:
         """Return the tokenizer; ModelUnsupported if it is no fast one with a padding token."""
         with self.failures_explained():
+            _check_tokenizer_config(self.folder / TOKENIZER_CONFIG)
             tokenizer = AutoTokenizer.from_pretrained(
                 self.folder, trust_remote_code=False, local_files_only=True
             )
@@ -159,18 +163,30 @@ def _packaged_minilm() -> Path | None:
 
 
 def _check_config(config: Any) -> None:
-    """Raise ValueError if a model would take hours or all memory to build, or is quantized."""
+    """Raise ValueError for a model that is quantized, huge to build, or has code on the Hub."""
     if not isinstance(config, dict):
         raise ValueError(f"its {CONFIG} holds no object")
     if config.get("quantization_config") is not None:
         raise ValueError("its weights are quantized, and can't be trained")
     for key, value in config.items():
+        if key.endswith("_implementation") and "/" in str(value):
+            raise ValueError(f"its {key}, {value}, is code from the Hub, which is not run")
         if isinstance(value, dict):
             _check_config(value)
         elif isinstance(value, int) and ("layer" in key or _SIZES.search(key)):
             most = MOST_LAYERS if "layer" in key else MOST_OF_ANYTHING
             if value > most:
                 raise ValueError(f"its {key} is {value:,}, more than {most:,}")
+
+
+def _check_tokenizer_config(file: Path) -> None:
+    """Raise ValueError if it names a file outside its folder that transformers would read."""
+    config = read_json(file) if file.is_file() else {}
+    for key in _NAMES_OF_FILES:
+        value = config.get(key) or ()
+        for name in [value] if isinstance(value, str) else value:
+            if Path(str(name)).name != name:
+                raise ValueError(f"its {file.name} names a file outside its folder: {name}")
 
 
 def _open_safetensors(file: Path) -> Any:

@@ -1,6 +1,7 @@
 """The model card: what a reader on the Hub, or in the folder, should know of a model."""
 
 import html
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.config.schema import Config
 from finetune.data.load import HUB_PREFIX
+from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
 from finetune.model.source import MINILM, MINILM_REPOSITORY
 from finetune.report.page import standard_error
@@ -32,15 +34,15 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
     card = ModelCard.from_template(
         _metadata(results, config, name=name),
         template_path=str(TEMPLATE),
-        name=name,
+        name=_as_words(name),
         facts=results.facts,
         training=results.training,
         test=results.test,
         percent=percent,
         standard_error=standard_error(results.test),
-        base=_public_name(results.facts.model),
-        data=_name_of_data(results.facts.data),
-        per_class={_cell(label): scores for label, scores in results.test.per_class.items()},
+        base=_as_code(_public_name(results.facts.model)),
+        data=_as_code(_name_of_data(results.facts.data)),
+        per_class={_as_words(label): scores for label, scores in results.test.per_class.items()},
         max_length=config.model.max_length,
         config=_public_config(config),
     )
@@ -114,9 +116,16 @@ def _public_config(config: Config) -> str:
         name: {option: value for option, value in options.items() if value is not None}
         for name, options in sections.items()
     }
-    return yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+    shown = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+    return shown if shown == escape_controls(shown) else yaml.safe_dump(given, sort_keys=False)
 
 
-def _cell(text: str) -> str:
-    """Return text that neither ends a cell of a Markdown table nor begins an element of HTML."""
-    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+def _as_words(text: str) -> str:
+    """Return text in which Markdown finds no link, picture, element of HTML or end of a cell."""
+    line = html.escape(escape_line(" ".join(text.split())), quote=False)
+    return re.sub(r"([\\`*_\[\]|~])", r"\\\1", line)
+
+
+def _as_code(text: str) -> str:
+    """Return text on one line that does not end the code in which it stands."""
+    return escape_line(text).replace("`", "'")

@@ -1,6 +1,10 @@
 """How pages are rendered, and how they write numbers."""
 
+from typing import Any
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from finetune.escaping import escape_controls
 
 
 def percent(share: float) -> str:
@@ -17,9 +21,16 @@ def duration(seconds: float) -> str:
     return f"{hours} h {rest_minutes} min" if hours else f"{minutes} min {rest_seconds} s"
 
 
+def _escape(value: Any) -> Any:
+    """Return what a page shows of a value; what is HTML already stays as it is."""
+    is_text = isinstance(value, str) and not hasattr(value, "__html__")
+    return escape_controls(value) if is_text else value
+
+
 TEMPLATES = Environment(
     loader=PackageLoader("finetune", "report"),
     autoescape=True,
+    finalize=_escape,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -45,6 +45,27 @@ def shard(folder: Path) -> list[str]:
     return names
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("tokenizer_config.json", "fast_tokenizer_files", ["../other/tokenizer.1.json"]),
+        ("tokenizer_config.json", "gguf_file", "/etc/passwd"),
+        ("tokenizer_config.json", "vocab", "../vocab.txt"),
+        ("config.json", "attn_implementation", "owner/kernel"),
+        ("config.json", "vision_config", {"_attn_implementation": {"": "owner/kernel@v1"}}),
+    ],
+)
+def test_files_of_other_folders_and_code_from_the_hub_are_refused(
+    file: str, key: str, value: object, folder: Path
+) -> None:
+    known = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**known, key: value}))
+    source = find(folder)
+
+    with pytest.raises(ModelUnsupported, match=r"outside its folder|is not run"):
+        source.read_tokenizer() if file.startswith("tokenizer") else source.read_config()
+
+
 def test_folder_without_a_config_is_no_model(folder: Path) -> None:
     (folder / "config.json").unlink()
 

@@ -1,0 +1,34 @@
+r"""Text from data, shown so that neither a terminal nor a page obeys it.
+
+Control characters move a terminal's cursor, clear its screen or change its title; marks of
+direction show text in another order than it has. Each is shown by its code, as JSON writes it.
+"""
+
+import re
+
+# Of direction: marks, embeddings, overrides, isolates; and two ends of lines beside them.
+_DIRECTION = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}\ud800-\udfff]")
+_IN_A_LINE = re.compile(f"{_IN_LINES.pattern}|[\t\n]")
+
+
+def escape_controls(text: str) -> str:
+    r"""Return a text without control characters and marks of direction; it keeps lines and tabs.
+
+    >>> escape_controls("a\x1b[2J\n\u202eb")
+    'a\\u001b[2J\n\\u202eb'
+    """
+    return _IN_LINES.sub(_code, text)
+
+
+def escape_line(text: str) -> str:
+    r"""Return a text as one line, without control characters and marks of direction.
+
+    >>> escape_line("a\tb\r\n")
+    'a\\u0009b\\u000d\\u000a'
+    """
+    return _IN_A_LINE.sub(_code, text)
+
+
+def _code(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
