@@ -21,7 +21,7 @@ from finetune.data.check import (
 )
 from finetune.data.load import load_data
 from finetune.data.split import split_table
-from finetune.data.tables import column_of
+from finetune.data.tables import texts_of
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Stage, WarningMessage
 from finetune.model.source import load_tokenizer
@@ -104,7 +104,7 @@ def measure_tokens(
     if tokenizer is None:
         return None
     encoded = {
-        split: encode_texts(tokenizer, column_of(rows, "text"), max_length=NOT_CUT, emit=emit)
+        split: encode_texts(tokenizer, *texts_of(rows), max_length=NOT_CUT, emit=emit)
         for split, rows in splits.items()
     }
     unknown_share = warn_of_unknown_words(encoded["train"], tokenizer, emit=emit)

@@ -14,7 +14,7 @@ from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import Config, mode_of, precision_without_timing
 from finetune.config.sizes import parse_size
-from finetune.data.tables import column_of
+from finetune.data.tables import texts_of
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
@@ -220,7 +220,7 @@ def _measure_data(task: _Task) -> tuple[int, int]:
         task.emit(WarningMessage(message, remedy=remedy))
         return max_length, most
     longest_tokens = max(
-        int(encode_texts(tokenizer, column_of(split, "text"), max_length=max_length).lengths.max())
+        int(encode_texts(tokenizer, *texts_of(split), max_length=max_length).lengths.max())
         for split in table.values()
     )
     task.emit(Stage(f"the longest text of {options.data} has {longest_tokens} tokens"))

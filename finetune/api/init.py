@@ -23,7 +23,13 @@ from finetune.data.check import count_classes, suggest_max_length
 from finetune.data.files import read_file
 from finetune.data.source import DataOptions
 from finetune.data.split import split_table
-from finetune.data.tables import choose_table_columns, column_of, make_splits
+from finetune.data.tables import (
+    TextColumns,
+    choose_table_columns,
+    column_of,
+    make_splits,
+    texts_of,
+)
 from finetune.events import Emit, Stage
 from finetune.model.mode import Mode
 from finetune.runs.data import split_options
@@ -56,6 +62,7 @@ class TableFacts:
         columns: The names of its columns.
         text_column: The one that holds the texts.
         text_reason: Why it is that one.
+        text_pair_column: The one of the second texts, if the rows are pairs.
         label_column: The one that holds the classes.
         label_reason: Why it is that one.
         rows_of_a_run: Rows of each split that a run makes of the table.
@@ -73,6 +80,7 @@ class TableFacts:
     columns: Sequence[str]
     text_column: str
     text_reason: str
+    text_pair_column: str | None
     label_column: str
     label_reason: str
     rows_of_a_run: Mapping[str, int]
@@ -100,13 +108,14 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
     columns = choose_table_columns(read, options, emit=emit)
     table = make_splits({"train": [read]}, columns, options, needs_all_labels=True, emit=emit)
     rows = table["train"]
-    texts = column_of(rows, "text")
-    characters = pc.utf8_length(texts)
+    texts = texts_of(rows)
+    shown = texts.joined
+    characters = pc.utf8_length(shown)
     labels = column_of(rows, "label").to_numpy()
     names = rows.features["label"].names
     class_rows = count_classes(rows)
     first_rows = {name: int(np.argmax(labels == number)) for number, name in enumerate(names)}
-    model = model or _suggest_model(texts)
+    model = model or _suggest_model(shown)
     return TableFacts(
         file=options.data,
         encoding=options.encoding,
@@ -114,11 +123,12 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         columns=read.columns.column_names,
         text_column=columns.text.name,
         text_reason=columns.text.reason,
+        text_pair_column=columns.pair.name if columns.pair else None,
         label_column=columns.label.name,
         label_reason=columns.label.reason,
         rows_of_a_run=_count_rows_of_a_run(table, emit=emit),
         class_rows=class_rows,
-        examples={name: texts[first_rows[name]].as_py() for name in names if class_rows[name]},
+        examples={name: shown[first_rows[name]].as_py() for name in names if class_rows[name]},
         mean_characters=pc.mean(characters).as_py(),
         longest_characters=pc.max(characters).as_py(),
         model=model,
@@ -129,7 +139,11 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
 def make_config(facts: TableFacts) -> str:
     """Return a YAML configuration for a table, with comments, that runs as it is."""
     defaults = Config()
-    given = {"encoding": facts.encoding, "header": facts.header}
+    given = {
+        "encoding": facts.encoding,
+        "header": facts.header,
+        "text_pair_column": facts.text_pair_column,
+    }
     values = {
         **{option: value for option, value in given.items() if value is not None},
         "data": facts.file,
@@ -189,19 +203,19 @@ def _suggest_model(texts: pyarrow.ChunkedArray) -> str:
     return MULTILINGUAL_MODEL if 2 * latin < len(letters) else Config().model.model
 
 
-def _suggest_max_length(texts: pyarrow.ChunkedArray, model: str, *, emit: Emit) -> int:
+def _suggest_max_length(texts: TextColumns, model: str, *, emit: Emit) -> int:
     """Return the tokens that are enough, counted in a sample of large tables, or an estimate."""
-    size_bytes = pc.binary_length(texts).to_numpy().astype(np.int64)
+    size_bytes = pc.binary_length(texts.joined).to_numpy().astype(np.int64)
     tokenizer = find_tokenizer(ModelConfig(model=model), emit=emit)
     if tokenizer is None:
         return suggest_max_length(
             size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, max_tokens=MOST_TOKENS
         )
-    if len(texts) > SAMPLE_TEXTS:
-        emit(Stage(f"in {SAMPLE_TEXTS:,} of the {len(texts):,} texts, and in the longest"))
-        rows = np.random.default_rng(0).choice(len(texts), SAMPLE_TEXTS, replace=False)
+    if len(size_bytes) > SAMPLE_TEXTS:
+        emit(Stage(f"in {SAMPLE_TEXTS:,} of the {len(size_bytes):,} texts, and in the longest"))
+        rows = np.random.default_rng(0).choice(len(size_bytes), SAMPLE_TEXTS, replace=False)
         longest = np.argsort(size_bytes)[-LONGEST_TEXTS:]
-        texts = texts.take(pyarrow.array(np.sort(np.append(rows, longest))))
-    encoded = encode_texts(tokenizer, texts, max_length=NOT_CUT, emit=emit)
+        texts = texts.take(np.sort(np.append(rows, longest)))
+    encoded = encode_texts(tokenizer, *texts, max_length=NOT_CUT, emit=emit)
     warn_of_unknown_words(encoded, tokenizer, emit=emit)
     return suggest_max_length(encoded.lengths, max_tokens=tokenizer.model_max_length)

@@ -21,7 +21,7 @@ TEXTS_A_PIECE = 1_024
 
 def predict(
     run: str | Path,
-    texts: Sequence[str],
+    texts: Sequence[str | tuple[str, str]],
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
@@ -31,7 +31,7 @@ def predict(
 
     Args:
         run: The run folder.
-        texts: In any number; the answers have their order.
+        texts: In any number, pairs for a model of pairs; the answers have their order.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
         all_scores: Give the probability of each class, not only that of the best.
         emit: Is called with the events of ``finetune.events``.
@@ -43,7 +43,8 @@ def predict(
         raise UsageError("a text was given in place of a list of texts", remedy="write [text]")
     from finetune.data.stream import Row
 
-    rows = [[Row(text) for text in texts]]
+    given = ((one, None) if isinstance(one, str) else one for one in texts)
+    rows = [[Row(text, pair=pair) for text, pair in given]]
     pieces = predict_stream(run, rows, device=device, all_scores=all_scores, emit=emit)
     return [answer for piece in pieces for answer in piece]
 
@@ -68,13 +69,32 @@ def predict_stream(
     for given in rows:
         start = 0
         while piece := given[start : start + count]:
-            answers = model.answer([row.text for row in piece], all_scores=all_scores)
+            _check_pairs(piece, reads_pairs=model.reads_pairs)
+            texts, pairs = [row.text for row in piece], [row.pair or "" for row in piece]
+            answers = model.answer(
+                texts, pairs if model.reads_pairs else None, all_scores=all_scores
+            )
             yield [
-                replace(answer, columns=row.columns) if row.columns else answer
+                replace(answer, text_pair=row.pair, columns=row.columns)
                 for answer, row in zip(answers, piece, strict=True)
             ]
             start += count
             count = min(2 * count, TEXTS_A_PIECE)
+
+
+def _check_pairs(rows: "Sequence[Row]", *, reads_pairs: bool) -> None:
+    """Make sure that each row has as many texts as the model reads."""
+    for row in rows:
+        if reads_pairs and row.pair is None:
+            raise UsageError(
+                f"the model reads pairs of texts, and {row.text[:60]!r} has no second one",
+                remedy="add --text-pair for each text, or name a table with --file",
+            )
+        if row.pair is not None and not reads_pairs:
+            raise UsageError(
+                f"the model reads single texts, and {row.text[:60]!r} has a second one",
+                remedy="leave out --text-pair",
+            )
 
 
 def read_texts(
@@ -82,6 +102,7 @@ def read_texts(
     file: Path,
     *,
     text_column: str | None = None,
+    text_pair_column: str | None = None,
     encoding: str | None = None,
     as_lines: bool = False,
     emit: Emit = ignore,
@@ -92,6 +113,7 @@ def read_texts(
         run: The run folder; its configuration says which column of a table has the texts.
         file: A table (csv, tsv, jsonl or parquet), or a file with one text per line.
         text_column: Another column.
+        text_pair_column: Another column of second texts.
         encoding: Of the file; detected by default.
         as_lines: Read the lines of a table as texts.
         emit: Is called with the events of ``finetune.events``.
@@ -102,14 +124,17 @@ def read_texts(
     folder = open_run_folder(Path(run))
     from finetune.data.source import DataOptions
     from finetune.data.stream import read_rows
+    from finetune.runs.trained import model_reads_pairs
 
     saved = load_saved_config(folder).data
     options = DataOptions(
         str(file),
         saved.label,
         text_column=text_column or saved.text_column,
+        text_pair_column=text_pair_column or saved.text_pair_column,
         label_column=saved.label_column,
         encoding=encoding,
         header=saved.header,
     )
-    return read_rows(file, options, as_lines=as_lines, emit=emit)
+    reads_pairs = model_reads_pairs(folder)
+    return read_rows(file, options, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)

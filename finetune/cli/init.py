@@ -31,7 +31,7 @@ MOST_CLASSES_SHOWN = 20
     type=click.Path(path_type=Path),
     help="New file.  [default: DATA's name with .yaml, in the current folder]",
 )
-@chosen_options("text_column", "label_column", "encoding", "header", "model")
+@chosen_options("text_column", "text_pair_column", "label_column", "encoding", "header", "model")
 @output_options
 def command(
     table: Path, *, output: Path | None, as_json: bool, quiet: bool, no_progress: bool, **flags: Any
@@ -67,6 +67,7 @@ def _show_facts(facts: "TableFacts") -> None:
             "rows": sum(facts.class_rows.values()),
             "columns": ", ".join(facts.columns),
             "text column": f"{facts.text_column} ({facts.text_reason})",
+            **({"second text": second} if (second := facts.text_pair_column) else {}),
             "label column": f"{facts.label_column} ({facts.label_reason})",
             "rows of a run": facts.rows_of_a_run,
             "model": facts.model,

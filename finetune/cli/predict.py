@@ -1,10 +1,11 @@
 """``finetune predict``."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,7 +34,9 @@ WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
     type=click.Path(path_type=Path),
     help="Table (csv, tsv, jsonl, parquet) or file with one text per line; - for standard input.",
 )
+@click.option("--text-pair", "pairs", multiple=True, help="Second text of a pair, for each TEXT.")
 @click.option("--text-column", help="Column of the texts.  [default: the run's]")
+@click.option("--text-pair-column", help="Column of second texts.  [default: the run's]")
 @click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")
 @click.option("--encoding", help="Encoding of the texts.  [default: detected]")
 @click.option(
@@ -46,16 +49,15 @@ def command(
     run: Path,
     texts: tuple[str, ...],
     *,
+    pairs: tuple[str, ...],
     file: Path | None,
-    text_column: str | None,
-    as_lines: bool,
-    encoding: str | None,
     output: Path | None,
     all_scores: bool,
     device: DeviceName,
     as_json: bool,
     quiet: bool,
     no_progress: bool,
+    **reading: Any,
 ) -> None:
     """Classify texts with the model in the run folder RUN.
 
@@ -65,6 +67,10 @@ def command(
     """
     if texts and file is not None:
         raise UsageError("both texts and --file were given", remedy="give one of them")
+    if pairs and len(pairs) != len(texts):
+        raise UsageError(
+            f"{len(pairs)} --text-pair for {len(texts)} texts", remedy="give one for each text"
+        )
     open_run_folder(run)
     # A moving line would stand between the answers.
     with showing(quiet=quiet, no_progress=True) as emit, ExitStack() as stack:
@@ -73,7 +79,7 @@ def command(
             from finetune.evaluation.answer_file import answer_file, check_output
 
             check_output(output, source=file)
-        rows = _rows(run, texts, file, (text_column, encoding, as_lines), emit)
+        rows = _rows(run, (texts, pairs), file, reading, emit)
         if output is not None:
             write = stack.enter_context(answer_file(output))
         from finetune.api.predict import predict_stream
@@ -84,23 +90,21 @@ def command(
 
 def _rows(
     run: Path,
-    texts: Sequence[str],
+    given: tuple[Sequence[str], Sequence[str]],
     file: Path | None,
-    reading: tuple[str | None, str | None, bool],
+    reading: Mapping[str, Any],
     emit: Emit,
 ) -> "Iterable[Sequence[Row]]":
     from finetune.data.stream import Row, read_lines
 
-    text_column, encoding, as_lines = reading
+    texts, pairs = (list(map(_check_encoding, one)) for one in given)
     if texts:
-        return [[Row(_check_encoding(text)) for text in texts]]
+        return [[Row(text, pair=pair) for text, pair in zip_longest(texts, pairs)]]
     if file is None or file == Path("-"):
-        return read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
+        return read_lines(sys.stdin.buffer, name="standard input", encoding=reading["encoding"])
     from finetune.api.predict import read_texts
 
-    return read_texts(
-        run, file, text_column=text_column, encoding=encoding, as_lines=as_lines, emit=emit
-    )
+    return read_texts(run, file, **reading, emit=emit)
 
 
 def _check_encoding(text: str) -> str:
@@ -127,10 +131,12 @@ class _Lines:
 
     def show(self, answers: "Sequence[Answer]") -> None:
         scores = list(answers[0].probabilities or ["probability"])
-        titles = () if self._has_titles else ("label", *scores, "text")
+        texts = ("text",) if answers[0].text_pair is None else ("text", "text_pair")
+        columns = ("label", *scores, *texts)
+        titles = () if self._has_titles else columns
         self._has_titles = True
         if sys.stdout.isatty():
-            show_table(titles or [""] * (len(scores) + 2), _cells(answers))
+            show_table(titles or [""] * len(columns), _cells(answers))
         else:
             lines = [titles, *_cells(answers)] if titles else _cells(answers)
             click.echo("\n".join("\t".join(map(escape_line, line)) for line in lines))
@@ -139,5 +145,6 @@ class _Lines:
 def _cells(answers: "Sequence[Answer]") -> "Iterator[Sequence[str]]":
     for one in answers:
         scores = one.probabilities.values() if one.probabilities else [one.probability]
-        text = one.text.translate(WITHOUT_LINE_ENDS)
-        yield one.label, *(f"{score:.3f}" for score in scores), text
+        texts = (one.text,) if one.text_pair is None else (one.text, one.text_pair)
+        shown = (text.translate(WITHOUT_LINE_ENDS) for text in texts)
+        yield one.label, *(f"{score:.3f}" for score in scores), *shown

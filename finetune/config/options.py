@@ -18,6 +18,7 @@ class Options(TypedDict, total=False):
     validation_file: AnyPath | None
     test_file: AnyPath | None
     text_column: str | None
+    text_pair_column: str | None
     label_column: str | None
     encoding: str | None
     header: bool | None

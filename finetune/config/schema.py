@@ -45,6 +45,11 @@ class DataConfig:
         None,
         "Column of the texts in files and data sets of the Hub. Default: guessed and reported.",
     )
+    text_pair_column: str | None = _option(
+        None,
+        "Column of the second text of pairs. Default: found by well-known names such as sentence1 "
+        "and sentence2, if --text-column is not given.",
+    )
     label_column: str | None = _option(
         None, "Column of the labels, text or integers. Default: guessed and reported."
     )

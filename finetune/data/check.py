@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
 from finetune.data.repeats import number_texts
-from finetune.data.tables import column_of
+from finetune.data.tables import TextColumns, column_of, texts_of
 
 EXAMPLES = 3
 SHORT_CHARACTERS = 3
@@ -153,21 +153,22 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class _Split:
-    """A split's texts, their numbers over all splits, and its labels, by name and by number."""
+    """A split's texts or pairs, their numbers over all splits, and its labels."""
 
-    texts: pyarrow.ChunkedArray
+    texts: TextColumns
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64]
     names: Sequence[str]
 
     @property
-    def pairs(self) -> NDArray[np.int64]:
+    def labelled(self) -> NDArray[np.int64]:
         """The text and the label of each row as one number."""
         return self.numbers * len(self.names) + self.labels
 
     def texts_at(self, rows: NDArray[np.int64]) -> list[str]:
         """Return the texts of the first few of these rows."""
-        return [self.texts[row].as_py() for row in rows[:EXAMPLES].tolist()]
+        examples: list[str] = self.texts.take(rows[:EXAMPLES]).joined.to_pylist()
+        return examples
 
     def labels_of(self, number: int) -> list[str]:
         """Return the names of the labels that a text has here."""
@@ -177,9 +178,12 @@ class _Split:
 def check_splits(splits: DatasetDict) -> Findings:
     """Look for what is odd in splits, ``train`` among them, without a model."""
     names = splits["train"].features["label"].names
-    texts = {split: column_of(rows, "text") for split, rows in splits.items()}
+    texts = {split: texts_of(rows) for split, rows in splits.items()}
+    columns = zip(*(own.columns for own in texts.values()), strict=True)
     numbers = np.split(
-        number_texts(pyarrow.chunked_array([c for t in texts.values() for c in t.chunks])),
+        number_texts(
+            *(pyarrow.chunked_array([c for t in own for c in t.chunks]) for own in columns)
+        ),
         np.cumsum([len(rows) for rows in splits.values()])[:-1],
     )
     parts = {
@@ -271,7 +275,7 @@ def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> li
 
 
 def _find_repeats(split: _Split) -> Repeats:
-    exact = pc.value_counts(split.texts).field("counts").to_numpy()
+    exact = pc.value_counts(split.texts.joined).field("counts").to_numpy()
     numbers, first_rows, counts = np.unique(split.numbers, return_index=True, return_counts=True)
     repeated = first_rows[counts > 1]
     return Repeats(
@@ -284,8 +288,8 @@ def _find_repeats(split: _Split) -> Repeats:
 
 
 def _find_conflicts(split: _Split) -> Conflicts:
-    pairs = np.unique(split.pairs)
-    label_counts = np.unique(pairs // len(split.names), return_counts=True)[1]
+    labelled = np.unique(split.labelled)
+    label_counts = np.unique(labelled // len(split.names), return_counts=True)[1]
     _, first_rows = np.unique(split.numbers, return_index=True)
     rows = np.sort(first_rows[label_counts > 1])
     examples = [
@@ -296,14 +300,16 @@ def _find_conflicts(split: _Split) -> Conflicts:
 
 
 def _find_short_texts(split: _Split) -> ShortTexts:
-    characters = pc.utf8_length(pc.utf8_trim_whitespace(split.texts)).to_numpy()
+    characters = np.minimum.reduce(
+        [pc.utf8_length(pc.utf8_trim_whitespace(one)).to_numpy() for one in split.texts.columns]
+    )
     rows = np.flatnonzero(characters < SHORT_CHARACTERS)
     return ShortTexts(len(rows), int(np.count_nonzero(characters == 0)), split.texts_at(rows))
 
 
 def _find_overlap(split: _Split, *, train: _Split) -> Overlap:
     shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
-    agrees = np.isin(split.pairs[shared], train.pairs)
+    agrees = np.isin(split.labelled[shared], train.labelled)
     rows = shared[np.argsort(agrees, kind="stable")]  # those with another label there come first
     examples = [
         SharedText(text, split.names[split.labels[row]], train.labels_of(split.numbers[row]))

@@ -1,14 +1,16 @@
-"""Which column of a table holds the texts, and which one their classes."""
+"""Which columns of a table hold the texts, or pairs of texts, and which one their classes."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import combinations
 from math import log2
 
 import pyarrow
 import pyarrow.compute as pc
 
+from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
 
 # Names that say what a column holds; the first of each leaves no doubt.
@@ -28,10 +30,12 @@ OTHER_WORDS = frozenset(
         *("location", "coord", "gold", "retweet"),
     )
 )
+# Without spaces and punctuation; the last is "#1 String" and "#2 String", as MRPC's authors wrote.
 PAIRS = (
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
-    *(("text1", "text2"), ("sentence_a", "sentence_b"), ("text_a", "text_b")),
+    *(("text1", "text2"), ("sentencea", "sentenceb"), ("texta", "textb"), ("text", "textpair")),
     *(("question", "sentence"), ("question", "context"), ("question", "passage")),
+    ("1string", "2string"),
 )
 NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?"
 DATE = r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?"
@@ -58,10 +62,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Columns:
-    """The two columns that are read."""
+    """The columns that are read: of texts, of labels and, of pairs, of their second texts."""
 
     text: Choice
     label: Choice
+    pair: Choice | None = None
 
 
 @dataclass(frozen=True)
@@ -87,48 +92,61 @@ class _Facts:
         return (4.0 if words & set(known) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
 
 
-def choose_columns(
-    columns: pyarrow.Table, *, text: str | None, label: str | None, table: str
-) -> Columns:
+def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) -> Columns:
     """Return the columns of the texts and of their classes, guessed where they are not named.
 
     Names and values, all strings, decide together: texts are long and rarely repeat, labels recur.
+    Pairs of texts are found by their names alone, unless the column of the texts is named.
 
     Raises:
-        UsageError: If both names are the same.
+        UsageError: If one column is named for two options.
         DataNotFound: If a column that is named is not there, or none looks like the one to guess.
-        DataError: If several columns look like the one to guess, or two are a pair of texts.
+        DataError: If several columns look like the one to guess.
     """
+    text, pair, label = options.text_column, options.text_pair_column, options.label_column
+    named = {"--text-column": text, "--text-pair-column": pair, "--label-column": label}
     names = columns.column_names
-    for option, name in (("--text-column", text), ("--label-column", label)):
-        if name is not None and name not in names:
-            raise _unknown(name, names, option=option, table=table)
-    if text is not None and text == label:
-        raise UsageError(
-            f"--text-column and --label-column are both {text!r}", remedy="name two columns"
-        )
-    if text is None:
-        _refuse_pairs(names, table=table)
+    _check_named(named, names, table=table)
     is_guessed = text is None or label is None
     facts = [_facts_of(columns[name], name) for name in names if is_guessed]
-    chosen = _choose(facts, label, kind="label", other=text, table=table)
-    return Columns(_choose(facts, text, kind="text", other=chosen.name, table=table), chosen)
+    found = _find_pair([name for name in names if name != label], text=text, pair=pair)
+    others = {text, pair, *(one.name for one in found)}
+    chosen = _choose(facts, label, kind="label", others=others, table=table)
+    if found:
+        return Columns(found[0], chosen, found[1])
+    others = {chosen.name, pair}
+    return Columns(
+        _choose(facts, text, kind="text", others=others, table=table),
+        chosen,
+        Choice(pair, "named with --text-pair-column") if pair else None,
+    )
 
 
-def choose_text_column(columns: pyarrow.Table, *, text: str | None, table: str) -> str:
+def choose_text_columns(
+    columns: pyarrow.Table, options: DataOptions, *, reads_pairs: bool, table: str
+) -> tuple[str, str | None]:
     """Return the column of the texts in a table without labels, guessed where it is not named.
 
+    With ``reads_pairs``, return that of the second texts too.
+
     Raises:
-        DataNotFound: If the column that is named is not there, or none looks like texts.
-        DataError: If several columns look like texts, or two are a pair of texts.
+        UsageError: If one column is named for both.
+        DataNotFound: If a column that is named is not there, or none looks like texts.
+        DataError: If several columns look like texts.
     """
     names = columns.column_names
-    if text is None:
-        _refuse_pairs(names, table=table)
-    elif text not in names:
-        raise _unknown(text, names, option="--text-column", table=table)
+    text, pair = options.text_column, options.text_pair_column if reads_pairs else None
+    _check_named({"--text-column": text, "--text-pair-column": pair}, names, table=table)
+    if reads_pairs and (found := _find_pair(names, text=text, pair=pair)):
+        return found[0].name, found[1].name
+    if reads_pairs and pair is None:
+        raise DataNotFound(
+            f"the model reads pairs of texts, and no two columns of {table} have the names of one",
+            remedy="name both with --text-column and --text-pair-column; there are: "
+            f"{_listed(names)}",
+        )
     facts = [_facts_of(columns[name], name) for name in names]
-    return _choose(facts, text, kind="text", other=None, table=table).name
+    return _choose(facts, text, kind="text", others={pair}, table=table).name, pair
 
 
 def plain_name(name: str) -> str:
@@ -189,14 +207,19 @@ def _text_score(facts: _Facts) -> float:
 
 
 def _choose(
-    facts: Sequence[_Facts], named: str | None, *, kind: str, other: str | None, table: str
+    facts: Sequence[_Facts],
+    named: str | None,
+    *,
+    kind: str,
+    others: Collection[str | None],
+    table: str,
 ) -> Choice:
-    """Return the column that is named, or looks most like texts or labels; never the other one."""
+    """Return the column that is named, or looks most like texts or labels; never one of others."""
     option = f"--{kind}-column"
     if named is not None:
         return Choice(named, f"named with {option}")
     score, known = (_label_score, LABEL_NAMES) if kind == "label" else (_text_score, TEXT_NAMES)
-    scores = {one: score(one) for one in facts if one.name != other}
+    scores = {one: score(one) for one in facts if one.name not in others}
     ranked = sorted(
         (one for one in scores if scores[one] > 0), key=scores.__getitem__, reverse=True
     )
@@ -222,15 +245,40 @@ def _choose(
     return Choice(best.name, reason, tuple(one.name for one in ranked[1:3]))
 
 
-def _refuse_pairs(names: Sequence[str], *, table: str) -> None:
-    plain = {name.strip().casefold(): name for name in names}
-    for first, second in PAIRS:
-        if first in plain and second in plain:
-            raise DataError(
-                f"{table} has pairs of texts, {plain[first]!r} and {plain[second]!r}, and a model"
-                " here reads one text",
-                remedy="join them in one column, or choose one with --text-column",
-            )
+def _find_pair(names: Sequence[str], *, text: str | None, pair: str | None) -> list[Choice]:
+    """Return the two columns with the names of a pair of texts, unless the first one is named."""
+    plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in reversed(names)}
+    found = [(plain[one], plain[two]) for one, two in PAIRS if one in plain and two in plain]
+    for first, second in found if text is None else ():
+        if pair in (None, second):
+            reason = f"{first!r} and {second!r} are names of pairs; --text-column reads one text"
+            return [Choice(first, reason), Choice(second, reason)]
+    return []
+
+
+def check_columns(names: Sequence[str], columns: Columns, *, table: str) -> None:
+    """Make sure that another table, with these columns, has those that are read.
+
+    Raises:
+        DataNotFound: If one is missing.
+    """
+    named = {
+        "--text-column": columns.text.name,
+        "--text-pair-column": columns.pair.name if columns.pair else None,
+        "--label-column": columns.label.name,
+    }
+    _check_named(named, names, table=table)
+
+
+def _check_named(named: Mapping[str, str | None], names: Sequence[str], *, table: str) -> None:
+    """Make sure that the columns that options name are there, and are not the same."""
+    given = {option: name for option, name in named.items() if name is not None}
+    for option, name in given.items():
+        if name not in names:
+            raise _unknown(name, names, option=option, table=table)
+    for (one, name), (other, second) in combinations(given.items(), 2):
+        if name == second:
+            raise UsageError(f"{one} and {other} are both {name!r}", remedy="name two columns")
 
 
 def _unknown(name: str, names: Sequence[str], *, option: str, table: str) -> DataNotFound:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from finetune.data.hub_tables import fetch_splits
 from finetune.data.questions import load_questions
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
-from finetune.data.tables import column_of, read_tables
+from finetune.data.tables import column_of, read_tables, texts_of
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Stage, ignore
@@ -25,16 +26,15 @@ from finetune.files import file_sha256
 
 SOURCES = ("trec", "questions")
 HUB_PREFIX = "hub:"
+OPTIONS_OF_TABLES = (
+    *("--text-column", "--text-pair-column", "--label-column"),
+    *("--encoding", "--header", "--skip-unknown-labels"),
+)
 OPTIONS_OF_KIND = {
     "trec": ("--data-dir", "--label"),
     "questions": (),
-    "a file": (
-        *("--validation-file", "--test-file", "--text-column", "--label-column"),
-        *("--encoding", "--header", "--skip-unknown-labels"),
-    ),
-    "a dataset of the Hub": (
-        *("--text-column", "--label-column", "--encoding", "--header", "--skip-unknown-labels"),
-    ),
+    "a file": (*("--validation-file", "--test-file", *OPTIONS_OF_TABLES),),
+    "a dataset of the Hub": OPTIONS_OF_TABLES,
 }
 
 
@@ -104,18 +104,22 @@ def load_rows(options: DataOptions, *, class_names: Sequence[str], emit: Emit) -
     )
 
 
-def find_places(options: DataOptions, texts: Sequence[str]) -> list[str]:
-    """Return where each training text is first found, such as ``line 7 of reviews.csv``.
+def find_places(options: DataOptions, rows: Dataset) -> list[str]:
+    """Return where each training text, or pair, is first found: ``line 7 of reviews.csv``.
 
     It is an empty text where the data is no file.
     """
     if _kind_of(options.data) != "a file":
-        return [""] * len(texts)
+        return [""] * len(rows)
     table = read_file(Path(options.data).expanduser(), options, emit=ignore)
-    text, label = options.text_column, options.label_column
-    columns = choose_columns(table.columns, text=text, label=label, table=str(table.path))
-    rows = [pc.index(table.columns[columns.text.name], one).as_py() for one in texts]
-    return [table.place(row) if row >= 0 else "" for row in rows]
+    columns = choose_columns(table.columns, options, table=str(table.path))
+    given = [table.columns[one.name] for one in (columns.text, columns.pair) if one]
+    places = []
+    for wanted in zip(*texts_of(rows).columns, strict=True):
+        same = [pc.equal(column, text) for column, text in zip(given, wanted, strict=True)]
+        row = pc.index(reduce(pc.and_, same), True).as_py()
+        places.append(table.place(row) if row >= 0 else "")
+    return places
 
 
 def source_name(source: str) -> str:

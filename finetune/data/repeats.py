@@ -15,13 +15,31 @@ def normal_form(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def number_texts(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
-    """Return the number of each text, from 0 in order of appearance; the same texts share one."""
+def number_texts(
+    texts: pyarrow.ChunkedArray, pairs: pyarrow.ChunkedArray | None = None
+) -> NDArray[np.int64]:
+    """Return the number of each text, from 0 in order of appearance; the same texts share one.
+
+    With ``pairs``, the second text of each row, both must be the same.
+    """
+    numbers = _number(texts)
+    if pairs is None:
+        return numbers
+    both = pyarrow.array(numbers * len(numbers) + _number(pairs))
+    return _places_of_first(both)
+
+
+def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
     normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts)).combine_chunks()
     # Arrow folds no case but that of ASCII, and is slow to join what it has split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")
     is_other = pc.or_(has_gaps, pc.invert(pc.string_is_ascii(texts))).combine_chunks()
     others = pyarrow.array(map(normal_form, texts.filter(is_other).to_pylist()), "string")
     normal = pc.replace_with_mask(normal, is_other, others)
-    numbers: NDArray[np.int64] = normal.dictionary_encode().indices.to_numpy().astype(np.int64)
-    return numbers
+    return _places_of_first(normal)
+
+
+def _places_of_first(values: pyarrow.Array) -> NDArray[np.int64]:
+    """Return for each value which of the distinct ones it is, in order of appearance."""
+    places: NDArray[np.int64] = values.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return places

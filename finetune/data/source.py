@@ -19,6 +19,7 @@ class DataOptions:
         label: ``label-coarse`` or, for TREC, ``label-fine``.
         data_dir: Where TREC's raw files are; ``None`` to fetch them.
         text_column: Column of the texts in files and datasets of the Hub; ``None`` to guess it.
+        text_pair_column: Column of the second texts of pairs; ``None`` to find pairs by name.
         label_column: Column of their classes; ``None`` to guess it.
         encoding: Python's name of the encoding of text files; ``None`` to detect it.
         header: Whether the first row of CSV and TSV names the columns; ``None`` to detect it.
@@ -34,6 +35,7 @@ class DataOptions:
     validation_file: str | None = None
     test_file: str | None = None
     text_column: str | None = None
+    text_pair_column: str | None = None
     label_column: str | None = None
     encoding: str | None = None
     header: bool | None = None
@@ -56,7 +58,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Splits, ``train`` among them, with the columns ``text`` and ``label``, and their sources."""
+    """Splits, ``train`` among them, with the columns of ``make_table``, and their sources."""
 
     splits: "DatasetDict"
     sources: tuple[DataSource, ...]

@@ -8,7 +8,7 @@ from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
 from finetune.data.repeats import number_texts
-from finetune.data.tables import column_of, dataset_of
+from finetune.data.tables import column_of, dataset_of, texts_of
 from finetune.errors import DataError
 from finetune.events import Emit, Stage
 
@@ -22,7 +22,7 @@ class _NumberedRows:
 
     @classmethod
     def of(cls, table: Dataset) -> "_NumberedRows":
-        return cls(table, number_texts(column_of(table, "text")))
+        return cls(table, number_texts(*texts_of(table)))
 
     def hold_out(self, *, fraction: float, seed: int) -> tuple["_NumberedRows", "_NumberedRows"]:
         """Divide the rows as :func:`hold_out` does."""
@@ -56,9 +56,9 @@ class _NumberedRows:
 def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Divide a table into rows that are kept and rows that are held out.
 
-    Each class gives its share, to within a row. Rows whose texts differ in nothing but case and
-    spaces stay together, and each class keeps at least one text. Both parts are in the table's
-    order, and the same for the same seed. The fraction is in 0..1.
+    Each class gives its share, to within a row. Rows whose texts, or pairs, differ in nothing but
+    case and spaces stay together, and each class keeps at least one text. Both parts are in the
+    table's order, and the same for the same seed. The fraction is in 0..1.
     """
     kept, held_out = _NumberedRows.of(table).hold_out(fraction=fraction, seed=seed)
     return kept.table, held_out.table

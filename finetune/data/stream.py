@@ -20,10 +20,16 @@ SAMPLE_ROWS = 1_000
 
 @dataclass(frozen=True)
 class Row:
-    """A text, and the other columns of its row by name."""
+    """A text, or a pair of texts, and the other columns of its row by name."""
 
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+    pair: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether neither the text nor that of a pair is blank."""
+        return all(text is None or text.strip() for text in (self.text, self.pair))
 
 
 def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
@@ -67,12 +73,13 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
 
 
 def read_rows(
-    path: Path, options: DataOptions, *, as_lines: bool, emit: Emit
+    path: Path, options: DataOptions, *, as_lines: bool, reads_pairs: bool = False, emit: Emit
 ) -> Iterator[list[Row]]:
     """Return the texts of a file: of the text column if it has a table's suffix, or else its lines.
 
-    It is read as the rows are asked for. With ``as_lines`` a table is read by lines too. Of the
-    options, the text column, the encoding and the header matter.
+    It is read as the rows are asked for. With ``as_lines`` a table is read by lines too, with
+    ``reads_pairs`` the column of second texts. Of the options, the columns of texts, the encoding
+    and the header matter.
 
     Raises:
         UsageError: If there is no such encoding.
@@ -83,17 +90,19 @@ def read_rows(
     if not path.exists() or path.is_dir():
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
     if path.suffix.lower() in SUFFIXES and not as_lines:
-        return _read_table(path, options, emit=emit)
+        return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
     encoding = options.encoding
     if path.is_file():
         encoding = _encoding_of(path, encoding=encoding, emit=emit)
     return read_lines(path.open("rb"), name=str(path), encoding=encoding)
 
 
-def _read_table(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[list[Row]]:
+def _read_table(
+    path: Path, options: DataOptions, *, reads_pairs: bool, emit: Emit
+) -> Iterator[list[Row]]:
     import pyarrow
 
-    from finetune.data.columns import choose_text_column
+    from finetune.data.columns import choose_text_columns
     from finetune.data.files import as_text
 
     records = _records(path, options, emit=emit)
@@ -103,30 +112,37 @@ def _read_table(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[lis
         {name: [as_text(record.get(name)) for record in sample] for name in names},
         schema=pyarrow.schema([(name, "string") for name in names]),
     )
-    column = choose_text_column(columns, text=options.text_column, table=str(path))
-    emit(Stage(f"texts from column {column!r} of {path}"))
-    return _pieces(chain(sample, records), column, path, emit)
+    chosen = choose_text_columns(columns, options, reads_pairs=reads_pairs, table=str(path))
+    named = " and ".join(repr(name) for name in chosen if name)
+    emit(Stage(f"texts from column {named} of {path}"))
+    return _pieces(chain(sample, records), chosen, path, emit)
 
 
 def _pieces(
-    records: Iterator[dict[str, Any]], column: str, path: Path, emit: Emit
+    records: Iterator[dict[str, Any]], chosen: tuple[str, str | None], path: Path, emit: Emit
 ) -> Iterator[list[Row]]:
-    from finetune.data.files import as_text
-
     skipped, is_empty = 0, True
     while piece := list(islice(records, ROWS_A_PIECE)):
-        rows = [Row(as_text(record.pop(column, "")), record) for record in piece]
-        with_text = [row for row in rows if row.text.strip()]
+        rows = [_row_of(record, *chosen) for record in piece]
+        with_text = [row for row in rows if row.has_text]
         skipped += len(rows) - len(with_text)
         if with_text:
             is_empty = False
             yield with_text
     if is_empty:
         raise DataNotFound(
-            f"{path} has no texts in {column!r}", remedy="name another with --text-column"
+            f"{path} has no texts in {chosen[0]!r}", remedy="name another with --text-column"
         )
     if skipped:
         emit(WarningMessage(f"{skipped:,} rows of {path} skipped: empty text"))
+
+
+def _row_of(record: dict[str, Any], text: str, pair: str | None) -> Row:
+    """Return a row of a table; the two names are those of its columns of texts."""
+    from finetune.data.files import as_text
+
+    first = as_text(record.pop(text, ""))
+    return Row(first, record, None if pair is None else as_text(record.pop(pair, "")))
 
 
 def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[str, Any]]:

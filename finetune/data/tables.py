@@ -1,4 +1,4 @@
-"""Files and datasets of the Hub become texts and their classes, as every source of data does."""
+"""Files and datasets of the Hub become texts, or pairs, and their classes, as every source does."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Value
 from datasets.fingerprint import generate_random_fingerprint
 from datasets.table import InMemoryTable
+from numpy.typing import NDArray
 
-from finetune.data.columns import Columns, choose_columns
+from finetune.data.columns import Columns, check_columns, choose_columns
 from finetune.data.files import RawTable, read_file
 from finetune.data.labels import listed_counts, name_classes, refuse_other_tasks, sort_classes
 from finetune.data.source import DataOptions
@@ -23,22 +24,50 @@ from finetune.events import Emit, Stage, WarningMessage
 MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"  # noqa: RUF001
 
 
+class TextColumns(NamedTuple):
+    """The texts of rows, and the second texts where the rows have pairs."""
+
+    texts: pyarrow.ChunkedArray
+    pairs: pyarrow.ChunkedArray | None
+
+    @property
+    def columns(self) -> list[pyarrow.ChunkedArray]:
+        """The one column, or both."""
+        return [self.texts] if self.pairs is None else [self.texts, self.pairs]
+
+    @property
+    def joined(self) -> pyarrow.ChunkedArray:
+        """The texts, and the pairs with a bar between their texts, to be shown or counted."""
+        if self.pairs is None:
+            return self.texts
+        return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
+
+    def take(self, rows: NDArray[np.int64]) -> "TextColumns":
+        """Return those of some rows."""
+        texts, *pairs = (column.take(pyarrow.array(rows)) for column in self.columns)
+        return TextColumns(texts, pairs[0] if pairs else None)
+
+
 class LabelledRows(NamedTuple):
-    """The rows of a file that have a text and a label: columns ``text``, ``label`` and ``row``."""
+    """The rows of a file that have their texts and a label, and ``row``, their number there."""
 
     table: RawTable
     rows: pyarrow.Table
 
 
-def make_table(texts: Any, labels: Any, *, classes: Sequence[str]) -> Dataset:
+def make_table(texts: Any, labels: Any, *, classes: Sequence[str], pairs: Any = None) -> Dataset:
     """Return a table with the columns ``text`` and ``label``, which is a position in ``classes``.
 
-    Texts and labels, the latter by name, are Arrow arrays or sequences.
+    Texts and labels, the latter by name, are Arrow arrays or sequences. Of pairs, the second texts
+    become the column ``text_pair``.
     """
-    features = Features({"text": Value("string"), "label": ClassLabel(names=list(classes))})
+    columns = {"text": texts} if pairs is None else {"text": texts, "text_pair": pairs}
+    features = Features(
+        {**dict.fromkeys(columns, Value("string")), "label": ClassLabel(names=list(classes))}
+    )
     numbers = pc.index_in(_strings(labels), value_set=_strings(classes)).cast("int64")
-    columns = pyarrow.table([_strings(texts), numbers], schema=features.arrow_schema)
-    return dataset_of(columns, DatasetInfo(features=features))
+    rows = pyarrow.table([*map(_strings, columns.values()), numbers], schema=features.arrow_schema)
+    return dataset_of(rows, DatasetInfo(features=features))
 
 
 def dataset_of(rows: pyarrow.Table, info: DatasetInfo) -> Dataset:
@@ -52,10 +81,10 @@ def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
     return table.select_columns(name).with_format("arrow")[:][name]
 
 
-def texts_of(table: Dataset) -> list[str]:
-    """Return the texts; ``table["text"]`` would look each one up by its number."""
-    texts: list[str] = column_of(table, "text").to_pylist()
-    return texts
+def texts_of(table: Dataset) -> TextColumns:
+    """Return the texts of rows, or their pairs."""
+    pairs = column_of(table, "text_pair") if "text_pair" in table.column_names else None
+    return TextColumns(column_of(table, "text"), pairs)
 
 
 def read_tables(
@@ -66,7 +95,7 @@ def read_tables(
     is_for_training: bool = True,
     emit: Emit,
 ) -> DatasetDict:
-    """Read each split from its files, with the columns ``text`` and ``label``.
+    """Read each split from its files, with the columns of :func:`make_table`.
 
     The classes are those of the training files, under the names that a file itself gives them or
     in the order of ``sort_classes``. Rows without a text or a label are skipped. A split other than
@@ -126,7 +155,12 @@ def make_splits(
     _warn_of_mojibake(train["text"], path=first.path, emit=emit)
     return DatasetDict(
         {
-            split: make_table(rows["text"], rows["label"], classes=classes)
+            split: make_table(
+                rows["text"],
+                rows["label"],
+                classes=classes,
+                pairs=rows["text_pair"] if columns.pair else None,
+            )
             for split, rows in splits.items()
         }
     )
@@ -145,9 +179,9 @@ def _joined(parts: Iterable[LabelledRows]) -> pyarrow.Table:
 
 def choose_table_columns(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
     """Return the columns of a table that are named, or else guessed, and report them."""
-    text, label = options.text_column, options.label_column
-    columns = choose_columns(table.columns, text=text, label=label, table=str(table.path))
-    emit(Stage(f"texts from column {columns.text}, labels from {columns.label}"))
+    columns = choose_columns(table.columns, options, table=str(table.path))
+    second = f", second texts from {columns.pair}" if columns.pair else ""
+    emit(Stage(f"texts from column {columns.text}{second}, labels from {columns.label}"))
     return columns
 
 
@@ -177,34 +211,37 @@ def _distinct_labels(tables: Mapping[str, Sequence[RawTable]], columns: Columns)
     """Return the labels of all files, once it is sure that each has both columns."""
     distinct: dict[str, None] = {}
     for table in (table for own in tables.values() for table in own):
-        text, label = columns.text.name, columns.label.name
-        choose_columns(table.columns, text=text, label=label, table=str(table.path))
-        distinct |= dict.fromkeys(pc.unique(table.columns[label]).to_pylist())
+        check_columns(table.columns.column_names, columns, table=str(table.path))
+        distinct |= dict.fromkeys(pc.unique(table.columns[columns.label.name]).to_pylist())
     return distinct
 
 
 def _labelled_rows(
     table: RawTable, columns: Columns, classes_of_labels: Mapping[str, str], *, emit: Emit
 ) -> LabelledRows:
-    text, label = columns.text.name, columns.label.name
-    texts = table.columns[text]
-    numbers = pc.index_in(table.columns[label], value_set=_strings(list(classes_of_labels)))
+    chosen = {"text": columns.text.name}
+    if columns.pair:
+        chosen["text_pair"] = columns.pair.name
+    texts = {name: table.columns[own] for name, own in chosen.items()}
+    label = table.columns[columns.label.name]
+    numbers = pc.index_in(label, value_set=_strings(list(classes_of_labels)))
     labels = pc.take(_strings(list(classes_of_labels.values())), numbers)
-    has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
-    has_both = pc.and_(has_text, pc.not_equal(labels, ""))
-    rows = pyarrow.table(
-        {"text": texts, "label": labels, "row": pyarrow.array(np.arange(len(texts)))}
-    ).filter(has_both)
+    is_whole = pc.not_equal(labels, "")
+    for column in texts.values():
+        is_whole = pc.and_(is_whole, pc.not_equal(pc.utf8_trim_whitespace(column), ""))
+    numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(label)))}
+    rows = pyarrow.table(numbered).filter(is_whole)
     if not len(rows):
         raise DataError(
-            f"no row of {table.path} has a text in {text!r} and a label in {label!r}",
+            f"no row of {table.path} has a text in {' and in '.join(map(repr, chosen.values()))}"
+            f" and a label in {columns.label.name!r}",
             remedy="name the right columns with --text-column and --label-column",
         )
-    if len(rows) < len(texts):
-        first = table.place(pc.index(has_both, False).as_py())
+    if len(rows) < len(label):
+        first = table.place(pc.index(is_whole, False).as_py())
         emit(
             WarningMessage(
-                f"{len(texts) - len(rows):,} of {len(texts):,} rows skipped: empty text or label,"
+                f"{len(label) - len(rows):,} of {len(label):,} rows skipped: empty text or label,"
                 f" the first in {first}"
             )
         )
@@ -220,7 +257,8 @@ def _check_learnable(rows: pyarrow.Table, table: RawTable, *, label: str) -> Non
             f"every row of {table.path} has the label {present[0]!r}",
             remedy="bring rows of at least two classes, or name another --label-column",
         )
-    if pc.count_distinct(rows["text"]).as_py() == 1:
+    texts = [name for name in ("text", "text_pair") if name in rows.column_names]
+    if all(pc.count_distinct(rows[name]).as_py() == 1 for name in texts):
         raise DataError(
             f"every row of {table.path} has the same text",
             remedy="bring other texts, or name another --text-column",

@@ -104,10 +104,11 @@ def json_line(answer: Answer) -> str:
 def _flat(answer: Answer) -> dict[str, Any]:
     """Return an answer by columns: probabilities as floats, everything else as text."""
     values = answer.to_json()
-    names = values.keys() - {"text", "label", "probability", "probabilities"}
+    names = values.keys() - {"text", "text_pair", "label", "probability", "probabilities"}
     scores = values.get("probabilities") or {}
     return {
         "text": answer.text,
+        **({} if answer.text_pair is None else {"text_pair": answer.text_pair}),
         "label": answer.label,
         "probability": answer.probability,
         **{f"probability_{name}": score for name, score in scores.items()},

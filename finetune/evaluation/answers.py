@@ -19,6 +19,7 @@ class Answer:
         probability: Of that class, in 0..1.
         probabilities: Of all classes by name, where they were asked for.
         columns: The other columns of the text's row by name.
+        text_pair: The second text of a pair.
     """
 
     text: str
@@ -26,6 +27,7 @@ class Answer:
     probability: float
     probabilities: Mapping[str, float] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    text_pair: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune predict --json`` prints.
@@ -34,6 +36,7 @@ class Answer:
         """
         answer: dict[str, Any] = {
             "text": self.text,
+            **({} if self.text_pair is None else {"text_pair": self.text_pair}),
             "label": self.label,
             "probability": self.probability,
         }

@@ -1,5 +1,6 @@
 """A Hub id or a folder becomes a sequence classifier with a fresh head."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
 
 if TYPE_CHECKING:
-    import pyarrow
+    from finetune.tokenization.encode import Texts
 
 # Share of the encoder that may be missing; a forgotten pooler or norm is far below it.
 MOST_MISSING = 0.5
@@ -51,26 +52,31 @@ class Classifier:
 
     def encode(
         self,
-        texts: "Sequence[str] | pyarrow.ChunkedArray",
+        texts: "Texts",
+        pairs: "Texts | None" = None,
         *,
         max_length: int,
         emit: Emit = events.ignore,
     ) -> EncodedTexts:
-        """Turn texts into token ids, as many as the maximum and the model's positions allow.
+        """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow.
 
         Raises:
-            ModelUnsupported: If the tokenizer has tokens that the model lacks.
+            ModelUnsupported: If the tokenizer has tokens, or types of tokens, that the model lacks.
         """
         max_tokens = min(max_length, self.max_tokens)
-        encoded = encode_texts(self.tokenizer, texts, max_length=max_tokens, emit=emit)
+        encoded = encode_texts(self.tokenizer, texts, pairs, max_length=max_tokens, emit=emit)
         vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
-        highest = max(encoded.columns["input_ids"].max(initial=0), encoded.padding["input_ids"])
-        if highest >= vocabulary:
-            raise ModelUnsupported(
-                f"the tokenizer of {self.source.name} gives token id {highest}, its model knows "
-                f"those up to {vocabulary - 1}",
-                remedy="check that config.json, weights and tokenizer are of one model",
-            )
+        types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
+        limits = {"input_ids": ("id", vocabulary), "token_type_ids": ("type", types or sys.maxsize)}
+        for name, ids in encoded.columns.items():
+            kind, limit = limits[name]
+            highest = max(ids.max(initial=0), encoded.padding[name])
+            if highest >= limit:
+                raise ModelUnsupported(
+                    f"the tokenizer of {self.source.name} gives token {kind} {highest}, its model "
+                    f"knows those up to {limit - 1}",
+                    remedy="check that config.json, weights and tokenizer are of one model",
+                )
         return encoded
 
     def inputs(self, encoded: EncodedTexts) -> ModelInputs:

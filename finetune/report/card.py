@@ -19,6 +19,7 @@ from finetune.report.page import standard_error
 from finetune.report.templates import percent
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.results import RunResults
+from finetune.runs.trained import model_reads_pairs
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 DATASET_IDS = {"trec": "CogComp/trec"}
@@ -44,6 +45,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         data=_as_code(_name_of_data(results.facts.data)),
         per_class={_as_words(label): scores for label, scores in results.test.per_class.items()},
         max_length=config.model.max_length,
+        reads_pairs=model_reads_pairs(folder),
         config=_public_config(config),
     )
     path = folder.model_folder / "README.md"

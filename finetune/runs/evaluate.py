@@ -5,14 +5,14 @@ from dataclasses import replace
 from datasets import Dataset
 
 from finetune.data.load import load_rows
-from finetune.errors import NotARun
+from finetune.errors import DataError, NotARun
 from finetune.evaluation.metrics import Scores, score_logits, warn_unless_better
 from finetune.events import Emit, Stage
 from finetune.runs.data import data_options, load_run_data
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import encode_rows
-from finetune.runs.trained import TrainedModel, saved_class_names
+from finetune.runs.trained import TrainedModel, model_reads_pairs, saved_class_names
 
 
 def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:
@@ -50,6 +50,12 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
         class_names=saved_class_names(folder),
         emit=emit,
     )
+    if ("text_pair" in rows.column_names) != (reads_pairs := model_reads_pairs(folder)):
+        kinds = ("single texts", "pairs of texts")
+        raise DataError(
+            f"{source} has {kinds[not reads_pairs]}, and the model reads {kinds[reads_pairs]}",
+            remedy="name the columns of texts as in the data that the run was made from",
+        )
     return _score(folder, rows, split=source, device=device, emit=emit)
 
 

@@ -111,10 +111,11 @@ def examples_explained(preparation: Preparation) -> Iterator[None]:
     try:
         yield
     except LossNotFinite as error:
-        first = preparation.splits["train"].select(error.examples[:MOST_EXAMPLES])["text"]
-        places = find_places(data_options(preparation.config.data), list(first))
+        rows = preparation.splits["train"].select(error.examples[:MOST_EXAMPLES])
+        places = find_places(data_options(preparation.config.data), rows)
         found = [
-            f"{place} {text[:60]!r}".strip() for place, text in zip(places, first, strict=True)
+            f"{place} {text[:60]!r}".strip()
+            for place, text in zip(places, rows["text"], strict=True)
         ]
         if more := len(error.examples) - len(found):
             found.append(f"{more:,} more")

@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 from pydantic import TypeAdapter
 
 from finetune.data.source import DataSource, LoadedData
+from finetune.data.tables import column_of, texts_of
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import read_json, write_json
 from finetune.model.source import ModelSource
@@ -30,6 +32,7 @@ class Manifest:
         model: Commit of the model on the Hub, and digests of its weights and tokenizer files.
         packages: Versions of the packages that compute.
         metrics_precision: ``fp32``, ``bf16`` or ``fp16``: of all metrics of the run.
+        reads_pairs: Whether its rows are pairs of texts.
     """
 
     sources: Mapping[str, str]
@@ -37,6 +40,7 @@ class Manifest:
     model: Mapping[str, str]
     packages: Mapping[str, str]
     metrics_precision: str
+    reads_pairs: bool = False
 
     def write(self, path: Path) -> None:
         """Write the manifest as JSON, whole or not at all."""
@@ -51,6 +55,7 @@ class Manifest:
             model=describe_model(preparation.classifier.source),
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
+            reads_pairs="text_pair" in preparation.splits["train"].column_names,
         )
 
     @classmethod
@@ -120,12 +125,17 @@ def digest_splits(splits: DatasetDict) -> dict[str, str]:
 
 def digest_rows(rows: Dataset) -> str:
     """Return the sha256 of texts, labels and the names of the classes: 64 hexadecimal digits."""
-    table = rows.with_format("arrow")[:]
-    texts = pc.cast(table["text"].combine_chunks(), "large_binary")
     digest = hashlib.sha256("\0".join(rows.features["label"].names).encode())
+    for column in texts_of(rows).columns:
+        _digest_texts(column, digest)
+    digest.update(column_of(rows, "label").to_numpy().astype(np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def _digest_texts(column: pyarrow.ChunkedArray, digest: "hashlib._Hash") -> None:
+    """Add the lengths of texts and their bytes to a digest."""
+    texts = pc.cast(column.combine_chunks(), "large_binary")
     digest.update(pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
     _, offsets, content = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset :]
     digest.update(content[int(ends[0]) : int(ends[len(texts)])])
-    digest.update(table["label"].to_numpy().astype(np.int64).tobytes())
-    return digest.hexdigest()

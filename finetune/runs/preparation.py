@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 from finetune.config.schema import Config, mode_of
 from finetune.data.check import suggest_model
 from finetune.data.source import DataSource
-from finetune.data.tables import column_of
+from finetune.data.tables import column_of, texts_of
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Emit, Stage, WarningMessage
@@ -123,7 +123,7 @@ def encode_rows(
 ) -> Examples:
     """Encode the texts of a split, with a warning if some are truncated."""
     max_length = config.model.max_length
-    encoded = classifier.encode(column_of(rows, "text"), max_length=max_length, emit=emit)
+    encoded = classifier.encode(*texts_of(rows), max_length=max_length, emit=emit)
     if encoded.truncated_texts:
         can_be_longer = classifier.max_tokens > max_length
         emit(

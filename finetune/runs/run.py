@@ -245,12 +245,14 @@ class Run:
         class_names = self.preparation.classifier.class_names
         logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
         if writes_predictions:
-            texts = self.preparation.splits[split].with_format("numpy")["text"][:].tolist()
+            table = self.preparation.splits[split].remove_columns("label")
+            given = table.with_format("arrow")[:].to_pylist()
+            texts = [row["text"] for row in given]
             answers = answer_texts(texts, logits, class_names=class_names)
             rows = (
-                {"text": answer.text, "label": class_names[label],
+                {**row, "label": class_names[label],
                  "predicted": answer.label, "probability": answer.probability}
-                for answer, label in zip(answers, examples.labels.tolist(), strict=True)
+                for row, answer, label in zip(given, answers, examples.labels.tolist(), strict=True)
             )  # fmt: skip
             write_jsonl(self.folder.predictions_file, rows)
         return score_logits(logits, examples.labels, class_names=class_names)

@@ -10,7 +10,7 @@ from finetune.config.schema import Config
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupported, NotARun
 from finetune.evaluation.answers import Answer, answer_texts
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
@@ -22,12 +22,16 @@ from finetune.tokenization.examples import ModelInputs
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A run's model on a device; its logits have the precision of the run's metrics."""
+    """A run's model on a device; its logits have the precision of the run's metrics.
+
+    With ``reads_pairs`` it was trained on pairs of texts.
+    """
 
     config: Config
     classifier: Classifier
     device: Device
     predictor: Predictor
+    reads_pairs: bool
 
     @classmethod
     def load(cls, folder: RunFolder, *, device: str, emit: Emit) -> "TrainedModel":
@@ -58,11 +62,20 @@ class TrainedModel:
             _usable_precision(config, chosen, emit=emit),
             BatchSize(config.training.eval_batch_size, "evaluation batch size", chosen, emit),
         )
-        return cls(config, classifier, chosen, predictor)
+        return cls(config, classifier, chosen, predictor, model_reads_pairs(folder))
 
-    def answer(self, texts: Sequence[str], *, all_scores: bool = False) -> list[Answer]:
-        """Return each text's most probable class, maybe with the scores of all; at least one."""
-        encoded = self.classifier.encode(texts, max_length=self.config.model.max_length)
+    def answer(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        all_scores: bool = False,
+    ) -> list[Answer]:
+        """Return the most probable class of each text or pair, maybe with the scores of all.
+
+        There is at least one text; ``pairs`` are the second texts.
+        """
+        encoded = self.classifier.encode(texts, pairs, max_length=self.config.model.max_length)
         lengths = encoded.lengths
         if self.device.shapes.counts_evaluation:
             # Any number of pieces of texts may follow: powers of two give them the same shapes.
@@ -92,6 +105,19 @@ def saved_class_names(folder: RunFolder) -> list[str]:
         raise ModelUnsupported(
             f"the model of {folder.path} is damaged: its config.json can't be read",
             remedy="make the run again",
+        ) from error
+
+
+def model_reads_pairs(folder: RunFolder) -> bool:
+    """Return whether a run was made from pairs of texts."""
+    if not folder.manifest_file.is_file():  # of an older version
+        return False
+    try:
+        return bool(read_json(folder.manifest_file).get("reads_pairs"))
+    except (OSError, ValueError) as error:
+        raise NotARun(
+            f"{folder.manifest_file} can't be read",
+            remedy="restore the file, or make the run again",
         ) from error
 
 

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from finetune.events import Advance, Emit, Stage, ignore
 if TYPE_CHECKING:
     import pyarrow
     from transformers import PreTrainedTokenizerFast
+
+    Texts: TypeAlias = Sequence[str] | pyarrow.ChunkedArray
 
 # Texts go to the tokenizer in slices of this size. What it returns, hundreds of bytes a token, then
 # stays in the processor's cache: slices of 10,000 take 1.6 times as long (docs/LOG.md).
@@ -52,14 +54,16 @@ class EncodedTexts:
 
 def encode_texts(
     tokenizer: "PreTrainedTokenizerFast",
-    texts: "Sequence[str] | pyarrow.ChunkedArray",
+    texts: "Texts",
+    pairs: "Texts | None" = None,
     *,
     max_length: int,
     emit: Emit = ignore,
 ) -> EncodedTexts:
     """Turn texts into token ids, each into ``max_length`` at most, special tokens included.
 
-    Where it takes seconds, ``emit`` receives how far it has come.
+    With ``pairs``, the second text of each example, the longer of the two is truncated first. Where
+    it takes seconds, ``emit`` receives how far it has come.
     """
     names = [name for name in tokenizer.model_input_names if name in _ATTRIBUTES]
     columns = {name: array("i") for name in names}
@@ -69,7 +73,7 @@ def encode_texts(
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-    for piece in _pieces(texts, emit=emit):
+    for piece in _pieces(texts, pairs, emit=emit):
         encodings = backend.encode_batch_fast(piece)
         if len(lengths) == 1:
             constants = _constant_columns(encodings, names)
@@ -107,12 +111,17 @@ def random_texts(
     )
 
 
-def _pieces(texts: "Sequence[str] | pyarrow.ChunkedArray", *, emit: Emit) -> Iterator[list[str]]:
-    """Yield the texts in slices, and report every few seconds how many are done."""
+def _pieces(
+    texts: "Texts", pairs: "Texts | None", *, emit: Emit
+) -> Iterator[list[str] | list[tuple[str, str]]]:
+    """Yield the texts, or pairs, in slices, and report every few seconds how many are done."""
     started = reported = time.monotonic()
     for start in range(0, len(texts), TEXTS_A_CALL):
-        piece = texts[start : start + TEXTS_A_CALL]
-        yield list(piece) if isinstance(piece, Sequence) else piece.to_pylist()
+        piece = _listed(texts[start : start + TEXTS_A_CALL])
+        if pairs is None:
+            yield piece
+        else:
+            yield list(zip(piece, _listed(pairs[start : start + TEXTS_A_CALL]), strict=True))
         done, now = start + len(piece), time.monotonic()
         is_end = done == len(texts) and reported > started
         if is_end or now - reported > SECONDS_BETWEEN_REPORTS:
@@ -120,6 +129,10 @@ def _pieces(texts: "Sequence[str] | pyarrow.ChunkedArray", *, emit: Emit) -> Ite
                 emit(Stage(f"encoding {len(texts):,} texts"))
             reported = now
             emit(Advance(done, len(texts)))
+
+
+def _listed(texts: "Texts") -> list[str]:
+    return list(texts) if isinstance(texts, Sequence) else texts.to_pylist()
 
 
 def _column_of(encodings: Sequence[Encoding], name: str) -> NDArray[np.int32]:

@@ -4,6 +4,7 @@ import pyarrow
 import pytest
 
 from finetune.data.columns import Columns, choose_columns
+from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
 
 TEXTS = ["The film was long.", "A joy to watch!", "Never again.", "Fine for children."]
@@ -19,10 +20,17 @@ def choose(
 
 
 def choice(
-    *names: str, columns: list[list[str]], text: str | None = None, label: str | None = None
+    *names: str,
+    columns: list[list[str]],
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
 ) -> Columns:
     values = pyarrow.table(dict(zip(names, columns, strict=True)))
-    return choose_columns(values, text=text, label=label, table="films.csv")
+    options = DataOptions(
+        "films.csv", "", text_column=text, text_pair_column=pair, label_column=label
+    )
+    return choose_columns(values, options, table="films.csv")
 
 
 @pytest.mark.parametrize(
@@ -172,13 +180,43 @@ def test_dates_and_fractions_are_no_labels() -> None:
     assert choose("said", "share", "mood", columns=[TEXTS, shares, MOODS]) == ("said", "mood")
 
 
-@pytest.mark.parametrize("pair", [("premise", "hypothesis"), ("Question1", "question2")])
-def test_a_pair_of_texts_is_refused_until_one_is_chosen(pair: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *(("premise", "hypothesis"), ("Question1", "question2"), ("text_a", "text_b")),
+        *(("sentence_A", "sentence_B"), ("#1 String", "#2 String"), ("Sentence 1", "sentence-2")),
+    ],
+)
+def test_pairs_of_texts_are_found_by_their_names_unless_one_is_chosen(
+    pair: tuple[str, str],
+) -> None:
     short = [text[:4] for text in TEXTS]
-    with pytest.raises(DataError, match=f"pairs of texts, '{pair[0]}' and '{pair[1]}'") as raised:
-        choose(*pair, "label", columns=[TEXTS, short, MOODS])
-    assert "--text-column" in raised.value.remedy
-    assert choose(*pair, "label", columns=[TEXTS, short, MOODS], text=pair[1])[0] == pair[1]
+    names, columns = ("no", *reversed(pair), "label"), [IDS, short, TEXTS, MOODS]
+    found = choice(*names, columns=columns)
+    assert found.pair is not None
+    assert (found.text.name, found.pair.name, found.label.name) == (*pair, "label")
+    assert "--text-column" in found.text.reason
+    one = choice(*names, columns=columns, text=pair[1])
+    assert (one.text.name, one.pair) == (pair[1], None)
+
+
+def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
+    names, columns = ("says", "of", "label"), [TEXTS, [*TEXTS[1:], TEXTS[0]], MOODS]
+    for text in (None, "says"):
+        found = choice(*names, columns=columns, pair="of", text=text)
+        assert found.pair is not None
+        assert (found.text.name, found.pair.name, found.label.name) == names
+    with pytest.raises(UsageError, match="--text-pair-column and --label-column are both 'label'"):
+        choice(*names, columns=columns, pair="label", label="label")
+    with pytest.raises(DataNotFound, match="no column 'off'") as raised:
+        choice(*names, columns=columns, pair="off")
+    assert "did you mean 'of'" in raised.value.remedy
+
+
+def test_of_a_pair_by_name_the_column_of_labels_is_no_part() -> None:
+    names, columns = ("question", "sentence", "mood"), [MOODS, TEXTS, MOODS]
+    found = choice(*names, columns=columns, label="question")
+    assert (found.text.name, found.pair) == ("sentence", None)
 
 
 def test_texts_with_a_duplicate_are_no_labels() -> None:

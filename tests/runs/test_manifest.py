@@ -38,6 +38,13 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_json(tmp_path / "manifest.json")["schema_version"] == 1
 
 
+def test_the_second_texts_of_pairs_are_part_of_a_digest() -> None:
+    rows, others = [("one", 0), ("two", 1)], ["x", "y"]
+    single = rows_of(*rows)
+    digests = {digest_rows(single.add_column("text_pair", one)) for one in (others, others[::-1])}
+    assert len(digests | {digest_rows(single)}) == 3
+
+
 def test_a_run_of_an_older_version_has_none(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path / "manifest.json") is None
 

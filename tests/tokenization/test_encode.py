@@ -54,6 +54,27 @@ def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> 
         assert tokens_of(encoded, column) == expected[column]
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("max_length", [3, 4, 9, 40])
+def test_pairs_are_truncated_and_typed_as_transformers_does(
+    side: str, max_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.truncation_side = side
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    pairs = ["city " * 12, "the", *TEXTS[:4]]
+    expected = tokenizer(TEXTS, pairs, truncation=True, max_length=max_length)
+    monkeypatch.setattr(encode, "TEXTS_A_CALL", 4)
+
+    for given in (pairs, pyarrow.chunked_array([pairs[:1], pairs[1:]])):
+        encoded = encode_texts(tokenizer, TEXTS, given, max_length=max_length)
+
+        for column in ("input_ids", "token_type_ids"):
+            assert tokens_of(encoded, column) == expected[column]
+        whole = tokenizer(TEXTS, pairs).input_ids
+        assert encoded.truncated_texts == sum(len(ids) > max_length for ids in whole)
+
+
 @pytest.mark.parametrize("texts_a_call", [1, 2, 3, 6, 7])
 def test_many_texts_are_encoded_as_few_are(
     monkeypatch: pytest.MonkeyPatch, texts_a_call: int
