@@ -14,8 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from finetune.errors import CheckpointDamaged, UsageError
+from finetune.errors import CheckpointDamaged
 from finetune.events import Emit, WarningMessage
 from finetune.files import PARTIAL_SUFFIX, file_sha256, flush_to_disk, read_json, write_json
-from finetune.runs.folder import RunFolder
-from finetune.training.snapshot import (
-    Progress,
-    StateUnusable,
-    Tensors,
-    capture_state,
-    load_trained_tensors,
-    restore_state,
-    trained_tensors,
-)
-from finetune.training.training_state import TrainingState
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
@@ -44,143 +32,6 @@ TENSORS_SUFFIX = ".safetensors"
 DISCARDED_SUFFIX = ".discarded"
 # A full disk, a folder that is gone or may not be written: Python's words and safetensors'.
 WRITE_ERRORS = (OSError, SafetensorError)
-
-
-class Checkpoints:
-    """The checkpoints of a run: the best model so far, and what resuming needs.
-
-    What can't be written, on a full disk for example, gives a warning and is tried again later.
-
-    Args:
-        folder: The run, held by this process.
-        keep: How many to resume from are kept, the newest.
-        emit: Receives warnings.
-    """
-
-    def __init__(self, folder: RunFolder, *, keep: int, emit: Emit) -> None:
-        self.folder, self.keep, self.emit = folder, keep, emit
-        # A copy of the best model's parameters and its state, while they can't be written.
-        self._unwritten_best: tuple[Tensors, dict[str, Any]] | None = None
-
-    def save_best(self, training_state: TrainingState, progress: Progress) -> None:
-        """Save the trained parameters as those of the best model so far."""
-        tensors, state = trained_tensors(training_state), {"updates": progress.updates}
-        self._unwritten_best = None
-        if not self._write(self.folder.best_checkpoint, {"model": tensors}, state):
-            copied = {name: one.to("cpu", copy=True) for name, one in tensors.items()}
-            self._unwritten_best = copied, state
-
-    def load_best(self, training_state: TrainingState, progress: Progress) -> None:
-        """Copy the best model's parameters back, in place; where that is lost, keep the last."""
-        try:
-            if self._unwritten_best is None:
-                tensors = read_checkpoint(self.folder.best_checkpoint)[0]["model"]
-            else:
-                tensors, _ = self._unwritten_best
-            load_trained_tensors(training_state, tensors)
-        except (CheckpointDamaged, StateUnusable, KeyError):
-            self._replace_best(progress)
-
-    def remove(self) -> None:
-        """Delete all checkpoints: the run has finished and can't be resumed."""
-        # Without it the run counts as finished, whatever else is still there.
-        shutil.rmtree(self.folder.best_checkpoint, ignore_errors=True)
-        shutil.rmtree(self.folder.checkpoints_folder, ignore_errors=True)
-
-    def save(self, training_state: TrainingState, progress: Progress) -> None:
-        """Save what resuming needs, and delete what is older than those that are kept."""
-        if self._unwritten_best is not None:
-            tensors_of_best, state_of_best = self._unwritten_best
-            if self._write(self.folder.best_checkpoint, {"model": tensors_of_best}, state_of_best):
-                self._unwritten_best = None
-        path = checkpoint_path(self.folder.checkpoints_folder, update=progress.updates)
-        if self._write(path, *capture_state(training_state, progress)):
-            with suppress(OSError):
-                remove_old_checkpoints(self.folder.checkpoints_folder, keep=self.keep, written=path)
-
-    def _write(self, path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> bool:
-        """Write a checkpoint and return whether that succeeded."""
-        try:
-            # A run folder that was moved or deleted is not made again.
-            path.parent.mkdir(exist_ok=True)
-            write_checkpoint(path, tensors=tensors, state=state)
-        except WRITE_ERRORS as error:
-            message = f"checkpoint {path} can't be written: {reason_of(error)}"
-            self.emit(WarningMessage(message, remedy="the run goes on and tries again later"))
-            return False
-        return True
-
-    def intact(self) -> list[Path]:
-        """Return the checkpoints that verify, the highest update first.
-
-        Raises:
-            UsageError: If there is none.
-        """
-        checkpoints = intact_checkpoints(self.folder.checkpoints_folder, emit=self.emit)
-        if not checkpoints:
-            raise self._nothing_to_resume()
-        return checkpoints
-
-    def restore(self, checkpoints: Sequence[Path], training_state: TrainingState) -> Progress:
-        """Restore model, optimizer and random state from the first that can be used.
-
-        Raises:
-            UsageError: If there is none.
-        """
-        for checkpoint in checkpoints:
-            try:
-                progress = restore_state(training_state, *read_checkpoint(checkpoint))
-            except StateUnusable as error:
-                _warn_of_damage(_damaged(checkpoint, str(error)), emit=self.emit)
-            except CheckpointDamaged as damage:
-                _warn_of_damage(damage, emit=self.emit)
-            else:
-                self._restore_best(training_state, progress)
-                return progress
-        raise self._nothing_to_resume()
-
-    def _restore_best(self, training_state: TrainingState, progress: Progress) -> None:
-        """Let the model that is resumed be the best so far where that can't be read.
-
-        A kill between the two leaves a best model of an update after the checkpoint. It is found
-        again, since the updates are taken again.
-        """
-        saved_updates = self._best_updates()
-        if saved_updates == progress.best_updates or not progress.best_updates:
-            return
-        self.save_best(training_state, progress)
-        if saved_updates is None or saved_updates < progress.updates:
-            self._replace_best(progress)
-        elif progress.best_updates != progress.updates:
-            progress.best_score, progress.best_updates = None, progress.updates
-
-    def _replace_best(self, progress: Progress) -> None:
-        """Let the model as it is be the best so far in place of one that is lost."""
-        if progress.best_updates == progress.updates:
-            return
-        self.emit(
-            WarningMessage(
-                f"the best model, of update {progress.best_updates:,}, can't be read from "
-                f"{self.folder.best_checkpoint}",
-                remedy=f"the model of update {progress.updates:,} takes its place",
-            )
-        )
-        progress.best_score, progress.best_updates = None, progress.updates
-
-    def _best_updates(self) -> int | None:
-        """Return the updates of the best model, or None if its checkpoint can't be read."""
-        try:
-            verify_checkpoint(self.folder.best_checkpoint)
-            state = read_json(self.folder.best_checkpoint / STATE_NAME)
-            return int(state["updates"])
-        except (CheckpointDamaged, KeyError, TypeError, ValueError):
-            return None
-
-    def _nothing_to_resume(self) -> UsageError:
-        return UsageError(
-            f"the run in {self.folder.path} has no checkpoint to resume from",
-            remedy="start again with --overwrite",
-        )
 
 
 def reason_of(error: Exception) -> str:
@@ -198,6 +49,7 @@ def write_checkpoint(
     *,
     tensors: Mapping[str, Mapping[str, torch.Tensor]],
     state: Mapping[str, Any],
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a checkpoint, in place of one that bears the same name.
 
@@ -207,6 +59,7 @@ def write_checkpoint(
             may share memory.
         state: What JSON can say and give back equal: string keys, lists in place of tuples,
             finite numbers.
+        check: Called before each file of tensors; an OSError of it ends the writing.
 
     Raises:
         ValueError: If ``state`` would not read back equal to what it is now.
@@ -217,23 +70,38 @@ def write_checkpoint(
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     try:
-        _write_files(partial, tensors, state)
+        _write_files(partial, tensors, state, check)
+        _rename(partial, folder)
     except WRITE_ERRORS:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    if folder.exists():
-        _discard(folder)
-    os.replace(partial, folder)
     flush_to_disk(folder.parent)
 
 
+def _rename(partial: Path, folder: Path) -> None:
+    """Let a complete checkpoint take the place of an older one, which stays if that fails."""
+    older = _set_aside(folder) if folder.exists() else None
+    try:
+        os.replace(partial, folder)
+    except OSError:
+        if older:
+            os.replace(older, folder)
+        raise
+    if older:
+        shutil.rmtree(older, ignore_errors=True)
+
+
 def _write_files(
-    partial: Path, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]
+    partial: Path,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    state: Mapping[str, Any],
+    check: Callable[[], None],
 ) -> None:
     write_json(partial / STATE_NAME, state)
     # safetensors keeps its files from all other users; Python's files are as the user's umask says.
     permissions = (partial / STATE_NAME).stat().st_mode & 0o777
     for group, named_tensors in tensors.items():
+        check()
         file = partial / f"{group}{TENSORS_SUFFIX}"
         save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
         file.chmod(permissions)
@@ -258,7 +126,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], d
         }
         return tensors, read_json(folder / STATE_NAME)
     except (OSError, ValueError, SafetensorError) as error:
-        raise _damaged(folder, str(error)) from error
+        raise damaged(folder, str(error)) from error
 
 
 def verify_checkpoint(folder: Path) -> dict[str, Any]:
@@ -270,15 +138,15 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
     try:
         manifest = read_json(folder / MANIFEST_NAME)
     except (OSError, ValueError):
-        raise _damaged(folder, f"{MANIFEST_NAME} is missing or unreadable") from None
+        raise damaged(folder, f"{MANIFEST_NAME} is missing or unreadable") from None
     if not isinstance(manifest, dict) or STATE_NAME not in manifest:
-        raise _damaged(folder, f"{MANIFEST_NAME} does not list {STATE_NAME}")
+        raise damaged(folder, f"{MANIFEST_NAME} does not list {STATE_NAME}")
     for name, written in manifest.items():
         file = folder / name
         if file.parent != folder or not file.is_file():
-            raise _damaged(folder, f"{name} is missing")
+            raise damaged(folder, f"{name} is missing")
         if _fingerprint(file) != written:
-            raise _damaged(folder, f"{name} is not what was written")
+            raise damaged(folder, f"{name} is not what was written")
     return manifest
 
 
@@ -293,7 +161,7 @@ def intact_checkpoints(checkpoints_folder: Path, *, emit: Emit) -> list[Path]:
         try:
             verify_checkpoint(folder)
         except CheckpointDamaged as damage:
-            _warn_of_damage(damage, emit=emit)
+            warn_of_damage(damage, emit=emit)
         else:
             intact.append(folder)
     return intact
@@ -305,14 +173,17 @@ def remove_old_checkpoints(
     """Delete all but the ``keep`` highest updates, damaged checkpoints, and what kills left over.
 
     Those that stay are verified first, but for the one that was just ``written``, so that no good
-    checkpoint goes in favour of a damaged one.
+    checkpoint goes in favour of a damaged one. Higher updates than it were passed over when the run
+    was resumed.
     """
     for suffix in (PARTIAL_SUFFIX, DISCARDED_SUFFIX):
         for leftover in checkpoints_folder.glob(f"*{suffix}"):
             shutil.rmtree(leftover)
     kept = 0
-    for folder in _highest_update_first(checkpoints_folder):
-        if kept < keep and (folder == written or _is_intact(folder)):
+    folders = _highest_update_first(checkpoints_folder)
+    passed_over = folders[: folders.index(written)] if written in folders else []
+    for folder in folders:
+        if folder not in passed_over and kept < keep and (folder == written or _is_intact(folder)):
             kept += 1
         else:
             _discard(folder)
@@ -327,14 +198,16 @@ def _fingerprint(file: Path) -> dict[str, Any]:
     return {"size_bytes": file.stat().st_size, "sha256": file_sha256(file)}
 
 
-def _damaged(folder: Path, what: str) -> CheckpointDamaged:
+def damaged(folder: Path, what: str) -> CheckpointDamaged:
+    """Return the error that names a checkpoint and its damage."""
     return CheckpointDamaged(
         f"checkpoint {folder} is damaged: {what}",
         remedy="resume from an earlier checkpoint, or start anew with --overwrite",
     )
 
 
-def _warn_of_damage(damage: CheckpointDamaged, *, emit: Emit) -> None:
+def warn_of_damage(damage: CheckpointDamaged, *, emit: Emit) -> None:
+    """Say that a checkpoint is not used."""
     warning = f"{damage.message}; it is skipped"
     emit(WarningMessage(warning, remedy="if this happens again, check the disk"))
 
@@ -357,8 +230,13 @@ def _highest_update_first(checkpoints_folder: Path) -> list[Path]:
 
 
 def _discard(folder: Path) -> None:
+    shutil.rmtree(_set_aside(folder))
+
+
+def _set_aside(folder: Path) -> Path:
+    """Take its final name from a checkpoint that is to be deleted; return the other name."""
     discarded = folder.with_name(folder.name + DISCARDED_SUFFIX)
     if discarded.exists():
         shutil.rmtree(discarded)
     os.replace(folder, discarded)
-    shutil.rmtree(discarded)
+    return discarded

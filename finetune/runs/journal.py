@@ -8,30 +8,42 @@ from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
 
-def journal(folder: RunFolder, emit: Emit) -> Emit:
-    """Return an ``Emit`` that appends updates and validations to ``metrics.jsonl``.
+class Journal:
+    """An ``Emit`` that appends updates and validations to ``metrics.jsonl``.
 
     Rows that can't be written, on a full disk for example, are written with a later one.
+
+    Args:
+        folder: The run.
+        emit: Receives all events, and warnings.
     """
-    unwritten: list[dict[str, Any]] = []
 
-    def write() -> None:
-        try:
-            append_jsonl(folder.metrics_file, unwritten)
-            unwritten.clear()
-        except OSError as error:
-            if len(unwritten) == 1:
-                message = f"{folder.metrics_file} can't be written: {error.strerror}"
-                emit(WarningMessage(message, remedy="the run goes on and tries again"))
+    def __init__(self, folder: RunFolder, emit: Emit) -> None:
+        self._file, self._emit = folder.metrics_file, emit
+        self._unwritten: list[dict[str, Any]] = []
+        self._has_warned = False
 
-    def emit_and_keep(event: Event) -> None:
+    def __call__(self, event: Event) -> None:
+        """Keep an event and pass it on."""
         row = _row(event)
         if row is not None:
-            unwritten.append(row)
-            write()
-        emit(event)
+            self._unwritten.append(row)
+            self.write()
+        self._emit(event)
 
-    return emit_and_keep
+    def write(self) -> bool:
+        """Write the rows that are still to write; return whether all are written."""
+        try:
+            append_jsonl(self._file, self._unwritten)
+        except OSError as error:
+            if not self._has_warned:
+                message = f"{self._file} can't be written: {error.strerror}"
+                remedy = "the run goes on and tries again; it writes no checkpoint until then"
+                self._emit(WarningMessage(message, remedy=remedy))
+        else:
+            self._unwritten.clear()
+        self._has_warned = bool(self._unwritten)
+        return not self._unwritten
 
 
 def continue_journal(folder: RunFolder, *, updates: int) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from finetune.config.load import dump_config
@@ -12,21 +11,21 @@ from finetune.evaluation.answers import answer_texts
 from finetune.evaluation.metrics import Scores, score_logits
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Stage
-from finetune.files import flush_to_disk, read_jsonl, write_json, write_jsonl, write_text_atomically
+from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.save import save_classifier
 from finetune.runs.batch_sizes import find_sizes
-from finetune.runs.checkpoint import Checkpoints
 from finetune.runs.environment import describe_environment
 from finetune.runs.failures import examples_explained, unwritten_model_kept
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder, delete_previous_run, set_aside_previous_run
-from finetune.runs.journal import continue_journal, journal
+from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
 from finetune.runs.precision import TIMING, read_timing, with_precision
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
+from finetune.runs.saving import Checkpoints
 from finetune.runs.threads import choose_run_threads
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import Stopped, stop_on_signal
@@ -163,11 +162,9 @@ class Run:
         )
         with examples_explained(self.preparation), stop_on_signal() as request:
             settings = self._loop_settings(should_stop=request)
-            train(self.training_state, self.examples["train"], self.progress, settings)
-            stopped_early = not is_over(
-                self.progress, total_updates=schedule.total_updates, patience=settings.patience
-            )
-            if request.number is not None and stopped_early:
+            with self.checkpoints:
+                train(self.training_state, self.examples["train"], self.progress, settings)
+            if request.number is not None and not self._is_over():
                 raise Stopped(
                     request.number,
                     f"stopped after update {self.progress.updates:,} of {schedule.total_updates:,}",
@@ -209,6 +206,7 @@ class Run:
 
     def _loop_settings(self, *, should_stop: Callable[[], bool]) -> LoopSettings:
         checkpoints, output = self.checkpoints, self.config.output
+        journal = Journal(self.folder, self.emit)
         saves = output.save_strategy == "epoch"
         return LoopSettings(
             batch_size=self.batch_size,
@@ -218,19 +216,24 @@ class Run:
             plan_epoch=self.plan.batches,
             validate=self._validate if "validation" in self.examples else None,
             save_best=lambda progress: checkpoints.save_best(self.training_state, progress),
-            save_progress=self._save_progress,
+            save_progress=lambda progress: self._save_progress(progress, journal),
             saves_each_epoch=saves,
             save_updates=output.save_steps if saves else None,
             save_seconds=60 * output.save_minutes if saves else 0,
             should_stop=should_stop,
-            emit=journal(self.folder, self.emit),
+            emit=journal,
         )
 
-    def _save_progress(self, progress: Progress) -> None:
-        # After a power cut the journal has all rows up to the checkpoint.
-        with suppress(OSError):
-            flush_to_disk(self.folder.metrics_file)
-        self.checkpoints.save(self.training_state, progress)
+    def _save_progress(self, progress: Progress, journal: Journal) -> None:
+        if journal.write():  # else a kill would leave the checkpoint without its rows
+            self.checkpoints.save(self.training_state, progress, is_over=self._is_over())
+
+    def _is_over(self) -> bool:
+        return is_over(
+            self.progress,
+            total_updates=self.plan.schedule.total_updates,
+            patience=self.plan.early_stopping_patience,
+        )
 
     def _validate(self) -> ValidationResult:
         scores = self._score("validation")

@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ CASES = [
 def send_at(
     stage: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
 ) -> None:
-    """Send signals to this process when a stage of a run begins for the first time."""
+    """Send signals to this process when a stage of a run begins for the first time.
+
+    Checkpoints are written by a thread, and the main thread handles signals: it needs a moment.
+    """
     module_name, _, name = STAGES[stage].rpartition(".")
     module = importlib.import_module(module_name)
     original: Callable[..., Any] = getattr(module, name)
@@ -46,7 +50,8 @@ def send_at(
     def send(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, name, original)
         for _ in range(times):
-            signal.raise_signal(number)
+            os.kill(os.getpid(), number)
+            time.sleep(0.05)
         return original(*arguments, **options)
 
     monkeypatch.setattr(module, name, send)

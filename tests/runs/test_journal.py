@@ -7,7 +7,7 @@ import pytest
 from finetune.events import Event, Stage, Update, Validation, WarningMessage
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.journal import continue_journal, journal
+from finetune.runs.journal import Journal, continue_journal
 
 
 def update(number: int) -> Update:
@@ -31,7 +31,7 @@ def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: 
         update(1),
         Validation(update=1, epoch=0.1, metrics={"accuracy": 0.5}, is_best=True),
     ]
-    emit = journal(folder, emitted.append)
+    emit = Journal(folder, emitted.append)
     for event in events:
         emit(event)
     assert emitted == events
@@ -43,7 +43,7 @@ def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: 
 
 def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    emit = journal(folder, lambda event: None)
+    emit = Journal(folder, lambda event: None)
     for number in range(1, 6):
         emit(update(number))
     continue_journal(folder, updates=3)
@@ -57,11 +57,11 @@ def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_a_kill_or_a_power_cut_has_torn_is_dropped(torn: bytes, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    journal(folder, lambda event: None)(update(1))
+    Journal(folder, lambda event: None)(update(1))
     with folder.metrics_file.open("ab") as file:
         file.write(torn)
     continue_journal(folder, updates=1)
-    journal(folder, lambda event: None)(update(2))
+    Journal(folder, lambda event: None)(update(2))
     assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2]
 
 
@@ -72,7 +72,7 @@ def test_a_run_that_has_told_nothing_yet_has_nothing_to_drop(tmp_path: Path) -> 
 
 def test_rows_that_the_disk_refused_are_written_later_in_their_order(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path / "run"), list[Event]()
-    emit = journal(folder, emitted.append)
+    emit = Journal(folder, emitted.append)
     emit(update(1))
     emit(update(2))
     folder.path.mkdir()
@@ -84,7 +84,7 @@ def test_rows_that_the_disk_refused_are_written_later_in_their_order(tmp_path: P
 
 def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    emit = journal(folder, lambda event: None)
+    emit = Journal(folder, lambda event: None)
     emit(update(1))
     size = folder.metrics_file.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,0 +1,273 @@
+"""The checkpoints of a run: written beside training, kept, and restored."""
+
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from finetune.devices.host_memory import spare_bytes
+from finetune.errors import CheckpointDamaged, UsageError
+from finetune.events import Emit, WarningMessage
+from finetune.files import flush_to_disk, read_json
+from finetune.runs.checkpoint import (
+    STATE_NAME,
+    WRITE_ERRORS,
+    checkpoint_path,
+    damaged,
+    intact_checkpoints,
+    read_checkpoint,
+    reason_of,
+    remove_old_checkpoints,
+    verify_checkpoint,
+    warn_of_damage,
+    write_checkpoint,
+)
+from finetune.runs.folder import RunFolder
+from finetune.training.snapshot import (
+    Progress,
+    StateUnusable,
+    Tensors,
+    capture_state,
+    load_trained_tensors,
+    restore_state,
+    trained_tensors,
+)
+from finetune.training.training_state import TrainingState
+
+# Of the spare memory; the rest is left to the updates that go on meanwhile.
+LARGEST_COPY_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The best model's parameters and the updates that it has taken."""
+
+    tensors: Tensors
+    updates: int
+
+    def copy(self) -> "_Best":
+        """Return the same in memory that no update changes."""
+        return _Best(_copy(self.tensors), self.updates)
+
+
+class Checkpoints:
+    """The checkpoints of a run: the best model so far, and what resuming needs.
+
+    Updates wait for a copy in the machine's memory, which a thread writes. Where a copy would take
+    too much memory, they wait until all is written. What can't be written, on a full disk for
+    example, gives a warning and is tried again at the next saving.
+
+    As a context manager it waits at its end for what is being written.
+
+    Args:
+        folder: The run, held by this process.
+        keep: How many to resume from are kept, the newest.
+        emit: Receives warnings, never in the thread that writes.
+    """
+
+    def __init__(self, folder: RunFolder, *, keep: int, emit: Emit) -> None:
+        self.folder, self.keep, self.emit = folder, keep, emit
+        # Until the next saving has written it.
+        self._unwritten_best: _Best | None = None
+        self._writer = futures.ThreadPoolExecutor(max_workers=1)
+        self._writing: futures.Future[WarningMessage | None] | None = None
+        self._hurry = threading.Event()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self._hurry.set()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for what is being written, and report what can't be.
+
+        An interruption leaves out all but the file in hand: the last checkpoint stays.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            warning = writing.result()
+        except KeyboardInterrupt:
+            self._hurry.set()
+            futures.wait([writing])
+            raise
+        if warning:
+            self.emit(warning)
+
+    def save_best(self, training_state: TrainingState, progress: Progress) -> None:
+        """Keep the trained parameters as those of the best model; the next saving writes them."""
+        self.wait()
+        best = _Best(trained_tensors(training_state), progress.updates)
+        if _fits_in_memory({"model": best.tensors}):
+            self._unwritten_best = best.copy()
+            return
+        self._unwritten_best = None
+        if warning := self._write_best(best):
+            self._unwritten_best = best.copy()
+            self.emit(warning)
+
+    def load_best(self, training_state: TrainingState, progress: Progress) -> None:
+        """Copy the best model's parameters back, in place; where that is lost, keep the last."""
+        if progress.best_updates == progress.updates:
+            return
+        try:
+            if self._unwritten_best is None:
+                tensors = read_checkpoint(self.folder.best_checkpoint)[0]["model"]
+            else:
+                tensors = self._unwritten_best.tensors
+            load_trained_tensors(training_state, tensors)
+        except (CheckpointDamaged, StateUnusable, KeyError):
+            self._replace_best(progress)
+
+    def remove(self) -> None:
+        """Delete all checkpoints: the run has finished and can't be resumed."""
+        # Without it the run counts as finished, whatever else is still there.
+        shutil.rmtree(self.folder.best_checkpoint, ignore_errors=True)
+        shutil.rmtree(self.folder.checkpoints_folder, ignore_errors=True)
+
+    def save(
+        self, training_state: TrainingState, progress: Progress, *, is_over: bool = False
+    ) -> None:
+        """Save what resuming needs, and delete what is older than those that are kept.
+
+        The optimizer's state is left out of a run that is over: no update is left that needs it.
+        """
+        self.wait()
+        tensors, state = capture_state(training_state, progress)
+        if is_over:
+            tensors["optimizer"] = {}
+        if _fits_in_memory(tensors):
+            copies = {group: _copy(named) for group, named in tensors.items()}
+            self._writing = self._writer.submit(self._write_all, progress.updates, copies, state)
+        elif warning := self._write_all(progress.updates, tensors, state):
+            self.emit(warning)
+
+    def _write_all(
+        self, updates: int, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
+    ) -> WarningMessage | None:
+        """Write the best model if that is still to do, then a checkpoint, which refers to it."""
+        if self._unwritten_best is not None:
+            if warning := self._write_best(self._unwritten_best):
+                return warning
+            self._unwritten_best = None
+        path = checkpoint_path(self.folder.checkpoints_folder, update=updates)
+        if warning := self._write(path, tensors, state):
+            return warning
+        with suppress(OSError):
+            remove_old_checkpoints(self.folder.checkpoints_folder, keep=self.keep, written=path)
+        return None
+
+    def _write_best(self, best: _Best) -> WarningMessage | None:
+        state = {"updates": best.updates}
+        return self._write(self.folder.best_checkpoint, {"model": best.tensors}, state)
+
+    def _write(
+        self, path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
+    ) -> WarningMessage | None:
+        """Write a checkpoint; return why that was not possible."""
+        try:
+            # A run folder that was moved or deleted is not made again.
+            path.parent.mkdir(exist_ok=True)
+            # After a power cut the journal has all rows up to the checkpoint.
+            flush_to_disk(self.folder.metrics_file)
+            write_checkpoint(path, tensors=tensors, state=state, check=self._check_hurry)
+        except WRITE_ERRORS as error:
+            message = f"checkpoint {path} can't be written: {reason_of(error)}"
+            return WarningMessage(message, remedy="the run goes on and tries again later")
+        return None
+
+    def _check_hurry(self) -> None:
+        if self._hurry.is_set():
+            raise InterruptedError("the run was stopped")
+
+    def intact(self) -> list[Path]:
+        """Return the checkpoints that verify, the highest update first.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        checkpoints = intact_checkpoints(self.folder.checkpoints_folder, emit=self.emit)
+        if not checkpoints:
+            raise self._nothing_to_resume()
+        return checkpoints
+
+    def restore(self, checkpoints: Sequence[Path], training_state: TrainingState) -> Progress:
+        """Restore model, optimizer and random state from the first that can be used.
+
+        Raises:
+            UsageError: If there is none.
+        """
+        for checkpoint in checkpoints:
+            try:
+                progress = restore_state(training_state, *read_checkpoint(checkpoint))
+            except StateUnusable as error:
+                warn_of_damage(damaged(checkpoint, str(error)), emit=self.emit)
+            except CheckpointDamaged as damage:
+                warn_of_damage(damage, emit=self.emit)
+            else:
+                self._restore_best(training_state, progress)
+                return progress
+        raise self._nothing_to_resume()
+
+    def _restore_best(self, training_state: TrainingState, progress: Progress) -> None:
+        """Let the model that is resumed be the best so far where that can't be read.
+
+        A kill between the two leaves a best model of an update after the checkpoint. It is found
+        again, since the updates are taken again.
+        """
+        saved_updates = self._best_updates()
+        if saved_updates == progress.best_updates or not progress.best_updates:
+            return
+        self.save_best(training_state, progress)
+        if saved_updates is None or saved_updates < progress.updates:
+            self._replace_best(progress)
+        elif progress.best_updates != progress.updates:
+            progress.best_score, progress.best_updates = None, progress.updates
+
+    def _replace_best(self, progress: Progress) -> None:
+        """Let the model as it is be the best so far in place of one that is lost."""
+        if progress.best_updates == progress.updates:
+            return
+        self.emit(
+            WarningMessage(
+                f"the best model, of update {progress.best_updates:,}, can't be read from "
+                f"{self.folder.best_checkpoint}",
+                remedy=f"the model of update {progress.updates:,} takes its place",
+            )
+        )
+        progress.best_score, progress.best_updates = None, progress.updates
+
+    def _best_updates(self) -> int | None:
+        """Return the updates of the best model, or None if its checkpoint can't be read."""
+        try:
+            verify_checkpoint(self.folder.best_checkpoint)
+            state = read_json(self.folder.best_checkpoint / STATE_NAME)
+            return int(state["updates"])
+        except (CheckpointDamaged, KeyError, TypeError, ValueError):
+            return None
+
+    def _nothing_to_resume(self) -> UsageError:
+        return UsageError(
+            f"the run in {self.folder.path} has no checkpoint to resume from",
+            remedy="start again with --overwrite",
+        )
+
+
+def _fits_in_memory(tensors: Mapping[str, Tensors]) -> bool:
+    copy_bytes = sum(one.nbytes for named in tensors.values() for one in named.values())
+    return copy_bytes <= LARGEST_COPY_SHARE * spare_bytes()
+
+
+def _copy(tensors: Tensors) -> Tensors:
+    return {name: one.to("cpu", copy=True) for name, one in tensors.items()}
