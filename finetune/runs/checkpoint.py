@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,22 +168,23 @@ def intact_checkpoints(checkpoints_folder: Path, *, emit: Emit) -> list[Path]:
 
 
 def remove_old_checkpoints(
-    checkpoints_folder: Path, *, keep: int, written: Path | None = None
+    checkpoints_folder: Path, *, keep: int, written: Sequence[Path] = ()
 ) -> None:
     """Delete all but the ``keep`` highest updates, damaged checkpoints, and what kills left over.
 
-    Those that stay are verified first, but for the one that was just ``written``, so that no good
-    checkpoint goes in favour of a damaged one. Higher updates than it were passed over when the run
-    was resumed.
+    Those that stay are verified first, so that no good checkpoint goes in favour of a damaged one;
+    not so those that this process has ``written``, the last of them just now. Higher updates than
+    that were passed over when the run was resumed.
     """
     for suffix in (PARTIAL_SUFFIX, DISCARDED_SUFFIX):
         for leftover in checkpoints_folder.glob(f"*{suffix}"):
             shutil.rmtree(leftover)
     kept = 0
     folders = _highest_update_first(checkpoints_folder)
-    passed_over = folders[: folders.index(written)] if written in folders else []
+    is_known = bool(written) and written[-1] in folders
+    passed_over = folders[: folders.index(written[-1])] if is_known else []
     for folder in folders:
-        if folder not in passed_over and kept < keep and (folder == written or _is_intact(folder)):
+        if folder not in passed_over and kept < keep and (folder in written or _is_intact(folder)):
             kept += 1
         else:
             _discard(folder)

@@ -77,6 +77,7 @@ class Checkpoints:
         self._writer = futures.ThreadPoolExecutor(max_workers=1)
         self._writing: futures.Future[WarningMessage | None] | None = None
         self._hurry = threading.Event()
+        self._written: list[Path] = []
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -165,7 +166,9 @@ class Checkpoints:
         if warning := self._write(path, tensors, state):
             return warning
         with suppress(OSError):
-            remove_old_checkpoints(self.folder.checkpoints_folder, keep=self.keep, written=path)
+            self._written.append(path)
+            parent = self.folder.checkpoints_folder
+            remove_old_checkpoints(parent, keep=self.keep, written=self._written)
         return None
 
     def _write_best(self, best: _Best) -> WarningMessage | None:
@@ -211,6 +214,8 @@ class Checkpoints:
         for checkpoint in checkpoints:
             try:
                 progress = restore_state(training_state, *read_checkpoint(checkpoint))
+                if checkpoint_path(checkpoint.parent, update=progress.updates) != checkpoint:
+                    raise StateUnusable(f"its state is that of update {progress.updates:,}")
             except StateUnusable as error:
                 warn_of_damage(damaged(checkpoint, str(error)), emit=self.emit)
             except CheckpointDamaged as damage:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from finetune.training.training_state import TrainingState
 
@@ -112,7 +113,7 @@ def restore_state(
         _restore_optimizer(training_state.optimizer, tensors["optimizer"])
         training_state.accelerator.load_scaler_state(state["gradient_scaler"])
         training_state.device.set_random_state(tensors["random"])
-        progress = Progress(**state["progress"])
+        progress = TypeAdapter(Progress).validate_python(state["progress"])
         is_possible = 0 <= progress.updates <= training_state.schedule.total_updates
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateUnusable(f"its state makes no sense ({error!r})") from error

@@ -203,6 +203,17 @@ def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["best", "step-10", "step-9"]
 
 
+def test_a_checkpoint_that_was_passed_over_is_not_kept_in_place_of_the_one_just_written(
+    tmp_path: Path,
+) -> None:
+    for update in (2, 3, 9):
+        write_step(tmp_path, update)
+
+    remove_old_checkpoints(tmp_path, keep=2, written=[tmp_path / "step-3"])
+
+    assert names_in(tmp_path) == ["step-2", "step-3"]
+
+
 def test_damaged_checkpoint_is_not_kept_in_place_of_a_good_one(tmp_path: Path) -> None:
     for update in (1, 2, 3):
         write_step(tmp_path, update)

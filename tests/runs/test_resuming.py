@@ -373,14 +373,24 @@ def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(
     assert results.output_dir == "runs/questions-tiny-full-2"
 
 
-@pytest.mark.parametrize("damage", ["manifest.json", "state.json", "optimizer.safetensors"])
+SENSELESS: dict[str, dict[str, Any]] = {
+    "of no run": {"progress": {}},
+    "of another update": {"progress": {"updates": 2}, "gradient_scaler": {}},
+    "words for numbers": {
+        "progress": {"updates": 3, "seconds": "many"},
+        "gradient_scaler": {},
+    },
+}
+
+
+@pytest.mark.parametrize("damage", ["manifest.json", "optimizer.safetensors", *SENSELESS])
 def test_the_checkpoint_before_a_damaged_one_is_used(
     damage: str, whole_run: Path, stopped_run: Path
 ) -> None:
     checkpoints = stopped_run / "checkpoints"
-    if damage == "state.json":  # whole, and senseless
+    if damage in SENSELESS:  # a whole checkpoint
         tensors, _ = read_checkpoint(checkpoints / "step-3")
-        write_checkpoint(checkpoints / "step-3", tensors=tensors, state={"progress": {}})
+        write_checkpoint(checkpoints / "step-3", tensors=tensors, state=SENSELESS[damage])
     else:
         (checkpoints / "step-3" / damage).write_text("[]")
     emitted: list[Event] = []

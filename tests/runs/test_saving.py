@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 import finetune
 from finetune.errors import NotWritten
 from finetune.events import Emit, Event, Stage, Update, WarningMessage
-from finetune.runs import checkpoint
+from finetune.runs import checkpoint, journal, saving
+from finetune.runs.checkpoint import read_checkpoint
 
 EVERY_THIRD: dict[str, Any] = {"save_steps": 3, "logging_steps": 2}
 
@@ -67,6 +69,53 @@ def test_checkpoints_by_time_come_at_reports_and_as_many_are_kept_as_asked_for(
     assert steps_in(run) == [2, 4, 6]
     finetune.run(resume_from_checkpoint=run)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
+
+
+@pytest.mark.parametrize("spare_bytes", [2**40, 0])
+def test_updates_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
+    spare_bytes: int,
+    whole_run: Path,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, save_file, goes_on = tmp_path / "run", checkpoint.save_file, threading.Event()
+    went_on: list[bool] = []
+
+    def save_late(*arguments: Any) -> None:
+        if not went_on:
+            went_on.append(goes_on.wait(timeout=5 if spare_bytes else 0))
+        save_file(*arguments)
+
+    def look(event: Event) -> None:
+        if isinstance(event, Update) and event.update == 6:
+            goes_on.set()
+        if isinstance(event, Stage) and event.message.startswith("evaluating"):
+            assert read_checkpoint(run / "checkpoints" / "step-8")[0]["optimizer"] == {}
+
+    monkeypatch.setattr(checkpoint, "save_file", save_late)
+    monkeypatch.setattr(saving, "spare_bytes", lambda: spare_bytes)
+    run_tiny(run, model=tiny_folder, emit=look)
+    assert went_on == [spare_bytes > 0]
+    assert have_same_bits(weights_of(run), weights_of(whole_run))
+
+
+def test_no_checkpoint_is_ahead_of_the_journal(
+    whole_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, append_jsonl = tmp_path / "run", journal.append_jsonl
+
+    def append_unless_refused(path: Path, rows: list[dict[str, Any]]) -> None:
+        if rows and rows[-1]["update"] == 6:
+            raise OSError(errno.ENOSPC, "disk full")
+        append_jsonl(path, rows)
+
+    monkeypatch.setattr(journal, "append_jsonl", append_unless_refused)
+    with pytest.raises(PowerCut):
+        run_tiny(run, model=tiny_folder, emit=cut_power(at_update=8), **EVERY_THIRD)
+    assert steps_in(run) == [3, 4]
+    finetune.run(resume_from_checkpoint=run)
+    assert logged_metrics(run) == logged_metrics(whole_run)
 
 
 def test_files_have_the_permissions_of_the_users_umask(tiny_folder: Path, tmp_path: Path) -> None:
