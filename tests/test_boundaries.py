@@ -106,6 +106,8 @@ def modules_after(code: str, *, of: set[str] = HEAVY) -> set[str]:
         "finetune.config.schema",
         "finetune.devices.names",
         "finetune.cli.main",
+        # So that its child process can begin before PyTorch is imported.
+        "finetune.api.bench",
     ],
 )
 def test_light_module_imports_nothing_heavy(module: str) -> None:
@@ -128,7 +130,7 @@ with contextlib.suppress(SystemExit):
         # transformers itself imports accelerate when it loads a model.
         ("finetune.runs.trained", TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}),
         ("finetune.api.dry_run", TRAINING_ONLY),
-        ("finetune.api.bench", {"datasets", "evaluate", "pandas", "sklearn"}),
+        ("finetune.api.bench_session", {"datasets", "evaluate", "pandas", "sklearn"}),
     ],
 )
 def test_a_command_leaves_out_what_only_training_needs(module: str, unused: set[str]) -> None:

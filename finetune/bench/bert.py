@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from finetune.bench.workload import Batch
 from finetune.errors import DataNotFound
 from finetune.model.shape import load_shape
 from finetune.model.structure import Structure, find_structure
+from finetune.tokenization.collate import collate
 from finetune.tokenization.encode import EncodedTexts, random_texts
 
 CLASSES = 6
@@ -90,6 +92,13 @@ def texts_of(lengths: Sequence[int] | NDArray[np.int64]) -> EncodedTexts:
         padding_id=0,
         seed=SEED,
     )
+
+
+def text_batch(lengths: Sequence[int] | NDArray[np.int64], *, padded_length: int) -> Batch:
+    """Return texts as transformers' BERT takes them: token ids, mask of 1 and 0, classes."""
+    rows = torch.arange(len(lengths))
+    batch = collate(texts_of(lengths), rows.numpy(), padded_length=padded_length)
+    return {**batch, "attention_mask": batch["attention_mask"].long(), "labels": rows % CLASSES}
 
 
 def repeat(lengths: Sequence[int], rows: int) -> NDArray[np.int64]:

@@ -3,11 +3,11 @@
 import torch
 from torch.utils._pytree import tree_iter
 
-from finetune.bench.workload import ModuleWorkload
+from finetune.bench.workload import Workload, build_module
 from finetune.model.factory import load_factory
 
 
-def own_workload(name: str) -> ModuleWorkload:
+def own_workload(name: str) -> Workload:
     """Return a module with the batch that its function gives, of as many rows as its first tensor.
 
     Raises:
@@ -16,12 +16,10 @@ def own_workload(name: str) -> ModuleWorkload:
     _, batch = load_factory(name)
     tensors = (one for one in tree_iter(batch) if isinstance(one, torch.Tensor) and one.ndim)
     rows = len(next(tensors, [None]))
-    return ModuleWorkload(
+    return Workload(
         group="own",
         name=name,
+        build=build_module(lambda: load_factory(name)[0], lambda _: batch),
         rows=rows,
         least_rows=rows,
-        phases=("training", "evaluation"),
-        make=lambda: load_factory(name)[0],
-        make_batch=lambda _: batch,
     )

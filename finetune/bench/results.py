@@ -1,4 +1,4 @@
-"""What was measured, and the ``bench.json`` that holds it."""
+"""What was measured, the ``bench.json`` that holds it, and tables that show it."""
 
 import statistics
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
-from finetune.bench.workload import Phase
+from finetune.bench.groups import Phase
 from finetune.errors import UsageError
 from finetune.files import read_json
 
@@ -30,8 +30,8 @@ class Row:
     phase: Phase
     device: str
     rows: int
-    timed_rows: int
-    seconds: tuple[float, ...]
+    timed_rows: int = 0
+    seconds: tuple[float, ...] = ()
     note: str = ""
 
     @property
@@ -101,24 +101,40 @@ def read_results(path: Path) -> BenchResults:
     """
     import pydantic
 
-    remedy = "name two files that finetune bench has written as bench.json"
     try:
         values = read_json(path)
-        if not isinstance(values, dict) or "schema_version" not in values:
-            raise UsageError(f"{path} is not a bench.json: it has no schema_version", remedy=remedy)
-        if (version := values.pop("schema_version")) != SCHEMA_VERSION:
-            raise UsageError(
-                f"{path} has schema_version {version}, this finetune reads {SCHEMA_VERSION}",
-                remedy="use the same version of finetune on both machines",
-            )
-        return pydantic.TypeAdapter(BenchResults).validate_python(values)
+        version = values.pop("schema_version", None) if isinstance(values, dict) else None
+        if version == SCHEMA_VERSION:
+            return pydantic.TypeAdapter(BenchResults).validate_python(values)
+        reason = f"schema_version {version}, this finetune reads {SCHEMA_VERSION}"
+        if version is None:
+            reason = "it has no schema_version"
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}", remedy=remedy) from error
+        reason = error.strerror or str(error)
     except (JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no JSON: {error}", remedy=remedy) from error
+        reason = f"it is no JSON: {error}"
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"{path} is not a bench.json: {place}: {first['msg']}", remedy=remedy
-        ) from error
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    raise UsageError(
+        f"{path} can't be read as a bench.json: {reason}",
+        remedy="name two files that finetune bench of this version has written",
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text; all columns but the first two are numbers.
+
+    Args:
+        group: That it is of.
+        remarks: Sentences below it.
+        source: Who published its numbers; empty where they were measured.
+    """
+
+    group: str
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    remarks: tuple[str, ...] = ()
+    source: str = ""

@@ -6,7 +6,8 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.parts import search_parts
 from finetune.bench.bert import CLASSES
-from finetune.bench.training import ARTICLE_TOKENS, MODES, TEXTS
+from finetune.bench.published import ARTICLE_TEXTS, ARTICLE_TOKENS
+from finetune.bench.training import MODES
 from finetune.devices.base import Device
 from finetune.errors import ProbeFailed
 from finetune.events import Emit, WarningMessage
@@ -22,7 +23,7 @@ def find_article_sizes(devices: Iterable[Device], *, emit: Emit) -> dict[str, di
     """Return the recommended batch size of each device and mode; without those where none fits."""
     architecture = architecture_of(load_shape("bert-base-uncased", revision=None).to_dict())
     bounds = Bounds(
-        limit=TEXTS, first=None, memory_limit_bytes=None, time_limit_seconds=_SEARCH_SECONDS
+        limit=ARTICLE_TEXTS, first=None, memory_limit_bytes=None, time_limit_seconds=_SEARCH_SECONDS
     )
     found: dict[str, dict[str, int]] = {}
     for device in devices:

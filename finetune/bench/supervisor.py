@@ -1,81 +1,77 @@
 """Has a child process time workloads, and goes on with another where a device ends it."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from finetune.batch_finder.child import Child, ChildEnded
 from finetune.bench.results import Row
-from finetune.bench.workload import Workload
-from finetune.bench.workloads import Choice
 from finetune.errors import FinetuneError
+
+if TYPE_CHECKING:
+    from finetune.bench.workload import Workload
+    from finetune.bench.workloads import Choice
 
 WORKER = "finetune.bench.worker"
 _WAIT_SECONDS = 1.0
 
 
-def time_all(
-    choice: Choice,
-    workloads: Sequence[Workload],
-    devices: Sequence[str],
-    *,
-    worker: str = WORKER,
-) -> Generator[list[Row]]:
-    """Yield the rows of each workload, one after the other.
+class Supervisor:
+    """A context, at whose end no child is left.
+
+    Made before PyTorch is imported, it saves the child's seconds for that.
 
     Args:
-        choice: What is timed.
-        workloads: Those of the choice.
-        devices: Names of the devices.
         worker: The module that the child runs.
-
-    Raises:
-        FinetuneError: If the child ends without a device that is at work.
     """
-    done = 0
-    lost: list[Row] = []
-    while done < len(workloads):
-        running = None
-        child = Child(worker)
-        skipped = [row.device for row in lost]
-        child.send(
-            {"choice": asdict(choice), "devices": devices, "first": done, "skipped": skipped}
-        )
-        try:
-            while done < len(workloads):
-                answer = child.receive(seconds=_WAIT_SECONDS) or {}
-                running = answer.get("begun", running)
-                if "rows" in answer:
-                    rows = [_read_row(fields) for fields in answer["rows"]]
-                    done, running = done + 1, None
-                    yield lost + rows
-                    lost = []
-        except ChildEnded:
-            ending = f"the process {child.ending()}"
-            if running is None or any(row.device == running for row in lost):
-                lines = child.error_lines() or ["it wrote no error"]
-                raise FinetuneError(
-                    f"{ending}: {lines[-1]}", remedy="see what finetune doctor says of the machine"
-                ) from None
-            lost += _lost_rows(workloads[done], running, note=ending)
-        finally:
-            child.kill()
+
+    def __init__(self, *, worker: str = WORKER) -> None:
+        self._worker = worker
+        self._child = Child(worker)
+
+    def __enter__(self) -> "Supervisor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+
+    def time_all(
+        self, choice: "Choice", workloads: Sequence["Workload"], devices: Sequence[str]
+    ) -> Iterator[list[Row]]:
+        """Yield the rows of each of the choice's workloads on devices, by their names.
+
+        Raises:
+            FinetuneError: If the child ends without a device that is at work.
+        """
+        done = 0
+        lost: list[Row] = []
+        while done < len(workloads):
+            running = None
+            skipped = [row.device for row in lost]
+            self._child.send(
+                {"choice": asdict(choice), "devices": devices, "first": done, "skipped": skipped}
+            )
+            try:
+                while done < len(workloads):
+                    answer = self._child.receive(seconds=_WAIT_SECONDS) or {}
+                    running = answer.get("begun", running)
+                    if "rows" in answer:
+                        done, running = done + 1, None
+                        yield lost + [_read_row(fields) for fields in answer["rows"]]
+                        lost = []
+            except ChildEnded:
+                ending = f"the process {self._child.ending()}"
+                if running is None or any(row.device == running for row in lost):
+                    lines = self._child.error_lines() or ["it wrote no error"]
+                    raise FinetuneError(
+                        f"{ending}: {lines[-1]}",
+                        remedy="see what finetune doctor says of the machine",
+                    ) from None
+                workload = workloads[done]
+                lost += [workload.row(phase, running, note=ending) for phase in workload.phases]
+                self._child.kill()
+                self._child = Child(self._worker)
 
 
 def _read_row(fields: dict[str, object]) -> Row:
     return Row(**fields | {"seconds": tuple(fields["seconds"])})  # type: ignore[arg-type]
-
-
-def _lost_rows(workload: Workload, device: str, *, note: str) -> list[Row]:
-    return [
-        Row(
-            group=workload.group,
-            workload=workload.name,
-            phase=phase,
-            device=device,
-            rows=workload.rows,
-            timed_rows=0,
-            seconds=(),
-            note=note,
-        )
-        for phase in workload.phases
-    ]

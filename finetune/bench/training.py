@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from finetune.bench.apple import text_batch
 from finetune.bench.bert import (
     CLASSES,
     GIGAFLOPS_A_TOKEN,
@@ -23,26 +21,26 @@ from finetune.bench.bert import (
     bert_base,
     bert_structure,
     repeat,
+    text_batch,
     texts_of,
 )
-from finetune.bench.workload import ModuleWorkload, Task, Workload
+from finetune.bench.published import ARTICLE_TEXTS, ARTICLE_TOKENS
+from finetune.bench.workload import Load, Steps, Workload, build_module
 from finetune.devices.base import Device, place
 from finetune.events import ignore
-from finetune.model.feature_extractor import FeatureExtractor, split_frozen
+from finetune.model.feature_extractor import split_frozen
 from finetune.model.feature_store import FeatureStore
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.mode import Mode
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
-from finetune.training.micro_batches import cut_batch
+from finetune.training.micro_batches import move_batches
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import Hyperparameters, prepare_training
+from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
-TEXTS = 1000
 MODES = (Mode("full"), Mode("classifier"))
-ARTICLE_TOKENS = 512
-ARTICLE_BATCH_SIZES = (1, 32, 64)
+_ARTICLE_BATCH_SIZES = (1, 32, 64)
 _ARTICLE_RATE = 5e-5
 _BATCH_SIZE = 32
 _FEATURES_BATCH_SIZE = 64
@@ -62,8 +60,8 @@ def training_workloads(
         found: Batch sizes that ``find-batch`` found, to be timed as well.
         is_quick: Leaves out all but the smallest batch.
     """
-    lengths = repeat(lengths, TEXTS).tolist()
-    sizes = ARTICLE_BATCH_SIZES[:1] if is_quick else ARTICLE_BATCH_SIZES
+    lengths = repeat(lengths, ARTICLE_TEXTS).tolist()
+    sizes = _ARTICLE_BATCH_SIZES[:1] if is_quick else _ARTICLE_BATCH_SIZES
     workloads: list[Workload] = []
     for mode in MODES:
         workloads += [_article(mode, lengths, rows) for rows in sizes]
@@ -78,119 +76,115 @@ def training_workloads(
 
 def _article(
     mode: Mode, lengths: Sequence[int], rows: int, *, device: str | None = None
-) -> ModuleWorkload:
+) -> Workload:
+    def make_batch(count: int) -> Mapping[str, torch.Tensor]:
+        return text_batch(repeat(lengths, count), padded_length=ARTICLE_TOKENS)
+
     where = "" if device is None else f", found on {device}"
-    # Below a classifier alone nothing needs a gradient: a forward, and next to nothing after it.
-    forwards_a_step = 1 if mode == "classifier" else 3
-    return ModuleWorkload(
+    return Workload(
         group="training",
         name=f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}{where}",
-        rows=rows,
-        least_rows=rows,
-        phases=("training",),
-        gigaflops=GIGAFLOPS_A_TOKEN * ARTICLE_TOKENS * forwards_a_step / 3,
-        device=device,
-        make=lambda: _freeze_as_article(bert_base(), mode),
-        make_batch=lambda count: text_batch(
-            repeat(lengths, count).tolist(), padded_length=ARTICLE_TOKENS
+        build=build_module(
+            lambda: _make_article_model(mode),
+            make_batch,
+            partial(torch.optim.AdamW, lr=_ARTICLE_RATE),
         ),
-        make_optimizer=partial(torch.optim.AdamW, lr=_ARTICLE_RATE),
+        rows=rows,
+        phases=("training",),
+        gigaflops=_gigaflops(mode, tokens=ARTICLE_TOKENS),
+        device=device,
     )
 
 
-def _freeze_as_article(model: PreTrainedModel, mode: Mode) -> nn.Module:
+def _make_article_model(mode: Mode) -> nn.Module:
+    model = bert_base()
     if mode == "classifier":
         model.base_model.requires_grad_(False)
     return model
 
 
 def _run(mode: Mode, lengths: Sequence[int]) -> Workload:
-    tokens = float(np.mean(lengths))
-    forwards_a_step = 1 if mode == "classifier" else 3
-    return _Run(
+    """Return a pass over the rows: the first of all texts."""
+    return Workload(
         group="training",
         name=f"{mode}, as finetune run",
+        build=partial(_build_run, mode, np.array(lengths)),
         rows=len(lengths),
         least_rows=_BATCH_SIZE,
         phases=("training",),
-        gigaflops=GIGAFLOPS_A_TOKEN * tokens * forwards_a_step / 3,
-        lengths=lengths,
-        mode=mode,
+        gigaflops=_gigaflops(mode, tokens=float(np.mean(lengths))),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Run(Workload):
-    """A step is a pass over its rows: the first of all texts."""
-
-    lengths: Sequence[int]
-    mode: Mode
-
-    def build(self, device: Device) -> Task:
-        return _RunTask(device, self.lengths, self.mode)
+def _gigaflops(mode: Mode, *, tokens: float) -> float:
+    # Below a classifier alone nothing needs a gradient: a forward, and next to nothing after it.
+    forwards_a_step = 1 if mode == "classifier" else 3
+    return GIGAFLOPS_A_TOKEN * tokens * forwards_a_step / 3
 
 
-class _RunTask(Task):
-    def __init__(self, device: Device, lengths: Sequence[int], mode: Mode) -> None:
-        model, structure = bert_base(), bert_structure()
-        freeze_parameters(model, structure, mode=mode)
-        self._device, self._lengths = device, lengths
-        self._takes_4d_mask = structure.takes_4d_mask
-        extractor = split_frozen(model, takes_4d_mask=self._takes_4d_mask, pads_left=False)
-        self._layers = extractor and self._place(extractor)
-        self._training_state = prepare_training(
-            extractor.trainable if extractor else model,
-            head=structure.head,
-            device=device,
-            precision="fp32",
-            hyperparameters=Hyperparameters(
-                optimizer="adamw",
-                schedule=Schedule(peak=_ARTICLE_RATE, warmup_updates=0, total_updates=1),
-                head_lr_multiplier=1.0,
-                weight_decay=0.01,
-                max_grad_norm=1.0,
-            ),
-        )
+def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
+    model, structure = bert_base(), bert_structure()
+    freeze_parameters(model, structure, mode=mode)
+    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
+    training_state = prepare_training(
+        extractor.trainable if extractor else model,
+        head=structure.head,
+        device=device,
+        precision="fp32",
+        hyperparameters=Hyperparameters(
+            optimizer="adamw",
+            schedule=Schedule(peak=_ARTICLE_RATE, warmup_updates=0, total_updates=1),
+            head_lr_multiplier=1.0,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+        ),
+    )
+    layers = None
+    if extractor:
+        place(extractor.model, device.torch_device)
+        # In an empty store any key will do.
+        layers = FrozenLayers(extractor, "", device, "fp32", structure.takes_4d_mask)
+    padded_lengths = choose_padded_lengths(lengths, device.shapes)
 
-    def load(self, rows: int) -> None:
-        texts = texts_of(self._lengths[:rows])
-        inputs = inputs_of_texts(texts, takes_4d_mask=self._takes_4d_mask)
-        labels = np.arange(rows) % CLASSES
-        weights = np.ones(rows, np.float32)
-        self._examples = Examples(inputs.inputs_of, inputs.lengths, labels, weights)
-        lengths = np.array(self._lengths)
-        self._padded_lengths = choose_padded_lengths(lengths, self._device.shapes)
-        self._device.choose_attention(longest_tokens=self._padded_lengths[-1])
+    def load(rows: int) -> Steps:
+        device.choose_attention(longest_tokens=padded_lengths[-1])
+        inputs = inputs_of_texts(texts_of(lengths[:rows]), takes_4d_mask=structure.takes_4d_mask)
+        labels, weights = np.arange(rows) % CLASSES, np.ones(rows, np.float32)
+        examples = Examples(inputs.inputs_of, inputs.lengths, labels, weights)
+        return {"training": _Pass(training_state, layers, examples, padded_lengths)}
 
-    def step(self) -> None:
-        examples = self._with_features() if self._layers else self._examples
-        set_training(self._training_state.model)
-        for batch in plan_epoch(
+    return load
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """An epoch; where layers are frozen, with the features that they give computed before."""
+
+    training_state: TrainingState
+    layers: FrozenLayers | None
+    examples: Examples
+    padded_lengths: Sequence[int]
+
+    def __call__(self) -> None:
+        examples = self._with_features(self.layers) if self.layers else self.examples
+        batches = plan_epoch(
             examples.lengths,
             effective_batch_size=_BATCH_SIZE,
-            padded_lengths=self._padded_lengths,
+            padded_lengths=self.padded_lengths,
             seed=SEED,
             epoch=0,
-        ):
-            micro_batches = cut_batch(examples, batch, batch_size=_BATCH_SIZE, device=self._device)
-            self._training_state.update(0, micro_batches)
+        )
+        set_training(self.training_state.model)
+        for _, cut in move_batches(examples, batches, device=self.training_state.device):
+            self.training_state.update(0, cut(_BATCH_SIZE))
 
-    def evaluate(self) -> None:
-        raise NotImplementedError("inference is a group of its own")
-
-    def _place(self, extractor: FeatureExtractor) -> FrozenLayers:
-        place(extractor.model, self._device.torch_device)
-        # In an empty store any key will do.
-        return FrozenLayers(extractor, "", self._device, "fp32", self._takes_4d_mask)
-
-    def _with_features(self) -> Examples:
-        assert self._layers
+    def _with_features(self, layers: FrozenLayers) -> Examples:
         with tempfile.TemporaryDirectory() as folder:
             return with_features(
-                self._examples,
-                self._layers,
+                self.examples,
+                layers,
                 FeatureStore(Path(folder), limit_bytes=_STORE_BYTES),
-                padded_lengths=self._padded_lengths,
+                padded_lengths=self.padded_lengths,
                 batch_size=_FEATURES_BATCH_SIZE,
                 notes={"split": "train"},
                 emit=ignore,

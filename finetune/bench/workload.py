@@ -1,46 +1,37 @@
-"""What devices are timed at, and the kind of it that is a module with a batch."""
+"""What devices are timed at, and how to build it from a module with a batch."""
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from finetune.bench.groups import Group
+from finetune.bench.groups import Phase
+from finetune.bench.results import Row
 from finetune.devices.base import Device
 from finetune.model.factory import loss_of
 
-Phase = Literal["training", "evaluation"]
 Batch = Mapping[str, Any]
-
-
-class Task(ABC):
-    """A workload on a device: ``load`` the rows of a step, then take steps or evaluate."""
-
-    @abstractmethod
-    def load(self, rows: int) -> None:
-        """Make ready what a step takes."""
-
-    @abstractmethod
-    def step(self) -> None:
-        """Take a step of training with the rows."""
-
-    @abstractmethod
-    def evaluate(self) -> None:
-        """Compute the outputs of the rows, without gradients."""
+Steps = Mapping[Phase, Callable[[], object]]
+"""What is timed: a step of training with some rows, or their outputs, without gradients."""
+Load = Callable[[int], Steps]
+"""Makes so many rows ready, and what is done with them."""
+Build = Callable[[Device], Load]
+"""Makes a model on a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload(ABC):
+class Workload:
     """What devices are timed at.
 
     Args:
         group: Of the table that it is in.
         name: In tables, unique within its group.
+        build: Makes its model on a device.
         rows: Rows a step.
         least_rows: The fewest rows that are timed where a step takes too long, or too much memory;
             ``rows`` where only they are of interest.
@@ -49,26 +40,37 @@ class Workload(ABC):
         device: The only device that it is for; None for all.
     """
 
-    group: Group | Literal["own"]
+    group: str
     name: str
+    build: Build
     rows: int
     least_rows: int = 1
-    phases: tuple[Phase, ...]
+    phases: tuple[Phase, ...] = ("training", "evaluation")
     gigaflops: float = 0.0
     device: str | None = None
-
-    @abstractmethod
-    def build(self, device: Device) -> Task:
-        """Make the model on a device."""
 
     def is_for(self, device: str) -> bool:
         """Return whether a device, by its name, is to be timed."""
         return self.device in (None, device)
 
+    def row(self, phase: Phase, device: str, *, note: str) -> Row:
+        """Return a row of it without timings."""
+        return Row(
+            group=self.group,
+            workload=self.name,
+            phase=phase,
+            device=device,
+            rows=self.rows,
+            note=note,
+        )
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleWorkload(Workload):
-    """A module that is given a batch of keyword arguments.
+
+def build_module(
+    make: Callable[[], nn.Module],
+    make_batch: Callable[[int], Batch],
+    make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+) -> Build:
+    """Return what builds a module that is given a batch of keyword arguments.
 
     Args:
         make: Returns the module, on the CPU.
@@ -77,47 +79,36 @@ class ModuleWorkload(Workload):
         make_optimizer: Of what trains; without, a step is a forward and a backward.
     """
 
-    make: Callable[[], nn.Module]
-    make_batch: Callable[[int], Batch]
-    make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
-
-    def build(self, device: Device) -> Task:
-        """Make the module on a device."""
-        module = self.make().to(device.torch_device)
+    def build(device: Device) -> Load:
+        module = make().to(device.torch_device)
         trained = [one for one in module.parameters() if one.requires_grad]
-        optimizer = self.make_optimizer(trained) if self.make_optimizer else None
-        return _ModuleTask(module, optimizer, device, self.make_batch)
+        optimizer = make_optimizer(trained) if make_optimizer else None
+
+        def load(rows: int) -> Steps:
+            # All kernels, as PyTorch has them by default.
+            device.choose_attention(longest_tokens=sys.maxsize)
+            batch = tree_map_only(
+                torch.Tensor, lambda one: one.to(device.torch_device), dict(make_batch(rows))
+            )
+            return {
+                "training": partial(_take_step, module, batch, optimizer),
+                "evaluation": partial(_evaluate, module, batch),
+            }
+
+        return load
+
+    return build
 
 
-class _ModuleTask(Task):
-    def __init__(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        device: Device,
-        make_batch: Callable[[int], Batch],
-    ) -> None:
-        self._module, self._optimizer = module, optimizer
-        self._device, self._make_batch = device, make_batch
-        self._batch: Batch = {}
+def _take_step(module: nn.Module, batch: Batch, optimizer: torch.optim.Optimizer | None) -> None:
+    module.train()
+    module.zero_grad(set_to_none=True)
+    loss_of(module(**batch)).backward()  # type: ignore[no-untyped-call]
+    if optimizer:
+        optimizer.step()
 
-    def load(self, rows: int) -> None:
-        # All kernels, as PyTorch has them by default.
-        self._device.choose_attention(longest_tokens=sys.maxsize)
-        self._batch = tree_map_only(
-            torch.Tensor,
-            lambda tensor: tensor.to(self._device.torch_device),
-            dict(self._make_batch(rows)),
-        )
 
-    def step(self) -> None:
-        self._module.train()
-        self._module.zero_grad(set_to_none=True)
-        loss_of(self._module(**self._batch)).backward()  # type: ignore[no-untyped-call]
-        if self._optimizer:
-            self._optimizer.step()
-
-    def evaluate(self) -> None:
-        self._module.eval()
-        with torch.inference_mode():
-            self._module(**self._batch)
+def _evaluate(module: nn.Module, batch: Batch) -> None:
+    module.eval()
+    with torch.inference_mode():
+        module(**batch)

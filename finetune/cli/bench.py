@@ -11,8 +11,7 @@ from finetune.cli.options import output_options
 from finetune.devices.names import DEVICE_NAMES
 
 if TYPE_CHECKING:
-    from finetune.bench.results import BenchResults
-    from finetune.bench.tables import Table
+    from finetune.bench.results import BenchResults, Table
 
 EXAMPLES = """\b
 Groups:
@@ -24,7 +23,7 @@ Groups:
 \b
 Examples:
   finetune bench                         all groups, on every device that works
-  finetune bench --quick                 few rows of each, in about a minute
+  finetune bench --quick                 few rows of each, in under a minute
   finetune bench inference --devices cpu,mps
   finetune bench --model my_models:make  a network of your own
   finetune bench --compare mine/bench.json yours/bench.json
@@ -108,11 +107,11 @@ def command(
 
 
 def _compare(one: Path, other: Path, *, as_json: bool) -> None:
+    from finetune.bench.compare import compare
     from finetune.bench.results import SCHEMA_VERSION, read_results
-    from finetune.bench.tables import compare
 
     results, others = read_results(one), read_results(other)
-    table = compare(results, others, names=("A", "B"))
+    table = compare(results, others)
     if as_json:
         rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         show_json({"schema_version": SCHEMA_VERSION, "A": str(one), "B": str(other), "rows": rows})

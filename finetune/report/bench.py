@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from finetune.bench.results import BenchResults, Row
-from finetune.bench.tables import CPU, first_faster, group_rows, speedup_of, tabulate
+from finetune.bench.tables import CPU, by_device, first_faster, speedup_of, tabulate
 from finetune.report.curves import FIRST, MUTED, SECOND, STYLE, svg_of
 from finetune.report.templates import TEMPLATES
 
@@ -68,10 +68,10 @@ def draw_speedups(results: BenchResults) -> str:
     Returns:
         As ``draw_inference``; empty as well if there is no other device than the CPU.
     """
-    grouped = group_rows(results.of("apple"))
+    grouped = by_device(results.of("apple"))
     devices = [
         device for device in dict.fromkeys(row.device for row in results.of("apple"))
-        if device != CPU and any(speedup_of(one, device) for _, one in grouped)
+        if device != CPU and any(speedup_of(one, device) for one in grouped.values())
     ]  # fmt: skip
     if not devices:
         return ""
@@ -79,8 +79,8 @@ def draw_speedups(results: BenchResults) -> str:
         figure = Figure(figsize=(7.6, 3.0), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, phase in zip(panels, ("training", "evaluation"), strict=True):
-            of_phase = [(key, one) for key, one in grouped if key[2] == phase]
-            _draw_bars(axes, [(key[1], one) for key, one in of_phase], devices)
+            of_phase = [(key[1], one) for key, one in grouped.items() if key[2] == phase]
+            _draw_bars(axes, of_phase, devices)
             axes.set_title(phase.capitalize(), loc="left", fontweight="bold")
         panels[0].set_ylabel("times as fast as the CPU")
         panels[1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)

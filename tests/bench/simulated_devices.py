@@ -1,10 +1,9 @@
 """Devices with a speed, a memory and faults of their own, and work that takes no time."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from finetune.bench.timer import Effort
-from finetune.bench.workload import Task, Workload
+from finetune.bench.workload import Load, Steps, Workload
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 
@@ -31,31 +30,24 @@ class SimulatedDevice(CpuDevice):
         return calls * self.rows * self.row_seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedWorkload(Workload):
-    def build(self, device: Device) -> Task:
-        assert isinstance(device, SimulatedDevice)
-        return _SimulatedTask(device)
+def _build(device: Device) -> Load:
+    assert isinstance(device, SimulatedDevice)
 
-
-class _SimulatedTask(Task):
-    def __init__(self, device: SimulatedDevice) -> None:
-        self._device = device
-
-    def load(self, rows: int) -> None:
-        self._device.rows = rows
-
-    def step(self) -> None:
-        if self._device.fault:
-            raise self._device.fault
-        if self._device.rows > self._device.holds:
+    def take_step() -> None:
+        if device.fault:
+            raise device.fault
+        if device.rows > device.holds:
             raise MemoryError
 
-    def evaluate(self) -> None:
-        self.step()
+    def load(rows: int) -> Steps:
+        device.rows = rows
+        return {"training": take_step}
+
+    return load
 
 
-def a_workload(*, rows: int = 8, least_rows: int = 1) -> SimulatedWorkload:
-    return SimulatedWorkload(
-        group="mlp", name="small", rows=rows, least_rows=least_rows, phases=("training",)
-    )
+def a_workload(*, rows: int = 8, least_rows: int = 1, gigaflops: float = 0.0) -> Workload:
+    return Workload(
+        group="mlp", name="small", build=_build, rows=rows, least_rows=least_rows,
+        phases=("training",), gigaflops=gigaflops,
+    )  # fmt: skip

@@ -1,8 +1,6 @@
-from dataclasses import replace
-
 from bench.example_results import a_row, example_results
 
-from finetune.bench.tables import compare, first_faster, tabulate
+from finetune.bench.tables import first_faster, tabulate
 
 
 def test_each_group_has_a_table_and_what_was_published_is_apart_with_its_source() -> None:
@@ -37,17 +35,3 @@ def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
     ]
     assert first_faster(rows, "gpu") == "4"
     assert first_faster(rows[:4], "gpu") is None
-
-
-def test_two_machines_of_which_one_was_quick_are_compared_with_a_remark() -> None:
-    quick = replace(example_results(), is_quick=True)
-    assert "B is of a quick bench" in compare(example_results(), quick, names=("A", "B")).remarks[1]
-
-
-def test_two_machines_stand_side_by_side() -> None:
-    table = compare(example_results(), example_results(gpu="other", factor=0.5), names=("A", "B"))
-    assert table.columns[2:] == ("A, cpu", "A, gpu", "B, cpu", "B, other", "B ÷ A")
-    assert len(table.remarks) == 1
-    assert table.rows[0] == ("inference: batch 1", "evaluation", "100", "50", "200", "100", "2.00")
-    assert table.rows[3] == ("training: full, 512 tokens, batch 32", "training",
-                             "1", "-", "1", "-", "1.00")  # fmt: skip

@@ -1,12 +1,13 @@
 """Timings on simulated devices."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from bench.simulated_devices import EFFORT, SimulatedDevice, a_workload
 
 from finetune.bench.results import Row
-from finetune.bench.timer import QUICK, estimate_seconds, time_workload
+from finetune.bench.timer import time_workload
 from finetune.bench.workload import Workload
 
 
@@ -81,11 +82,9 @@ def test_a_batch_size_that_is_the_subject_is_not_halved() -> None:
     assert (row.timed_rows, row.note.startswith("out of memory")) == (0, True)
 
 
-def test_an_estimate_grows_with_the_work_and_ends_with_the_effort() -> None:
-    workload = a_workload(rows=2)
-
-    def estimate(gigaflops: float) -> float:
-        heavy = type(workload)(**vars(workload) | {"gigaflops": gigaflops})
-        return estimate_seconds(heavy, gigaflops_a_second=100.0, effort=QUICK)
-
-    assert estimate(1.0) < estimate(20.0) <= estimate(1e9) < 10
+def test_a_warm_step_of_the_fewest_rows_counts_where_no_larger_one_is_taken() -> None:
+    device = SimulatedDevice(row_seconds=6.0)
+    effort = replace(EFFORT, fewest_repeats=1, most_seconds=5.0)
+    [row] = time_workload(a_workload(), [device], effort=effort, announce=lambda name: None)
+    assert (row.timed_rows, row.seconds) == (1, (6.0,))
+    assert len(device.timed) == 2

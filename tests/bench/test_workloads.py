@@ -9,12 +9,11 @@ import torch
 from tiny_models import tiny_model
 
 from finetune.bench import bert, training
-from finetune.bench.apple import apple_workloads
+from finetune.bench.apple import make_resnet50, make_vgg16
 from finetune.bench.bert import bert_base, bert_structure, read_lengths
-from finetune.bench.mlp import mlp_workloads
+from finetune.bench.mlp import WIDTHS, make_mlp
 from finetune.bench.own import own_workload
 from finetune.bench.timer import QUICK, time_workload
-from finetune.bench.workload import ModuleWorkload
 from finetune.bench.workloads import Choice, list_workloads
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFound
@@ -26,7 +25,7 @@ LENGTHS = [3, 9, 5, 7]
 def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(bert, "_random_bert", tiny_model)
     monkeypatch.setattr(training, "ARTICLE_TOKENS", 16)
-    monkeypatch.setattr(training, "TEXTS", 40)
+    monkeypatch.setattr(training, "ARTICLE_TEXTS", 40)
     bert_structure.cache_clear()
     yield
     bert_structure.cache_clear()
@@ -60,9 +59,7 @@ def test_the_articles_updates_change_what_its_mode_trains(
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
     workloads = training.training_workloads(LENGTHS, found={}, is_quick=True)
     [workload] = [one for one in workloads if one.name == f"{mode}, 16 tokens, batch 1"]
-    task = workload.build(CpuDevice())
-    task.load(1)
-    task.step()
+    workload.build(CpuDevice())(1)["training"]()
     changed = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
     assert "classifier.weight" in changed
     assert (mode == "full") == ("bert.pooler.dense.weight" in changed)
@@ -70,15 +67,18 @@ def test_the_articles_updates_change_what_its_mode_trains(
 
 def test_networks_have_the_parameters_of_the_published_ones() -> None:
     with torch.device("meta"):
-        counts = {
-            one.name: sum(parameter.numel() for parameter in one.make().parameters())
-            for one in (*mlp_workloads(), *apple_workloads())
-            if isinstance(one, ModuleWorkload) and one.name != "BERT-base"
+        networks = {"ResNet-50": make_resnet50(), "VGG16": make_vgg16()} | {
+            f"mlp times {scale}": make_mlp([*(scale * width for width in WIDTHS), 10])
+            for scale in (1, 4, 16)
         }
+    counts = {
+        name: sum(parameter.numel() for parameter in network.parameters())
+        for name, network in networks.items()
+    }
     assert counts == {
-        "1024-512-256-10": 658_698,
-        "4096-2048-1024-10": 10_499_082,
-        "16384-8192-4096-10": 167_825_418,
+        "mlp times 1": 658_698,
+        "mlp times 4": 10_499_082,
+        "mlp times 16": 167_825_418,
         "ResNet-50": 25_557_032,
         "VGG16": 138_357_544,
     }

@@ -10,19 +10,19 @@ import pytest
 from bench.example_results import example_results
 from tiny_runs import Command, finetune_in_a_child
 
-from finetune.api import bench
 from finetune.bench.results import Row, read_results
+from finetune.bench.supervisor import Supervisor
 from finetune.files import write_json
 
 ROWS = [replace(row, group="mlp") for row in example_results().rows if row.device == "cpu"]
 
 
-def time_all(choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]:
+def time_all(_: Any, choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]:
     for row, _ in zip(ROWS, workloads, strict=False):
         yield [row]
 
 
-def be_stopped(choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]:
+def be_stopped(_: Any, choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]:
     yield [ROWS[0]]
     raise KeyboardInterrupt
 
@@ -30,12 +30,12 @@ def be_stopped(choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]
 def test_a_bench_writes_files_and_says_how_long_it_takes(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "time_all", time_all)
+    monkeypatch.setattr(Supervisor, "time_all", time_all)
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path / "b")
     assert outcome.code == 0, outcome.errors
     first, *progress = outcome.errors.splitlines()
     assert first.startswith("this takes about ")
-    assert progress[2].startswith("3/3 mlp: 16384-8192-4096-10, about ")
+    assert progress[2].startswith("3/3 mlp: 16384-8192-4096-10")
     assert "A network of three layers" in outcome.output
     assert f"results and page: {tmp_path / 'b'}" in outcome.output
     assert read_results(tmp_path / "b" / "bench.json").rows == tuple(ROWS[:3])
@@ -45,7 +45,7 @@ def test_a_bench_writes_files_and_says_how_long_it_takes(
 def test_ctrl_c_keeps_what_was_measured(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "time_all", be_stopped)
+    monkeypatch.setattr(Supervisor, "time_all", be_stopped)
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
     outcome.assert_refused(130, "stopped", str(tmp_path))
     results = read_results(tmp_path / "bench.json")
@@ -57,7 +57,7 @@ def test_a_row_without_timing_is_a_note_and_no_failure(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = replace(ROWS[0], seconds=(), timed_rows=0, note="the process was killed by SIGABRT")
-    monkeypatch.setattr(bench, "time_all", lambda *_: iter_rows(lost))
+    monkeypatch.setattr(Supervisor, "time_all", lambda *_: iter_rows(lost))
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
     assert outcome.code == 0, outcome.errors
     assert "the process was killed by SIGABRT" in outcome.output

@@ -1,0 +1,76 @@
+"""A bench on this machine: how long it takes, then its rows."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import transformers
+
+import finetune
+from finetune.bench.estimate import estimate_seconds, measure_products
+from finetune.bench.results import BenchResults, Machine, Row
+from finetune.bench.sizes import MOST_SEARCH_SECONDS, find_article_sizes
+from finetune.bench.supervisor import Supervisor
+from finetune.bench.timer import FULL, QUICK
+from finetune.bench.workloads import Choice, list_workloads
+from finetune.devices.base import Device
+from finetune.devices.host import cpu_name
+from finetune.events import Emit, Stage
+from finetune.report.templates import duration
+
+_LIBRARIES = (finetune, torch, transformers)
+
+
+@dataclass
+class Session:
+    """What is timed, and what was measured so far.
+
+    Args:
+        texts: Where the lengths of the choice's texts are from.
+    """
+
+    choice: Choice
+    devices: Sequence[Device]
+    texts: str
+    emit: Emit
+    rows: list[Row] = field(default_factory=list)
+
+    def measure(self, supervisor: Supervisor) -> None:
+        """Time all workloads; say before about how long all takes."""
+        is_searched = "training" in self.choice.groups and not self.choice.is_quick
+        searched = self.devices if is_searched else []
+        seconds = self._estimate_seconds() + len(searched) * MOST_SEARCH_SECONDS
+        self.emit(Stage(f"this takes about {duration(seconds)}"))
+        self.choice = replace(self.choice, found=find_article_sizes(searched, emit=self.emit))
+        workloads = list_workloads(self.choice)
+        timed = supervisor.time_all(self.choice, workloads, [one.name for one in self.devices])
+        for number, workload in enumerate(workloads, start=1):
+            self.emit(Stage(f"{number}/{len(workloads)} {workload.group}: {workload.name}"))
+            self.rows += next(timed)
+
+    def _estimate_seconds(self) -> float:
+        workloads = list_workloads(self.choice)
+        effort = QUICK if self.choice.is_quick else FULL
+        return sum(
+            estimate_seconds(workload, gigaflops_a_second=speed, effort=effort)
+            for speed in map(measure_products, self.devices)
+            for workload in workloads
+        )
+
+    def results(self, *, is_complete: bool) -> BenchResults:
+        """Return what was measured so far."""
+        versions = {one.__name__: str(one.__version__) for one in _LIBRARIES}
+        return BenchResults(
+            machine=Machine(
+                cpu=cpu_name(),
+                platform=platform.platform(),
+                devices={device.name: device.description for device in self.devices},
+                versions={"python": platform.python_version(), **versions},
+            ),
+            texts=self.texts,
+            is_quick=self.choice.is_quick,
+            is_complete=is_complete,
+            rows=tuple(self.rows),
+            found_batches=self.choice.found,
+        )

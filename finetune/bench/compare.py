@@ -1,0 +1,71 @@
+"""Two benches side by side, of two machines or of two runs on one."""
+
+from collections.abc import Iterator, Mapping
+
+from finetune.bench.results import BenchResults, Row, Table
+from finetune.bench.tables import Key, SideBySide, by_device, divide, number, ratio, speed_of
+
+# Medians that differ by more say that something else was at work.
+_STEADY = 1.1
+
+
+def compare(one: BenchResults, other: BenchResults) -> Table:
+    """Set the rows a second of A and B side by side."""
+    sides = {"A": one, "B": other}
+    grouped = {name: by_device(results.rows) for name, results in sides.items()}
+    keys = dict.fromkeys((*grouped["A"], *grouped["B"]))
+    columns = [(name, device) for name in sides for device in sides[name].machine.devices]
+    cells = []
+    for key in keys:
+        speeds = [speed_of(grouped[name].get(key, {}).get(device)) for name, device in columns]
+        gain = divide(_fastest(grouped["B"].get(key, {})), _fastest(grouped["A"].get(key, {})))
+        cells.append((f"{key[0]}: {key[1]}", key[2], *map(number, speeds), ratio(gain)))
+    titles = ("workload", "phase", *(f"{name}, {device}" for name, device in columns), "B ÷ A")
+    remarks = ["the last column compares the fastest device of each"]
+    remarks += [
+        f"{name} is of a quick bench: few rows were timed, and not for long"
+        for name, results in sides.items()
+        if results.is_quick
+    ]
+    if (one.machine.cpu, one.machine.devices) == (other.machine.cpu, other.machine.devices):
+        remarks += _repeatability(grouped["A"], grouped["B"])
+    return Table("", "Rows a second", titles, tuple(cells), tuple(remarks))
+
+
+def _fastest(side_by_side: SideBySide) -> float | None:
+    return max(filter(None, map(speed_of, side_by_side.values())), default=None)
+
+
+def _repeatability(one: Mapping[Key, SideBySide], other: Mapping[Key, SideBySide]) -> Iterator[str]:
+    """Say which medians of two runs on one machine differ, and whether their ranges do."""
+    pairs = [
+        (row, again)
+        for key in one
+        for device, row in one[key].items()
+        if row.seconds and (again := other.get(key, {}).get(device)) and again.seconds
+    ]
+    apart = [pair for pair in pairs if not 1 / _STEADY <= _gain(*pair) <= _STEADY]
+    yield (
+        f"of {len(pairs)} timings on the same devices {len(pairs) - len(apart)} have medians "
+        f"within {_STEADY - 1:.0%} of each other"
+    )
+    for row, again in apart:
+        ranges = [_range(row), _range(again)]
+        meet = (
+            "meet"
+            if max(low for low, _ in ranges) <= min(high for _, high in ranges)
+            else ("do not meet")
+        )
+        shown = " and ".join(f"{number(low)}–{number(high)}" for low, high in ranges)
+        yield (
+            f"{row.group}: {row.workload}, {row.phase}, {row.device}: {shown} rows/s, ranges that "
+            f"{meet}"
+        )
+
+
+def _gain(row: Row, again: Row) -> float:
+    return divide(again.rows_per_second, row.rows_per_second) or 0.0
+
+
+def _range(row: Row) -> tuple[float, float]:
+    return row.timed_rows / max(row.seconds), row.timed_rows / min(row.seconds)
