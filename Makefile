@@ -3,7 +3,8 @@ BIN := .venv/bin
 READY := .venv/ready
 # More workers would each hold PyTorch and gain little. A worker without tests takes some of another.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
-CACHES := .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+COVERAGE := .coverage.json
+CACHES := $(COVERAGE) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo run find-batch bench doctor test test-slow test-mps check format resolve-mac constraints clean
@@ -36,7 +37,8 @@ doctor: setup ## Check whether this machine is ready; ARGS="--device mps" and th
 	$(BIN)/finetune doctor $(ARGS)
 
 test: setup ## Run the quick tests; fails under 90 % line coverage
-	$(BIN)/pytest $(PARALLEL) --cov --cov-fail-under=90
+	$(BIN)/python -m slipcover --json --out $(COVERAGE) -m pytest $(PARALLEL)
+	$(BIN)/python -m slipcover --merge $(COVERAGE) --out $(COVERAGE) --fail-under 90
 
 test-slow: setup ## Run all tests, the slow ones too; SLOW=only for those alone
 	$(BIN)/pytest $(PARALLEL) -m '$(if $(filter only,$(SLOW)),slow)'
