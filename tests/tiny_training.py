@@ -16,6 +16,7 @@ from finetune.devices.mps.device import FewShapes
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
+from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, inputs_of_texts
@@ -115,6 +116,7 @@ def tiny_training_state(
         head=structure.head,
         device=device or CpuDevice(),
         precision=precision,
+        losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer=optimizer,
             schedule=Schedule(peak=peak, warmup_updates=2, total_updates=total_updates),

@@ -76,12 +76,17 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
             warnings.append(event.message)
         emit(event)
 
-    given = load_data(data_options(config.data), emit=emit_and_keep).splits
+    loaded = load_data(data_options(config.data), emit=emit_and_keep)
+    given, task = loaded.splits, loaded.task
     takes_first = config.data.data == "trec"
     splits = split_table(
-        given, split_options(config.data), takes_first=takes_first, emit=emit_and_keep
+        given,
+        split_options(config.data),
+        task=task,
+        takes_first=takes_first,
+        emit=emit_and_keep,
     )
-    findings = check_splits(given)
+    findings = check_splits(given, task)
     lengths = measure_tokens(given, config.model, emit=emit_and_keep)
     return DataReport(
         data=config.data.data,

@@ -3,8 +3,6 @@
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-
 from finetune.config.schema import Config, mode_of
 from finetune.data.check import describe_lengths
 from finetune.data.load import source_name
@@ -22,13 +20,11 @@ def describe(config: Config, *, emit: Emit) -> DryRun:
     folder = _free_folder(config)
     preparation = prepare(config, emit=emit)
     plan = plan_training(preparation)
-    names = preparation.classifier.class_names
-    counts = np.bincount(preparation.examples["train"].labels, minlength=len(names))
     lengths = Counter(batch.padded_length for batch in plan.batches(0))
     return DryRun(
         facts=RunFacts.of(preparation, plan),
         rows=dict(preparation.splits.num_rows),
-        rows_by_class=dict(zip(names, counts.tolist(), strict=True)),
+        rows_by_class=preparation.task.count_classes(preparation.examples["train"].labels),
         tokens=describe_lengths(plan.lengths).to_json(),
         batch_size=config.training.batch_size,
         effective_batch_size=plan.effective_batch_size,

@@ -9,7 +9,7 @@ from finetune.events import Emit, ignore
 from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.evaluation.metrics import Scores
+    from finetune.tasks.base import Scores
 
 SCHEMA_VERSION = 1
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import DatasetDict
 
 from finetune.api.check_data import NOT_CUT, find_tokenizer, warn_of_unknown_words
 from finetune.config.schema import (
@@ -19,9 +18,9 @@ from finetune.config.schema import (
     mode_defaults,
 )
 from finetune.config.starter import make_starter
-from finetune.data.check import count_classes, suggest_max_length
+from finetune.data.check import suggest_max_length
 from finetune.data.files import read_file
-from finetune.data.source import DataOptions
+from finetune.data.source import DataOptions, LoadedData
 from finetune.data.split import split_table
 from finetune.data.tables import (
     TextColumns,
@@ -107,13 +106,12 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
     read = read_file(Path(options.data), options, emit=emit)
     columns = choose_table_columns(read, options, emit=emit)
     table = make_splits({"train": [read]}, columns, options, needs_all_labels=True, emit=emit)
-    rows = table["train"]
+    rows, task = table.splits["train"], table.task
     texts = texts_of(rows)
     shown = texts.joined
     characters = pc.utf8_length(shown)
-    labels = column_of(rows, "label").to_numpy()
-    names = rows.features["label"].names
-    class_rows = count_classes(rows)
+    labels, names = task.labels(column_of(rows, "label")), task.class_names
+    class_rows = task.count_classes(labels)
     first_rows = {name: int(np.argmax(labels == number)) for number, name in enumerate(names)}
     model = model or _suggest_model(shown)
     return TableFacts(
@@ -190,8 +188,14 @@ def _epochs(facts: TableFacts, mode: str) -> float:
     return mode_defaults(Mode(mode), updates_per_epoch=updates_per_epoch).num_train_epochs
 
 
-def _count_rows_of_a_run(table: DatasetDict, *, emit: Emit) -> dict[str, int]:
-    splits = split_table(table, split_options(DataConfig()), takes_first=False, emit=emit)
+def _count_rows_of_a_run(table: LoadedData, *, emit: Emit) -> dict[str, int]:
+    splits = split_table(
+        table.splits,
+        split_options(DataConfig()),
+        task=table.task,
+        takes_first=False,
+        emit=emit,
+    )
     return {split: len(rows) for split, rows in splits.items()}
 
 

@@ -12,7 +12,7 @@ from finetune.runs.folder import load_saved_config, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.data.stream import Row
-    from finetune.evaluation.answers import Answer
+    from finetune.tasks.base import Answer
 
 # Within a piece, texts of like length share a batch. The first is small, so that answers come soon.
 FIRST_TEXTS = 16

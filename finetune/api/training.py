@@ -6,7 +6,6 @@ from pathlib import Path
 from finetune.api.dry_run import RUNS_FOLDER, default_name
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
-from finetune.evaluation.metrics import warn_unless_better
 from finetune.events import Emit
 from finetune.report.card import write_model_card
 from finetune.report.page import write_report
@@ -15,6 +14,7 @@ from finetune.runs.folder import RunFolder, lock, reserve_folder, reserve_new_fo
 from finetune.runs.preparation import prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
+from finetune.tasks.base import warn_unless_better
 
 
 def train_new(config: Config, *, emit: Emit) -> RunResults:

@@ -12,7 +12,8 @@ Part = Literal["whole", "features", "trainable"]
 
 # Where a model comes from and its former classes: neither changes the shape of its tensors.
 _NOT_ARCHITECTURE = {
-    "_name_or_path", "architectures", "dtype", "id2label", "label2id", "transformers_version",
+    "_name_or_path", "architectures", "dtype", "id2label", "label2id", "problem_type",
+    "task_specific_params", "transformers_version",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, sp
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.structure import Structure, find_structure
+from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import prepare_mask
 from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs
@@ -157,7 +158,7 @@ def _prepare(
     )
     return prepare_training(
         model, head=structure.head, device=device, precision=case.precision,
-        hyperparameters=hyperparameters,
+        losses=cross_entropy, hyperparameters=hyperparameters,
     )  # fmt: skip
 
 

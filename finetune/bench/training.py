@@ -33,6 +33,7 @@ from finetune.model.feature_store import FeatureStore
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.mode import Mode
+from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import move_batches
@@ -131,6 +132,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
         head=structure.head,
         device=device,
         precision="fp32",
+        losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
             schedule=Schedule(peak=_ARTICLE_RATE, warmup_updates=0, total_updates=1),

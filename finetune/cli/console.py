@@ -15,7 +15,7 @@ from finetune.escaping import escape_controls, escape_line
 from finetune.events import Advance, Emit, Event, Probe, Stage, Update, Validation, WarningMessage
 
 if TYPE_CHECKING:
-    from finetune.evaluation.metrics import Scores
+    from finetune.tasks.base import Scores
 
 LINE_WITHOUT_END = 1_000_000
 LONGEST_EXAMPLE = 60
@@ -56,7 +56,8 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
                 metrics = f"loss {event.loss:.3f}  {validated}{_speed_and_memory(event)}"
                 move(Update, metrics, done=event.update, total=event.total_updates)
             case Validation() if has_bar:  # of 40 epochs of a head; all are in metrics.jsonl
-                validated = f"accuracy {event.metrics['accuracy']:.3f}  "
+                name, value = next(iter(event.metrics.items()))
+                validated = f"{name} {value:.3f}  "
             case _ if not quiet:
                 console.print(escape_line(_line(event)))
 
@@ -155,17 +156,10 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 
 def show_scores(title: str, scores: "Scores") -> None:
     """Print the overall and the per-class metrics of a split on standard output."""
-    show_lines(
-        f"{title}: accuracy {scores.accuracy:.1%} (largest class: {scores.baseline_accuracy:.1%}), "
-        f"macro F1 {scores.macro_f1:.1%}",
-        "",
-    )
-    columns = ("precision", "recall", "F1", "rows")
-    rows = [
-        (name, f"{row.precision:.1%}", f"{row.recall:.1%}", f"{row.f1:.1%}", str(row.support))
-        for name, row in scores.per_class.items()
-    ]
-    show_table(("class", *columns), rows, numbers=columns)
+    figures = (f"{one.name} {one}" + f" ({one.note})" * bool(one.note) for one in scores.figures)
+    show_lines(f"{title}: {', '.join(figures)}", "")
+    if table := scores.table:
+        show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
 
 
 def shorten(text: str) -> str:

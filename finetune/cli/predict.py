@@ -1,7 +1,7 @@
 """``finetune predict``."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
@@ -20,7 +20,7 @@ from finetune.runs.folder import open_run_folder
 if TYPE_CHECKING:
     from finetune.data.stream import Row
     from finetune.evaluation.answer_file import Write
-    from finetune.evaluation.answers import Answer
+    from finetune.tasks.base import Answer
 
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 
@@ -130,21 +130,24 @@ class _Lines:
         self._has_titles = False
 
     def show(self, answers: "Sequence[Answer]") -> None:
-        scores = list(answers[0].probabilities or ["probability"])
-        texts = ("text",) if answers[0].text_pair is None else ("text", "text_pair")
-        columns = ("label", *scores, *texts)
-        titles = () if self._has_titles else columns
+        rows = [_cells(answer) for answer in answers]
+        titles = [] if self._has_titles else [title for title, _ in rows[0]]
+        cells_of_rows = [[cell for _, cell in row] for row in rows]
         self._has_titles = True
         if sys.stdout.isatty():
-            show_table(titles or [""] * len(columns), _cells(answers))
+            show_table(titles or [""] * len(rows[0]), cells_of_rows)
         else:
-            lines = [titles, *_cells(answers)] if titles else _cells(answers)
+            lines = [titles, *cells_of_rows] if titles else cells_of_rows
             click.echo("\n".join("\t".join(map(escape_line, line)) for line in lines))
 
 
-def _cells(answers: "Sequence[Answer]") -> "Iterator[Sequence[str]]":
-    for one in answers:
-        scores = one.probabilities.values() if one.probabilities else [one.probability]
-        texts = (one.text,) if one.text_pair is None else (one.text, one.text_pair)
-        shown = (text.translate(WITHOUT_LINE_ENDS) for text in texts)
-        yield one.label, *(f"{score:.3f}" for score in scores), *shown
+def _cells(answer: "Answer") -> list[tuple[str, str]]:
+    """Return an answer's titles and cells; numbers of all classes stand for that of the best."""
+    words = [(name, one) for name, one in answer.result.items() if isinstance(one, str)]
+    numbers = {name: one for name, one in answer.result.items() if isinstance(one, float)}
+    for scores in (one for one in answer.result.values() if isinstance(one, Mapping)):
+        numbers = dict(scores)
+    cells = ((name, f"{number:.3f}") for name, number in numbers.items())
+    texts = [("text", answer.text), ("text_pair", answer.text_pair)]
+    shown = ((name, text.translate(WITHOUT_LINE_ENDS)) for name, text in texts if text is not None)
+    return [*words, *cells, *shown]

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from numpy.typing import NDArray
 
 from finetune.data.repeats import number_texts
 from finetune.data.tables import TextColumns, column_of, texts_of
+from finetune.tasks.base import Task
 
 EXAMPLES = 3
 SHORT_CHARACTERS = 3
@@ -100,7 +101,7 @@ class Findings:
     conflicts: dict[str, Conflicts]
     short_texts: dict[str, ShortTexts]
     overlap: dict[str, Overlap]
-    balance: Balance
+    balance: Balance | None
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class _Split:
-    """A split's texts or pairs, their numbers over all splits, and its labels."""
+    """A split's texts or pairs, numbers of texts and of labels over all splits, and label names."""
 
     texts: TextColumns
     numbers: NDArray[np.int64]
@@ -175,22 +176,26 @@ class _Split:
         return sorted({self.names[label] for label in self.labels[self.numbers == number]})
 
 
-def check_splits(splits: DatasetDict) -> Findings:
+def check_splits(splits: DatasetDict, task: Task) -> Findings:
     """Look for what is odd in splits, ``train`` among them, without a model."""
-    names = splits["train"].features["label"].names
     texts = {split: texts_of(rows) for split, rows in splits.items()}
+    labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
+    ends = np.cumsum([len(rows) for rows in splits.values()])[:-1]
     columns = zip(*(own.columns for own in texts.values()), strict=True)
-    numbers = np.split(
-        number_texts(
-            *(pyarrow.chunked_array([c for t in own for c in t.chunks]) for own in columns)
-        ),
-        np.cumsum([len(rows) for rows in splits.values()])[:-1],
+    all_texts = number_texts(
+        *(pyarrow.chunked_array([c for t in own for c in t.chunks]) for own in columns)
     )
+    distinct, numbers = np.unique(
+        np.concatenate(list(labels.values())), axis=0, return_inverse=True
+    )
+    names = [task.spell(label) for label in distinct]
     parts = {
-        split: _Split(texts[split], own, column_of(rows, "label").to_numpy(), names)
-        for (split, rows), own in zip(splits.items(), numbers, strict=True)
+        split: _Split(texts[split], own_texts, own_labels, names)
+        for split, own_texts, own_labels in zip(
+            splits, np.split(all_texts, ends), np.split(numbers, ends), strict=True
+        )
     }
-    classes = {split: count_classes(rows) for split, rows in splits.items()}
+    classes = {split: task.count_classes(own) for split, own in labels.items()}
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
@@ -202,15 +207,8 @@ def check_splits(splits: DatasetDict) -> Findings:
             for split, part in parts.items()
             if split != "train"
         },
-        balance=weigh_classes(classes["train"]),
+        balance=weigh_classes(classes["train"]) if task.class_names else None,
     )
-
-
-def count_classes(table: Dataset) -> dict[str, int]:
-    """Return the rows of each class, in the order of the classes."""
-    names = table.features["label"].names
-    counts = np.bincount(column_of(table, "label").to_numpy(), minlength=len(names))
-    return dict(zip(names, counts.tolist(), strict=True))
 
 
 def weigh_classes(counts: Mapping[str, int]) -> Balance:
@@ -263,7 +261,9 @@ def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
 
 def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> list[Suggestion]:
     """Return what a user may want to change; ``None`` if the lengths are not known."""
-    changes = [*_about_balance(findings.balance), *_about_texts(findings)]
+    changes = [*_about_texts(findings)]
+    if findings.balance:
+        changes = [*_about_balance(findings.balance), *changes]
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
         found = (

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.tasks.labels import NUMBER
 
 # Names that say what a column holds; the first of each leaves no doubt.
 TEXT_NAMES = (
@@ -37,7 +38,6 @@ PAIRS = (
     *(("question", "sentence"), ("question", "context"), ("question", "passage")),
     ("1string", "2string"),
 )
-NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?"
 DATE = r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?"
 SAMPLE_ROWS = 10_000
 LONGEST_LABEL = 60
@@ -152,15 +152,6 @@ def choose_text_columns(
 def plain_name(name: str) -> str:
     """Return a column's name in lower case, with underscores."""
     return re.sub(r"[\s-]", "_", name.strip().casefold())
-
-
-def is_number(value: str) -> bool:
-    """Return whether a text is a decimal number.
-
-    >>> is_number("-3.0"), is_number("1e3"), is_number("nan")
-    (True, True, False)
-    """
-    return re.fullmatch(NUMBER, value) is not None
 
 
 def _facts_of(column: pyarrow.ChunkedArray, name: str) -> _Facts:

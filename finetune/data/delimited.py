@@ -14,9 +14,10 @@ import pyarrow
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, is_number, plain_name
+from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Stage
+from finetune.tasks.labels import is_number
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_CHARACTERS = 2**20

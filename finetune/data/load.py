@@ -2,15 +2,13 @@
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 
-import numpy as np
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset
+from datasets import Dataset
 
 from finetune.data.columns import choose_columns
 from finetune.data.files import SUFFIXES, read_file
@@ -18,11 +16,12 @@ from finetune.data.hub_tables import fetch_splits
 from finetune.data.questions import load_questions
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
-from finetune.data.tables import column_of, read_tables, texts_of
+from finetune.data.tables import column_of, make_table, read_tables, texts_of
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Stage, ignore
 from finetune.files import file_sha256
+from finetune.tasks.base import Task
 
 SOURCES = ("trec", "questions")
 HUB_PREFIX = "hub:"
@@ -60,48 +59,57 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
             return load_questions()
         case "a file":
             files = _files_of(options)
-            splits = read_tables(
+            loaded = read_tables(
                 files, options, needs_all_labels=True, is_for_training=is_for_training, emit=emit
             )
             paths = [path for [path] in files.values()]
-            return LoadedData(splits, tuple(DataSource(str(p), file_sha256(p)) for p in paths))
+            sources = tuple(DataSource(str(path), file_sha256(path)) for path in paths)
+            return replace(loaded, sources=sources)
     repository, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
     files, commit = fetch_splits(repository, revision=revision or None, emit=emit)
-    splits = read_tables(
+    loaded = read_tables(
         files, options, needs_all_labels=False, is_for_training=is_for_training, emit=emit
     )
-    return LoadedData(splits, (DataSource(HUB_PREFIX + repository, commit=commit),))
+    return replace(loaded, sources=(DataSource(HUB_PREFIX + repository, commit=commit),))
 
 
 def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) -> LoadedData:
     """Load data and split it: the same rows for the same options, every time."""
     given = load_data(options, emit=emit)
-    splits = split_table(given.splits, splitting, takes_first=options.data == "trec", emit=emit)
+    splits = split_table(
+        given.splits,
+        splitting,
+        task=given.task,
+        takes_first=options.data == "trec",
+        emit=emit,
+    )
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
-    classes = len(splits["train"].features["label"].names)
-    emit(Stage(f"data: {options.data}, {counts} rows, {classes} classes"))
-    return LoadedData(splits, given.sources)
+    emit(Stage(f"data: {options.data}, {counts} rows, {given.task.label_kinds}"))
+    return replace(given, splits=splits)
 
 
-def load_rows(options: DataOptions, *, class_names: Sequence[str], emit: Emit) -> Dataset:
-    """Load all rows of data that no split of a run comes from, labelled by the run's classes.
+def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
+    """Load all rows of data that no split of a run comes from, with the labels of the run's task.
 
     Raises:
-        DataError: If it has a label that is none of these classes.
+        DataError: If its labels are of another kind, or one is none of the task's classes.
     """
     wanted = replace(options, validation_file=None, test_file=None, data_dir=None)
-    rows = load_data(wanted, is_for_training=False, emit=emit).splits["train"]
-    names = rows.features["label"].names
-    if unknown := [name for name in names if name not in class_names]:
+    loaded = load_data(wanted, is_for_training=False, emit=emit)
+    rows, names = loaded.splits["train"], task.class_names
+    if loaded.task.name != task.name:
+        raise DataError(
+            f"{options.data} has {loaded.task.label_kinds}, the model's task is {task.name}",
+            remedy="name data of the same kind",
+        )
+    if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(
             f"{options.data} has labels that the model does not know: {', '.join(unknown)}",
-            remedy=f"leave these rows out; the model knows {', '.join(class_names)}",
+            remedy=f"leave these rows out; the model knows {', '.join(names)}",
         )
-    numbers = np.array([class_names.index(name) for name in names])
-    labels = numbers[column_of(rows, "label").to_numpy()]
-    return rows.remove_columns("label").add_column(
-        "label", labels, feature=ClassLabel(names=list(class_names))
-    )
+    labels = loaded.task.decode(column_of(rows, "label"))
+    texts = texts_of(rows)
+    return make_table(texts.texts, labels, task=task, pairs=texts.pairs)
 
 
 def find_places(options: DataOptions, rows: Dataset) -> list[str]:

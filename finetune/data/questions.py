@@ -12,6 +12,7 @@ from datasets import DatasetDict
 from finetune.data.source import DataSource, LoadedData
 from finetune.data.tables import make_table
 from finetune.data.trec import COARSE
+from finetune.tasks.single import Single
 
 
 def load_questions() -> LoadedData:
@@ -21,14 +22,16 @@ def load_questions() -> LoadedData:
     """
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
     rows = [json.loads(line) for line in content.splitlines()]
+    task = Single(COARSE)
     splits = DatasetDict(
         {
             split: make_table(
                 [row["text"] for row in rows if row["split"] == split],
                 [row["label"] for row in rows if row["split"] == split],
-                classes=COARSE,
+                task=task,
             )
             for split in ("train", "test")
         }
     )
-    return LoadedData(splits, (DataSource("questions", hashlib.sha256(content).hexdigest()),))
+    source = DataSource("questions", hashlib.sha256(content).hexdigest())
+    return LoadedData(splits, task, (source,))

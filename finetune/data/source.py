@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finetune.errors import UsageError
+from finetune.tasks.base import Task
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -58,7 +59,14 @@ class DataSource:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Splits, ``train`` among them, with the columns of ``make_table``, and their sources."""
+    """Splits, ``train`` among them, with the columns of ``make_table``.
+
+    Args:
+        splits: By name.
+        task: What their labels are.
+        sources: What they were read from.
+    """
 
     splits: "DatasetDict"
-    sources: tuple[DataSource, ...]
+    task: Task
+    sources: tuple[DataSource, ...] = ()

@@ -1,4 +1,4 @@
-"""Hold rows out for validation and test: seeded, in the classes' proportions, without leaks."""
+"""Hold rows out for validation and test: seeded, in the proportions of strata, without leaks."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from finetune.data.repeats import number_texts
 from finetune.data.tables import column_of, dataset_of, texts_of
 from finetune.errors import DataError
 from finetune.events import Emit, Stage
+from finetune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,11 @@ class _NumberedRows:
 
     table: Dataset
     texts: NDArray[np.int64]
+    task: Task
 
     @classmethod
-    def of(cls, table: Dataset) -> "_NumberedRows":
-        return cls(table, number_texts(*texts_of(table)))
+    def of(cls, table: Dataset, task: Task) -> "_NumberedRows":
+        return cls(table, number_texts(*texts_of(table)), task)
 
     def hold_out(self, *, fraction: float, seed: int) -> tuple["_NumberedRows", "_NumberedRows"]:
         """Divide the rows as :func:`hold_out` does."""
@@ -30,7 +32,7 @@ class _NumberedRows:
         sizes = np.bincount(self.texts)
         is_held_out = np.zeros(len(sizes), bool)
         rows_before = 0
-        for members in self._texts_of_classes():
+        for members in self._texts_of_strata():
             # Rounding the running total keeps the total exact over many small classes.
             rows_after = rows_before + int(sizes[members].sum())
             quota = round(fraction * rows_after) - round(fraction * rows_before)
@@ -39,28 +41,33 @@ class _NumberedRows:
             is_held_out[shuffled[_find_fitting(sizes[shuffled], quota)]] = True
         return self._where(~is_held_out[self.texts]), self._where(is_held_out[self.texts])
 
-    def _texts_of_classes(self) -> list[NDArray[np.int64]]:
-        """Return for each class, in their order, the numbers of its texts in order of appearance.
+    def _texts_of_strata(self) -> list[NDArray[np.int64]]:
+        """Return for each stratum, in their order, the numbers of its texts as they appear.
 
-        A text with several labels counts among the class of its first row.
+        A text with several labels counts among the stratum of its first row.
         """
-        labels = column_of(self.table, "label").to_numpy()
         first_rows = np.flatnonzero(np.diff(np.maximum.accumulate(self.texts), prepend=-1))
-        classes = labels[first_rows]
-        return [self.texts[first_rows[classes == label]] for label in np.unique(classes)]
+        strata = strata_of(self.table, self.task)[first_rows]
+        return [self.texts[first_rows[strata == stratum]] for stratum in np.unique(strata)]
 
     def _where(self, mask: NDArray[np.bool_]) -> "_NumberedRows":
-        return _NumberedRows(_rows_where(self.table, mask), self.texts[mask])
+        return _NumberedRows(_rows_where(self.table, mask), self.texts[mask], self.task)
 
 
-def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+def strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
+    """Return the group of each row, of which a split takes its share: of shape [rows]."""
+    return task.strata(task.labels(column_of(table, "label")))
+
+
+def hold_out(table: Dataset, *, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Divide a table into rows that are kept and rows that are held out.
 
-    Each class gives its share, to within a row. Rows whose texts, or pairs, differ in nothing but
-    case and spaces stay together, and each class keeps at least one text. Both parts are in the
-    table's order, and the same for the same seed. The fraction is in 0..1.
+    Each stratum of the task, such as a class, gives its share, to within a row. Rows whose texts,
+    or pairs, differ in nothing but case and spaces stay together, and each stratum keeps at least
+    one text. Both parts are in the table's order, and the same for the same seed. The fraction is
+    in 0..1.
     """
-    kept, held_out = _NumberedRows.of(table).hold_out(fraction=fraction, seed=seed)
+    kept, held_out = _NumberedRows.of(table, task).hold_out(fraction=fraction, seed=seed)
     return kept.table, held_out.table
 
 
@@ -78,7 +85,7 @@ class SplitOptions:
 
 
 def split_table(
-    table: DatasetDict, options: SplitOptions, *, takes_first: bool, emit: Emit
+    table: DatasetDict, options: SplitOptions, *, task: Task, takes_first: bool, emit: Emit
 ) -> DatasetDict:
     """Return the splits ``train``, ``validation`` and ``test``, disjoint where they are made here.
 
@@ -89,22 +96,22 @@ def split_table(
         DataError: If there are too few rows for one of the splits, or all training rows that are
             left have one label.
     """
-    splits = _with_missing_splits(table, options, emit=emit)
+    splits = _with_missing_splits(table, options, task=task, emit=emit)
     if options.max_train_samples is not None:
         train = splits["train"]
         rows = min(options.max_train_samples, len(train))
         splits["train"] = (
             train.select(range(rows))
             if takes_first
-            else _sample_rows(train, rows=rows, seed=options.split_seed)
+            else _sample_rows(train, strata_of(train, task), rows=rows, seed=options.split_seed)
         )
-    _refuse_one_class(splits["train"])
+    _refuse_constant(splits["train"], task)
     order = ("train", "validation", "test")
     return DatasetDict({name: splits[name] for name in order if name in splits})
 
 
 def _with_missing_splits(
-    table: DatasetDict, options: SplitOptions, *, emit: Emit
+    table: DatasetDict, options: SplitOptions, *, task: Task, emit: Emit
 ) -> dict[str, Dataset]:
     fractions = {"test": options.test_fraction, "validation": options.validation_fraction}
     missing = [
@@ -113,7 +120,7 @@ def _with_missing_splits(
     if not missing:
         return dict(table)
     splits, given_rows = dict(table), len(table["train"])
-    train = _NumberedRows.of(table["train"])
+    train = _NumberedRows.of(table["train"], task)
     for name in missing:
         rows = fractions[name] * given_rows
         train, held_out = _hold_out_some(train, rows=rows, seed=options.split_seed, purpose=name)
@@ -128,27 +135,24 @@ def _with_missing_splits(
     return splits
 
 
-def _sample_rows(table: Dataset, *, rows: int, seed: int) -> Dataset:
-    """Return a random sample in the table's order, in which each class has its share.
+def _sample_rows(table: Dataset, strata: NDArray[np.int64], *, rows: int, seed: int) -> Dataset:
+    """Return a random sample in the table's order, in which each stratum has its share.
 
-    Where there are as many rows as classes, each class has at least one.
+    Where there are as many rows as strata, each stratum has at least one.
     """
-    labels = column_of(table, "label").to_numpy()
-    shuffled = np.random.default_rng(seed).permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    counts = np.bincount(labels)[labels[by_class]]
-    ranks = np.arange(len(labels)) - np.searchsorted(labels[by_class], labels[by_class])
-    is_taken = np.zeros(len(labels), bool)
-    is_taken[by_class[np.argsort(ranks / counts, kind="stable")[:rows]]] = True
+    shuffled = np.random.default_rng(seed).permutation(len(strata))
+    by_stratum = shuffled[np.argsort(strata[shuffled], kind="stable")]
+    counts = np.bincount(strata)[strata[by_stratum]]
+    ranks = np.arange(len(strata)) - np.searchsorted(strata[by_stratum], strata[by_stratum])
+    is_taken = np.zeros(len(strata), bool)
+    is_taken[by_stratum[np.argsort(ranks / counts, kind="stable")[:rows]]] = True
     return _rows_where(table, is_taken)
 
 
-def _refuse_one_class(table: Dataset) -> None:
-    present = np.unique(column_of(table, "label").to_numpy())
-    if len(present) == 1:
-        name = table.features["label"].names[present[0]]
+def _refuse_constant(table: Dataset, task: Task) -> None:
+    if constant := task.find_constant(task.labels(column_of(table, "label"))):
         raise DataError(
-            f"all {len(table):,} training rows have the label {name!r}",
+            f"all {len(table):,} training rows have {constant}",
             remedy="raise --max-train-samples, or bring training rows of at least two classes",
         )
 

@@ -8,17 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Value
+from datasets import Dataset, DatasetDict, DatasetInfo, Features, Value
 from datasets.fingerprint import generate_random_fingerprint
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
 from finetune.data.columns import Columns, check_columns, choose_columns
 from finetune.data.files import RawTable, read_file
-from finetune.data.labels import listed_counts, name_classes, refuse_other_tasks, sort_classes
-from finetune.data.source import DataOptions
+from finetune.data.source import DataOptions, LoadedData
 from finetune.errors import DataError
 from finetune.events import Emit, Stage, WarningMessage
+from finetune.tasks.base import Task
+from finetune.tasks.labels import listed_counts
+from finetune.tasks.single import Single
 
 # What UTF-8 of other scripts looks like where it was read as Windows-1252.
 MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"  # noqa: RUF001
@@ -55,18 +57,16 @@ class LabelledRows(NamedTuple):
     rows: pyarrow.Table
 
 
-def make_table(texts: Any, labels: Any, *, classes: Sequence[str], pairs: Any = None) -> Dataset:
-    """Return a table with the columns ``text`` and ``label``, which is a position in ``classes``.
+def make_table(texts: Any, labels: Any, *, task: Task, pairs: Any = None) -> Dataset:
+    """Return a table with the columns ``text`` and ``label``.
 
-    Texts and labels, the latter by name, are Arrow arrays or sequences. Of pairs, the second texts
-    become the column ``text_pair``.
+    Texts and labels, the latter as the task parses them, are Arrow arrays or sequences of strings.
+    Of pairs, the second texts become the column ``text_pair``.
     """
     columns = {"text": texts} if pairs is None else {"text": texts, "text_pair": pairs}
-    features = Features(
-        {**dict.fromkeys(columns, Value("string")), "label": ClassLabel(names=list(classes))}
-    )
-    numbers = pc.index_in(_strings(labels), value_set=_strings(classes)).cast("int64")
-    rows = pyarrow.table([*map(_strings, columns.values()), numbers], schema=features.arrow_schema)
+    features = Features({**dict.fromkeys(columns, Value("string")), "label": task.feature})
+    arrays = [*map(_strings, columns.values()), task.encode(_strings(labels))]
+    rows = pyarrow.table(arrays, schema=features.arrow_schema)
     return dataset_of(rows, DatasetInfo(features=features))
 
 
@@ -94,7 +94,7 @@ def read_tables(
     needs_all_labels: bool,
     is_for_training: bool = True,
     emit: Emit,
-) -> DatasetDict:
+) -> LoadedData:
     """Read each split from its files, with the columns of :func:`make_table`.
 
     The classes are those of the training files, under the names that a file itself gives them or
@@ -131,38 +131,41 @@ def make_splits(
     needs_all_labels: bool,
     is_for_training: bool = True,
     emit: Emit,
-) -> DatasetDict:
+) -> LoadedData:
     """Make the splits of tables that have been read; see :func:`read_tables`."""
     label = columns.label.name
     if not needs_all_labels:
         tables = _leave_out_unlabelled(tables, label=label, emit=emit)
-    classes_of_labels = name_classes(_distinct_labels(tables, columns))
+    _check_columns(tables, columns)
+    labels = iter(Single.parse([one.columns[label] for own in tables.values() for one in own]))
     parts = {
-        split: [_labelled_rows(table, columns, classes_of_labels, emit=emit) for table in own]
+        split: [_labelled_rows(table, columns, next(labels), emit=emit) for table in own]
         for split, own in tables.items()
     }
     first, train = tables["train"][0], _joined(parts["train"])
-    known = pc.unique(train["label"])
-    classes = first.class_names.get(label) or sort_classes(known.to_pylist())
+    task = Single.of_labels(train["label"], names=first.class_names.get(label))
     if is_for_training:
-        _check_learnable(train, first, label=label)
+        _check_learnable(train, first, task, label=label)
     splits = {}
     for split, own in parts.items():
         skips = options.skip_unknown_labels
         splits[split] = _joined(
-            _with_known_labels(own, known, split=split, is_skipped=skips, emit=emit)
+            _with_known_labels(own, train["label"], task, split=split, is_skipped=skips, emit=emit)
         )
     _warn_of_mojibake(train["text"], path=first.path, emit=emit)
-    return DatasetDict(
-        {
-            split: make_table(
-                rows["text"],
-                rows["label"],
-                classes=classes,
-                pairs=rows["text_pair"] if columns.pair else None,
-            )
-            for split, rows in splits.items()
-        }
+    return LoadedData(
+        DatasetDict(
+            {
+                split: make_table(
+                    rows["text"],
+                    rows["label"],
+                    task=task,
+                    pairs=rows["text_pair"] if columns.pair else None,
+                )
+                for split, rows in splits.items()
+            }
+        ),
+        task,
     )
 
 
@@ -207,29 +210,23 @@ def _has_values(columns: pyarrow.Table, name: str) -> bool:
     return name in columns.column_names and pc.any(pc.not_equal(columns[name], "")).as_py()
 
 
-def _distinct_labels(tables: Mapping[str, Sequence[RawTable]], columns: Columns) -> dict[str, None]:
-    """Return the labels of all files, once it is sure that each has both columns."""
-    distinct: dict[str, None] = {}
+def _check_columns(tables: Mapping[str, Sequence[RawTable]], columns: Columns) -> None:
+    """Make sure that each file has the columns."""
     for table in (table for own in tables.values() for table in own):
         check_columns(table.columns.column_names, columns, table=str(table.path))
-        distinct |= dict.fromkeys(pc.unique(table.columns[columns.label.name]).to_pylist())
-    return distinct
 
 
 def _labelled_rows(
-    table: RawTable, columns: Columns, classes_of_labels: Mapping[str, str], *, emit: Emit
+    table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, emit: Emit
 ) -> LabelledRows:
     chosen = {"text": columns.text.name}
     if columns.pair:
         chosen["text_pair"] = columns.pair.name
     texts = {name: table.columns[own] for name, own in chosen.items()}
-    label = table.columns[columns.label.name]
-    numbers = pc.index_in(label, value_set=_strings(list(classes_of_labels)))
-    labels = pc.take(_strings(list(classes_of_labels.values())), numbers)
-    is_whole = pc.not_equal(labels, "")
+    is_whole = pc.is_valid(labels)
     for column in texts.values():
         is_whole = pc.and_(is_whole, pc.not_equal(pc.utf8_trim_whitespace(column), ""))
-    numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(label)))}
+    numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(labels)))}
     rows = pyarrow.table(numbered).filter(is_whole)
     if not len(rows):
         raise DataError(
@@ -237,24 +234,23 @@ def _labelled_rows(
             f" and a label in {columns.label.name!r}",
             remedy="name the right columns with --text-column and --label-column",
         )
-    if len(rows) < len(label):
+    if len(rows) < len(labels):
         first = table.place(pc.index(is_whole, False).as_py())
         emit(
             WarningMessage(
-                f"{len(label) - len(rows):,} of {len(label):,} rows skipped: empty text or label,"
+                f"{len(labels) - len(rows):,} of {len(labels):,} rows skipped: empty text or label,"
                 f" the first in {first}"
             )
         )
     return LabelledRows(table, rows)
 
 
-def _check_learnable(rows: pyarrow.Table, table: RawTable, *, label: str) -> None:
-    """Raise an error if all rows have the same label or the same text."""
-    present = pc.unique(rows["label"]).to_pylist()
-    refuse_other_tasks(present, column=label, table=str(table.path))
-    if len(present) == 1:
+def _check_learnable(rows: pyarrow.Table, table: RawTable, task: Task, *, label: str) -> None:
+    """Raise an error if the labels are of another kind, or all rows have one label or one text."""
+    task.refuse_other_kinds(rows["label"], column=label, table=str(table.path))
+    if constant := task.find_constant(task.labels(task.encode(rows["label"]))):
         raise DataError(
-            f"every row of {table.path} has the label {present[0]!r}",
+            f"every row of {table.path} has {constant}",
             remedy="bring rows of at least two classes, or name another --label-column",
         )
     texts = [name for name in ("text", "text_pair") if name in rows.column_names]
@@ -267,33 +263,34 @@ def _check_learnable(rows: pyarrow.Table, table: RawTable, *, label: str) -> Non
 
 def _with_known_labels(
     parts: Sequence[LabelledRows],
-    known: pyarrow.Array,
+    training: pyarrow.ChunkedArray,
+    task: Task,
     *,
     split: str,
     is_skipped: bool,
     emit: Emit,
 ) -> list[LabelledRows]:
     """Return the rows whose labels occur in the training rows; others are an error or skipped."""
-    masks = [pc.is_in(part.rows["label"], value_set=known) for part in parts]
+    found = [task.find_unknown(part.rows["label"], training=training) for part in parts]
     unknown = [
-        (part.table, row)
-        for part, mask in zip(parts, masks, strict=True)
-        for row in part.rows.filter(pc.invert(mask)).select(["label", "row"]).to_pylist()
+        (part.table, row["row"], row["unknown"])
+        for part, labels in zip(parts, found, strict=True)
+        for row in part.rows.append_column("unknown", labels).filter(labels.is_valid()).to_pylist()
     ]
     if not unknown:
         return list(parts)
-    counts = listed_counts(Counter(row["label"] for _, row in unknown))
+    counts = listed_counts(Counter(label for *_, label in unknown))
     if is_skipped:
         skipped = f"{len(unknown):,} rows of the {split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
         return [
-            LabelledRows(part.table, part.rows.filter(mask))
-            for part, mask in zip(parts, masks, strict=True)
+            LabelledRows(part.table, part.rows.filter(labels.is_null()))
+            for part, labels in zip(parts, found, strict=True)
         ]
-    table, first = unknown[0]
+    table, row, first = unknown[0]
     raise DataError(
         f"no training row has these labels of the {split} split: {counts}; the first is"
-        f" {first['label']!r} in {table.place(first['row'])}",
+        f" {first!r} in {table.place(row)}",
         remedy="correct them, bring training rows of these classes, or skip the rows with"
         " --skip-unknown-labels",
     )

@@ -18,6 +18,7 @@ from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
 from finetune.events import Emit, Stage, WarningMessage
+from finetune.tasks.single import Single
 
 HUB_REPOSITORY = "CogComp/trec"
 # The main branch holds a script, which datasets 4 and later refuse; this commit of the branch
@@ -97,15 +98,16 @@ def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
             f"TREC has no label {label!r}", remedy=f"choose one of {', '.join(CLASSES_OF_LABEL)}"
         )
     read, sources = _fetch(emit) if folder is None else _read_folder(folder, emit)
+    task = Single(CLASSES_OF_LABEL[label])
     splits = {
         split: make_table(
             questions.texts,
             questions.coarse if label == "label-coarse" else questions.classes,
-            classes=CLASSES_OF_LABEL[label],
+            task=task,
         )
         for split, questions in read.items()
     }
-    return LoadedData(DatasetDict(splits), sources)
+    return LoadedData(DatasetDict(splits), task, sources)
 
 
 def _fetch(emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:

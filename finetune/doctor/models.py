@@ -6,6 +6,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from finetune.events import Emit
 from finetune.model.load import load_classifier
 from finetune.model.shape import count_positions, load_shape
+from finetune.tasks.single import Single
 
 CLASSES = 6
 _SEED = 0
@@ -37,7 +38,7 @@ def pretrained_classifier(source: str, *, emit: Emit) -> PreTrainedModel:
     torch.manual_seed(_SEED)
     names = [str(number) for number in range(CLASSES)]
     return load_classifier(
-        source, revision=None, class_names=names, from_scratch=False, emit=emit
+        source, revision=None, task=Single(names), from_scratch=False, emit=emit
     ).model
 
 

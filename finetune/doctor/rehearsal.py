@@ -18,6 +18,7 @@ from finetune.evaluation.predict import predict_logits
 from finetune.model.freeze import freeze_parameters
 from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
+from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch, choose_padded_lengths
 from finetune.tokenization.encode import random_texts
 from finetune.tokenization.examples import Examples, ModelInputs, inputs_of_texts
@@ -159,6 +160,7 @@ def _prepare(
         head=structure.head,
         device=device,
         precision=precision,
+        losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
             schedule=Schedule(peak=_LEARNING_RATE, warmup_updates=0, total_updates=_UPDATES),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune.errors import UsageError
-from finetune.evaluation.answers import Answer
 from finetune.files import PARTIAL_SUFFIX
+from finetune.tasks.base import Answer
 
 OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
 Write = Callable[[Sequence[Answer]], None]
@@ -102,17 +102,22 @@ def json_line(answer: Answer) -> str:
 
 
 def _flat(answer: Answer) -> dict[str, Any]:
-    """Return an answer by columns: probabilities as floats, everything else as text."""
-    values = answer.to_json()
-    names = values.keys() - {"text", "text_pair", "label", "probability", "probabilities"}
-    scores = values.get("probabilities") or {}
+    """Return an answer by columns: its numbers as floats, everything else as text."""
+    values, result = answer.to_json(), answer.result
+    others = {
+        name: value for name, value in values.items() if name not in ("text", "text_pair", *result)
+    }
     return {
         "text": answer.text,
         **({} if answer.text_pair is None else {"text_pair": answer.text_pair}),
-        "label": answer.label,
-        "probability": answer.probability,
-        **{f"probability_{name}": score for name, score in scores.items()},
-        **{name: _as_text(value) for name, value in values.items() if name in names},
+        **{name: one for name, one in result.items() if not isinstance(one, Mapping)},
+        **{
+            f"probability_{name}": score
+            for one in result.values()
+            if isinstance(one, Mapping)
+            for name, score in one.items()
+        },
+        **{name: _as_text(value) for name, value in others.items()},
     }
 
 

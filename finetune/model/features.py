@@ -63,8 +63,9 @@ class FrozenLayers:
 
 def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precision: str) -> str:
     """Return a key of all that features depend on but the inputs; the model is on the CPU."""
-    # The names of the classes and of the folder change nothing.
-    config = {**extractor.model.config.to_dict(), "id2label": 0, "label2id": 0, "_name_or_path": 0}
+    # What the outputs are, and the name of the folder, change nothing.
+    other = ("id2label", "label2id", "problem_type", "task_specific_params", "_name_or_path")
+    config = extractor.model.config.to_dict() | dict.fromkeys(other, 0)
     ingredients = [
         f"split at {extractor.split_at}",
         f"precision {precision}",

@@ -1,7 +1,6 @@
 """A Hub id or a folder becomes a sequence classifier with a fresh head."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from finetune.events import Emit
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model
 from finetune.model.structure import Structure, find_structure
+from finetune.tasks.base import Task
 from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
@@ -41,7 +41,7 @@ class Classifier:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     structure: Structure
-    class_names: Sequence[str]
+    task: Task
     source: ModelSource
 
     @property
@@ -96,9 +96,9 @@ class Classifier:
 
 
 def load_classifier(
-    name: str, *, revision: str | None, class_names: Sequence[str], from_scratch: bool, emit: Emit
+    name: str, *, revision: str | None, task: Task, from_scratch: bool, emit: Emit
 ) -> Classifier:
-    """Load a pretrained encoder with a new head for these classes, in the order of their numbers.
+    """Load a pretrained encoder with a new head for a task.
 
     The head is drawn from torch's global random state. Only safetensors are read and no code that
     comes with a model is run. Only ``from_scratch`` may most or all weights be missing.
@@ -109,9 +109,8 @@ def load_classifier(
     """
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_config(), source.read_tokenizer()
-    pretrained_names = list((config.id2label or {}).values())
-    config.id2label = dict(enumerate(class_names))
-    config.label2id = {name: number for number, name in enumerate(class_names)}
+    has_own_outputs = task.has_outputs_of(config)
+    task.configure(config)
     if config.pad_token_id is None:
         # A head that reads a text's last token looks for it before the padding.
         config.pad_token_id = tokenizer.pad_token_id
@@ -120,12 +119,12 @@ def load_classifier(
         model, info = _build(config, weights)
         structure = find_structure(model)
     not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
-    if structure.classifier.isdisjoint(not_loaded) and pretrained_names != list(class_names):
+    if structure.classifier.isdisjoint(not_loaded) and not has_own_outputs:
         _draw_classifier(model, structure)
     _check_weights(model, source)
     _report_missing(model, source, not_loaded - structure.head, from_scratch, emit=emit)
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
-    return Classifier(model, tokenizer, structure, class_names, source)
+    return Classifier(model, tokenizer, structure, task, source)
 
 
 def _build(

@@ -30,6 +30,7 @@ def save_classifier(classifier: Classifier, folder: Path) -> None:
 
 
 def _write_files(classifier: Classifier, partial: Path) -> None:
+    classifier.task.configure(classifier.model.config)
     with _no_progress_bar():
         classifier.model.save_pretrained(partial)
     classifier.tokenizer.save_pretrained(partial)

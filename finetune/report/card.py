@@ -15,8 +15,7 @@ from finetune.data.load import HUB_PREFIX
 from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
 from finetune.model.source import MINILM, MINILM_REPOSITORY
-from finetune.report.page import standard_error
-from finetune.report.templates import percent
+from finetune.report.templates import capitalize
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.results import RunResults
 from finetune.runs.trained import model_reads_pairs
@@ -39,11 +38,11 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         facts=results.facts,
         training=results.training,
         test=results.test,
-        percent=percent,
-        standard_error=standard_error(results.test),
+        task=results.task,
+        capitalize=capitalize,
         base=_as_code(_public_name(results.facts.model)),
         data=_as_code(_name_of_data(results.facts.data)),
-        per_class={_as_words(label): scores for label, scores in results.test.per_class.items()},
+        cell=_as_words,
         max_length=config.model.max_length,
         reads_pairs=model_reads_pairs(folder),
         config=_public_config(config),
@@ -64,14 +63,11 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
             dataset_name=data,
             dataset_config=config.data.label if data in DATASET_IDS else None,
             dataset_split="test",
-            metric_type=metric,
-            metric_name=metric_name,
-            metric_value=value,
+            metric_type=figure.type,
+            metric_name=capitalize(figure.name),
+            metric_value=figure.value,
         )
-        for metric, metric_name, value in (
-            ("accuracy", "Accuracy", test.accuracy),
-            ("f1", "Macro F1", test.macro_f1),
-        )
+        for figure in test.figures
     ]
     return ModelCardData(
         model_name=name,
@@ -80,7 +76,7 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
         library_name="transformers",
         pipeline_tag="text-classification",
         tags=["finetune-mps"],
-        metrics=["accuracy", "f1"],
+        metrics=[*dict.fromkeys(figure.type for figure in test.figures)],
         eval_results=metrics,
     )
 

@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from finetune.tasks.base import Figure as Metric
+
 # Matplotlib can't write a CSS variable, so it draws in colours that occur nowhere else, which
 # are replaced in the SVG. So the curves follow the page between light and dark.
 CSS_COLOURS = {
@@ -39,16 +41,18 @@ NO_METADATA = dict.fromkeys(["Creator", "Date", "Format", "Type"])
 Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_curves(rows: Rows) -> str:
+def draw_curves(rows: Rows, figures: Sequence[Metric]) -> str:
     """Draw the loss over the updates and, below, the validation metrics.
 
     Args:
-        rows: Of ``metrics.jsonl``. Without an ``eval_accuracy`` there is no lower panel.
+        rows: Of ``metrics.jsonl``. Without validations there is no lower panel.
+        figures: The metrics; those that have a curve share one scale.
 
     Returns:
         An ``svg`` element that uses the CSS variables of ``CSS_COLOURS``.
     """
-    panels = 2 if any("eval_accuracy" in row for row in rows) else 1
+    drawn = [figure for figure in figures if figure.has_curve]
+    panels = 2 if any(f"eval_{drawn[0].key}" in row for row in rows) else 1
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 2.5 * panels), layout="constrained")
         loss, *below = figure.subplots(panels, sharex=True, squeeze=False)[:, 0]
@@ -56,10 +60,11 @@ def draw_curves(rows: Rows) -> str:
         _plot(loss, rows, key="eval_loss", label="validation", color=SECOND, marker="o")
         _finish(loss, title="Loss")
         for score in below:
-            _plot(score, rows, key="eval_accuracy", label="accuracy", color=FIRST, marker="o")
-            _plot(score, rows, key="eval_macro_f1", label="macro F1", color=SECOND, marker="o")
+            for one, color in zip(drawn, (FIRST, SECOND), strict=False):
+                _plot(score, rows, key=f"eval_{one.key}", label=one.name, color=color, marker="o")
             _finish(score, title="Validation")
-            score.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+            if drawn[0].is_share:
+                score.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         figure.axes[-1].set_xlabel("update")
         return svg_of(figure)
 

@@ -7,9 +7,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from finetune.escaping import escape_controls
 
 
-def percent(share: float) -> str:
-    """Return a share of 0..1 in percent, such as ``97.2 %``."""
-    return f"{100 * share:.1f} %"
+def capitalize(text: str) -> str:
+    """Return a text that begins with a capital, the rest as it is: ``Macro F1``."""
+    return text[:1].upper() + text[1:]
 
 
 def duration(seconds: float) -> str:
@@ -35,4 +35,4 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"percent": percent, "duration": duration}
+TEMPLATES.filters |= {"capitalize": capitalize, "duration": duration}

@@ -45,7 +45,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     checkpointing = config.training.gradient_checkpointing
     case = Case(
         preparation.device.name, architecture_of(classifier.model.config.to_dict()),
-        classes=len(classifier.class_names), mode=preparation.mode,
+        classes=len(classifier.task.output_names), mode=preparation.mode,
         padded_length=plan.padded_lengths[-1], precision=precision_without_timing(config.training),
         optimizer=config.training.optimizer, gradient_checkpointing=bool(checkpointing),
     )  # fmt: skip

@@ -6,13 +6,13 @@ from datasets import Dataset
 
 from finetune.data.load import load_rows
 from finetune.errors import DataError, NotARun
-from finetune.evaluation.metrics import Scores, score_logits, warn_unless_better
 from finetune.events import Emit, Stage
 from finetune.runs.data import data_options, load_run_data
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import encode_rows
-from finetune.runs.trained import TrainedModel, model_reads_pairs, saved_class_names
+from finetune.runs.trained import TrainedModel, model_reads_pairs, saved_task
+from finetune.tasks.base import Scores, warn_unless_better
 
 
 def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:
@@ -47,7 +47,7 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
     options = load_saved_config(folder).data
     rows = load_rows(
         replace(data_options(options), data=source),
-        class_names=saved_class_names(folder),
+        task=saved_task(folder),
         emit=emit,
     )
     if ("text_pair" in rows.column_names) != (reads_pairs := model_reads_pairs(folder)):
@@ -64,6 +64,6 @@ def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: E
     emit(Stage(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
     examples = encode_rows(rows, split, model.classifier, config=model.config, emit=emit)
     logits = model.logits(examples)
-    scores = score_logits(logits, examples.labels, class_names=model.classifier.class_names)
+    scores = model.classifier.task.score(logits, examples.labels)
     warn_unless_better(scores, emit=emit)
     return scores

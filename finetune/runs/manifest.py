@@ -18,6 +18,7 @@ from finetune.files import read_json, write_json
 from finetune.model.source import ModelSource
 from finetune.runs.environment import package_versions
 from finetune.runs.preparation import Preparation
+from finetune.tasks.base import Task
 
 SCHEMA_VERSION = 1
 
@@ -51,7 +52,7 @@ class Manifest:
         """Return the manifest of a run that begins now."""
         return cls(
             sources=describe_sources(preparation.sources),
-            splits=digest_splits(preparation.splits),
+            splits=digest_splits(preparation.splits, preparation.task),
             model=describe_model(preparation.classifier.source),
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
@@ -61,7 +62,8 @@ class Manifest:
     @classmethod
     def of_data(cls, data: LoadedData) -> "Manifest":
         """Return the part of a manifest that says what the data is now."""
-        return cls(describe_sources(data.sources), digest_splits(data.splits), {}, {}, "")
+        splits = digest_splits(data.splits, data.task)
+        return cls(describe_sources(data.sources), splits, {}, {}, "")
 
     @classmethod
     def read(cls, path: Path) -> "Manifest | None":
@@ -118,17 +120,17 @@ def describe_sources(sources: Sequence[DataSource]) -> dict[str, str]:
     }
 
 
-def digest_splits(splits: DatasetDict) -> dict[str, str]:
+def digest_splits(splits: DatasetDict, task: Task) -> dict[str, str]:
     """Return a digest of each split's texts and labels in their order."""
-    return {name: digest_rows(rows) for name, rows in splits.items()}
+    return {name: digest_rows(rows, task) for name, rows in splits.items()}
 
 
-def digest_rows(rows: Dataset) -> str:
+def digest_rows(rows: Dataset, task: Task) -> str:
     """Return the sha256 of texts, labels and the names of the classes: 64 hexadecimal digits."""
-    digest = hashlib.sha256("\0".join(rows.features["label"].names).encode())
+    digest = hashlib.sha256("\0".join(task.class_names).encode())
     for column in texts_of(rows).columns:
         _digest_texts(column, digest)
-    digest.update(column_of(rows, "label").to_numpy().astype(np.int64).tobytes())
+    digest.update(task.labels(column_of(rows, "label")).tobytes())
     return digest.hexdigest()
 
 

@@ -99,6 +99,7 @@ def _find_timing(
         timing = time_precisions(
             preparation.classifier.model,
             head=preparation.classifier.structure.head,
+            losses=preparation.task.losses,
             hyperparameters=plan.hyperparameters,
             cut=cut,
             batch_size=replace(batch_size, emit=ignore),

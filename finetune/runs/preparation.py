@@ -20,8 +20,8 @@ from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
+from finetune.tasks.base import Task
 from finetune.tokenization.examples import Examples
-from finetune.training.class_weights import example_weights
 
 if TYPE_CHECKING:
     from finetune.training.precision_timing import PrecisionTiming
@@ -51,6 +51,11 @@ class Preparation:
     precision_timing: "PrecisionTiming | None" = None
 
     @property
+    def task(self) -> Task:
+        """What the labels are."""
+        return self.classifier.task
+
+    @property
     def mode(self) -> Mode:
         """What trains."""
         return mode_of(self.config.model)
@@ -61,10 +66,7 @@ class Preparation:
         The data, in files and as token ids, is shared.
         """
         config = replace(self.config, training=replace(self.config.training, seed=seed))
-        names = self.classifier.class_names
-        classifier = load_for_training(
-            config, class_names=list(names), device=self.device, emit=emit
-        )
+        classifier = load_for_training(config, task=self.task, device=self.device, emit=emit)
         return replace(self, config=config, classifier=classifier)
 
 
@@ -79,8 +81,8 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     emit(Stage(f"device: {device.name} ({device.description}), precision {precision}"))
     loaded = load_run_data(config.data, emit=emit)
     splits = loaded.splits
-    class_names = splits["train"].features["label"].names
-    classifier = load_for_training(config, class_names=class_names, device=device, emit=emit)
+    task = loaded.task.fitted(loaded.task.labels(column_of(splits["train"], "label")))
+    classifier = load_for_training(config, task=task, device=device, emit=emit)
     if config.training.class_weights == "balanced":
         emit(Stage("class weights: every class counts the same in the loss, instead of every row"))
     started = time.perf_counter()
@@ -92,15 +94,13 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     return Preparation(config, device, loaded.sources, splits, examples, classifier, seconds)
 
 
-def load_for_training(
-    config: Config, *, class_names: list[str], device: Device, emit: Emit
-) -> Classifier:
+def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit) -> Classifier:
     """Load the pretrained model, draw its head, and freeze what does not train."""
     torch.manual_seed(config.training.seed)
     classifier = load_classifier(
         config.model.model,
         revision=config.model.revision,
-        class_names=class_names,
+        task=task,
         from_scratch=config.model.from_scratch,
         emit=emit,
     )
@@ -139,14 +139,12 @@ def encode_rows(
         unknown_tokens = encoded.count(classifier.tokenizer.unk_token_id)
         if found := suggest_model(unknown_tokens=unknown_tokens, tokens=int(encoded.offsets[-1])):
             emit(WarningMessage(found.finding, remedy=found.remedy))
-    labels = column_of(rows, "label").to_numpy()
+    labels = classifier.task.labels(column_of(rows, "label"))
     return Examples(
         inputs_of=classifier.inputs(encoded).inputs_of,
         lengths=encoded.lengths,
         labels=labels,
-        weights=example_weights(
-            labels,
-            classes=len(classifier.class_names),
-            is_balanced=config.training.class_weights == "balanced",
+        weights=classifier.task.example_weights(
+            labels, is_balanced=config.training.class_weights == "balanced"
         ),
     )

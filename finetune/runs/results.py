@@ -11,9 +11,10 @@ from finetune.model.mode import Mode
 from finetune.runs.folder import RunFolder
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
+from finetune.runs.trained import saved_task
+from finetune.tasks.base import Scores, Task
 
 if TYPE_CHECKING:
-    from finetune.evaluation.metrics import Scores
     from finetune.training.precision_timing import PrecisionTiming
 
 SCHEMA_VERSION = 1
@@ -70,7 +71,7 @@ class RunFacts:
         trained, total = count_parameters(classifier.model)
         return cls(
             data=config.data.data,
-            class_names=classifier.class_names,
+            class_names=classifier.task.class_names,
             model=config.model.model,
             mode=preparation.mode,
             device=preparation.device.name,
@@ -87,10 +88,11 @@ class RunFacts:
 class RunResults:
     """What a finished run found: the metrics are those of the best model."""
 
+    task: Task
     facts: RunFacts
     training: TrainingMetrics
-    validation: "Scores | None"
-    test: "Scores"
+    validation: Scores | None
+    test: Scores
     output_dir: str
 
     def to_json(self) -> dict[str, Any]:
@@ -98,6 +100,7 @@ class RunResults:
         splits = {"eval": self.validation, "test": self.test}
         return {
             "schema_version": SCHEMA_VERSION,
+            "task": self.task.name,
             **asdict(self.facts),
             **asdict(self.training),
             **{
@@ -121,11 +124,13 @@ def read_results(folder: RunFolder) -> RunResults:
             {one.name: found[one.name] for one in fields(part)}
             for part in (RunFacts, TrainingMetrics)
         )
+        task = saved_task(folder)
         return RunResults(
+            task=task,
             facts=RunFacts(**facts | {"precision_timing": _read_timing(facts)}),
             training=TrainingMetrics(**training),
-            validation=_read_scores(found, "eval") if "eval_loss" in found else None,
-            test=_read_scores(found, "test"),
+            validation=_read_scores(found, task, "eval") if "eval_loss" in found else None,
+            test=_read_scores(found, task, "test"),
             output_dir=str(folder.path),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -141,12 +146,10 @@ def _read_timing(facts: Mapping[str, Any]) -> "PrecisionTiming | None":
     return None if timing is None else PrecisionTiming(**timing)
 
 
-def _read_scores(found: Mapping[str, Any], prefix: str) -> "Scores":
-    from finetune.evaluation.metrics import ClassScores, Scores
-
-    values = {one.name: found[f"{prefix}_{one.name}"] for one in fields(Scores)}
-    per_class = {name: ClassScores(**scores) for name, scores in values.pop("per_class").items()}
-    return Scores(**values, per_class=per_class)
+def _read_scores(found: Mapping[str, Any], task: Task, split: str) -> Scores:
+    prefix = f"{split}_"
+    own = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
+    return task.scores_type.from_json(own)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
 from finetune.devices.batch_size import BatchSize
-from finetune.evaluation.answers import answer_texts
-from finetune.evaluation.metrics import Scores, score_logits
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
@@ -27,6 +25,7 @@ from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.saving import Checkpoints
 from finetune.runs.threads import choose_run_threads
+from finetune.tasks.base import Scores
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
@@ -122,6 +121,7 @@ class Run:
             head=preparation.classifier.structure.head,
             device=device,
             precision=precision,
+            losses=preparation.task.losses,
             hyperparameters=plan.hyperparameters,
         )
         predictor = Predictor(training_state.model, device, precision, eval_batch_size)
@@ -192,6 +192,7 @@ class Run:
         self.emit(Stage("evaluating the best model"))
         has_validation = "validation" in self.examples
         results = RunResults(
+            task=self.preparation.task,
             facts=RunFacts.of(self.preparation, self.plan),
             training=self._training_metrics(peak_bytes),
             validation=self._score("validation") if has_validation else None,
@@ -237,28 +238,21 @@ class Run:
 
     def _validate(self) -> ValidationResult:
         scores = self._score("validation")
-        metrics = {name: getattr(scores, name) for name in ("accuracy", "macro_f1", "loss")}
         chooser = self.config.training.metric_for_best_model
-        score = -scores.loss if chooser == "loss" else metrics[chooser]
-        return ValidationResult(score, metrics)
+        score = -scores.loss if chooser == "loss" else scores.metrics[chooser]
+        return ValidationResult(score, scores.metrics)
 
     def _score(self, split: str, *, writes_predictions: bool = False) -> Scores:
         """Evaluate the model on a split, and maybe write its answers to the run folder."""
-        examples = self.examples[split]
-        class_names = self.preparation.classifier.class_names
+        examples, task = self.examples[split], self.preparation.task
         logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
         if writes_predictions:
             table = self.preparation.splits[split].remove_columns("label")
             given = table.with_format("arrow")[:].to_pylist()
-            texts = [row["text"] for row in given]
-            answers = answer_texts(texts, logits, class_names=class_names)
-            rows = (
-                {**row, "label": class_names[label],
-                 "predicted": answer.label, "probability": answer.probability}
-                for row, answer, label in zip(given, answers, examples.labels.tolist(), strict=True)
-            )  # fmt: skip
+            found = task.predictions(logits, examples.labels)
+            rows = ({**row, **own} for row, own in zip(given, found, strict=True))
             write_jsonl(self.folder.predictions_file, rows)
-        return score_logits(logits, examples.labels, class_names=class_names)
+        return task.score(logits, examples.labels)
 
     def _training_metrics(self, peak_bytes: int | None) -> TrainingMetrics:
         progress, samples = self.progress, len(self.plan.lengths)

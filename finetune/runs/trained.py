@@ -11,12 +11,13 @@ from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupported, NotARun
-from finetune.evaluation.answers import Answer, answer_texts
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
 from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
 from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.tasks.base import Answer, Task
+from finetune.tasks.choose import read_task
 from finetune.tokenization.examples import ModelInputs
 
 
@@ -50,7 +51,7 @@ class TrainedModel:
         classifier = load_classifier(
             str(folder.model_folder),
             revision=None,
-            class_names=saved_class_names(folder),
+            task=saved_task(folder),
             from_scratch=False,
             emit=emit,
         )
@@ -70,8 +71,8 @@ class TrainedModel:
         pairs: Sequence[str] | None = None,
         *,
         all_scores: bool = False,
-    ) -> list[Answer]:
-        """Return the most probable class of each text or pair, maybe with the scores of all.
+    ) -> Sequence[Answer]:
+        """Return the answer to each text or pair, maybe with the scores of all classes.
 
         There is at least one text; ``pairs`` are the second texts.
         """
@@ -81,9 +82,7 @@ class TrainedModel:
             # Any number of pieces of texts may follow: powers of two give them the same shapes.
             lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
         logits = self._logits(self.classifier.inputs(encoded), lengths)
-        return answer_texts(
-            texts, logits, class_names=self.classifier.class_names, all_scores=all_scores
-        )
+        return self.classifier.task.answers(texts, logits, all_scores=all_scores)
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""
@@ -96,11 +95,10 @@ class TrainedModel:
         return self.predictor.logits(examples, padded_lengths=padded_lengths)
 
 
-def saved_class_names(folder: RunFolder) -> list[str]:
-    """Return the classes of a run's model in the order of their numbers."""
+def saved_task(folder: RunFolder) -> Task:
+    """Return the task of a run's model."""
     try:
-        names_by_number = read_json(folder.model_folder / "config.json")["id2label"]
-        return [names_by_number[str(number)] for number in range(len(names_by_number))]
+        return read_task(read_json(folder.model_folder / "config.json"))
     except (OSError, ValueError, KeyError) as error:
         raise ModelUnsupported(
             f"the model of {folder.path} is damaged: its config.json can't be read",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,10 +34,11 @@ class Examples(ModelInputs):
     """Examples to train on.
 
     Args:
+        labels: As the task's loss reads them: of shape [examples, ...].
         weights: What each example counts in the loss: float32 of shape [examples].
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     weights: NDArray[np.float32]
 
 

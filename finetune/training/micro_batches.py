@@ -21,7 +21,7 @@ class MicroBatch:
 
     Args:
         inputs: Keyword arguments of the model.
-        labels: int64 of shape [examples].
+        labels: As the task's loss reads them: of shape [examples, ...].
         shares: Each example's share of the update's loss, float32 of shape [examples]; over all
             micro-batches of an update they add up to 1.
     """

@@ -16,6 +16,7 @@ from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.precision import autocast
 from finetune.model.freeze import set_training
+from finetune.training.gradients import Losses
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.out_of_memory import update_with_retries
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
@@ -76,6 +77,7 @@ def time_precisions(
     model: PreTrainedModel,
     *,
     head: Set[str],
+    losses: Losses,
     hyperparameters: Hyperparameters,
     cut: Callable[[int], Iterable[MicroBatch]],
     batch_size: BatchSize,
@@ -87,6 +89,7 @@ def time_precisions(
     Args:
         model: On the CPU or on the device, which gets a copy.
         head: Names of the head's parameters.
+        losses: Gives the loss of each example.
         hyperparameters: Those of the run.
         cut: Cuts the batch into micro-batches of at most so many examples.
         batch_size: How many to begin with; fewer afterwards if they did not fit.
@@ -102,10 +105,11 @@ def time_precisions(
     if products["bf16"] > _LONGEST_PRODUCT * products["fp32"]:
         return PrecisionTiming("product", products)
     random_state = device.random_state()
+    prepare = partial(
+        prepare_training, head=head, device=device, losses=losses, hyperparameters=hyperparameters
+    )
     try:
-        return _time_updates(
-            _prepare_both(copy.deepcopy(model), head, device, hyperparameters), cut, batch_size
-        )
+        return _time_updates(_prepare_both(copy.deepcopy(model), prepare), cut, batch_size)
     finally:
         device.set_random_state(random_state)
         # Models that Accelerate has prepared refer to themselves.
@@ -128,20 +132,13 @@ def _time_product(device: Device, *, precision: str, size: int) -> float:
 
 
 def _prepare_both(
-    model: PreTrainedModel, head: Set[str], device: Device, hyperparameters: Hyperparameters
+    model: PreTrainedModel, prepare: Callable[..., TrainingState]
 ) -> dict[str, TrainingState]:
     """Return training states by precision, over the same parameters and optimizer state."""
     set_training(model)
     # A shallow copy has the same parameters and a forward of its own, to put into autocast.
     states = {
-        precision: prepare_training(
-            copy.copy(model),
-            head=head,
-            device=device,
-            precision=precision,
-            hyperparameters=hyperparameters,
-        )
-        for precision in ("fp32", "bf16")
+        precision: prepare(copy.copy(model), precision=precision) for precision in ("fp32", "bf16")
     }
     states["bf16"].optimizer.state = states["fp32"].optimizer.state
     return states

@@ -10,7 +10,7 @@ from torch import nn
 from finetune.devices.base import CapturedFunction, Device, Tensors
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.training.accelerator import Accelerator
-from finetune.training.gradients import accumulate_gradients
+from finetune.training.gradients import Losses, accumulate_gradients
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.optimizer import build_optimizer, set_learning_rate
 from finetune.training.schedule import Schedule
@@ -44,6 +44,7 @@ class TrainingState:
         optimizer: Over its trained parameters.
         device: Where it is.
         accelerator: Accelerate's part of an update.
+        losses: Gives the loss of each example.
         hyperparameters: How gradients become updates.
         captured: An update but for its learning rate, captured, where the device can do that.
     """
@@ -52,6 +53,7 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     device: Device
     accelerator: Accelerator
+    losses: Losses
     hyperparameters: Hyperparameters
     captured: CapturedFunction | None = None
 
@@ -104,6 +106,7 @@ class TrainingState:
             self.model,
             self.optimizer,
             micro_batches,
+            losses=self.losses,
             accelerator=self.accelerator,
             max_grad_norm=self.hyperparameters.max_grad_norm,
         )
@@ -142,6 +145,7 @@ def prepare_training(
     head: Set[str],
     device: Device,
     precision: str,
+    losses: Losses,
     hyperparameters: Hyperparameters,
 ) -> TrainingState:
     """Place a model on a device and give it an optimizer.
@@ -151,6 +155,7 @@ def prepare_training(
         head: Names of the head's parameters.
         device: Where to train.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
+        losses: Gives the loss of each example.
         hyperparameters: How gradients become updates.
     """
     accelerator = Accelerator(device, precision=precision)
@@ -163,7 +168,7 @@ def prepare_training(
         device=device,
     )
     placed, prepared = accelerator.prepare(model, optimizer)
-    state = TrainingState(placed, prepared, device, accelerator, hyperparameters)
+    state = TrainingState(placed, prepared, device, accelerator, losses, hyperparameters)
     if _why_not_capturable(state):
         return state
     return replace(state, captured=device.capture(partial(_take_update, state)))

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from finetune.cli.console import as_text, shorten, show_scores, show_table, showing
-from finetune.evaluation.metrics import ClassScores, Scores
 from finetune.events import Advance, Event, Stage, Update, Validation, WarningMessage
+from finetune.tasks.single import ClassScores, SingleScores
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
@@ -178,8 +178,9 @@ def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatc
 ROW = ClassScores(precision=0.5, recall=1.0, f1=2 / 3, support=12)
 
 
-def scores(**per_class: ClassScores) -> Scores:
-    return Scores(loss=1.0, accuracy=0.9, macro_f1=0.8, per_class=per_class, confusion_matrix=[])
+def scores(**per_class: ClassScores) -> SingleScores:
+    samples = sum(one.support for one in per_class.values())
+    return SingleScores(samples, 1.0, 0.9, 0.8, per_class, confusion_matrix=[])
 
 
 def test_metrics_are_shown_beside_the_baseline_and_by_class(
@@ -187,15 +188,18 @@ def test_metrics_are_shown_beside_the_baseline_and_by_class(
 ) -> None:
     show_scores("the test", scores(NUM=ROW, HUM=replace(ROW, support=4)))
     title, _, header, line, _ = capsys.readouterr().out.strip().splitlines()
-    assert title == "the test: accuracy 90.0% (largest class: 75.0%), macro F1 80.0%"
+    assert title == (
+        "the test: accuracy 90.0 % (± 7.5 standard error on 16 rows; largest class 75.0 %), "
+        "macro F1 80.0 %"
+    )
     assert header.split() == ["class", "precision", "recall", "F1", "rows"]
-    assert line.split() == ["NUM", "50.0%", "100.0%", "66.7%", "12"]
+    assert line.split() == ["NUM", *["50.0", "%", "100.0", "%", "66.7", "%", "12"]]
 
 
 def test_a_class_may_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
     show_scores("[red]x[/]", scores(**{"[bold]": ROW, ":a:": ROW}))
     output = capsys.readouterr().out
-    assert "[red]x[/]: accuracy 90.0%" in output
+    assert "[red]x[/]: accuracy 90.0 %" in output
     assert "[bold]" in output
     assert ":a:" in output
 

@@ -12,6 +12,7 @@ from finetune.data.check import (
     Balance,
     Conflict,
     Conflicts,
+    Findings,
     LengthFindings,
     Repeats,
     SharedText,
@@ -25,6 +26,7 @@ from finetune.data.check import (
 )
 from finetune.data.tables import make_table
 from finetune.data.trec import load_trec
+from finetune.tasks.single import Single
 
 TREC_DIR = Path(
     os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
@@ -36,13 +38,14 @@ needs_trec = pytest.mark.skipif(
 
 
 def splits_of(**rows: list[tuple[str, str]]) -> DatasetDict:
-    classes = sorted({label for pairs in rows.values() for _, label in pairs})
+    task = Single(sorted({label for pairs in rows.values() for _, label in pairs}))
     return DatasetDict(
-        {
-            split: make_table(*zip(*pairs, strict=True), classes=classes)
-            for split, pairs in rows.items()
-        }
+        {split: make_table(*zip(*pairs, strict=True), task=task) for split, pairs in rows.items()}
     )
+
+
+def look(splits: DatasetDict) -> Findings:
+    return check_splits(splits, Single(splits["train"].features["label"].names))
 
 
 def rows_of(texts: list[str], labels: str) -> list[tuple[str, str]]:
@@ -51,14 +54,14 @@ def rows_of(texts: list[str], labels: str) -> list[tuple[str, str]]:
 
 def test_repeats_are_counted_exactly_and_up_to_case() -> None:
     texts = ["Who?", "What?", "Who?", "who ?", "WHO?", "Who?", "what?"]
-    found = check_splits(splits_of(train=rows_of(texts, "aaaaaab"))).repeats["train"]
+    found = look(splits_of(train=rows_of(texts, "aaaaaab"))).repeats["train"]
     assert found == Repeats(2, 1, 4, 2, examples=["Who?", "What?"])
 
 
 @needs_trec
 def test_the_repeats_of_trec_are_those_that_are_known() -> None:
     fine = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None).splits
-    findings = check_splits(fine)
+    findings = look(fine)
     assert findings.rows == {"train": 5452}
     repeats = findings.repeats["train"]
     assert (repeats.rows, repeats.texts) == (71, 63)
@@ -68,13 +71,13 @@ def test_the_repeats_of_trec_are_those_that_are_known() -> None:
 
 def test_a_text_with_several_labels_is_a_conflict() -> None:
     texts = ["Why?", "Who?", "who? ", "What?", "What?", "How?", "HOW?"]
-    found = check_splits(splits_of(train=rows_of(texts, "dbaccef"))).conflicts["train"]
+    found = look(splits_of(train=rows_of(texts, "dbaccef"))).conflicts["train"]
     assert found == Conflicts(2, [Conflict("Who?", ["a", "b"]), Conflict("How?", ["e", "f"])])
 
 
 def test_short_texts_are_found_in_any_script() -> None:
     texts = ["ok", "", " \n", "yes", "好的", "早上好", "?"]
-    found = check_splits(splits_of(train=rows_of(texts, "aaaaaab"))).short_texts["train"]
+    found = look(splits_of(train=rows_of(texts, "aaaaaab"))).short_texts["train"]
     assert found == ShortTexts(rows=5, empty=2, examples=["ok", "", " \n"])
 
 
@@ -85,7 +88,7 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
         ("Who is it ?", "DESC"),
     ]
     test = [("who is it ?", "HUM"), ("What are the Twin Cities ?", "LOC"), ("When ?", "NUM")]
-    found = check_splits(splits_of(train=train, test=test)).overlap["test"]
+    found = look(splits_of(train=train, test=test)).overlap["test"]
     assert (found.rows, found.disagreeing) == (2, 1)
     assert found.examples == [
         SharedText("What are the Twin Cities ?", "LOC", ["DESC"]),
@@ -94,7 +97,7 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
 
 
 def test_classes_are_counted_in_every_split() -> None:
-    findings = check_splits(
+    findings = look(
         splits_of(train=[("one", "b"), ("two", "b")], test=[("three", "a"), ("four", "b")])
     )
     assert findings.rows == {"train": 2, "test": 2}
@@ -146,7 +149,7 @@ def remedies(splits: DatasetDict, *, max_length: int = 8, longest: int = 8) -> l
         unknown_share=0.0,
         splits={"train": measure_lengths(tokens, max_length=max_length)},
     )
-    return [change.remedy for change in suggest_changes(check_splits(splits), lengths=lengths)]
+    return [change.remedy for change in suggest_changes(look(splits), lengths=lengths)]
 
 
 def even_rows(count: int = 10) -> list[tuple[str, str]]:
@@ -187,12 +190,12 @@ def test_each_oddity_has_its_remedy(
 
 
 def test_without_lengths_the_rest_is_suggested() -> None:
-    findings = check_splits(splits_of(train=[*even_rows(), ("text 0", "b")]))
+    findings = look(splits_of(train=[*even_rows(), ("text 0", "b")]))
     assert len(suggest_changes(findings, lengths=None)) == 1
 
 
 def test_findings_become_json() -> None:
-    found = asdict(check_splits(splits_of(train=even_rows(), test=[("text 0", "b")])))
+    found = asdict(look(splits_of(train=even_rows(), test=[("text 0", "b")])))
     assert list(found) == [
         *("rows", "classes", "repeats", "conflicts", "short_texts", "overlap", "balance")
     ]

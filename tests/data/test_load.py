@@ -10,6 +10,7 @@ from finetune.data.load import load_data, load_rows, source_name
 from finetune.data.source import DataOptions, LoadedData
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Event, Stage
+from finetune.tasks.single import Single
 
 
 def load(data: str | Path, *, emitted: list[Event] | None = None, **options: Any) -> LoadedData:
@@ -142,8 +143,8 @@ def test_names_that_the_file_system_refuses_are_not_found(tmp_path: Path) -> Non
 def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nyes,b\nno,a\n")
     options = DataOptions(str(tmp_path / "a.csv"), "label-coarse", test_file="other.csv")
-    rows = load_rows(options, class_names=["c", "b", "a"], emit=lambda event: None)
+    rows = load_rows(options, task=Single(["c", "b", "a"]), emit=lambda event: None)
     assert rows["label"][:] == [1, 2]
     assert rows.features["label"].names == ["c", "b", "a"]
     with pytest.raises(DataError, match="labels that the model does not know: a"):
-        load_rows(options, class_names=["c", "b"], emit=lambda event: None)
+        load_rows(options, task=Single(["c", "b"]), emit=lambda event: None)

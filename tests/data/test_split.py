@@ -11,12 +11,14 @@ from finetune.data.split import SplitOptions, hold_out, split_table
 from finetune.data.tables import make_table
 from finetune.errors import DataError
 from finetune.events import Event, Stage
+from finetune.tasks.single import Single
 
 CLASSES = ("many", "some", "few")
+TASK = Single(CLASSES)
 
 
 def table_of(texts: list[str], labels: list[str]) -> Dataset:
-    return make_table(texts, labels, classes=CLASSES)
+    return make_table(texts, labels, task=TASK)
 
 
 def numbered_table(*, many: int, some: int, few: int) -> Dataset:
@@ -44,33 +46,37 @@ def ignore(event: Event) -> None:
 
 def test_the_parts_are_the_table_without_overlap() -> None:
     table = numbered_table(many=60, some=30, few=10)
-    kept, held_out = hold_out(table, fraction=0.2, seed=0)
+    kept, held_out = hold_out(table, task=TASK, fraction=0.2, seed=0)
     assert sorted(texts_of(kept) + texts_of(held_out)) == sorted(texts_of(table))
     assert len(held_out) == 20
 
 
 def test_each_class_gives_its_share() -> None:
-    _, held_out = hold_out(numbered_table(many=60, some=30, few=10), fraction=0.2, seed=0)
+    _, held_out = hold_out(
+        numbered_table(many=60, some=30, few=10), task=TASK, fraction=0.2, seed=0
+    )
     assert counts_of(held_out) == {"many": 12, "some": 6, "few": 2}
 
 
 def test_both_parts_keep_the_order_of_the_table() -> None:
     table = numbered_table(many=60, some=30, few=10)
     order = {text: position for position, text in enumerate(texts_of(table))}
-    for part in hold_out(table, fraction=0.3, seed=1):
+    for part in hold_out(table, task=TASK, fraction=0.3, seed=1):
         assert texts_of(part) == sorted(texts_of(part), key=order.__getitem__)
 
 
 def test_the_seed_decides_the_parts() -> None:
     table = numbered_table(many=60, some=30, few=10)
-    first, again, other = (hold_out(table, fraction=0.2, seed=seed)[1] for seed in (0, 0, 1))
+    first, again, other = (
+        hold_out(table, task=TASK, fraction=0.2, seed=seed)[1] for seed in (0, 0, 1)
+    )
     assert texts_of(first) == texts_of(again) != texts_of(other)
 
 
 def test_duplicates_stay_on_one_side_of_the_split() -> None:
     texts = [f"Question {number // 2} ?" for number in range(60)]
     texts[1::2] = [text.upper().replace(" ", "  ") + "\t" for text in texts[1::2]]
-    kept, held_out = hold_out(table_of(texts, ["many"] * 60), fraction=0.3, seed=0)
+    kept, held_out = hold_out(table_of(texts, ["many"] * 60), task=TASK, fraction=0.3, seed=0)
     assert len(held_out) == 18
     folded = [
         {" ".join(text.casefold().split()) for text in part["text"]} for part in (kept, held_out)
@@ -82,7 +88,7 @@ def test_a_class_with_a_single_text_is_kept() -> None:
     table = table_of(
         ["same"] * 40 + [f"text {number}" for number in range(60)], ["few"] * 40 + ["many"] * 60
     )
-    kept, held_out = hold_out(table, fraction=0.5, seed=0)
+    kept, held_out = hold_out(table, task=TASK, fraction=0.5, seed=0)
     assert counts_of(kept)["few"] == 40
     assert counts_of(held_out) == {"many": 30}
 
@@ -97,7 +103,7 @@ def test_no_text_is_ever_on_both_sides_and_no_class_vanishes(
     rows: list[tuple[str, str]], fraction: float, seed: int
 ) -> None:
     table = table_of([text for text, _ in rows], [label for _, label in rows])
-    kept, held_out = hold_out(table, fraction=fraction, seed=seed)
+    kept, held_out = hold_out(table, task=TASK, fraction=fraction, seed=seed)
     assert len(kept) + len(held_out) == len(rows)
     assert {t.casefold() for t in kept["text"]}.isdisjoint(t.casefold() for t in held_out["text"])
     first_labels = {text.casefold(): label for text, label in reversed(rows)}
@@ -111,7 +117,7 @@ def test_splits_that_the_data_brings_are_not_touched() -> None:
         test=numbered_table(many=2, some=2, few=2),
     )
     splits = split_table(
-        given_splits, SplitOptions(0.5, 0.5, 0, None), takes_first=False, emit=ignore
+        given_splits, SplitOptions(0.5, 0.5, 0, None), task=TASK, takes_first=False, emit=ignore
     )
     assert list(splits) == ["train", "validation", "test"]
     assert all(texts_of(splits[name]) == texts_of(given_splits[name]) for name in splits)
@@ -123,6 +129,7 @@ def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -
     splits = split_table(
         DatasetDict(train=table),
         SplitOptions(0.1, 0.2, 0, None),
+        task=TASK,
         takes_first=False,
         emit=emitted.append,
     )
@@ -143,6 +150,7 @@ def test_the_validation_split_is_a_share_of_all_rows_given() -> None:
     splits = split_table(
         DatasetDict(train=numbered_table(many=60, some=30, few=10)),
         SplitOptions(0.5, 0.4, 0, None),
+        task=TASK,
         takes_first=False,
         emit=lambda event: None,
     )
@@ -153,7 +161,9 @@ def test_no_validation_split_is_made_where_none_is_wanted() -> None:
     table = DatasetDict(
         train=numbered_table(many=6, some=6, few=6), test=numbered_table(many=1, some=1, few=1)
     )
-    splits = split_table(table, SplitOptions(0.0, 0.1, 0, None), takes_first=False, emit=ignore)
+    splits = split_table(
+        table, SplitOptions(0.0, 0.1, 0, None), task=TASK, takes_first=False, emit=ignore
+    )
     assert list(splits) == ["train", "test"]
     assert len(splits["train"]) == 18
 
@@ -163,7 +173,11 @@ def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: f
     table = DatasetDict(train=numbered_table(many=rows, some=0, few=0))
     with pytest.raises(DataError, match="too few rows") as raised:
         split_table(
-            table, SplitOptions(fraction, 0.1, 0, None), takes_first=False, emit=lambda event: None
+            table,
+            SplitOptions(fraction, 0.1, 0, None),
+            task=TASK,
+            takes_first=False,
+            emit=lambda event: None,
         )
     purpose = "validation" if "validation" in raised.value.message else "test"
     assert f"--{purpose}-fraction" in raised.value.remedy
@@ -173,7 +187,7 @@ def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: f
 def limited(table: Dataset, rows: int, *, takes_first: bool = False, seed: int = 0) -> Dataset:
     options = SplitOptions(0.0, 0.1, seed, rows)
     given = DatasetDict(train=table, test=numbered_table(many=1, some=1, few=1))
-    return split_table(given, options, takes_first=takes_first, emit=ignore)["train"]
+    return split_table(given, options, task=TASK, takes_first=takes_first, emit=ignore)["train"]
 
 
 def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None:

@@ -72,7 +72,7 @@ def read(
         ),
         needs_all_labels=needs_all_labels,
         emit=([] if emitted is None else emitted).append,
-    )
+    ).splits
 
 
 def rows_of(table: Dataset) -> list[tuple[str, str]]:
@@ -305,5 +305,5 @@ def test_several_files_make_one_split(tmp_path: Path) -> None:
         DataOptions("", ""),
         needs_all_labels=True,
         emit=lambda event: None,
-    )
+    ).splits
     assert table["train"]["text"][:] == ["a 1", "a 2", "b 1", "b 2"]

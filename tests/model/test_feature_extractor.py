@@ -24,6 +24,7 @@ from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, sp
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
+from finetune.tasks.single import cross_entropy
 from finetune.tokenization.collate import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.schedule import Schedule
@@ -131,6 +132,7 @@ def updated(
         head=structure.head,
         device=CpuDevice(),
         precision=precision,
+        losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
             schedule=Schedule(peak=1e-3, warmup_updates=1, total_updates=4),

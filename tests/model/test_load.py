@@ -29,6 +29,7 @@ from finetune.errors import ModelUnsupported
 from finetune.model.freeze import freeze_parameters
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
+from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
 
@@ -45,7 +46,7 @@ def load(
     return load_classifier(
         str(source),
         revision=None,
-        class_names=class_names,
+        task=Single(class_names),
         from_scratch=from_scratch,
         emit=([] if emitted is None else emitted).append,
     )

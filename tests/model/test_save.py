@@ -12,13 +12,14 @@ from transformers.utils import logging
 
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.save import save_classifier
+from finetune.tasks.single import Single
 
 NAMES = ["good", "bad"]
 
 
 def load(folder: Path) -> Classifier:
     return load_classifier(
-        str(folder), revision=None, class_names=NAMES, from_scratch=False, emit=lambda event: None
+        str(folder), revision=None, task=Single(NAMES), from_scratch=False, emit=lambda event: None
     )
 
 
@@ -36,7 +37,7 @@ def test_a_saved_classifier_comes_back_bit_for_bit(classifier: Classifier, tmp_p
         assert torch.equal(again.model.state_dict()[name], tensor)
     assert again.tokenizer.get_vocab() == classifier.tokenizer.get_vocab()
     assert again.structure == replace(classifier.structure, new=frozenset())
-    assert list(again.class_names) == NAMES
+    assert list(again.task.class_names) == NAMES
 
 
 def test_saving_shows_no_progress_bar_and_leaves_those_of_others(

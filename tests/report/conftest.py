@@ -2,9 +2,9 @@
 
 import pytest
 
-from finetune.evaluation.metrics import ClassScores, Scores
 from finetune.model.mode import Mode
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
+from finetune.tasks.single import ClassScores, Single, SingleScores
 
 
 @pytest.fixture
@@ -14,10 +14,11 @@ def results() -> RunResults:
         "DESC": ClassScores(precision=0.667, recall=1.0, f1=0.8, support=2),
         "a|b\n<i>": ClassScores(precision=1.0, recall=0.5, f1=0.667, support=2),
     }
-    validation = Scores(
-        loss=0.4, accuracy=0.875, macro_f1=0.87, per_class=per_class, confusion_matrix=[]
+    validation = SingleScores(
+        samples=4, loss=0.4, accuracy=0.875, macro_f1=0.87, per_class=per_class, confusion_matrix=[]
     )
-    test = Scores(
+    test = SingleScores(
+        samples=4,
         loss=0.5,
         accuracy=0.75,
         macro_f1=0.7333,
@@ -47,4 +48,6 @@ def results() -> RunResults:
         train_batch_size=32,
         train_peak_bytes=None,
     )
-    return RunResults(facts, training, validation, test, output_dir="runs/my-run")
+    return RunResults(
+        Single(["DESC", "a|b\n<i>"]), facts, training, validation, test, output_dir="runs/my-run"
+    )

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
+from finetune.tasks.single import balanced_class_weights
 from finetune.tokenization.examples import Examples
-from finetune.training.class_weights import balanced_class_weights
 
 ROWS = 13
 NO_LIMIT = 1e9

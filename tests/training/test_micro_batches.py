@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tiny_training import CLASSES, FewShapesDevice, random_examples
 
 from finetune.devices.cpu import CpuDevice
+from finetune.tasks.single import Single
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples
-from finetune.training.class_weights import example_weights
 from finetune.training.micro_batches import MicroBatch, cut_batch, move_batches
 
 ROWS = np.array([4, 0, 7, 11, 2, 9, 3])
@@ -65,7 +65,7 @@ def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:
 def test_shares_add_up_to_1_and_are_as_the_weights(
     labels: np.ndarray, batch_size: int, pads_batches: bool, is_balanced: bool
 ) -> None:
-    weights = example_weights(labels, classes=CLASSES, is_balanced=is_balanced)
+    weights = Single([""] * CLASSES).example_weights(labels, is_balanced=is_balanced)
     lengths = np.full(len(labels), 5)
     examples = Examples(lambda rows, padded_length: {}, lengths, labels, weights)
     rows = np.arange(len(labels))

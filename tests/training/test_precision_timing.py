@@ -17,6 +17,7 @@ from finetune.events import ignore
 from finetune.model.freeze import freeze_parameters
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
+from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.precision_timing import PrecisionTiming, time_precisions
@@ -58,7 +59,8 @@ class Planted:
             return cut_batch(examples, batch, batch_size=batch_size, device=device)
 
         return time_precisions(
-            model, head=structure.head, hyperparameters=HYPERPARAMETERS, cut=cut,
+            model, head=structure.head, losses=cross_entropy,
+            hyperparameters=HYPERPARAMETERS, cut=cut,
             batch_size=BatchSize(8, "batch size", device, ignore),
         )  # fmt: skip
 

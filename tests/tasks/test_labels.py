@@ -2,8 +2,8 @@
 
 import pytest
 
-from finetune.data.labels import name_classes, refuse_other_tasks, sort_classes
 from finetune.errors import DataError
+from finetune.tasks.labels import name_classes, refuse_other_tasks, sort_classes
 
 
 def test_numbers_of_the_same_value_are_one_class() -> None:

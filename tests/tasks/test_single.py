@@ -6,23 +6,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_class_weight
 
-from finetune.evaluation.metrics import (
-    MOST_CLASSES_OF_MATRIX,
-    ClassScores,
-    Scores,
-    score_logits,
-    warn_unless_better,
-)
 from finetune.events import Event, WarningMessage
+from finetune.tasks.base import warn_unless_better
+from finetune.tasks.single import (
+    MOST_CLASSES_OF_MATRIX,
+    ClassAnswer,
+    ClassScores,
+    Single,
+    SingleScores,
+    balanced_class_weights,
+)
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
 
 
-def score(predicted: np.ndarray, true: np.ndarray) -> Scores:
+def score(predicted: np.ndarray, true: np.ndarray) -> SingleScores:
     """Score logits that predict these classes."""
-    return score_logits(np.eye(4, dtype=np.float32)[predicted], true, class_names=NAMES)
+    return Single(NAMES).score(np.eye(4, dtype=np.float32)[predicted], true)
 
 
 def test_metrics_of_a_small_example_are_those_by_hand() -> None:
@@ -45,7 +48,7 @@ def test_loss_is_the_mean_over_the_rows_of_minus_log_probability() -> None:
     logits = np.array([[2, 1, 0, 0], [0, 0, 3, 1], [1, 4, 1, 0]], np.float32)
     labels = np.array([0, 2, 3])
 
-    scores = score_logits(logits, labels, class_names=NAMES)
+    scores = Single(NAMES).score(logits, labels)
 
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     expected = -np.log(probabilities[np.arange(3), labels]).mean()
@@ -118,7 +121,7 @@ def test_random_numbers_of_others_are_not_disturbed() -> None:
 def test_only_few_classes_have_a_confusion_matrix(classes: int, matrix_rows: int) -> None:
     labels = np.arange(classes)
     names = list(map(str, labels))
-    scores = score_logits(np.eye(classes, dtype=np.float32), labels, class_names=names)
+    scores = Single(names).score(np.eye(classes, dtype=np.float32), labels)
     assert (scores.accuracy, scores.samples) == (1, classes)
     assert len(scores.confusion_matrix) == matrix_rows
 
@@ -134,3 +137,40 @@ def test_a_model_that_does_not_beat_the_largest_class_is_reported(right: int, wa
         assert isinstance(event, WarningMessage)
         assert f"accuracy {right / 10:.1%}" in event.message
         assert "70.0%" in event.message
+
+
+def test_each_text_gets_its_most_probable_class_and_its_probability() -> None:
+    logits = np.array([[0.0, 1.0, -1.0], [100.0, 0.0, 99.0]], np.float32)
+
+    answers = Single(["a", "b", "c"]).answers(["one", "two"], logits)
+
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    expected = shares.max(1) / shares.sum(1)
+    assert answers == [
+        ClassAnswer("one", "b", pytest.approx(expected[0], rel=1e-5)),
+        ClassAnswer("two", "a", pytest.approx(expected[1], rel=1e-5)),
+    ]
+
+
+CLASSES = 6
+labels_of_examples = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=60).map(np.array)
+
+
+@given(labels=labels_of_examples)
+def test_balanced_weights_are_those_of_scikit_learn(labels: np.ndarray) -> None:
+    present = np.unique(labels)
+
+    weights = balanced_class_weights(labels, classes=CLASSES)
+
+    expected = compute_class_weight("balanced", classes=present, y=labels)
+    np.testing.assert_allclose(weights[present], expected, rtol=1e-6)
+    assert not np.delete(weights, present).any()
+    assert weights.dtype == np.float32
+
+
+def test_examples_weigh_as_their_class_or_all_the_same() -> None:
+    task, labels = Single(["a", "b", "c"]), np.array([2, 0, 2, 2])
+
+    balanced = task.example_weights(labels, is_balanced=True)
+    assert balanced.tolist() == pytest.approx([2 / 3, 2.0, 2 / 3, 2 / 3])
+    assert task.example_weights(labels, is_balanced=False).tolist() == [1.0] * 4

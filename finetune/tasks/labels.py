@@ -5,12 +5,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
-from finetune.data.columns import is_number
 from finetune.errors import DataError
 
 # Ratings in half steps from 0 to 10 have fewer.
 MOST_FRACTIONAL_CLASSES = 21
 LIST_SEPARATORS = ",;|"
+NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?"
+
+
+def is_number(value: str) -> bool:
+    """Return whether a text is a decimal number.
+
+    >>> is_number("-3.0"), is_number("1e3"), is_number("nan")
+    (True, True, False)
+    """
+    return re.fullmatch(NUMBER, value) is not None
 
 
 def name_classes(labels: Iterable[str]) -> dict[str, str]:

@@ -1,0 +1,349 @@
+"""What a kind of text classification is: the interface that each kind implements in one file."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from finetune.events import Emit, WarningMessage
+
+if TYPE_CHECKING:
+    import pyarrow
+    from transformers import PreTrainedConfig
+
+Labels = NDArray[Any]
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+# The pipeline of transformers that a saved model is for.
+PIPELINE = "text-classification"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric as people read it.
+
+    Args:
+        key: Its name in ``Scores.metrics``.
+        name: Its name in a sentence.
+        type: Its name on the Hub.
+        value: A share in 0..1 if it ``is_share``.
+        note: What it is to be compared with.
+        is_share: Whether it is shown in percent.
+        has_curve: Whether it is drawn over the updates; all that are have one scale.
+    """
+
+    key: str
+    name: str
+    type: str
+    value: float
+    note: str = ""
+    is_share: bool = True
+    has_curve: bool = True
+
+    def __str__(self) -> str:
+        return percent(self.value) if self.is_share else f"{self.value:.4g}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that a report shows; the cells after the first ``text_columns`` are numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows of each true class, by name, in each predicted class: counts of [classes, classes]."""
+
+    names: Sequence[str]
+    counts: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Scores(ABC):
+    """The metrics of a model on a split of ``samples`` rows; its fields are those of JSON files."""
+
+    samples: int
+    loss: float
+
+    @property
+    @abstractmethod
+    def figures(self) -> Sequence[Figure]:
+        """The metrics of the whole split, the most telling first."""
+
+    @property
+    @abstractmethod
+    def table(self) -> Table | None:
+        """The metrics of its classes."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the whole split by name, ``loss`` among them."""
+        return {figure.key: figure.value for figure in self.figures} | {"loss": self.loss}
+
+    @property
+    def warning(self) -> str:
+        """What a model that is no better than an answer without a model is; empty if it is."""
+        return ""
+
+    @property
+    def matrix(self) -> Matrix | None:
+        """The confusion matrix, where there is one."""
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Scores":
+        """Return what ``to_json`` has given, among other values."""
+        return cls(**{one.name: values[one.name] for one in fields(cls)})
+
+
+@dataclass(frozen=True)
+class Answer(ABC):
+    """What a model says of a text.
+
+    Args:
+        text: The text.
+        columns: The other columns of the text's row by name.
+        text_pair: The second text of a pair.
+    """
+
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    text_pair: str | None = field(default=None, kw_only=True)
+
+    @property
+    @abstractmethod
+    def result(self) -> dict[str, Any]:
+        """The answer by name: texts, lists of texts, numbers, or numbers of each class."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune predict --json`` prints.
+
+        A column whose name the answer needs, such as the true ``label``, becomes ``input_label``.
+        """
+        pair = {} if self.text_pair is None else {"text_pair": self.text_pair}
+        answer = {"text": self.text, **pair, **self.result}
+        return answer | {
+            f"input_{name}" if name in answer else name: value
+            for name, value in self.columns.items()
+        }
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A kind of text classification, with the classes or numbers of one data set.
+
+    A kind is a subclass, which its ``name`` makes known to ``--task`` and to saved models. Labels
+    pass through three forms: ``parse`` makes those of files into one Arrow type, ``encode`` these
+    into the column of a ``Dataset``, and ``labels`` that into an array that the loss reads.
+
+    Args:
+        class_names: The classes in the order of their numbers; none where labels are numbers.
+    """
+
+    name: ClassVar[str]
+    problem_type: ClassVar[ProblemType]
+    metric_names: ClassVar[Sequence[str]]
+    scores_type: ClassVar[type[Scores]]
+
+    class_names: Sequence[str] = ()
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.name] = cls
+
+    # What is saved with a model.
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """A name for each of the model's outputs."""
+        return self.class_names
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What else the answers depend on, in JSON's types."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Task":
+        """Return the task of a model's ``config.json``."""
+
+    def configure(self, config: "PreTrainedConfig") -> None:
+        """Write into a model's config what its users, such as a pipeline, need to read its logits.
+
+        What transformers has no name for stands in ``task_specific_params``.
+        """
+        config.id2label = dict(enumerate(self.output_names))
+        config.label2id = {name: number for number, name in enumerate(self.output_names)}
+        config.problem_type = self.problem_type
+        config.task_specific_params = {PIPELINE: {"task": self.name, **self.parameters}}
+
+    def has_outputs_of(self, config: "PreTrainedConfig") -> bool:
+        """Return whether a pretrained head already gives what this task needs."""
+        return list((config.id2label or {}).values()) == list(self.output_names)
+
+    # How labels are read.
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
+        """Return the labels of each file in the type of this kind, null where a row has none."""
+
+    @classmethod
+    @abstractmethod
+    def of_labels(
+        cls, labels: "pyarrow.ChunkedArray", *, names: Sequence[str] | None = None
+    ) -> "Task":
+        """Return the task that parsed training labels make.
+
+        Args:
+            labels: As ``parse`` returns them, none of them null.
+            names: All classes in their order, where a file names them.
+        """
+
+    @abstractmethod
+    def encode(self, labels: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+        """Return parsed labels as the column of a ``Dataset``, of the type of ``feature``."""
+
+    @abstractmethod
+    def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+        """Return what ``encode`` was given."""
+
+    @property
+    @abstractmethod
+    def feature(self) -> Any:
+        """The type of the column ``label`` in a ``Dataset``."""
+
+    @abstractmethod
+    def labels(self, column: "pyarrow.ChunkedArray") -> Labels:
+        """Return a ``Dataset``'s labels as the loss reads them: of shape [rows, ...]."""
+
+    @abstractmethod
+    def spell(self, label: Any) -> str:
+        """Return one of ``labels`` as people write it."""
+
+    def refuse_other_kinds(
+        self, labels: "pyarrow.ChunkedArray", *, column: str, table: str
+    ) -> None:
+        """Raise ``DataError`` if parsed training labels are of another kind."""
+        return
+
+    def find_unknown(
+        self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
+    ) -> "pyarrow.ChunkedArray":
+        """Return what of each row's parsed label no training row has, as text; null if nothing."""
+        import pyarrow
+
+        return pyarrow.chunked_array([pyarrow.nulls(len(labels), "string")])
+
+    # How rows are split, and what is odd about their labels.
+
+    def strata(self, labels: Labels) -> NDArray[np.int64]:
+        """Return the group of each row; a split takes its share of every group: [rows]."""
+        return np.zeros(len(labels), np.int64)
+
+    def find_constant(self, labels: Labels) -> str | None:
+        """Return what all rows have in common if nothing can be learned of them."""
+        is_constant = len(labels) > 0 and (labels == labels[0]).all()
+        return f"the label {self.spell(labels[0])!r}" if is_constant else None
+
+    def count_classes(self, labels: Labels) -> dict[str, int]:
+        """Return the rows of each class, in the order of the classes."""
+        return {}
+
+    # How a model learns them.
+
+    def fitted(self, labels: Labels) -> "Task":
+        """Return the task with what its loss takes from the training rows."""
+        return self
+
+    @abstractmethod
+    def example_weights(self, labels: Labels, *, is_balanced: bool) -> NDArray[np.float32]:
+        """Return what each example counts in the loss: [examples].
+
+        Raises:
+            ConfigurationInvalid: If they are to be balanced, and this kind has no way to.
+        """
+
+    @abstractmethod
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each example, without weights: fp32 of shape [examples].
+
+        Nothing here may depend on the values of the tensors: an update may be captured.
+
+        Args:
+            logits: fp32 of shape [examples, outputs].
+            labels: As ``labels`` gives them, on the same device.
+        """
+
+    # How its logits are read.
+
+    @abstractmethod
+    def score(self, logits: NDArray[np.float32], labels: Labels) -> Scores:
+        """Compare logits, [rows, outputs], with the true labels.
+
+        Raises:
+            ValueError: If there are no rows.
+        """
+
+    @abstractmethod
+    def answers(
+        self, texts: Sequence[str], logits: NDArray[np.float32], *, all_scores: bool = False
+    ) -> Sequence[Answer]:
+        """Return what logits, [texts, outputs], say of each text, maybe of each class."""
+
+    @abstractmethod
+    def predictions(self, logits: NDArray[np.float32], labels: Labels) -> Iterator[dict[str, Any]]:
+        """Yield true label and answer of each row, as ``predictions.jsonl`` has them."""
+
+    # What people read about it.
+
+    @property
+    def label_kinds(self) -> str:
+        """What the labels are, in a few words."""
+        return f"{len(self.class_names)} classes"
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What a model of this task is, as the beginning of a sentence."""
+
+    @property
+    @abstractmethod
+    def limits(self) -> Sequence[str]:
+        """Sentences on what its answers do not say."""
+
+    @abstractmethod
+    def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:
+        """Return the worst of the rows of ``predictions.jsonl``."""
+
+
+KINDS: dict[str, type[Task]] = {}
+
+
+def percent(share: float) -> str:
+    """Return a share of 0..1 in percent, such as ``97.2 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    """Return the text of a row of ``predictions.jsonl``, or a pair with a bar between its texts."""
+    return " | ".join(row[name] for name in ("text", "text_pair") if name in row)
+
+
+def warn_unless_better(scores: Scores, *, emit: Emit) -> None:
+    """Emit a warning where a model is no better than an answer without a model."""
+    if scores.warning:
+        remedy = "train longer, train more of the model, or look at finetune data check"
+        emit(WarningMessage(scores.warning, remedy=remedy))

@@ -1,0 +1,363 @@
+"""One label a text: each text is of exactly one class."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nlargest
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from finetune.tasks.base import (
+    Answer,
+    Figure,
+    Matrix,
+    ProblemType,
+    Scores,
+    Table,
+    Task,
+    percent,
+    text_of,
+)
+from finetune.tasks.labels import name_classes, refuse_other_tasks, sort_classes
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
+MOST_CLASSES_OF_MATRIX = 500
+MOST_MISTAKES = 20
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """The metrics of one class: the first three in 0..1, 0 where undefined; support in rows."""
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True)
+class SingleScores(Scores):
+    """The metrics where each row has one class.
+
+    Args:
+        samples: Rows of the split.
+        loss: Mean cross-entropy.
+        accuracy: Share of the rows whose class is right, in 0..1.
+        macro_f1: Mean F1 over the classes that are predicted or true, in 0..1.
+        per_class: By class name.
+        confusion_matrix: Rows of each true class by predicted class: [classes, classes], and empty
+            with more than ``MOST_CLASSES_OF_MATRIX`` classes.
+    """
+
+    accuracy: float
+    macro_f1: float
+    per_class: Mapping[str, ClassScores]
+    confusion_matrix: Sequence[Sequence[int]]
+
+    @property
+    def baseline_accuracy(self) -> float:
+        """Accuracy of always answering with the largest class, in 0..1."""
+        return max(scores.support for scores in self.per_class.values()) / self.samples
+
+    @property
+    def figures(self) -> Sequence[Figure]:
+        """Accuracy and macro F1."""
+        error = math.sqrt(self.accuracy * (1 - self.accuracy) / self.samples)
+        note = (
+            f"± {100 * error:.1f} standard error on {self.samples} rows; largest class "
+            f"{percent(self.baseline_accuracy)}"
+        )
+        return (
+            Figure("accuracy", "accuracy", "accuracy", self.accuracy, note),
+            Figure("macro_f1", "macro F1", "f1", self.macro_f1),
+        )
+
+    @property
+    def table(self) -> Table:
+        """The metrics of each class."""
+        rows = [
+            (name, percent(one.precision), percent(one.recall), percent(one.f1), str(one.support))
+            for name, one in self.per_class.items()
+        ]
+        columns = ("class", "precision", "recall", "F1", "rows")
+        return Table("Classes of the test split", columns, rows)
+
+    @property
+    def warning(self) -> str:
+        """Says that always answering with the largest class is as good."""
+        if self.accuracy > self.baseline_accuracy:
+            return ""
+        return (
+            f"accuracy {self.accuracy:.1%} is not better than always answering with the largest "
+            f"class, {self.baseline_accuracy:.1%}"
+        )
+
+    @property
+    def matrix(self) -> Matrix | None:
+        """The confusion matrix, unless there are too many classes."""
+        if not self.confusion_matrix:
+            return None
+        return Matrix(list(self.per_class), self.confusion_matrix)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "SingleScores":
+        """Return what ``to_json`` has given, among other values."""
+        scores = super().from_json(values)
+        assert isinstance(scores, cls)
+        per_class = {name: ClassScores(**one) for name, one in values["per_class"].items()}
+        return replace(scores, per_class=per_class)
+
+
+@dataclass(frozen=True)
+class ClassAnswer(Answer):
+    """The most probable class of a text.
+
+    Args:
+        text: The text.
+        columns: The other columns of the text's row by name.
+        text_pair: The second text of a pair.
+        label: Name of the class.
+        probability: Of that class, in 0..1.
+        probabilities: Of all classes by name, where they were asked for.
+    """
+
+    label: str
+    probability: float
+    probabilities: Mapping[str, float] | None = None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Label and probability, and maybe those of all classes."""
+        result: dict[str, Any] = {"label": self.label, "probability": self.probability}
+        return result if self.probabilities is None else {
+            **result, "probabilities": self.probabilities
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Single(Task):
+    """One class a text; the labels are int64 of shape [rows].
+
+    Args:
+        class_names: The classes in the order of their numbers.
+    """
+
+    name: ClassVar[str] = "single"
+    problem_type: ClassVar[ProblemType] = "single_label_classification"
+    metric_names: ClassVar[Sequence[str]] = ("accuracy", "macro_f1", "loss")
+    scores_type: ClassVar[type[Scores]] = SingleScores
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Single":
+        """Return the task of a model's ``config.json``."""
+        names = config["id2label"]
+        return cls([names[str(number)] for number in range(len(names))])
+
+    @classmethod
+    def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
+        """Return the class of each label, by name."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        distinct = dict.fromkeys(one for column in columns for one in pc.unique(column).to_pylist())
+        classes = name_classes(distinct)
+        known = pyarrow.array(list(classes), "string")
+        names = pyarrow.array([name or None for name in classes.values()], "string")
+        return [pc.take(names, pc.index_in(column, value_set=known)) for column in columns]
+
+    @classmethod
+    def of_labels(
+        cls, labels: "pyarrow.ChunkedArray", *, names: Sequence[str] | None = None
+    ) -> "Single":
+        """Return the task whose classes are those that occur, unless they have names."""
+        return cls(names or sort_classes(labels.unique().to_pylist()))
+
+    def encode(self, labels: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+        """Return the numbers of classes."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        known = pyarrow.array(list(self.class_names), "string")
+        return pc.index_in(labels, value_set=known).cast("int64")
+
+    def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+        """Return the names of classes."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        return pc.take(pyarrow.array(list(self.class_names), "string"), column)
+
+    @property
+    def feature(self) -> Any:
+        """A ``ClassLabel``."""
+        from datasets import ClassLabel
+
+        return ClassLabel(names=list(self.class_names))
+
+    def labels(self, column: "pyarrow.ChunkedArray") -> NDArray[np.int64]:
+        """Return the numbers of classes."""
+        labels: NDArray[np.int64] = column.to_numpy()
+        return labels
+
+    def spell(self, label: Any) -> str:
+        """Return the name of a class."""
+        return self.class_names[int(label)]
+
+    def refuse_other_kinds(
+        self, labels: "pyarrow.ChunkedArray", *, column: str, table: str
+    ) -> None:
+        """Raise ``DataError`` if labels are scores, or lists of several labels."""
+        refuse_other_tasks(labels.unique().to_pylist(), column=column, table=table)
+
+    def find_unknown(
+        self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
+    ) -> "pyarrow.ChunkedArray":
+        """Return the classes that no training row has, by name."""
+        import pyarrow.compute as pc
+
+        return pc.if_else(pc.is_in(labels, value_set=training.unique()), None, labels)
+
+    def strata(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Each class gives its share."""
+        return labels
+
+    def count_classes(self, labels: NDArray[np.int64]) -> dict[str, int]:
+        """Return the rows of each class."""
+        counts = np.bincount(labels, minlength=len(self.class_names))
+        return dict(zip(self.class_names, counts.tolist(), strict=True))
+
+    def example_weights(
+        self, labels: NDArray[np.int64], *, is_balanced: bool
+    ) -> NDArray[np.float32]:
+        """Return 1 or, balanced, what makes all classes count the same: [examples]."""
+        if not is_balanced:
+            return np.ones(len(labels), np.float32)
+        weights = balanced_class_weights(labels, classes=len(self.class_names))
+        return np.asarray(weights[labels])
+
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the cross-entropy of each example."""
+        return cross_entropy(logits, labels)
+
+    def score(self, logits: NDArray[np.float32], labels: NDArray[np.int64]) -> SingleScores:
+        """Compare the most probable classes with the true ones."""
+        from finetune.tasks.metric import compute_metrics
+
+        metrics = compute_metrics(
+            self._compute, predictions=logits.argmax(axis=-1), references=labels
+        )
+        # Copied: labels that Arrow holds are read-only, of which PyTorch warns.
+        loss = self.losses(torch.tensor(logits), torch.tensor(labels)).mean()
+        return SingleScores(samples=len(labels), loss=loss.item(), **metrics)
+
+    def _compute(
+        self, predictions: NDArray[np.int64], references: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        from sklearn.metrics import (
+            accuracy_score,
+            confusion_matrix,
+            f1_score,
+            precision_recall_fscore_support,
+        )
+
+        classes = range(len(self.class_names))
+        columns = precision_recall_fscore_support(
+            references, predictions, labels=classes, zero_division=0
+        )
+        scores = (ClassScores(*row) for row in zip(*map(np.ndarray.tolist, columns), strict=True))
+        has_matrix = len(classes) <= MOST_CLASSES_OF_MATRIX
+        return {
+            "accuracy": float(accuracy_score(references, predictions)),
+            "macro_f1": float(f1_score(references, predictions, average="macro", zero_division=0)),
+            "per_class": dict(zip(self.class_names, scores, strict=True)),
+            "confusion_matrix": confusion_matrix(references, predictions, labels=classes).tolist()
+            if has_matrix
+            else [],
+        }
+
+    def answers(
+        self, texts: Sequence[str], logits: NDArray[np.float32], *, all_scores: bool = False
+    ) -> list[ClassAnswer]:
+        """Return each text's most probable class, maybe with the probabilities of all."""
+        probabilities = torch.from_numpy(logits).softmax(dim=-1)
+        best, labels = probabilities.max(dim=-1)
+        scores: Sequence[Any] = [None] * len(texts)
+        if all_scores:
+            rows = probabilities.tolist()
+            scores = [dict(zip(self.class_names, row, strict=True)) for row in rows]
+        found = zip(texts, labels.tolist(), best.tolist(), scores, strict=True)
+        return [
+            ClassAnswer(text, self.class_names[label], probability, own)
+            for text, label, probability, own in found
+        ]
+
+    def predictions(
+        self, logits: NDArray[np.float32], labels: NDArray[np.int64]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield true class, most probable class and its probability."""
+        answers = self.answers([""] * len(logits), logits)
+        for answer, label in zip(answers, labels.tolist(), strict=True):
+            yield {"label": self.class_names[label], "predicted": answer.label,
+                   "probability": answer.probability}  # fmt: skip
+
+    @property
+    def description(self) -> str:
+        """How many classes there are."""
+        return f"A text classifier with {len(self.class_names)} classes"
+
+    @property
+    def limits(self) -> Sequence[str]:
+        """Sentences on what its answers do not say."""
+        return (
+            "Every text gets one of the classes above, even one that belongs to none of them.",
+            "The probabilities are not calibrated.",
+        )
+
+    def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:
+        """Return the mistakes of the highest probability."""
+        mistakes = [row for row in predictions if row["predicted"] != row["label"]]
+        shown = nlargest(MOST_MISTAKES, mistakes, key=itemgetter("probability"))
+        note = f"None of the {len(predictions)} test rows is misclassified."
+        if mistakes:
+            note = f"{len(mistakes)} of {len(predictions)} test rows are misclassified"
+            is_part = len(shown) < len(mistakes)
+            part = f"; these are the {len(shown)} with the highest probability" if is_part else ""
+            note = f"{note}{part}."
+        return Table(
+            "Most confident mistakes",
+            ("text", "true", "predicted", "probability"),
+            [
+                (text_of(row), row["label"], row["predicted"], percent(row["probability"]))
+                for row in shown
+            ],
+            text_columns=3,
+            note=note,
+        )
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each example: of shape [examples]."""
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+
+
+def balanced_class_weights(labels: NDArray[np.int64], *, classes: int) -> NDArray[np.float32]:
+    """Return a weight for each class that makes all count the same: rows / (classes × its rows).
+
+    Args:
+        labels: int64 of shape [rows].
+        classes: How many there are; one without rows gets weight 0.
+
+    >>> balanced_class_weights(np.array([0, 0, 0, 1]), classes=2).tolist()
+    [0.6666666865348816, 2.0]
+    """
+    counts = np.bincount(labels, minlength=classes)
+    present = np.count_nonzero(counts)
+    weights = np.divide(len(labels), present * counts, where=counts > 0, out=np.zeros(classes))
+    return np.asarray(weights, np.float32)
