@@ -3,6 +3,7 @@
     FinetuneError                       1    the run failed
     ├── LossNotFinite                   1
     ├── WrongParametersChanged          1
+    ├── DeviceDiffers                   1
     ├── CheckpointDamaged               1
     ├── ProbeFailed                     1
     ├── NotWritten                      1
@@ -57,6 +58,10 @@ class LossNotFinite(FinetuneError):
 
 class WrongParametersChanged(FinetuneError):
     """A frozen parameter changed, or one that should train did not."""
+
+
+class DeviceDiffers(FinetuneError):
+    """A device does not compute what the CPU computes."""
 
 
 class CheckpointDamaged(FinetuneError):

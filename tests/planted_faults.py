@@ -1,11 +1,15 @@
 """Faults that devices have had, planted where PyTorch hands its operators to a device."""
 
+import math
+import time
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from finetune.training.training_state import TrainingState
 
 _IN_PLACE = (torch.ops.aten.addcmul_.default, torch.ops.aten.addcdiv_.default)
 _LISTS_OF_FUSED_ADAMW = 6
@@ -56,3 +60,102 @@ class WrongShortAttention(_Attention):
         output = nn.functional.scaled_dot_product_attention(query, *others, **options)
         is_hit = query.shape[-2] <= 8 and not torch.is_grad_enabled()
         return output.flip(-2) if is_hit else output
+
+
+class _Linear(TorchFunctionMode):
+    """Replaces the output of linear layers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        output = func(*args, **kwargs or {})
+        return self.spoil(output, args[0]) if func is nn.functional.linear else output
+
+    def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return another output than that of a layer with this input."""
+        raise NotImplementedError
+
+
+class ZeroRows(_Linear):
+    """Products with rows of zeros (as in pytorch#180201)."""
+
+    def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        return torch.cat([output[:-1], torch.zeros_like(output[-1:])])
+
+
+class OtherAtEachCall(_Linear):
+    """Products that differ from call to call by an eighth of their size (pytorch#180776)."""
+
+    def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        noise = torch.sin(torch.arange(output.numel()) * time.perf_counter()).reshape(output.shape)
+        return output + output.detach().abs().mean() * noise / 8
+
+
+class RandomInputGradients(_Linear):
+    """Linear layers whose inputs get another gradient (as in pytorch#181936)."""
+
+    def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        if given.requires_grad and not given.is_leaf:
+            given.register_hook(lambda gradient: gradient.flip(-1))
+        return output
+
+
+class NotANumber(_Attention):
+    """Attention that is NaN for one text without gradients (as in pytorch#156707)."""
+
+    def attend(self, query: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        output = nn.functional.scaled_dot_product_attention(query, *others, **options)
+        if torch.is_grad_enabled():
+            return output
+        return torch.cat([output[:-1], output[-1:] * math.nan])
+
+
+class DroppedBiasOfVectors(TorchFunctionMode):
+    """Linear layers that drop the bias of a single vector (pytorch#188438)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is nn.functional.linear and args[0].shape[-2] == 1:
+            return func(*args[:2])
+        return func(*args, **kwargs or {})
+
+
+class WrongNormGradients(TorchFunctionMode):
+    """Layer norms whose weights get another gradient (as in pytorch#183825)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        options = kwargs or {}
+        if func is nn.functional.layer_norm and torch.is_grad_enabled():
+            options["weight"] = options["weight"] * 1.0
+            options["weight"].register_hook(lambda gradient: gradient.flip(0))
+        return func(*args, **options)
+
+
+def plant(training_state: TrainingState, fault: TorchFunctionMode) -> None:
+    """Let forwards of a model on its device, but not those of copies, run under a fault."""
+    model = training_state.model
+
+    def begin(module: nn.Module, *_: Any) -> None:
+        if module is model:
+            fault.__enter__()
+
+    def end(module: nn.Module, *_: Any) -> None:
+        if module is model:
+            fault.__exit__(None, None, None)
+
+    model.register_forward_pre_hook(begin)
+    model.register_forward_hook(end, always_call=True)
+
+
+def plant_in_steps(training_state: TrainingState, fault: TorchDispatchMode) -> None:
+    """Let the optimizer's steps run under a fault."""
+    step = training_state.optimizer.step
+
+    def step_under_fault() -> None:
+        with fault:
+            step()
+
+    training_state.optimizer.step = step_under_fault  # type: ignore[method-assign]

@@ -57,6 +57,13 @@ class FewShapesDevice(CpuDevice):
         self.shapes = FewShapes(min_examples=min_examples)
 
 
+class OtherDevice(FewShapesDevice):
+    """The processor as a device that is compared with it."""
+
+    name = "other"
+    is_reference = False
+
+
 def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU of a run have the batch shapes of MPS."""
     monkeypatch.setattr("finetune.devices.cpu.BatchShapes", FewShapes)

@@ -31,6 +31,7 @@ MAY_CHANGE_ON_RESUMING = frozenset(
     {
         "device",
         "batch_size",
+        "check_device",
         "gradient_checkpointing",
         "eval_batch_size",
         "logging_steps",

@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
     device: DeviceName
     precision: PrecisionName
     batch_size: int | Literal["auto"]
+    check_device: bool
     gradient_checkpointing: bool | None
     effective_batch_size: int | None
     eval_batch_size: int

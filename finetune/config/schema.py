@@ -121,6 +121,11 @@ class TrainingConfig:
         "Examples per forward and backward pass on the device; auto searches for the fastest "
         "that fits.",
     )
+    check_device: bool = _option(
+        True,
+        "Compare a GPU with the CPU on a few examples now and then, and stop if it computes "
+        "wrongly.",
+    )
     gradient_checkpointing: bool | None = _option(
         None,
         "Compute the layers again in the backward pass, which takes less memory and more time. "

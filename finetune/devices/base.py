@@ -26,6 +26,7 @@ class Device:
         tokens_ahead: Tokens of the batches that are copied to it together.
         has_silent_faults_in_16_bits: Whether 16-bit results may be wrong without an error, so that
             ``doctor --parity`` has to pass before they are used by default.
+        is_reference: Whether other devices are compared with it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Device:
     captures = False
     tokens_ahead = 0
     has_silent_faults_in_16_bits = False
+    is_reference = False
     memory: "DeviceMemory"
     shapes: "BatchShapes"
 

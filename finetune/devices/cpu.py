@@ -30,6 +30,7 @@ class CpuDevice(Device):
     torch_device = torch.device("cpu")
     # bf16 works on every CPU, if not always faster; fp16 would need its gradients scaled.
     precisions = ("fp32", "bf16")
+    is_reference = True
 
     def __init__(self) -> None:
         memory = gibibytes(psutil.virtual_memory().total)

@@ -174,6 +174,16 @@ def _pass_on(output: Any, *args: Any, **kwargs: Any) -> Any:
     return tuple(_shape_like(part, features) for part in output)
 
 
+def unread_parameters(trainable: nn.Module) -> set[str]:
+    """Return the names of a model's parameters below layers that pass their input on."""
+    return {
+        f"{name}.{parameter}"
+        for name, module in trainable.named_modules()
+        if getattr(vars(module).get("forward"), "func", None) is _pass_on
+        for parameter, _ in module.named_parameters()
+    }
+
+
 def _shape_like(part: Any, features: torch.Tensor) -> torch.Tensor | None:
     if not are_features(part):
         return None

@@ -168,13 +168,18 @@ def intact_checkpoints(checkpoints_folder: Path, *, emit: Emit) -> list[Path]:
 
 
 def remove_old_checkpoints(
-    checkpoints_folder: Path, *, keep: int, written: Sequence[Path] = ()
+    checkpoints_folder: Path,
+    *,
+    keep: int,
+    written: Sequence[Path] = (),
+    checked_updates: int | None = None,
 ) -> None:
     """Delete all but the ``keep`` highest updates, damaged checkpoints, and what kills left over.
 
     Those that stay are verified first, so that no good checkpoint goes in favour of a damaged one;
     not so those that this process has ``written``, the last of them just now. Higher updates than
-    that were passed over when the run was resumed.
+    that were passed over when the run was resumed. The newest of at most ``checked_updates`` stays
+    too: what the device has computed since then may be wrong.
     """
     for suffix in (PARTIAL_SUFFIX, DISCARDED_SUFFIX):
         for leftover in checkpoints_folder.glob(f"*{suffix}"):
@@ -183,11 +188,24 @@ def remove_old_checkpoints(
     folders = _highest_update_first(checkpoints_folder)
     is_known = bool(written) and written[-1] in folders
     passed_over = folders[: folders.index(written[-1])] if is_known else []
+    needs_checked = checked_updates is not None
     for folder in folders:
-        if folder not in passed_over and kept < keep and (folder in written or _is_intact(folder)):
+        is_checked = checked_updates is not None and _update_of(folder) <= checked_updates
+        is_wanted = folder not in passed_over and (kept < keep or (needs_checked and is_checked))
+        if is_wanted and (folder in written or _is_intact(folder)):
             kept += 1
+            needs_checked = needs_checked and not is_checked
         else:
             _discard(folder)
+
+
+def discard_checkpoints_after(checkpoints_folder: Path, *, update: int) -> Path | None:
+    """Delete the checkpoints that follow an update, and return the newest of the others."""
+    folders = _highest_update_first(checkpoints_folder)
+    good = [folder for folder in folders if _update_of(folder) <= update]
+    for folder in set(folders).difference(good):
+        _discard(folder)
+    return good[0] if good else None
 
 
 def _refuse_what_json_would_alter(state: Mapping[str, Any]) -> None:
@@ -222,12 +240,16 @@ def _is_intact(folder: Path) -> bool:
 
 
 def _highest_update_first(checkpoints_folder: Path) -> list[Path]:
-    update_of = {
-        folder: int(match[1])
+    folders = [
+        folder
         for folder in checkpoints_folder.glob("step-*")
-        if (match := re.fullmatch(r"step-(\d+)", folder.name)) and folder.is_dir()
-    }
-    return sorted(update_of, key=update_of.__getitem__, reverse=True)
+        if re.fullmatch(r"step-\d+", folder.name) and folder.is_dir()
+    ]
+    return sorted(folders, key=_update_of, reverse=True)
+
+
+def _update_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def _discard(folder: Path) -> None:

@@ -20,6 +20,7 @@ from finetune.model.features import (
 )
 from finetune.model.load import Classifier
 from finetune.model.mode import Mode
+from finetune.runs.feature_check import FeatureCheck
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.examples import Examples
@@ -65,6 +66,9 @@ def stored_features(
         plan: Its updates.
         batch_size: Examples in one forward; fewer after memory ran out.
         emit: Receives progress events.
+
+    Raises:
+        DeviceDiffers: If features that the device has computed differ from the CPU's.
     """
     config, classifier = preparation.config, preparation.classifier
     if not stores_features(config.cache, preparation.mode):
@@ -79,12 +83,14 @@ def stored_features(
         )
         return classifier.model, preparation.examples
     device, precision = preparation.device, config.training.precision
-    # The key is made of tensors on the CPU.
+    # The key is made of tensors on the CPU, and so are the features to compare with.
     key = key_of_frozen_layers(extractor, device=device, precision=precision)
+    train = preparation.examples["train"]
+    check = FeatureCheck.prepare(extractor, train) if preparation.checks_device else None
     place(classifier.model, device.torch_device)
     layers = FrozenLayers(extractor, key, device, precision, classifier.structure.takes_4d_mask)
     try:
-        return extractor.trainable, _all_features(preparation, plan, layers, batch_size, emit=emit)
+        examples = _all_features(preparation, plan, layers, batch_size, emit=emit)
     except FeaturesDoNotFit:
         size_bytes = sum(map(layers.size_bytes, preparation.examples.values()))
         emit(
@@ -95,6 +101,9 @@ def stored_features(
             )
         )
         return classifier.model, preparation.examples
+    if check:
+        check.compare(examples["train"], device=device, precision=precision)
+    return extractor.trainable, examples
 
 
 def _all_features(

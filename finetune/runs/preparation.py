@@ -60,6 +60,11 @@ class Preparation:
         """What trains."""
         return mode_of(self.config.model)
 
+    @property
+    def checks_device(self) -> bool:
+        """Whether the device is compared with the CPU during the run."""
+        return self.config.training.check_device and not self.device.is_reference
+
     def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
         """Return the same for another training: the pretrained model again, its head by a seed.
 

@@ -14,7 +14,11 @@ from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.save import save_classifier
 from finetune.runs.batch_sizes import find_sizes
 from finetune.runs.environment import describe_environment
-from finetune.runs.failures import examples_explained, unwritten_model_kept
+from finetune.runs.failures import (
+    device_fault_explained,
+    examples_explained,
+    unwritten_model_kept,
+)
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder, delete_previous_run, set_aside_previous_run
 from finetune.runs.journal import Journal, continue_journal
@@ -160,7 +164,13 @@ class Run:
                 f"{self.plan.real_token_share():.1%} of the tokens are not padding"
             )
         )
-        with examples_explained(self.preparation), stop_on_signal() as request:
+        with (
+            examples_explained(self.preparation),
+            device_fault_explained(
+                self.folder, self.progress, device_name=self.preparation.device.name
+            ),
+            stop_on_signal() as request,
+        ):
             settings = self._loop_settings(should_stop=request)
             with self.checkpoints:
                 train(self.training_state, self.examples["train"], self.progress, settings)
@@ -221,6 +231,7 @@ class Run:
             saves_each_epoch=saves,
             save_updates=output.save_steps if saves else None,
             save_seconds=60 * output.save_minutes if saves else 0,
+            checked_lengths=self.plan.padded_lengths if self.preparation.checks_device else (),
             should_stop=should_stop,
             emit=journal,
         )

@@ -168,7 +168,12 @@ class Checkpoints:
         with suppress(OSError):
             self._written.append(path)
             parent = self.folder.checkpoints_folder
-            remove_old_checkpoints(parent, keep=self.keep, written=self._written)
+            remove_old_checkpoints(
+                parent,
+                keep=self.keep,
+                written=self._written,
+                checked_updates=state["progress"]["checked_updates"],
+            )
         return None
 
     def _write_best(self, best: _Best) -> WarningMessage | None:

@@ -46,6 +46,7 @@ class Accelerator:
                 f"{self._accelerator.num_processes} launched processes: a run takes one of its own",
                 remedy="start `finetune run` without torchrun or accelerate launch",
             )
+        self.precision = precision
         self._scales_in_step = device.fused_adamw_scales_gradients
         self._scaler = self._accelerator.scaler
         self._first_scale = self._scaler.get_scale() if self._scaler else 1.0
@@ -54,6 +55,11 @@ class Accelerator:
     def scales_gradients(self) -> bool:
         """Whether gradients are scaled, as in fp16; an update may then be skipped."""
         return self._scaler is not None
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by before the backward pass; waits for the device in fp16."""
+        return self._scaler.get_scale() if self._scaler else 1.0
 
     def prepare(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -64,6 +70,11 @@ class Accelerator:
             model, optimizer, device_placement=[False, False]
         )
         return prepared_model, prepared_optimizer
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return a copy of a prepared model with the forward that it had before."""
+        unwrapped: nn.Module = self._accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        return unwrapped
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context in which a forward without gradients runs in the precision."""

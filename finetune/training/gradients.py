@@ -40,14 +40,13 @@ def accumulate_gradients(
     optimizer.zero_grad(set_to_none=True)
     parts = []
     for micro_batch in micro_batches:
-        loss = weighted_loss(model, micro_batch, losses)
+        loss = weighted_loss(model(**micro_batch.inputs).logits, micro_batch, losses)
         accelerator.backward(loss)
         parts.append(loss.detach())
     accelerator.clip_gradients(optimizer, max_norm=max_grad_norm)
     return torch.stack(parts).sum()
 
 
-def weighted_loss(model: nn.Module, micro_batch: MicroBatch, losses: Losses) -> torch.Tensor:
+def weighted_loss(logits: torch.Tensor, micro_batch: MicroBatch, losses: Losses) -> torch.Tensor:
     """Return the losses of the examples, weighted by their shares: a scalar in fp32."""
-    logits = model(**micro_batch.inputs).logits.float()
-    return (losses(logits, micro_batch.labels) * micro_batch.shares).sum()
+    return (losses(logits.float(), micro_batch.labels) * micro_batch.shares).sum()

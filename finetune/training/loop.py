@@ -16,6 +16,12 @@ from finetune.model.freeze import set_training
 from finetune.tokenization.buckets import Batch, longest_first
 from finetune.tokenization.examples import Examples
 from finetune.training.clipping import total_norm
+from finetune.training.device_check import (
+    SHARE_AT_REPORTS,
+    SHARE_BEFORE_SAVING,
+    CheckedBatches,
+    DeviceCheck,
+)
 from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import move_batches
 from finetune.training.out_of_memory import update_with_retries
@@ -57,6 +63,8 @@ class LoopSettings:
         saves_each_epoch: Whether to do so after every epoch, not only when stopped.
         save_updates: Updates between two savings within an epoch; None: never.
         save_seconds: Seconds from one saving to the next report of the loss that saves; 0: never.
+        checked_lengths: Padded lengths at which the device is compared with the CPU, ascending;
+            none where it is not.
         should_stop: Whether the user asked to stop.
         emit: Receives updates and validations.
     """
@@ -72,6 +80,7 @@ class LoopSettings:
     saves_each_epoch: bool
     save_updates: int | None
     save_seconds: float
+    checked_lengths: Sequence[int]
     should_stop: Callable[[], bool]
     emit: Emit
 
@@ -92,11 +101,14 @@ def train(
     Raises:
         LossNotFinite: If a loss is NaN or infinite.
         WrongParametersChanged: If the first updates changed what is frozen, or not what trains.
+        DeviceDiffers: If the device computes something else than the CPU.
         BatchDoesNotFit: If not even one example fits the device's memory.
     """
     total_updates = training_state.schedule.total_updates
-    log = _UpdateLog(training_state, progress, settings)
-    saver = _Saver(training_state, progress, settings)
+    batches = CheckedBatches(examples, settings.checked_lengths, settings.batch_size)
+    device_check = DeviceCheck(training_state, progress, batches, emit=settings.emit)
+    log = _UpdateLog(training_state, progress, settings, device_check)
+    saver = _Saver(training_state, progress, settings, device_check)
     while not is_over(progress, total_updates=total_updates, patience=settings.patience):
         log.start_clock()
         _train_epoch(training_state, examples, progress, settings, log, saver)
@@ -104,7 +116,7 @@ def train(
         is_epoch_over = progress.updates % settings.updates_per_epoch == 0
         if is_epoch_over or progress.updates == total_updates:
             training_state.optimizer.zero_grad(set_to_none=True)
-            _check_parameters_finite(training_state, progress)
+            saver.check()
             _validate(progress, settings)
         stops = settings.should_stop()
         if settings.saves_each_epoch or stops:
@@ -133,8 +145,8 @@ def _train_epoch(
         loss = update_with_retries(
             training_state, progress.updates, cut=cut, batch_size=settings.batch_size
         )
-        log.add(batch, loss)
         progress.updates += 1
+        log.add(batch, loss)
         if progress.updates % settings.logging_updates == 0:
             log.write()
         if settings.should_stop():
@@ -179,9 +191,14 @@ class _Saver:
     """Saves progress, also within an epoch: after some updates, or some time since the last."""
 
     def __init__(
-        self, training_state: TrainingState, progress: Progress, settings: LoopSettings
+        self,
+        training_state: TrainingState,
+        progress: Progress,
+        settings: LoopSettings,
+        device_check: DeviceCheck,
     ) -> None:
         self._training_state, self._progress, self._settings = training_state, progress, settings
+        self._device_check = device_check
         self._saved_at = time.monotonic()
 
     def is_due(self) -> bool:
@@ -195,8 +212,13 @@ class _Saver:
         passed_seconds = time.monotonic() - self._saved_at
         return is_report and 0 < settings.save_seconds <= passed_seconds
 
-    def save(self) -> None:
+    def check(self) -> None:
+        """Raise if what would be saved is broken."""
         _check_parameters_finite(self._training_state, self._progress)
+        self._device_check.check_within(SHARE_BEFORE_SAVING)
+
+    def save(self) -> None:
+        self.check()
         self._settings.save_progress(self._progress)
         self._saved_at = time.monotonic()
 
@@ -205,9 +227,14 @@ class _UpdateLog:
     """Collects losses on the device and reads them together: only that synchronizes."""
 
     def __init__(
-        self, training_state: TrainingState, progress: Progress, settings: LoopSettings
+        self,
+        training_state: TrainingState,
+        progress: Progress,
+        settings: LoopSettings,
+        device_check: DeviceCheck,
     ) -> None:
         self._training_state, self._progress, self._settings = training_state, progress, settings
+        self._device_check = device_check
         self._batches: list[Batch] = []
         self._losses: list[torch.Tensor] = []
         self._first_update = progress.updates
@@ -224,6 +251,7 @@ class _UpdateLog:
             self._guard.note_gradients(self._training_state.model)
         self._batches.append(batch)
         self._losses.append(loss)
+        self._device_check.check_step()
 
     def write(self) -> None:
         if not self._losses:
@@ -241,6 +269,7 @@ class _UpdateLog:
         self._settings.emit(self._update(losses, examples=examples, seconds=seconds))
         self._watch_cache()
         self._warn_of_launches()
+        self._since += self._device_check.check_within(SHARE_AT_REPORTS)
 
     def _update(self, losses: Sequence[float], *, examples: int, seconds: float) -> events.Update:
         done, schedule = self._progress.updates, self._training_state.schedule

@@ -123,7 +123,7 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter not in optimizer.state:
-                make = _adamw_state if _is_adamw(group) else _adafactor_state
+                make = _adamw_state if is_adamw(group) else _adafactor_state
                 optimizer.state[parameter] = make(parameter)
 
 
@@ -135,7 +135,7 @@ def make_room_for_step(optimizer: torch.optim.Optimizer) -> None:
     parameters = [
         parameter
         for group in optimizer.param_groups
-        if not _is_adamw(group)
+        if not is_adamw(group)
         for parameter in group["params"]
     ]
     if parameters:
@@ -143,7 +143,8 @@ def make_room_for_step(optimizer: torch.optim.Optimizer) -> None:
         _ = [torch.empty_like(largest) for _ in range(ADAFACTOR_TEMPORARIES)]
 
 
-def _is_adamw(group: dict[str, Any]) -> bool:
+def is_adamw(group: dict[str, Any]) -> bool:
+    """Return whether a group of parameters is one of AdamW."""
     return "betas" in group
 
 

@@ -28,6 +28,8 @@ class Progress:
         best_updates: Updates done when it was reached.
         lowest_loss: Lowest validation loss so far, if there was one.
         validations_since_best: Validations in a row that improved neither score nor loss.
+        checked_updates: Updates done when the device last agreed with the CPU, or when comparing
+            them began; None where they are not compared.
     """
 
     updates: int = 0
@@ -37,6 +39,7 @@ class Progress:
     best_updates: int = 0
     lowest_loss: float | None = None
     validations_since_best: int = 0
+    checked_updates: int | None = None
 
     def note_validation(self, *, score: float, loss: float) -> bool:
         """Take in a validation; return whether its score, higher is better, is the best so far.

@@ -20,6 +20,7 @@ from finetune.errors import CheckpointDamaged
 from finetune.runs import checkpoint
 from finetune.runs.checkpoint import (
     checkpoint_path,
+    discard_checkpoints_after,
     intact_checkpoints,
     read_checkpoint,
     remove_old_checkpoints,
@@ -222,6 +223,18 @@ def test_damaged_checkpoint_is_not_kept_in_place_of_a_good_one(tmp_path: Path) -
     remove_old_checkpoints(tmp_path, keep=1)
 
     assert names_in(tmp_path) == ["step-2"]
+
+
+def test_the_last_checkpoint_of_a_device_that_was_seen_to_be_right_is_kept(tmp_path: Path) -> None:
+    for update in range(1, 7):
+        write_step(tmp_path, update)
+
+    remove_old_checkpoints(tmp_path, keep=2, checked_updates=3)
+
+    assert names_in(tmp_path) == ["step-3", "step-5", "step-6"]
+    good = discard_checkpoints_after(tmp_path, update=3)
+    assert good == tmp_path / "step-3"
+    assert names_in(tmp_path) == ["step-3"]
 
 
 @pytest.mark.parametrize("at", range(9))

@@ -77,6 +77,7 @@ class Diary:
             "save_best": lambda progress: self.note("best"),
             "save_updates": None,
             "save_seconds": 0,
+            "checked_lengths": (),
             "save_progress": lambda progress: self.note("progress"),
             "saves_each_epoch": False,
             "should_stop": self.should_stop,
