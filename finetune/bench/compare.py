@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from finetune.bench.results import BenchResults, Row, Table
-from finetune.bench.tables import Key, SideBySide, by_device, divide, number, ratio, speed_of
+from finetune.bench.tables import by_device, divide, number, ratio, speed_of
 
 # Medians that differ by more say that something else was at work.
 _STEADY = 1.1
@@ -28,43 +28,38 @@ def compare(one: BenchResults, other: BenchResults) -> Table:
         if results.is_quick
     ]
     if (one.machine.cpu, one.machine.devices) == (other.machine.cpu, other.machine.devices):
-        remarks += _repeatability(grouped["A"], grouped["B"])
+        remarks += _repeatability(one, other)
     return Table("", "Rows a second", titles, tuple(cells), tuple(remarks))
 
 
-def _fastest(side_by_side: SideBySide) -> float | None:
+def _fastest(side_by_side: Mapping[str, Row]) -> float | None:
     return max(filter(None, map(speed_of, side_by_side.values())), default=None)
 
 
-def _repeatability(one: Mapping[Key, SideBySide], other: Mapping[Key, SideBySide]) -> Iterator[str]:
+def _repeatability(one: BenchResults, other: BenchResults) -> Iterator[str]:
     """Say which medians of two runs on one machine differ, and whether their ranges do."""
-    pairs = [
-        (row, again)
-        for key in one
-        for device, row in one[key].items()
-        if row.seconds and (again := other.get(key, {}).get(device)) and again.seconds
-    ]
+    again = {_place(row): row for row in other.rows if row.seconds}
+    pairs = [(row, again[_place(row)]) for row in one.rows if row.seconds and _place(row) in again]
     apart = [pair for pair in pairs if not 1 / _STEADY <= _gain(*pair) <= _STEADY]
     yield (
         f"of {len(pairs)} timings on the same devices {len(pairs) - len(apart)} have medians "
         f"within {_STEADY - 1:.0%} of each other"
     )
-    for row, again in apart:
-        ranges = [_range(row), _range(again)]
-        meet = (
-            "meet"
-            if max(low for low, _ in ranges) <= min(high for _, high in ranges)
-            else ("do not meet")
-        )
-        shown = " and ".join(f"{number(low)}–{number(high)}" for low, high in ranges)
+    for pair in apart:
+        (low, high), (other_low, other_high) = map(_range, pair)
+        verb = "meet" if max(low, other_low) <= min(high, other_high) else "do not meet"
         yield (
-            f"{row.group}: {row.workload}, {row.phase}, {row.device}: {shown} rows/s, ranges that "
-            f"{meet}"
+            f"{', '.join(_place(pair[0]))}: {number(low)}–{number(high)} and "
+            f"{number(other_low)}–{number(other_high)} rows/s, ranges that {verb}"
         )
+
+
+def _place(row: Row) -> tuple[str, str, str, str]:
+    return row.group, row.workload, row.phase, row.device
 
 
 def _gain(row: Row, again: Row) -> float:
-    return divide(again.rows_per_second, row.rows_per_second) or 0.0
+    return (again.rows_per_second or 0.0) / (row.rows_per_second or 1.0)
 
 
 def _range(row: Row) -> tuple[float, float]:

@@ -3,15 +3,13 @@
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from json import JSONDecodeError
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from finetune.bench.groups import Phase
 from finetune.errors import UsageError
-from finetune.files import read_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +77,7 @@ class BenchResults:
     is_complete: bool
     rows: tuple[Row, ...]
     found_batches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    schema_version: Literal[1] = SCHEMA_VERSION
 
     def of(self, group: str) -> tuple[Row, ...]:
         """Return the rows of a group."""
@@ -86,11 +85,8 @@ class BenchResults:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``bench.json``; its readers get the rows a second as well."""
-        values = asdict(self)
-        values["rows"] = [
-            asdict(row) | {"rows_per_second": row.rows_per_second} for row in self.rows
-        ]
-        return {"schema_version": SCHEMA_VERSION, **values}
+        rows = [asdict(row) | {"rows_per_second": row.rows_per_second} for row in self.rows]
+        return asdict(self) | {"rows": rows}
 
 
 def read_results(path: Path) -> BenchResults:
@@ -102,20 +98,12 @@ def read_results(path: Path) -> BenchResults:
     import pydantic
 
     try:
-        values = read_json(path)
-        version = values.pop("schema_version", None) if isinstance(values, dict) else None
-        if version == SCHEMA_VERSION:
-            return pydantic.TypeAdapter(BenchResults).validate_python(values)
-        reason = f"schema_version {version}, this finetune reads {SCHEMA_VERSION}"
-        if version is None:
-            reason = "it has no schema_version"
+        return pydantic.TypeAdapter(BenchResults).validate_json(path.read_bytes())
     except OSError as error:
-        reason = error.strerror or str(error)
-    except (JSONDecodeError, UnicodeDecodeError) as error:
-        reason = f"it is no JSON: {error}"
+        reason = error.strerror
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
     raise UsageError(
         f"{path} can't be read as a bench.json: {reason}",
         remedy="name two files that finetune bench of this version has written",

@@ -17,8 +17,6 @@ _TITLES = {
 }
 Key = tuple[str, str, str]
 """Group, workload and phase."""
-SideBySide = Mapping[str, Row]
-"""Rows by device."""
 
 
 def tabulate(results: BenchResults) -> list[Table]:
@@ -31,12 +29,12 @@ def tabulate(results: BenchResults) -> list[Table]:
     return tables
 
 
-def by_device(rows: Iterable[Row]) -> dict[Key, SideBySide]:
-    """Return the rows of each workload side by side, in order."""
+def by_device(rows: Iterable[Row]) -> dict[Key, dict[str, Row]]:
+    """Return the rows of each workload by their device, in order."""
     grouped: dict[Key, dict[str, Row]] = {}
     for row in rows:
         grouped.setdefault((row.group, row.workload, row.phase), {})[row.device] = row
-    return {**grouped}
+    return grouped
 
 
 def first_faster(rows: Sequence[Row], device: str) -> str | None:
@@ -51,7 +49,7 @@ def first_faster(rows: Sequence[Row], device: str) -> str | None:
     return first
 
 
-def speedup_of(side_by_side: SideBySide, device: str) -> float | None:
+def speedup_of(side_by_side: Mapping[str, Row], device: str) -> float | None:
     """Return the rows a second of a device over the CPU's in the same run, None if not known."""
     return divide(speed_of(side_by_side.get(device)), speed_of(side_by_side.get(CPU)))
 

@@ -31,4 +31,4 @@ def test_two_runs_on_one_machine_say_which_medians_differ_and_whether_their_rang
         again = replace(one, rows=(a_row("mlp", "a", "cpu", factor), one.rows[1]))
         _, within, *apart = compare(one, again).remarks
         assert within.startswith(f"of 2 timings on the same devices {2 - len(words)} have medians")
-        assert apart == [f"mlp: {line}" for line in words]
+        assert apart == [f"mlp, {line}" for line in words]

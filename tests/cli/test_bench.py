@@ -78,7 +78,7 @@ def iter_rows(lost: Row) -> Iterator[list[Row]]:
         (("--model", "no_such:make"), 2, ("no_such:make",)),
         (("inference", "--data-dir", "/nowhere"), 3, ("/nowhere", "--data-dir")),
         (("mlp", "--output-dir", __file__), 2, (__file__,)),
-        (("--compare", __file__, __file__), 2, (__file__, "no JSON")),
+        (("--compare", __file__, __file__), 2, (__file__, "JSON")),
     ],
 )
 def test_what_can_not_be_done_is_refused_before_anything_is_timed(
