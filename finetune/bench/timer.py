@@ -37,7 +37,7 @@ class Effort:
     most_seconds: float
 
 
-FULL = Effort(step_seconds=8.0, least_seconds=0.5, repeats=5, fewest_repeats=2, most_seconds=10.0)
+FULL = Effort(step_seconds=7.0, least_seconds=0.5, repeats=5, fewest_repeats=2, most_seconds=7.0)
 QUICK = Effort(step_seconds=0.3, least_seconds=0.05, repeats=3, fewest_repeats=1, most_seconds=0.3)
 
 # A first step that takes this many times as long as it may is slow by itself.
