@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finetune.report.page.draw_curves", lambda rows: "<svg></svg>")
+    monkeypatch.setattr("finetune.report.page.draw_curves", lambda rows, figures: "<svg></svg>")
