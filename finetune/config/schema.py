@@ -32,8 +32,9 @@ class DataConfig:
 
     data: str = _option(
         "trec",
-        "trec; questions (part of the package); a .csv, .tsv, .jsonl or .parquet file; or "
-        "hub:OWNER/NAME, optionally with @REVISION, for a data set of the Hub.",
+        "trec; questions (part of the package); a .csv, .tsv, .jsonl, .parquet or .xlsx file, also "
+        "in a .gz or .zip; or hub:OWNER/NAME, optionally with :PART and @REVISION, for a data set "
+        "of the Hub.",
     )
     validation_file: str | None = _option(
         None, "Validation split of data from a file. Default: held out from the training rows."
@@ -43,7 +44,8 @@ class DataConfig:
     )
     text_column: str | None = _option(
         None,
-        "Column of the texts in files and data sets of the Hub. Default: guessed and reported.",
+        "Column of the texts in files and data sets of the Hub, by name or number; of several, "
+        "title,body, the texts are joined by a line end. Default: guessed and reported.",
     )
     text_pair_column: str | None = _option(
         None,

@@ -103,18 +103,20 @@ def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) 
         DataNotFound: If a column that is named is not there, or none looks like the one to guess.
         DataError: If several columns look like the one to guess.
     """
-    text, pair, label = options.text_column, options.text_pair_column, options.label_column
-    named = {"--text-column": text, "--text-pair-column": pair, "--label-column": label}
     names = columns.column_names
+    text, pair = (_full(one, names) for one in (options.text_column, options.text_pair_column))
+    label = _full(options.label_column, names)
+    named = {"--text-column": text, "--text-pair-column": pair, "--label-column": label}
     _check_named(named, names, table=table)
     is_guessed = text is None or label is None
     facts = [_facts_of(columns[name], name) for name in names if is_guessed]
     found = _find_pair([name for name in names if name != label], text=text, pair=pair)
     others = {text, pair, *(one.name for one in found)}
+    others |= {name for one in (text, pair) if one for name in columns_named(one, names)}
     chosen = _choose(facts, label, kind="label", others=others, table=table)
     if found:
         return Columns(found[0], chosen, found[1])
-    others = {chosen.name, pair}
+    others = {chosen.name, *(columns_named(pair, names) if pair else ())}
     return Columns(
         _choose(facts, text, kind="text", others=others, table=table),
         chosen,
@@ -124,10 +126,10 @@ def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) 
 
 def choose_text_columns(
     columns: pyarrow.Table, options: DataOptions, *, reads_pairs: bool, table: str
-) -> tuple[str, str | None]:
-    """Return the column of the texts in a table without labels, guessed where it is not named.
+) -> tuple[list[str], list[str]]:
+    """Return the columns of the texts in a table without labels, guessed where none is named.
 
-    With ``reads_pairs``, return that of the second texts too.
+    With ``reads_pairs``, return those of the second texts too, else none.
 
     Raises:
         UsageError: If one column is named for both.
@@ -135,18 +137,53 @@ def choose_text_columns(
         DataError: If several columns look like texts.
     """
     names = columns.column_names
-    text, pair = options.text_column, options.text_pair_column if reads_pairs else None
+    text = _full(options.text_column, names)
+    pair = _full(options.text_pair_column, names) if reads_pairs else None
     _check_named({"--text-column": text, "--text-pair-column": pair}, names, table=table)
     if reads_pairs and (found := _find_pair(names, text=text, pair=pair)):
-        return found[0].name, found[1].name
+        return [found[0].name], [found[1].name]
     if reads_pairs and pair is None:
         raise DataNotFound(
             f"the model reads pairs of texts, and no two columns of {table} have the names of one",
             remedy="name both with --text-column and --text-pair-column; there are: "
             f"{_listed(names)}",
         )
+    seconds = columns_named(pair, names) if pair else []
     facts = [_facts_of(columns[name], name) for name in names]
-    return _choose(facts, text, kind="text", others={pair}, table=table).name, pair
+    chosen = _choose(facts, text, kind="text", others=seconds, table=table).name
+    return columns_named(chosen, names), seconds
+
+
+def columns_named(name: str, names: Sequence[str]) -> list[str]:
+    """Return the columns that an option means: one by its name, or several between commas.
+
+    A part that is no name but a number counts the columns, from 1.
+
+    >>> columns_named("body,1", ["title", "body"]), columns_named("a,b", ["a,b"])
+    (['body', 'title'], ['a,b'])
+    """
+    parts = [name] if name in names else [part.strip() for part in name.split(",")]
+    numbered = dict(zip(map(str, range(1, len(names) + 1)), names, strict=True))
+    return [part if part in names else numbered.get(part, part) for part in parts]
+
+
+def read_texts(columns: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
+    """Return the texts of a column, or of several, each in a line of its own."""
+    parts = [columns[part] for part in columns_named(name, columns.column_names)]
+    if len(parts) == 1:
+        return parts[0]
+    return pc.utf8_trim(pc.binary_join_element_wise(*parts, "\n"), "\n")
+
+
+def join_texts(texts: Sequence[str]) -> str:
+    """Join the texts of a row as :func:`read_texts` does."""
+    return texts[0] if len(texts) == 1 else "\n".join(texts).strip("\n")
+
+
+def _full(name: str | None, names: Sequence[str]) -> str | None:
+    """Return what an option means, with the names of columns in place of their numbers."""
+    full = columns_named(name, names) if name else []
+    return ",".join(full) if columns_named(",".join(full), names) == full else name
 
 
 def plain_name(name: str) -> str:
@@ -225,7 +262,8 @@ def _choose(
         candidates = [one.name for one in ranked[: max(len(close), MOST_CANDIDATES)]]
         raise DataError(
             f"can't tell which column is the {kind}: {_listed(candidates)}",
-            remedy=f"choose one with {option}",
+            remedy=f"choose one with {option}"
+            + (f", or several: {option} {','.join(close)}" if kind == "text" else ""),
         )
     if best.name_weight(known) > 1:
         reason = "its name says so"
@@ -265,8 +303,9 @@ def _check_named(named: Mapping[str, str | None], names: Sequence[str], *, table
     """Make sure that the columns that options name are there, and are not the same."""
     given = {option: name for option, name in named.items() if name is not None}
     for option, name in given.items():
-        if name not in names:
-            raise _unknown(name, names, option=option, table=table)
+        for part in columns_named(name, names):
+            if part not in names:
+                raise _unknown(part, names, option=option, table=table)
     for (one, name), (other, second) in combinations(given.items(), 2):
         if name == second:
             raise UsageError(f"{one} and {other} are both {name!r}", remedy="name two columns")

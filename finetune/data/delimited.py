@@ -109,15 +109,21 @@ def read_delimited(
         dialect = replace(dialect, quote=None)
         rows = _read_rows(text, dialect, path=path)
         emit(Stage(f"quotes in {path} are part of the texts"))
-    if header is None:
-        header = _has_header(rows, known=known)
-    return DelimitedTable(_name_columns(rows, header, path=path, emit=emit), dialect, header)
+    columns, has_header = name_columns(rows, header=header, known=known, path=path, emit=emit)
+    return DelimitedTable(columns, dialect, has_header)
 
 
-def _name_columns(
-    rows: pyarrow.Table, has_header: bool, *, path: Path, emit: Emit
-) -> pyarrow.Table:
-    """Name the columns by the first row or by their position; drop those that are all blank."""
+def name_columns(
+    rows: pyarrow.Table, *, header: bool | None, known: Iterable[str], path: Path, emit: Emit
+) -> tuple[pyarrow.Table, bool]:
+    """Name the columns by the first row or by their position; drop those that are all blank.
+
+    Whether the first row has names is returned too; see :func:`read_delimited`.
+
+    Raises:
+        DataUnreadable: If two columns have the same name, or there are no rows.
+    """
+    has_header = _has_header(rows, known=known) if header is None else header
     names = _names(rows, has_header)
     table = rows.slice(1) if has_header else rows
     blank = [
@@ -141,7 +147,7 @@ def _name_columns(
             f"{path} has a header row, {table.column_names}, and no rows",
             remedy="write a row for each text",
         )
-    return table
+    return table, has_header
 
 
 def _names(rows: pyarrow.Table, has_header: bool = True) -> list[str]:

@@ -1,7 +1,6 @@
 """One file becomes columns of text, by its format."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,18 +12,18 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 from pyarrow import parquet, types
 
-from finetune.data.delimited import BLOCK_BYTES, DELIMITERS, read_delimited
+from finetune.data.delimited import BLOCK_BYTES, DELIMITERS, name_columns, read_delimited
 from finetune.data.encoding import DecodedText, decode
+from finetune.data.packed import GZIP, SUFFIXES, ZIP, read_content
 from finetune.data.source import DataOptions
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.errors import DataUnreadable
 from finetune.events import Emit, Stage, WarningMessage
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 KINDS_BY_FIRST_BYTES = {
     b"PAR1": ".parquet",
-    b"PK\x03\x04": "an Excel workbook or another archive",
-    b"\xd0\xcf\x11\xe0": "an Excel workbook",
-    b"\x1f\x8b": "compressed with gzip",
+    ZIP: "an Excel workbook or another archive",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook of before 2007",
+    GZIP: "compressed with gzip",
     **{
         bytes([0x80, protocol]): "a pickle, which can run code and is not read"
         for protocol in range(2, 6)
@@ -58,25 +57,21 @@ class RawTable:
 def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
     """Read a table from a file; its content says the format, and its suffix where that is open.
 
-    Of the options, the encoding, the header and the columns matter.
+    It may be packed, as ``read_content`` says, or the only sheet of an Excel workbook. Of the
+    options, the encoding, the header and the columns matter.
 
     Raises:
         UsageError: If there is no such encoding.
         DataNotFound: If there is no such file.
         DataUnreadable: If the format is none of those known, or the file does not parse.
     """
-    if not os.path.isfile(path):  # no error where a name is too long
-        raise DataNotFound(f"there is no file {path}", remedy="check the name")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataUnreadable(
-            f"{path} can't be read: {error.strerror}", remedy="check that you may read it"
-        ) from error
-    kind = kind_of(content, path=path)
+    content, name = read_content(path)
+    if content.startswith(ZIP) and name.suffix == ".xlsx":
+        return _read_workbook(content, options, path=path, emit=emit)
+    kind = kind_of(content, path=name)
     if kind == ".parquet":
         emit(Stage(f"reading {path}"))
-        return _read_parquet(path, emit=emit)
+        return _read_parquet(path, content, emit=emit)
     decoded = decode(content, path=path, encoding=options.encoding)
     warn_of_rivals(decoded, path=path, emit=emit)
     if kind == ".jsonl":
@@ -85,16 +80,26 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
     return _read_delimited(decoded, options, path=path, emit=emit)
 
 
+def _read_workbook(content: bytes, options: DataOptions, *, path: Path, emit: Emit) -> RawTable:
+    from finetune.data.workbook import read_workbook
+
+    emit(Stage(f"reading {path}: an Excel workbook"))
+    rows = read_workbook(content, path=path)
+    known = options.named_columns
+    columns, _ = name_columns(rows, header=options.header, known=known, path=path, emit=emit)
+    return RawTable(path, columns)
+
+
 def _read_delimited(
     decoded: DecodedText, options: DataOptions, *, path: Path, emit: Emit
 ) -> RawTable:
-    known = filter(None, (options.text_column, options.label_column))
+    known = options.named_columns
     table = read_delimited(decoded.text, header=options.header, known=known, path=path, emit=emit)
     delimiter = DELIMITERS[table.dialect.delimiter]
     emit(Stage(f"reading {path}: encoding {decoded.encoding}, delimiter {delimiter}"))
 
     def lines() -> list[int]:
-        text = decode(path.read_bytes(), path=path, encoding=options.encoding).text
+        text = decode(read_content(path).content, path=path, encoding=options.encoding).text
         numbers = [number for number, _ in table.dialect.numbered_rows(text, path=path)]
         return numbers[table.has_header :]
 
@@ -239,14 +244,14 @@ def _mended(text: str) -> str:
     return text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")
 
 
-def _read_parquet(path: Path, *, emit: Emit) -> RawTable:
+def _read_parquet(path: Path, content: bytes, *, emit: Emit) -> RawTable:
     """Read the columns of texts and numbers.
 
     A column of numbers that the library datasets wrote with the names of its classes is read as
     these names; a number without a name, such as -1, as missing.
     """
     with _parquet_errors_explained(path):
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(pyarrow.BufferReader(content))
         names = _plain_names(file.schema_arrow, path=path, emit=emit)
         table = file.read(columns=names)
     if len(table) == 0 or len(set(names)) < len(names):

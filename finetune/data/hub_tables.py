@@ -21,13 +21,14 @@ MAIN_FOLDERS = ("", "data", "default")
 
 
 def fetch_splits(
-    repository: str, *, revision: str | None, emit: Emit
+    repository: str, part: str | None = None, *, revision: str | None, emit: Emit
 ) -> tuple[dict[str, list[Path]], str]:
     """Return the files of each split of a dataset, ``train`` among them, and their commit.
 
-    Parquet files come first: the repository's own, then those into which the Hub has converted it.
-    Without any, CSV, TSV or JSONL files are taken. ``revision`` is a branch, tag or commit;
-    ``None`` for the main branch or what the Hub has made of it.
+    ``part`` is the dataset to take of a repository that holds several. Parquet files come first:
+    the repository's own, then those into which the Hub has converted it. Without any, CSV, TSV or
+    JSONL files are taken. ``revision`` is a branch, tag or commit; ``None`` for the main branch or
+    what the Hub has made of it.
 
     Raises:
         DataNotFound: If there is no such repository or revision, or it has no training files.
@@ -36,7 +37,7 @@ def fetch_splits(
         HubNotReachable: If the Hub does not answer and the cache does not hold the files.
     """
     emit(Stage(f"loading {repository} from the Hub"))
-    dataset, splits = _find_files(repository, revision=revision)
+    dataset, splits = _find_files(repository, part, revision=revision)
     # The training split comes last, so that a cache that holds it holds everything.
     dataset.fetch(name for split in splits.keys() - {"train"} for name in splits[split])
     snapshot = dataset.fetch(splits["train"])
@@ -44,14 +45,17 @@ def fetch_splits(
     return paths, dataset.commit
 
 
-def find_splits(names: Iterable[str], *, suffix: str) -> dict[str, list[str]]:
+def find_splits(
+    names: Iterable[str], part: str | None = None, *, suffix: str
+) -> dict[str, list[str]]:
     """Return the files of each split, in their order, or nothing if ``train`` is not complete.
 
     A file belongs to a split by its name or its folder's: ``train.csv``,
-    ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``.
+    ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``. With ``part``, only
+    those in a folder of that name are taken.
 
     Raises:
-        DataError: If several folders hold a training split.
+        DataError: If several folders hold a training split, and there is no part of that name.
     """
     pattern = re.compile(
         rf"(?:(.*)/)?({'|'.join(SPLIT_OF_WORD)})(?:[-_.]?\d[^/]*|/[^/]+)?{re.escape(suffix)}"
@@ -66,16 +70,26 @@ def find_splits(names: Iterable[str], *, suffix: str) -> dict[str, list[str]]:
         for folder, splits in folders.items()
     }
     candidates = {folder: splits for folder, splits in whole.items() if "train" in splits}
+    parts = {Path(folder).name: folder for folder in candidates}
+    if part in parts:
+        return candidates[parts[part]]
+    if candidates and part is not None:
+        raise DataNotFound(
+            f"the repository holds no dataset {part!r}, but {', '.join(parts)}",
+            remedy="name one of them as --data hub:OWNER/NAME:PART",
+        )
     if len(candidates) > 1 and not candidates.keys() & set(MAIN_FOLDERS):
         raise DataError(
-            f"the repository holds several datasets: {', '.join(candidates)}",
-            remedy="download the files of one, and name its training file as --data",
+            f"the repository holds several datasets: {', '.join(parts)}",
+            remedy=f"name one, such as --data hub:OWNER/NAME:{min(parts)}",
         )
     main = min(candidates, key=lambda folder: folder not in MAIN_FOLDERS, default="")
     return candidates.get(main, {})
 
 
-def _find_files(name: str, *, revision: str | None) -> tuple[hub.Repository, dict[str, list[str]]]:
+def _find_files(
+    name: str, part: str | None, *, revision: str | None
+) -> tuple[hub.Repository, dict[str, list[str]]]:
     """Return the repository at the commit to take and, of each split, its files there."""
     places = [(revision, (".parquet",)), (revision, (".csv", ".tsv", ".jsonl"))]
     if revision is None:
@@ -93,7 +107,7 @@ def _find_files(name: str, *, revision: str | None) -> tuple[hub.Repository, dic
             continue
         unreachable = unreachable or repository.unreachable
         for suffix in suffixes:
-            if splits := find_splits(repository.files, suffix=suffix):
+            if splits := find_splits(repository.files, part, suffix=suffix):
                 return repository, splits
     raise unreachable or DataNotFound(
         f"the dataset {name!r} has no complete training split in Parquet, CSV, TSV or JSONL",

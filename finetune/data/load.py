@@ -10,9 +10,10 @@ from pathlib import Path
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.data.columns import choose_columns
-from finetune.data.files import SUFFIXES, read_file
+from finetune.data.columns import choose_columns, read_texts
+from finetune.data.files import read_file
 from finetune.data.hub_tables import fetch_splits
+from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
 from finetune.data.questions import load_questions
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
@@ -65,12 +66,13 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
             paths = [path for [path] in files.values()]
             sources = tuple(DataSource(str(path), file_sha256(path)) for path in paths)
             return replace(loaded, sources=sources)
-    repository, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
-    files, commit = fetch_splits(repository, revision=revision or None, emit=emit)
+    name, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
+    repository, _, part = name.partition(":")
+    files, commit = fetch_splits(repository, part or None, revision=revision or None, emit=emit)
     loaded = read_tables(
         files, options, needs_all_labels=False, is_for_training=is_for_training, emit=emit
     )
-    return replace(loaded, sources=(DataSource(HUB_PREFIX + repository, commit=commit),))
+    return replace(loaded, sources=(DataSource(HUB_PREFIX + name, commit=commit),))
 
 
 def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) -> LoadedData:
@@ -121,7 +123,8 @@ def find_places(options: DataOptions, rows: Dataset) -> list[str]:
         return [""] * len(rows)
     table = read_file(Path(options.data).expanduser(), options, emit=ignore)
     columns = choose_columns(table.columns, options, table=str(table.path))
-    given = [table.columns[one.name] for one in (columns.text, columns.pair) if one]
+    chosen = [one.name for one in (columns.text, columns.pair) if one]
+    given = [read_texts(table.columns, name) for name in chosen]
     places = []
     for wanted in zip(*texts_of(rows).columns, strict=True):
         same = [pc.equal(column, text) for column, text in zip(given, wanted, strict=True)]
@@ -133,11 +136,11 @@ def find_places(options: DataOptions, rows: Dataset) -> list[str]:
 def source_name(source: str) -> str:
     """Return a short name for a source, fit for a folder.
 
-    >>> source_name("data/reviews.csv"), source_name("hub:owner/name@refs/pr/1")
-    ('reviews', 'name')
+    >>> source_name("data/reviews.csv"), source_name("hub:owner/name:part@refs/pr/1")
+    ('reviews', 'name-part')
     """
     if source.startswith(HUB_PREFIX):
-        return Path(source.removeprefix(HUB_PREFIX).partition("@")[0]).name
+        return Path(source.removeprefix(HUB_PREFIX).partition("@")[0]).name.replace(":", "-")
     return Path(source).stem
 
 
@@ -147,7 +150,7 @@ def _kind_of(source: str) -> str:
     if source.startswith(HUB_PREFIX):
         return "a dataset of the Hub"
     path = Path(source).expanduser()
-    if path.suffix.lower() in SUFFIXES or os.path.isfile(path):
+    if path.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES) or os.path.isfile(path):
         return "a file"
     raise _unknown(source)
 

@@ -19,7 +19,8 @@ class DataOptions:
             maybe with ``@revision``, for a dataset of the Hub.
         label: ``label-coarse`` or, for TREC, ``label-fine``.
         data_dir: Where TREC's raw files are; ``None`` to fetch them.
-        text_column: Column of the texts in files and datasets of the Hub; ``None`` to guess it.
+        text_column: Column of the texts in files and datasets of the Hub, by name or by number from
+            1, or several between commas, whose texts are joined by line ends; ``None`` to guess it.
         text_pair_column: Column of the second texts of pairs; ``None`` to find pairs by name.
         label_column: Column of their classes; ``None`` to guess it.
         encoding: Python's name of the encoding of text files; ``None`` to detect it.
@@ -41,6 +42,12 @@ class DataOptions:
     encoding: str | None = None
     header: bool | None = None
     skip_unknown_labels: bool = False
+
+    @property
+    def named_columns(self) -> list[str]:
+        """The columns that options name, each part of a list too."""
+        named = filter(None, (self.text_column, self.text_pair_column, self.label_column))
+        return [part for name in named for part in (name, *name.split(","))]
 
     def __post_init__(self) -> None:
         for name in (value for value in vars(self).values() if isinstance(value, str)):

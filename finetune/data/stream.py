@@ -1,7 +1,7 @@
 """Texts to classify, piece by piece: memory does not grow with their number."""
 
 import codecs
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -85,11 +85,11 @@ def read_rows(
         UsageError: If there is no such encoding.
         DataError: If the file is missing or does not parse, or the column is not found.
     """
-    from finetune.data.files import SUFFIXES
+    from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
 
     if not path.exists() or path.is_dir():
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
-    if path.suffix.lower() in SUFFIXES and not as_lines:
+    if path.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES) and not as_lines:
         return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
     encoding = options.encoding
     if path.is_file():
@@ -113,13 +113,16 @@ def _read_table(
         schema=pyarrow.schema([(name, "string") for name in names]),
     )
     chosen = choose_text_columns(columns, options, reads_pairs=reads_pairs, table=str(path))
-    named = " and ".join(repr(name) for name in chosen if name)
+    named = " and ".join(repr(",".join(names)) for names in chosen if names)
     emit(Stage(f"texts from column {named} of {path}"))
     return _pieces(chain(sample, records), chosen, path, emit)
 
 
 def _pieces(
-    records: Iterator[dict[str, Any]], chosen: tuple[str, str | None], path: Path, emit: Emit
+    records: Iterator[dict[str, Any]],
+    chosen: tuple[Sequence[str], Sequence[str]],
+    path: Path,
+    emit: Emit,
 ) -> Iterator[list[Row]]:
     skipped, is_empty = 0, True
     while piece := list(islice(records, ROWS_A_PIECE)):
@@ -131,25 +134,33 @@ def _pieces(
             yield with_text
     if is_empty:
         raise DataNotFound(
-            f"{path} has no texts in {chosen[0]!r}", remedy="name another with --text-column"
+            f"{path} has no texts in {','.join(chosen[0])!r}",
+            remedy="name another with --text-column",
         )
     if skipped:
         emit(WarningMessage(f"{skipped:,} rows of {path} skipped: empty text"))
 
 
-def _row_of(record: dict[str, Any], text: str, pair: str | None) -> Row:
-    """Return a row of a table; the two names are those of its columns of texts."""
+def _row_of(record: dict[str, Any], texts: Sequence[str], pairs: Sequence[str]) -> Row:
+    """Return a row of a table, by the columns of its text and, if there are any, of its second."""
+    from finetune.data.columns import join_texts
     from finetune.data.files import as_text
 
-    first = as_text(record.pop(text, ""))
-    return Row(first, record, None if pair is None else as_text(record.pop(pair, "")))
+    first, second = (
+        join_texts([as_text(record.pop(name, "")) for name in names]) for names in (texts, pairs)
+    )
+    return Row(first, record, second if pairs else None)
 
 
 def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[str, Any]]:
     """Return the rows of a table by the names of their columns, as they are read."""
     from finetune.data.delimited import stream_delimited
-    from finetune.data.files import kind_of, numbered_objects, stream_parquet
+    from finetune.data.files import kind_of, numbered_objects, read_file, stream_parquet
+    from finetune.data.packed import PACKED_SUFFIXES
 
+    if path.suffix.lower() in PACKED_SUFFIXES:
+        pieces = read_file(path, options, emit=emit).columns.to_batches(ROWS_A_PIECE)
+        return chain.from_iterable(piece.to_pylist() for piece in pieces)
     with path.open("rb") as file:
         kind = kind_of(file.read(64), path=path)
     if kind == ".parquet":
@@ -159,7 +170,7 @@ def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[s
     if kind == ".jsonl":
         lines = path.open(encoding=encoding, newline="\n")
         return (record for _, record in numbered_objects(lines, path=path))
-    known = filter(None, (options.text_column, options.label_column))
+    known = options.named_columns
     names, rows = stream_delimited(open_text, header=options.header, known=known, path=path)
     return (dict(zip(names, row, strict=True)) for row in rows)
 

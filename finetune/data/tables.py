@@ -13,7 +13,7 @@ from datasets.fingerprint import generate_random_fingerprint
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
-from finetune.data.columns import Columns, check_columns, choose_columns
+from finetune.data.columns import Columns, check_columns, choose_columns, read_texts
 from finetune.data.files import RawTable, read_file
 from finetune.data.source import DataOptions, LoadedData
 from finetune.errors import DataError
@@ -222,7 +222,7 @@ def _labelled_rows(
     chosen = {"text": columns.text.name}
     if columns.pair:
         chosen["text_pair"] = columns.pair.name
-    texts = {name: table.columns[own] for name, own in chosen.items()}
+    texts = {name: read_texts(table.columns, own) for name, own in chosen.items()}
     is_whole = pc.is_valid(labels)
     for column in texts.values():
         is_whole = pc.and_(is_whole, pc.not_equal(pc.utf8_trim_whitespace(column), ""))

@@ -55,13 +55,15 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
 def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:
     facts, test = results.facts, results.test
     data = _name_of_data(facts.data)
-    dataset_id = data if facts.data.startswith(HUB_PREFIX) else DATASET_IDS.get(data)
+    dataset_id, part = DATASET_IDS.get(data), config.data.label if data in DATASET_IDS else None
+    if facts.data.startswith(HUB_PREFIX):
+        dataset_id, _, part = data.partition(":")
     metrics = [
         EvalResult(
             task_type="text-classification",
             dataset_type=dataset_id or data,
             dataset_name=data,
-            dataset_config=config.data.label if data in DATASET_IDS else None,
+            dataset_config=part or None,
             dataset_split="test",
             metric_type=figure.type,
             metric_name=capitalize(figure.name),

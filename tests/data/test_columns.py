@@ -3,7 +3,7 @@
 import pyarrow
 import pytest
 
-from finetune.data.columns import Columns, choose_columns
+from finetune.data.columns import Columns, choose_columns, join_texts, read_texts
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
 
@@ -211,6 +211,20 @@ def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
     with pytest.raises(DataNotFound, match="no column 'off'") as raised:
         choice(*names, columns=columns, pair="off")
     assert "did you mean 'of'" in raised.value.remedy
+
+
+def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
+    names, columns = ("title", "review", "mood"), [TEXTS, TEXTS[::-1], MOODS]
+    found = choice(*names, columns=columns, text="title,review", label="3")
+    assert (found.text.name, found.label.name) == ("title,review", "mood")
+    numbered = choice(*names, columns=columns, text="2, 1")
+    assert (numbered.text.name, numbered.label.name) == ("review,title", "mood")
+    with pytest.raises(DataNotFound, match="no column 'reviews'"):
+        choice(*names, columns=columns, text="title,reviews")
+    table = pyarrow.table({"a": ["x", "", "y"], "b": ["1", "2", ""], "a,b": ["p", "q", "r"]})
+    assert read_texts(table, "1,b").to_pylist() == ["x\n1", "2", "y"]
+    assert read_texts(table, "a,b").to_pylist() == ["p", "q", "r"]
+    assert join_texts(["", "2"]) == "2"
 
 
 def test_of_a_pair_by_name_the_column_of_labels_is_no_part() -> None:

@@ -100,6 +100,22 @@ def test_without_parquet_files_of_lines_are_taken(
     assert texts_in(load()) == {"train": ["a", "b"], "validation": ["c"]}
 
 
+@pytest.mark.parametrize("on_main", [True, False])
+def test_one_of_several_data_sets_is_named_behind_a_colon(
+    hub: HubServer, folder: Path, converted: Path, on_main: bool
+) -> None:
+    for part in ("mrpc", "rte"):
+        name = f"{part}/train-00000-of-00001.parquet" if on_main else f"{part}/train/0000.parquet"
+        write_parquet((folder if on_main else converted) / name, f"{part} a", f"{part} b")
+    assert texts_in(load(f"{SET}:rte")) == {"train": ["rte a", "rte b"]}
+    assert not any("mrpc" in path for path in hub.downloads())
+    with pytest.raises(DataError, match="several datasets: mrpc, rte") as raised:
+        load()
+    assert "hub:OWNER/NAME:mrpc" in raised.value.remedy
+    with pytest.raises(DataNotFound, match="no dataset 'sst2', but mrpc, rte"):
+        load(f"{SET}:sst2")
+
+
 def test_a_revision_is_taken_as_it_is(hub: HubServer, folder: Path, converted: Path) -> None:
     write_parquet(folder / "train.parquet", "a", "b")
     assert texts_in(load(f"{SET}@{MAIN_COMMIT}")) == {"train": ["a", "b"]}

@@ -1,0 +1,52 @@
+"""The sheet of an Excel workbook becomes rows of texts, by openpyxl where it is installed."""
+
+from io import BytesIO
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+
+from finetune.data.files import as_text
+from finetune.errors import DataUnreadable
+
+
+def read_workbook(content: bytes, *, path: Path) -> pyarrow.Table:
+    """Return the rows of the one sheet that has any, the first one included.
+
+    The columns are named 0, 1 and so on. Formulas have the values that Excel has saved.
+
+    Raises:
+        DataUnreadable: If openpyxl is missing, the file is damaged, or not one sheet has rows.
+    """
+    try:
+        import openpyxl
+    except ImportError as error:
+        raise DataUnreadable(
+            f"{path} is an Excel workbook, and openpyxl, which reads these, is not installed",
+            remedy="pip install 'finetune-mps[excel]', or save the sheet as .csv",
+        ) from error
+    try:
+        book = openpyxl.load_workbook(BytesIO(content), read_only=True, data_only=True)
+        sheets = {sheet.title: _rows_of(sheet) for sheet in book.worksheets}
+    # What openpyxl raises on damaged files: of every kind.
+    except Exception as error:
+        raise DataUnreadable(
+            f"{path} can't be read as an Excel workbook: {error}",
+            remedy="save it again, or save the sheet as .csv",
+        ) from error
+    filled = {title: rows for title, rows in sheets.items() if rows}
+    if len(filled) != 1:
+        raise DataUnreadable(
+            f"{path} has rows in {len(filled)} sheets: {', '.join(filled)}",
+            remedy="save the sheet with the texts as a file of its own, such as .csv",
+        )
+    [rows] = filled.values()
+    columns = [pyarrow.array(values, "string") for values in zip_longest(*rows, fillvalue="")]
+    return pyarrow.table(columns, names=list(map(str, range(len(columns)))))
+
+
+def _rows_of(sheet: Any) -> list[list[str]]:
+    """Return the rows that are not blank."""
+    rows = ([as_text(value) for value in row] for row in sheet.iter_rows(values_only=True))
+    return [row for row in rows if any(value.strip() for value in row)]
