@@ -79,7 +79,7 @@ def run(
     if resume_from_checkpoint != AUTO:
         folder = open_run_folder(_run_of(Path(resume_from_checkpoint)), needs_model=False)
         if folder.has_finished and _wants_more_epochs(folder, given):
-            return _start(_continued(folder, given, emit=emit), emit=emit)
+            return _start(_continued(folder, given, emit=emit), emit=emit, continued=folder)
         return _resume(folder, given, emit=emit)
     if (found := _find_run(given.config)) is not None:
         return _resume(found, given, emit=emit)
@@ -87,10 +87,10 @@ def run(
     return _start(_over_a_killed_start(given.config), emit=emit)
 
 
-def _start(config: Config, *, emit: Emit) -> "RunResults":
+def _start(config: Config, *, emit: Emit, continued: RunFolder | None = None) -> "RunResults":
     from finetune.api.training import train_new
 
-    return train_new(config, emit=emit)
+    return train_new(config, emit=emit, continued=continued)
 
 
 def _over_a_killed_start(config: Config) -> Config:
@@ -186,8 +186,9 @@ def _continued(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Config:
     place = given.config.output.output_dir or next_free_folder(folder.path.parent, folder.path.name)
     emit(
         Stage(
-            f"the model of {folder.path} is trained for {more_epochs:g} more epochs, in {place}, "
-            "with a new optimizer and a new learning rate schedule"
+            f"the model of {folder.path} is trained for {more_epochs:g} more epochs on the same "
+            f"data, in {place}, with a new optimizer, a new learning rate schedule"
+            + "".join(f", {change}" for change in _changes(saved, config))
         )
     )
     return replace(
@@ -198,6 +199,18 @@ def _continued(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Config:
             config.output, output_dir=str(place), overwrite=given.config.output.overwrite
         ),
     )
+
+
+def _changes(saved: Config, config: Config) -> list[str]:
+    """Return in words which options of a run that is resumed differ from its own."""
+    options = {
+        option: (_value(saved, option), _value(config, option)) for option in SECTION_OF_OPTION
+    }
+    return [
+        f"{option} {now} in place of {before}"
+        for option, (before, now) in options.items()
+        if now != before
+    ]
 
 
 def _check_changes(given: LoadedConfig, saved: Config, folder: RunFolder) -> None:

@@ -1,6 +1,7 @@
 """What ``finetune run`` does once its configuration is known."""
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from finetune.api.dry_run import RUNS_FOLDER, default_name
@@ -11,20 +12,28 @@ from finetune.report.card import write_model_card
 from finetune.report.page import write_report
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
 from finetune.runs.folder import RunFolder, lock, reserve_folder, reserve_new_folder
-from finetune.runs.preparation import prepare
+from finetune.runs.manifest import Manifest
+from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 from finetune.tasks.base import warn_unless_better
 
 
-def train_new(config: Config, *, emit: Emit) -> RunResults:
+def train_new(config: Config, *, emit: Emit, continued: RunFolder | None = None) -> RunResults:
     """Train in a folder of its own, which is reserved first and given back if nothing came of it.
+
+    Args:
+        config: All options.
+        emit: Receives progress events.
+        continued: The run whose model is trained further, on the same data.
 
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
     with kept_awake(), _reserve(config) as folder, interruption_explained(folder):
         preparation = prepare(config, emit=emit)
+        if continued:
+            _check_data(preparation, continued)
         with out_of_memory_explained(folder, preparation):
             return _complete(Run.prepare(preparation, folder, emit=emit))
 
@@ -39,6 +48,14 @@ def train_on(config: Config, folder: RunFolder, *, emit: Emit) -> RunResults:
         preparation = prepare(config, emit=emit)
         with out_of_memory_explained(folder, preparation):
             return _complete(Run.resume(preparation, folder, emit=emit))
+
+
+def _check_data(preparation: Preparation, continued: RunFolder) -> None:
+    saved = Manifest.read(continued.manifest_file)
+    if saved is not None:
+        remedy = "restore it, or train the model on it as a new run, with --model"
+        now = replace(Manifest.of(preparation), model={})
+        saved.check(now, remedy=f"{remedy} {continued.model_folder}")
 
 
 def _complete(run: Run) -> RunResults:

@@ -24,7 +24,7 @@ from tiny_runs import (
 )
 
 import finetune
-from finetune.errors import ConfigurationInvalid, Interrupted, NotARun, UsageError
+from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, NotARun, UsageError
 from finetune.events import Emit, Event, Stage, Update, WarningMessage
 from finetune.files import read_json
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -324,14 +324,30 @@ def test_a_finished_run_can_be_trained_further_in_a_new_folder(
         finetune.run(resume_from_checkpoint=run, num_train_epochs=1)
     with pytest.raises(ConfigurationInvalid, match="--seed changes"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=3, seed=7)
-    results = finetune.run(resume_from_checkpoint=run, num_train_epochs=3, emit=emitted.append)
+    results = finetune.run(
+        resume_from_checkpoint=run, num_train_epochs=3, batch_size=8, emit=emitted.append
+    )
     assert results.output_dir == str(tmp_path / "run-2")
     assert results.training.epoch == 1.0
     first = next(event for event in emitted if isinstance(event, Stage))
     assert "for 1 more epochs" in first.message
-    assert "new learning rate schedule" in first.message
+    assert "new learning rate schedule, batch_size 8 in place of 16" in first.message
     assert f"model: {run / 'model'}\n" in (tmp_path / "run-2" / "config.yaml").read_text()
     assert_same_run(run, whole_run)
+
+
+def test_a_finished_run_is_not_trained_further_on_other_data(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "rows.csv"
+    lines = [f"what is {number}?,{'even' if number % 2 == 0 else 'odd'}" for number in range(64)]
+    file.write_text("\n".join(["text,label", *lines]))
+    run_tiny(run, model=tiny_folder, data=str(file), max_steps=1)
+    file.write_text(file.read_text().replace("what is 7?", "what is seven?"))
+    with pytest.raises(DataDiffers, match=r"rows\.csv") as raised:
+        finetune.run(resume_from_checkpoint=run, num_train_epochs=6)
+    assert f"--model {run / 'model'}" in raised.value.remedy
+    assert not (tmp_path / "run-2").exists()
 
 
 def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
