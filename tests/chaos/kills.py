@@ -1,23 +1,27 @@
 """Kills runs at random moments and resumes them until they end.
 
 Run as a program it is the process from which runs are forked, so that they import nothing again:
-``kills.py MODEL FOLDER KILLS SEED`` prints one JSON object.
+``kills.py MODEL FOLDER RUNS SEED`` prints one JSON object.
 """
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 import sys
 import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROWS = 40
 OPTIONS: dict[str, Any] = {
-    "data": "questions",
     "device": "cpu",
-    "max_train_samples": 32,
+    "precision": "fp32",
     "batch_size": 8,
     "num_train_epochs": 2,
     "learning_rate": 1e-3,
@@ -31,8 +35,17 @@ def train(run: Path, model: Path) -> None:
     """Start a run, or resume it where it has stopped."""
     import finetune
 
-    options = OPTIONS | {"model": str(model), "output_dir": str(run)}
+    data = write_rows(run.parent / "rows.csv")
+    options = OPTIONS | {"data": data, "model": str(model), "output_dir": str(run)}
     finetune.run(**options, resume_from_checkpoint="auto")
+
+
+def write_rows(file: Path) -> str:
+    """Write a small table, unless it is there, and return its name."""
+    if not file.exists():
+        rows = [f"what is {row}?,{'even' if row % 2 == 0 else 'odd'}" for row in range(ROWS)]
+        file.write_text("\n".join(["text,label", *rows]))
+    return str(file)
 
 
 def train_in_a_child(run: Path, model: Path, *, kill_after_seconds: float | None) -> int:
@@ -87,30 +100,60 @@ def lost_updates(run: Path) -> int:
     return max((json.loads(line)["update"] - max(saved) for line in lines), default=0)
 
 
-def kill_runs(model: Path, folder: Path, *, kills: int, seed: int) -> dict[str, Any]:
-    """Kill so many runs, each once or more at random moments, and compare how they end."""
+@dataclass(frozen=True)
+class Chaos:
+    """What runs are killed and how they should end."""
+
+    model: Path
+    folder: Path
+    loading_seconds: float
+    training_seconds: float
+    expected: list[Any]
+
+    @classmethod
+    def after_a_whole_run(cls, model: Path, folder: Path) -> "Chaos":
+        """Take the times and the result of a run that nobody kills."""
+        begun, whole = time.time_ns(), folder / "whole"
+        assert train_in_a_child(whole, model, kill_after_seconds=None) == 0
+        files = (whole / name for name in ("config.yaml", "report.html"))
+        loaded, ended = (file.stat().st_mtime_ns for file in files)
+        seconds = (loaded - begun) / 1e9, (ended - loaded) / 1e9
+        return cls(model, folder, *seconds, expected=result_of(whole))
+
+    def kill(self, seed: str) -> Counter[str]:
+        """Kill a run once or twice, resume it to its end, and count what came of it."""
+        run, chance, found = self.folder / seed, random.Random(seed), Counter({"runs": 1})
+        for _ in range(chance.choice([1, 1, 2])):
+            latest = self.training_seconds if chance.random() < 0.8 else -self.loading_seconds
+            moment = chance.uniform(0, latest)
+            status = train_in_a_child(run, self.model, kill_after_seconds=moment)
+            found["killed"] += status == signal.SIGKILL
+            found[f"lost {lost_updates(run)}"] += 1
+        status = train_in_a_child(run, self.model, kill_after_seconds=None)
+        found["same"] += status == 0 and result_of(run) == self.expected
+        shutil.rmtree(run)
+        return found
+
+
+def kill_runs(model: Path, folder: Path, *, runs: int, seed: int) -> Counter[str]:
+    """Kill so many runs at random moments, as many at a time as there are cores."""
+    import torch
+
+    from finetune.report import page
+
+    torch.set_num_threads(1)
+    # Half of the time of so small a run, and the same whatever was killed.
+    page.draw_curves = lambda rows: ""
     # Once here, so that what takes long the first time is done before the fork.
     train(folder / "warm", model)
-    begun, whole = time.time_ns(), folder / "whole"
-    assert train_in_a_child(whole, model, kill_after_seconds=None) == 0
-    loaded, ended = ((whole / name).stat().st_mtime_ns for name in ("config.yaml", "report.html"))
-    loading_seconds, training_seconds = (loaded - begun) / 1e9, (ended - loaded) / 1e9
-    chance = random.Random(seed)
-    expected, same, most_lost, killed = result_of(whole), 0, 0, 0
-    for number in range(kills):
-        run = folder / str(number)
-        for _ in range(chance.randint(1, 3)):
-            latest = training_seconds if chance.random() < 0.8 else -loading_seconds
-            moment = chance.uniform(0, latest)
-            killed += train_in_a_child(run, model, kill_after_seconds=moment) == signal.SIGKILL
-            most_lost = max(most_lost, lost_updates(run))
-        status = train_in_a_child(run, model, kill_after_seconds=None)
-        same += status == 0 and result_of(run) == expected
-        shutil.rmtree(run)
-    return {"runs": kills, "same": same, "killed": killed, "most_lost_updates": most_lost}
+    chaos = Chaos.after_a_whole_run(model, folder)
+    seeds = [f"{seed}-{number}" for number in range(runs)]
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(min(runs, os.cpu_count() or 1), mp_context=fork) as workers:
+        return sum(workers.map(chaos.kill, seeds), Counter())
 
 
 if __name__ == "__main__":
-    model, folder, kills, seed = sys.argv[1:]
-    found = kill_runs(Path(model), Path(folder), kills=int(kills), seed=int(seed))
+    model, folder, runs, seed = sys.argv[1:]
+    found = kill_runs(Path(model), Path(folder), runs=int(runs), seed=int(seed))
     sys.stdout.write(json.dumps(found))
