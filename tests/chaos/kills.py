@@ -143,7 +143,7 @@ def kill_runs(model: Path, folder: Path, *, runs: int, seed: int) -> Counter[str
 
     torch.set_num_threads(1)
     # Half of the time of so small a run, and the same whatever was killed.
-    page.draw_curves = lambda rows: ""
+    page.draw_curves = lambda *_: ""
     # Once here, so that what takes long the first time is done before the fork.
     train(folder / "warm", model)
     chaos = Chaos.after_a_whole_run(model, folder)

@@ -1,8 +1,10 @@
-"""Faults of disk and process at each call with which a checkpoint is written."""
+"""Faults of disk and process at each step in which the checkpoints of a run are written."""
 
 import errno
 import os
+import resource
 import shutil
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,29 +12,27 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_training import tiny_training_state
 
 from finetune.errors import CheckpointDamaged
+from finetune.events import Event, WarningMessage
 from finetune.runs import checkpoint
-from finetune.runs.checkpoint import (
-    intact_checkpoints,
-    read_checkpoint,
-    remove_old_checkpoints,
-    write_checkpoint,
-)
+from finetune.runs.checkpoint import intact_checkpoints, read_checkpoint
+from finetune.runs.folder import RunFolder
+from finetune.runs.saving import Checkpoints
+from finetune.training.snapshot import Progress
+from finetune.training.training_state import TrainingState
 
 CALLS = [(os, "mkdir"), (os, "fsync"), (os, "replace"), (checkpoint, "save_file"),
          (Path, "write_text"), (Path, "chmod"), (shutil, "rmtree")]  # fmt: skip
-
-
-class Kill(BaseException):
-    """The process ends: nothing catches it, nothing is cleaned up."""
+STEPS = (1, 2, 3)
 
 
 class Faults:
     """Lets the call of a number, counted over all functions, go wrong."""
 
-    def __init__(self, at: int, error: BaseException, *, tears: bool) -> None:
-        self.at, self.error, self.tears, self.count = at, error, tears, 0
+    def __init__(self, at: int, act: Callable[[], None], *, tears: bool) -> None:
+        self.at, self.act, self.tears, self.count = at, act, tears, 0
 
     def plant(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         original: Callable[..., Any] = getattr(owner, name)
@@ -42,9 +42,14 @@ class Faults:
             if self.count - 1 != self.at:
                 return original(*arguments, **options)
             if self.tears:
-                original(*arguments, **options)
+                with suppress(OSError):
+                    original(*arguments, **options)
                 self._tear(name, arguments)
-            raise self.error
+            try:
+                self.act()
+            except OSError:
+                if not options.get("ignore_errors"):
+                    raise
 
         monkeypatch.setattr(owner, name, call)
 
@@ -55,39 +60,119 @@ class Faults:
             os.truncate(file, file.stat().st_size // 2)
 
 
-def write_step(folder: Path, update: int) -> None:
-    tensors = {group: {"weight": torch.full((8,), float(update))} for group in ("model", "random")}
-    write_checkpoint(folder / f"step-{update}", tensors=tensors, state={"update": update})
-    remove_old_checkpoints(folder, keep=2)
+def fail(error_number: int) -> None:
+    raise OSError(error_number, os.strerror(error_number))
 
 
-@pytest.mark.parametrize("tears", [False, True])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "io"), Kill()])
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_child(work: Callable[[], None]) -> int:
+    """Do some work in a forked process and return its status."""
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            work()
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def save_step(run: Path, update: int, training_state: TrainingState) -> list[Event]:
+    """Save a model whose parameters all have the number of an update, and return the warnings."""
+    with torch.no_grad():
+        for parameter in training_state.trained_parameters().values():
+            parameter.fill_(update)
+    progress, emitted = Progress(updates=update, best_updates=update), list[Event]()
+    with Checkpoints(RunFolder(run), keep=2, emit=emitted.append) as checkpoints:
+        checkpoints.save_best(training_state, progress)
+        checkpoints.save(training_state, progress)
+    return emitted
+
+
+@pytest.fixture(scope="module")
+def training_state() -> TrainingState:
+    return tiny_training_state(mode="classifier")
+
+
+@pytest.fixture
+def saved_run(training_state: TrainingState, tmp_path: Path) -> Path:
+    """A run with checkpoints of three updates, of which two are kept."""
+    run = tmp_path / "saved"
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    for update in STEPS:
+        assert save_step(run, update, training_state) == []
+    return run
+
+
+def assert_nothing_is_lost(run: Path, training_state: TrainingState) -> None:
+    """Read all that verifies, resume from it, and save once more."""
+    folder, emitted = RunFolder(run), list[Event]()
+    for path in run.glob("checkpoints/*"):
+        with suppress(CheckpointDamaged):
+            tensors, state = read_checkpoint(path)
+            update = state.get("updates") or state["progress"]["updates"]
+            assert all((one == update).all() for one in tensors["model"].values())
+    checkpoints = Checkpoints(folder, keep=2, emit=emitted.append)
+    intact = intact_checkpoints(folder.checkpoints_folder, emit=emitted.append)
+    assert len(intact) >= 2
+    assert checkpoints.restore(intact, training_state).updates in (3, 4)
+    assert not emitted
+    assert save_step(run, 5, training_state) == []
+    names = sorted(path.name for path in folder.checkpoints_folder.iterdir())
+    assert names[0] == "best"
+    assert len(names) == 3
+    assert names[2] == "step-5"
+
+
+@pytest.mark.parametrize(
+    ("error_number", "tears"),
+    [
+        (errno.ENOSPC, False),
+        pytest.param(errno.EIO, True, marks=pytest.mark.slow),
+        (None, True),
+        pytest.param(None, False, marks=pytest.mark.slow),
+    ],
+)
 def test_no_checkpoint_that_verifies_is_wrong(
-    error: BaseException, tears: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error_number: int | None, tears: bool, saved_run: Path, training_state: TrainingState
 ) -> None:
-    at, reached = 0, True
-    while reached:
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        for update in (1, 2, 3):
-            write_step(folder, update)
-        with monkeypatch.context() as patch:
-            faults = Faults(at, error, tears=tears)
+    """Without an error number the process is killed; a call that tears was done, or half of it."""
+    at, ended = 0, False
+    while not ended:
+        run = shutil.copytree(saved_run, saved_run.with_name(str(at)))
+        act = kill if error_number is None else lambda: fail(error_number)
+        faults = Faults(at, act, tears=tears)
+        with pytest.MonkeyPatch.context() as patch:
             for owner, name in CALLS:
                 faults.plant(owner, name, patch)
-            with suppress(OSError, Kill):
-                write_step(folder, 4)
-            reached = faults.count > at
-        for path in folder.glob("step-?"):
-            try:
-                tensors, state = read_checkpoint(path)
-            except CheckpointDamaged:
-                continue
-            assert state == {"update": int(path.name[5:])}
-            assert all((one["weight"] == state["update"]).all() for one in tensors.values())
-        assert len(intact_checkpoints(folder, emit=lambda event: None)) >= 2
-        write_step(folder, 5)
-        assert sorted(path.name for path in folder.iterdir())[-1] == "step-5"
+            if error_number is None:
+                ended = in_a_child(lambda run=run: save_step(run, 4, training_state)) == 0
+            else:
+                save_step(run, 4, training_state)
+                ended = faults.count <= at
+        assert_nothing_is_lost(run, training_state)
         at += 1
-    assert at > 15
+    assert at > 40
+
+
+@pytest.mark.parametrize("kills", [True, False])
+def test_a_disk_that_is_full_after_any_byte_loses_nothing(
+    kills: bool, saved_run: Path, training_state: TrainingState
+) -> None:
+    """The kernel refuses what would make a file longer, or kills the process at that write."""
+    written = saved_run.glob("checkpoints/step-3/*")
+    longest_bytes = max(file.stat().st_size for file in written)
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if kills else signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        [warning] = save_step(run, 4, training_state)
+        assert isinstance(warning, WarningMessage)
+
+    for limit_bytes in range(0, longest_bytes, longest_bytes // 12):
+        run = shutil.copytree(saved_run, saved_run.with_name(str(limit_bytes)))
+        assert in_a_child(work) == (signal.SIGXFSZ if kills else 0)
+        assert_nothing_is_lost(run, training_state)

@@ -1,12 +1,4 @@
 import math
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +9,6 @@ from hypothesis import strategies as st
 
 from finetune import events
 from finetune.errors import CheckpointDamaged
-from finetune.runs import checkpoint
 from finetune.runs.checkpoint import (
     checkpoint_path,
     discard_checkpoints_after,
@@ -235,66 +226,3 @@ def test_the_last_checkpoint_of_a_device_that_was_seen_to_be_right_is_kept(tmp_p
     good = discard_checkpoints_after(tmp_path, update=3)
     assert good == tmp_path / "step-3"
     assert names_in(tmp_path) == ["step-3"]
-
-
-@pytest.mark.parametrize("at", range(9))
-def test_interruption_anywhere_leaves_no_half_checkpoint_under_a_final_name(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_step(tmp_path, 1)
-    write_step(tmp_path, 2)
-    done: list[str] = []
-
-    def stopping(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if len(done) == at:
-                raise KeyboardInterrupt
-            done.append(original.__name__)
-            return original(*arguments, **options)
-
-        return call
-
-    for name in ("save_file", "write_json", "flush_to_disk"):
-        monkeypatch.setattr(checkpoint, name, stopping(getattr(checkpoint, name)))
-    monkeypatch.setattr(os, "replace", stopping(os.replace))
-    monkeypatch.setattr(shutil, "rmtree", stopping(shutil.rmtree))
-    with suppress(KeyboardInterrupt):
-        write_step(tmp_path, 2)
-    monkeypatch.undo()
-
-    for path in tmp_path.iterdir():
-        if "." not in path.name:
-            verify_checkpoint(path)
-    assert intact_checkpoints(tmp_path, emit=ignore)
-    write_step(tmp_path, 2)
-    remove_old_checkpoints(tmp_path, keep=1)
-    assert names_in(tmp_path) == ["step-2"]
-
-
-@pytest.mark.slow
-def test_killed_process_leaves_no_half_checkpoint_under_a_final_name(tmp_path: Path) -> None:
-    code = (
-        "import itertools, sys, torch; from pathlib import Path\n"
-        "from finetune.runs.checkpoint import *\n"
-        "tensors = {'model': {'weight': torch.zeros(1_000_000)}}\n"
-        "for update in itertools.count(1):\n"
-        f"    path = Path({str(tmp_path)!r}) / f'step-{{update % 3}}'\n"
-        "    write_checkpoint(path, tensors=tensors, state={'update': update})\n"
-        "    print(update, flush=True)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(5):
-        process.stdout.readline()
-    time.sleep(0.03)
-
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-
-    updates = [
-        read_checkpoint(tmp_path / name)[1]["update"]
-        for name in names_in(tmp_path)
-        if "." not in name
-    ]
-    assert len(updates) >= 2
-    assert max(updates) >= 5
