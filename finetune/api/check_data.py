@@ -120,6 +120,7 @@ def measure_tokens(
         max_length=options.max_length,
         suggested_max_length=suggested,
         beyond_suggested=int(np.count_nonzero(lengths > suggested)),
+        beyond_model=int(np.count_nonzero(lengths > tokenizer.model_max_length)),
         unknown_share=unknown_share,
         splits={
             split: measure_lengths(texts.lengths, max_length=options.max_length)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 # Within a piece, texts of like length share a batch. The first is small, so that answers come soon.
 FIRST_TEXTS = 16
 TEXTS_A_PIECE = 1_024
+# Of long texts fewer, so that memory does not grow with them.
+CHARACTERS_A_PIECE = 2**21
 
 
 def predict(
@@ -68,7 +71,7 @@ def predict_stream(
     count = FIRST_TEXTS
     for given in rows:
         start = 0
-        while piece := given[start : start + count]:
+        while piece := _few_characters(given[start : start + count]):
             _check_pairs(piece, reads_pairs=model.reads_pairs)
             texts, pairs = [row.text for row in piece], [row.pair or "" for row in piece]
             answers = model.answer(
@@ -78,7 +81,7 @@ def predict_stream(
                 replace(answer, text_pair=row.pair, columns=row.columns)
                 for answer, row in zip(answers, piece, strict=True)
             ]
-            start += count
+            start += len(piece)
             count = min(2 * count, TEXTS_A_PIECE)
 
 
@@ -95,6 +98,12 @@ def _check_pairs(rows: "Sequence[Row]", *, reads_pairs: bool) -> None:
                 f"the model reads single texts, and {row.text[:60]!r} has a second one",
                 remedy="leave out --text-pair",
             )
+
+
+def _few_characters(rows: "Sequence[Row]") -> "Sequence[Row]":
+    """Return the first of some rows, with about ``CHARACTERS_A_PIECE`` in all, or one row."""
+    ends = accumulate(len(row.text) for row in rows)
+    return rows[: max(1, sum(end <= CHARACTERS_A_PIECE for end in ends))]
 
 
 def read_texts(

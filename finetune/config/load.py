@@ -5,8 +5,8 @@ import os
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from functools import cache, partial
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pydantic
 import yaml
@@ -140,7 +140,7 @@ def _from_text(text: str) -> str | None:
 def _validators() -> dict[str, pydantic.TypeAdapter[Any]]:
     return {
         option: pydantic.TypeAdapter(
-            Annotated[hint, pydantic.BeforeValidator(_spell_choice)]
+            Annotated[hint, pydantic.BeforeValidator(partial(_spell_choice, get_args(hint)))]
             if get_origin(hint) is Literal
             else hint
         )
@@ -149,8 +149,10 @@ def _validators() -> dict[str, pydantic.TypeAdapter[Any]]:
     }
 
 
-def _spell_choice(value: Any) -> Any:
-    return value.replace("-", "_") if isinstance(value, str) else value
+def _spell_choice(choices: Sequence[Any], value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return value if value in choices else value.replace("-", "_")
 
 
 def _check_value(option: str, value: Any, origin: str) -> Any:

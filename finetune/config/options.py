@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Literal, TypedDict
 
 from finetune.devices.names import DeviceName, PrecisionName
+from finetune.tokenization.long_texts import Handling, Pooling
 
 AnyPath = str | PathLike[str]
 
@@ -37,6 +38,9 @@ class Options(TypedDict, total=False):
     head: Literal["whole", "classifier"]
     train_layers: int | None
     max_length: int
+    long_texts: Handling
+    stride: int
+    pooling: Pooling
 
     device: DeviceName
     precision: PrecisionName

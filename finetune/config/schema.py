@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from finetune.devices.names import DeviceName, Precision, PrecisionName
 from finetune.model.mode import Mode
+from finetune.tokenization.long_texts import Handling, LongTexts, Pooling
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -105,6 +106,15 @@ class ModelConfig:
     max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(
         128, "Maximum length of a text in tokens; the rest is truncated."
     )
+    long_texts: Handling = _option(
+        "truncate",
+        "Texts longer than --max-length: truncate cuts off their end, head-tail their middle; "
+        "windows reads them whole, as windows that overlap.",
+    )
+    stride: Annotated[int, Ge(0), Lt(2**31)] = _option(
+        32, "Tokens of overlap between the windows of a text."
+    )
+    pooling: Pooling = _option("mean", "How the logits of a text's windows become the text's.")
 
 
 @dataclass(frozen=True)
@@ -251,6 +261,11 @@ SECTION_OF_OPTION: dict[str, str] = {
     for name, section in get_type_hints(Config).items()
     for option in fields(section)
 }
+
+
+def long_texts_of(model: ModelConfig) -> LongTexts:
+    """Return what becomes of texts longer than the maximum."""
+    return LongTexts(model.long_texts, stride=model.stride, pooling=model.pooling)
 
 
 def mode_of(model: ModelConfig) -> Mode:

@@ -133,6 +133,7 @@ class LengthFindings:
 
     Args:
         beyond_suggested: Training texts that are longer than ``suggested_max_length``.
+        beyond_model: Training texts that are longer than the model reads at once.
         unknown_share: Share of the training tokens that the vocabulary lacks, in 0..1.
     """
 
@@ -140,6 +141,7 @@ class LengthFindings:
     max_length: int
     suggested_max_length: int
     beyond_suggested: int
+    beyond_model: int
     unknown_share: float
     splits: dict[str, SplitLengths]
 
@@ -271,6 +273,13 @@ def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> li
             f" {train.cut_rows:,} ({train.cut_share:.1%})"
         )
         changes.append(Suggestion(found, f"--max-length {lengths.suggested_max_length}"))
+    if lengths and lengths.beyond_model:
+        share = lengths.beyond_model / findings.rows["train"]
+        found = (
+            f"training texts longer than the model reads at once: {lengths.beyond_model:,}"
+            f" ({share:.1%})"
+        )
+        changes.append(Suggestion(found, "--long-texts windows, which reads all of them"))
     return changes
 
 

@@ -189,6 +189,7 @@ def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
     indices = np.arange(number * _EXAMPLES, (number + 1) * _EXAMPLES)
     batch = Batch(indices, padded_length=int(examples.lengths.max()))
     [micro_batch] = cut_batch(examples, batch, batch_size=_EXAMPLES, device=device)
+    assert isinstance(micro_batch, MicroBatch), "no text has windows"
     return micro_batch
 
 

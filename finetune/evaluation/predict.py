@@ -38,6 +38,8 @@ class Predictor:
     ) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order.
 
+        Those of windows are pooled.
+
         Args:
             examples: One or more.
             padded_lengths: Those that a batch may have, ascending.
@@ -64,7 +66,7 @@ class Predictor:
                 "the model's logits are NaN or infinite",
                 remedy="train it with a lower --learning-rate, or with --precision fp32",
             )
-        return logits
+        return examples.pool(logits)
 
 
 def predict_logits(

@@ -144,7 +144,7 @@ class _Extraction:
             yield features
             done += count
             if number % step == 0 or number == len(self.batches):
-                self.emit(Advance(done, len(self.examples.labels)))
+                self.emit(Advance(done, len(self.examples.lengths)))
 
     def compute(self, store: FeatureStore, *, key: str, notes: Notes) -> torch.Tensor:
         """Compute features and keep them in the store, or in memory if it can't be written."""

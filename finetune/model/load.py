@@ -17,7 +17,7 @@ from transformers import (
 
 from finetune import events
 from finetune.devices.base import BatchShapes
-from finetune.errors import ModelUnsupported
+from finetune.errors import ConfigurationInvalid, ModelUnsupported
 from finetune.events import Emit
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model
@@ -26,6 +26,7 @@ from finetune.tasks.base import Task
 from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
+from finetune.tokenization.long_texts import TRUNCATED, LongTexts
 
 if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts
@@ -56,15 +57,22 @@ class Classifier:
         pairs: "Texts | None" = None,
         *,
         max_length: int,
+        long_texts: LongTexts = TRUNCATED,
         emit: Emit = events.ignore,
     ) -> EncodedTexts:
         """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow.
 
         Raises:
             ModelUnsupported: If the tokenizer has tokens, or types of tokens, that the model lacks.
+            ConfigurationInvalid: If the stride is as long as a window, or pairs are not truncated.
         """
         max_tokens = min(max_length, self.max_tokens)
-        encoded = encode_texts(self.tokenizer, texts, pairs, max_length=max_tokens, emit=emit)
+        _check_long_texts(
+            long_texts, self.tokenizer, max_length=max_tokens, has_pairs=pairs is not None
+        )
+        encoded = encode_texts(
+            self.tokenizer, texts, pairs, max_length=max_tokens, long_texts=long_texts, emit=emit
+        )
         vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
         limits = {"input_ids": ("id", vocabulary), "token_type_ids": ("type", types or sys.maxsize)}
@@ -93,6 +101,23 @@ class Classifier:
         """Return those of ``choose_padded_lengths``, within the model's positions."""
         chosen = choose_padded_lengths(lengths, shapes, weights=weights)
         return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
+
+
+def _check_long_texts(
+    long_texts: LongTexts, tokenizer: PreTrainedTokenizerFast, *, max_length: int, has_pairs: bool
+) -> None:
+    if has_pairs and long_texts.handling != "truncate":
+        raise ConfigurationInvalid(
+            f"--long-texts {long_texts.handling} is for single texts, and these are pairs",
+            remedy="leave it out: of a pair the longer text is truncated first",
+        )
+    own_tokens = max_length - tokenizer.num_special_tokens_to_add()
+    if long_texts.handling == "windows" and long_texts.stride >= own_tokens:
+        raise ConfigurationInvalid(
+            f"--stride is {long_texts.stride}, but windows of {max_length} tokens hold "
+            f"{own_tokens} of a text",
+            remedy="lower --stride or raise --max-length",
+        )
 
 
 def load_classifier(

@@ -17,8 +17,10 @@ from finetune.files import write_text_atomically
 from finetune.model.source import MINILM, MINILM_REPOSITORY
 from finetune.report.templates import capitalize
 from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.runs.inference import with_inference
 from finetune.runs.results import RunResults
 from finetune.runs.trained import model_reads_pairs
+from finetune.tokenization.windows import head_tokens
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 DATASET_IDS = {"trec": "CogComp/trec"}
@@ -30,6 +32,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
     The card may be published: of a path on this machine it names at most the last part.
     """
     config = load_saved_config(folder)
+    options = with_inference(config, folder).model
     name = folder.path.resolve().name
     card = ModelCard.from_template(
         _metadata(results, config, name=name),
@@ -43,8 +46,9 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         base=_as_code(_public_name(results.facts.model)),
         data=_as_code(_name_of_data(results.facts.data)),
         cell=_as_words,
-        max_length=config.model.max_length,
         reads_pairs=model_reads_pairs(folder),
+        options=options,
+        head_length=head_tokens(options.max_length),
         config=_public_config(config),
     )
     path = folder.model_folder / "README.md"

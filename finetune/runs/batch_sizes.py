@@ -59,14 +59,14 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     evaluation = None
     is_one_size = preparation.device.shapes.counts_evaluation
     if stores_features(config.cache, case.mode) and make_feature_extractor(classifier) is not None:
-        most = plan.effective_batch_size if is_one_size else config.training.eval_batch_size
+        most = plan.rows_per_update if is_one_size else config.training.eval_batch_size
         evaluation = search(replace(case, part="features"), most=most).recommended
         case = replace(case, part="trainable")
     may_choose = case.mode.trains_encoder and classifier.model.supports_gradient_checkpointing
-    search_update = partial(search, most=plan.effective_batch_size)
+    search_update = partial(search, most=plan.rows_per_update)
     if checkpointing is None and may_choose:
         case, found = _choose_checkpointing(
-            case, search_update, effective_batch_size=plan.effective_batch_size, emit=emit
+            case, search_update, rows_per_update=plan.rows_per_update, emit=emit
         )
     else:
         found = search_update(case)
@@ -80,7 +80,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
 
 
 def _choose_checkpointing(
-    case: Case, search: Callable[[Case], Found], *, effective_batch_size: int, emit: Emit
+    case: Case, search: Callable[[Case], Found], *, rows_per_update: int, emit: Emit
 ) -> tuple[Case, Found]:
     """Search for the batch size of an update, with gradient checkpointing if that is faster.
 
@@ -94,13 +94,13 @@ def _choose_checkpointing(
         found = search(with_checkpointing)
         emit(Stage("gradient checkpointing: on, without it not even one example fits in memory"))
         return with_checkpointing, found
-    pieces = math.ceil(effective_batch_size / plain.recommended)
+    pieces = math.ceil(rows_per_update / plain.recommended)
     if pieces == 1 or not plain.is_short_of_memory:
         return case, plain
     emit(Stage("searching again, with gradient checkpointing"))
     found = search(with_checkpointing)
     speedup = found.examples_per_second / plain.examples_per_second
-    has_fewer_pieces = math.ceil(effective_batch_size / found.recommended) < pieces
+    has_fewer_pieces = math.ceil(rows_per_update / found.recommended) < pieces
     is_on = has_fewer_pieces and speedup >= FASTER
     emit(
         Stage(

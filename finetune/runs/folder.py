@@ -56,6 +56,11 @@ class RunFolder:
         self.best_checkpoint = self.checkpoints_folder / "best"
 
     @property
+    def inference_file(self) -> Path:
+        """Beside the model: how it reads texts."""
+        return self.model_folder / "inference.json"
+
+    @property
     def has_finished(self) -> bool:
         """Whether the run has written all that it leaves."""
         return self.results_file.is_file() and not self.best_checkpoint.exists()

@@ -20,6 +20,7 @@ from finetune.model.freeze import rate_mode
 from finetune.model.source import MINILM
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
+from finetune.tokenization.examples import Examples
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters
 
@@ -30,10 +31,10 @@ _PASSES = {"train": 9.0, "validation": 4.0, "test": 1.0}
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The updates of a run, a function of its configuration and the lengths of its texts.
+    """The updates of a run, a function of its configuration and its examples.
 
     Args:
-        lengths: Tokens of each training example: int64 of shape [examples].
+        examples: The training split.
         padded_lengths: Those that a batch may have, ascending.
         pads_batches: Whether repeated examples fill up a batch with too few.
         early_stopping_patience: Validations in a row without a better model after which training
@@ -41,7 +42,7 @@ class TrainingPlan:
         seed: Of the order of the examples.
     """
 
-    lengths: NDArray[np.int64]
+    examples: Examples
     padded_lengths: Sequence[int]
     effective_batch_size: int
     pads_batches: bool
@@ -58,12 +59,23 @@ class TrainingPlan:
     @property
     def updates_per_epoch(self) -> int:
         """Effective batches in a pass over the examples."""
-        return math.ceil(len(self.lengths) / self.effective_batch_size)
+        return math.ceil(len(self.examples.labels) / self.effective_batch_size)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of all that the model reads, texts or windows: int64 of shape [rows]."""
+        return self.examples.lengths
+
+    @property
+    def rows_per_update(self) -> int:
+        """Texts in an update or, where they have windows, about as many windows as these have."""
+        share = len(self.lengths) / len(self.examples.labels)
+        return math.ceil(share * self.effective_batch_size)
 
     def batches(self, epoch: int) -> list[Batch]:
         """Return the effective batches of an epoch, counted from 0."""
         return plan_epoch(
-            self.lengths,
+            self.examples.longest,
             effective_batch_size=self.effective_batch_size,
             padded_lengths=self.padded_lengths,
             seed=self.seed,
@@ -73,19 +85,22 @@ class TrainingPlan:
     def real_token_share(self) -> float:
         """Return the share of the first epoch's tokens that are not padding, in 0..1."""
         filled_to = self.effective_batch_size if self.pads_batches else 1
-        return real_token_share(self.batches(0), self.lengths, filled_to=filled_to)
+        batches = [
+            replace(one, indices=self.examples.rows_of(one.indices)) for one in self.batches(0)
+        ]
+        return real_token_share(batches, self.lengths, filled_to=filled_to)
 
 
 def plan_training(preparation: Preparation) -> TrainingPlan:
     """Work out a run's updates, with the defaults that depend on model and mode."""
-    lengths = preparation.examples["train"].lengths
+    examples = preparation.examples["train"]
     options = preparation.config.training
     per_update = effective_batch_size(options)
-    updates_per_epoch = math.ceil(len(lengths) / per_update)
+    updates_per_epoch = math.ceil(len(examples.labels) / per_update)
     defaults = mode_defaults(preparation.mode, updates_per_epoch=updates_per_epoch)
     num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
     return TrainingPlan(
-        lengths=lengths,
+        examples=examples,
         padded_lengths=_padded_lengths(preparation),
         effective_batch_size=per_update,
         pads_batches=preparation.device.shapes.pads_batches,

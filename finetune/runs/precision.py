@@ -22,7 +22,7 @@ from finetune.runs.features import cache_folder, stores_features
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch
-from finetune.training.micro_batches import MicroBatch, cut_batch
+from finetune.training.micro_batches import UpdatePart, cut_batch
 from finetune.training.precision_timing import PrecisionTiming, time_precisions
 
 # A timing takes up to 12 batches, mostly 6; fewer than this in all would not make up for them.
@@ -73,10 +73,10 @@ def _why_not_timed(
 
 def _batches_of_run(preparation: Preparation, plan: TrainingPlan, batch_size: BatchSize) -> float:
     """Return how many batches go through the encoder."""
-    examples = plan.schedule.total_updates * plan.effective_batch_size
+    examples = plan.schedule.total_updates * plan.rows_per_update
     mode = preparation.mode
     if stores_features(preparation.config.cache, mode) and not mode.trains_encoder:
-        examples = sum(len(split.labels) for split in preparation.examples.values())
+        examples = sum(len(split.lengths) for split in preparation.examples.values())
     return examples / batch_size.examples
 
 
@@ -85,13 +85,14 @@ def _find_timing(
 ) -> PrecisionTiming | None:
     """Return the timing of an earlier run, or time now; None if memory runs out."""
     batch = _typical_batch(plan, batch_size.examples)
-    key = _key(preparation, batch)
+    rows = len(plan.examples.rows_of(batch.indices))
+    key = _key(preparation, rows=rows, padded_length=batch.padded_length)
     file = cache_folder(preparation.config.cache, "precision") / f"{key}.json"
     if earlier := read_timing(file):
         return earlier
     device = preparation.device
 
-    def cut(examples: int) -> Iterator[MicroBatch]:
+    def cut(examples: int) -> Iterator[UpdatePart]:
         train = preparation.examples["train"]
         return cut_batch(train, batch, batch_size=examples, device=device)
 
@@ -118,7 +119,8 @@ def _typical_batch(plan: TrainingPlan, most_examples: int) -> Batch:
     """Return a micro-batch of the first epoch, of the median padded length."""
     batches = sorted(plan.batches(0), key=lambda batch: batch.padded_length)
     typical = batches[len(batches) // 2]
-    return Batch(typical.indices[:most_examples], typical.padded_length)
+    most_texts = max(1, most_examples * plan.effective_batch_size // plan.rows_per_update)
+    return Batch(typical.indices[:most_texts], typical.padded_length)
 
 
 def read_timing(file: Path) -> PrecisionTiming | None:
@@ -154,7 +156,7 @@ def _parity_file(device: Device, precision: str) -> Path:
     return hub.cache_folder("parity") / f"{key}.json"
 
 
-def _key(preparation: Preparation, batch: Batch) -> str:
+def _key(preparation: Preparation, *, rows: int, padded_length: int) -> str:
     """Return a key of all that a timing depends on, but for the texts."""
     classifier, options = preparation.classifier, preparation.config.training
     subject = {
@@ -163,7 +165,7 @@ def _key(preparation: Preparation, batch: Batch) -> str:
         "mode": preparation.mode,
         "optimizer": options.optimizer,
         "gradient_checkpointing": bool(options.gradient_checkpointing),
-        "shape": [len(batch.indices), batch.padded_length],
+        "shape": [rows, padded_length],
         "threads": torch.get_num_threads(),
         "packages": package_versions(),
         "host": platform.node(),

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 
-from finetune.config.schema import Config, mode_of
+from finetune.config.schema import Config, ModelConfig, long_texts_of, mode_of
 from finetune.data.check import suggest_model
 from finetune.data.source import DataSource
 from finetune.data.tables import column_of, texts_of
@@ -21,6 +22,7 @@ from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
 from finetune.tasks.base import Task
+from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples
 
 if TYPE_CHECKING:
@@ -127,19 +129,13 @@ def encode_rows(
     rows: Dataset, split: str, classifier: Classifier, *, config: Config, emit: Emit
 ) -> Examples:
     """Encode the texts of a split, with a warning if some are truncated."""
-    max_length = config.model.max_length
-    encoded = classifier.encode(*texts_of(rows), max_length=max_length, emit=emit)
-    if encoded.truncated_texts:
-        can_be_longer = classifier.max_tokens > max_length
-        emit(
-            WarningMessage(
-                f"{encoded.truncated_texts:,} of the {len(encoded.lengths):,} {split} texts are "
-                f"longer than {encoded.lengths.max()} tokens and are truncated",
-                remedy="raise --max-length if their end matters"
-                if can_be_longer
-                else "if their end matters, choose a model with more positions",
-            )
-        )
+    encoded = classifier.encode(
+        *texts_of(rows),
+        max_length=config.model.max_length,
+        long_texts=long_texts_of(config.model),
+        emit=emit,
+    )
+    _report_long_texts(encoded, split, config.model, max_tokens=classifier.max_tokens, emit=emit)
     if split == "train":
         unknown_tokens = encoded.count(classifier.tokenizer.unk_token_id)
         if found := suggest_model(unknown_tokens=unknown_tokens, tokens=int(encoded.offsets[-1])):
@@ -148,8 +144,37 @@ def encode_rows(
     return Examples(
         inputs_of=classifier.inputs(encoded).inputs_of,
         lengths=encoded.lengths,
+        windows=encoded.windows,
         labels=labels,
         weights=classifier.task.example_weights(
             labels, is_balanced=config.training.class_weights == "balanced"
         ),
     )
+
+
+def _report_long_texts(
+    encoded: EncodedTexts, split: str, options: ModelConfig, *, max_tokens: int, emit: Emit
+) -> None:
+    """Warn of texts that have lost tokens; say into how many windows others are cut."""
+    longest = encoded.lengths.max()
+    if encoded.windows:
+        texts, windows = len(encoded.windows.counts), len(encoded.lengths)
+        cut = np.count_nonzero(encoded.windows.counts > 1)
+        emit(
+            Stage(
+                f"{cut:,} of the {texts:,} {split} texts ({cut / texts:.1%}) are longer than "
+                f"{longest} tokens: {windows:,} windows in all"
+            )
+        )
+    elif lost := encoded.truncated_texts:
+        texts = len(encoded.lengths)
+        can_be_longer = max_tokens > options.max_length
+        emit(
+            WarningMessage(
+                f"{lost:,} of the {texts:,} {split} texts ({lost / texts:.1%}) are longer than "
+                f"{longest} tokens and are truncated",
+                remedy="if the rest matters, "
+                + ("raise --max-length or " if can_be_longer else "")
+                + "read all of it with --long-texts windows",
+            )
+        )

@@ -21,6 +21,7 @@ from finetune.runs.failures import (
 )
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder, delete_previous_run, set_aside_previous_run
+from finetune.runs.inference import write_inference
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
@@ -198,7 +199,9 @@ class Run:
         self, peak_bytes: int | None, *, write_pages: Callable[[RunFolder, RunResults], None]
     ) -> RunResults:
         self.folder.path.stat()  # save_pretrained would make a folder anew that was moved
-        save_classifier(self.preparation.classifier, self.folder.model_folder)
+        classifier = self.preparation.classifier
+        save_classifier(classifier, self.folder.model_folder)
+        write_inference(self.folder, self.config.model, max_tokens=classifier.max_tokens)
         self.emit(Stage("evaluating the best model"))
         has_validation = "validation" in self.examples
         results = RunResults(
@@ -266,7 +269,7 @@ class Run:
         return task.score(logits, examples.labels)
 
     def _training_metrics(self, peak_bytes: int | None) -> TrainingMetrics:
-        progress, samples = self.progress, len(self.plan.lengths)
+        progress, samples = self.progress, len(self.plan.examples.labels)
         epochs = progress.updates / self.plan.updates_per_epoch
         return TrainingMetrics(
             epoch=epochs,

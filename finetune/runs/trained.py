@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.schema import Config
+from finetune.config.schema import Config, long_texts_of
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
@@ -16,6 +16,7 @@ from finetune.events import Emit, WarningMessage
 from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
 from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.runs.inference import with_inference
 from finetune.tasks.base import Answer, Task
 from finetune.tasks.choose import read_task
 from finetune.tokenization.examples import ModelInputs
@@ -47,7 +48,7 @@ class TrainedModel:
             ModelUnsupported: If the model's files are damaged.
             DeviceNotAvailable: If the device can't be used here.
         """
-        config = load_saved_config(folder)
+        config = with_inference(load_saved_config(folder), folder)
         classifier = load_classifier(
             str(folder.model_folder),
             revision=None,
@@ -76,7 +77,10 @@ class TrainedModel:
 
         There is at least one text; ``pairs`` are the second texts.
         """
-        encoded = self.classifier.encode(texts, pairs, max_length=self.config.model.max_length)
+        options = self.config.model
+        encoded = self.classifier.encode(
+            texts, pairs, max_length=options.max_length, long_texts=long_texts_of(options)
+        )
         lengths = encoded.lengths
         if self.device.shapes.counts_evaluation:
             # Any number of pieces of texts may follow: powers of two give them the same shapes.

@@ -1,7 +1,7 @@
 """What a model reads of each example, and what training needs beside it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from finetune.tokenization.collate import collate, prepare_mask
 from finetune.tokenization.encode import EncodedTexts
+from finetune.tokenization.windows import Windows
 
 Inputs = dict[str, torch.Tensor]
 InputsOf = Callable[[NDArray[np.int64], int], Inputs]
@@ -21,12 +22,27 @@ class ModelInputs:
 
     Args:
         inputs_of: Returns the keyword arguments of the model's forward for the indices of some
-            examples and a padded length: CPU tensors of shape [examples, ...].
-        lengths: Tokens of each example: int64 of shape [examples].
+            examples, or windows, and a padded length: CPU tensors of shape [examples, ...].
+        lengths: Tokens of each example, or window: int64 of shape [examples].
+        windows: Which windows are of which example; None where the model reads each at once.
     """
 
     inputs_of: InputsOf
     lengths: NDArray[np.int64]
+    windows: Windows | None = field(default=None, kw_only=True)
+
+    @property
+    def longest(self) -> NDArray[np.int64]:
+        """Tokens that the model reads at once of each example: int64 of shape [examples]."""
+        return self.windows.longest(self.lengths) if self.windows else self.lengths
+
+    def rows_of(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices, for ``inputs_of``, of all that the model reads of some examples."""
+        return self.windows.of(examples) if self.windows else examples
+
+    def pool(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits of examples from those of all that the model reads of them."""
+        return self.windows.pool(logits) if self.windows else logits
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,14 @@ class Examples(ModelInputs):
     labels: NDArray[Any]
     weights: NDArray[np.float32]
 
+    def of_rows(self) -> "Examples":
+        """Return all that the model reads as examples of their own, with their texts' labels."""
+        if self.windows is None:
+            return self
+        texts = np.repeat(np.arange(len(self.labels)), self.windows.counts)
+        labels, weights = self.labels[texts], self.weights[texts]
+        return replace(self, labels=labels, weights=weights, windows=None)
+
 
 def inputs_of_texts(texts: EncodedTexts, *, takes_4d_mask: bool) -> ModelInputs:
     """Return encoded texts as a model reads them, with a mask as ``prepare_mask`` makes it."""
@@ -49,4 +73,4 @@ def inputs_of_texts(texts: EncodedTexts, *, takes_4d_mask: bool) -> ModelInputs:
         tensors = collate(texts, indices, padded_length=padded_length)
         return prepare_mask(tensors, takes_4d_mask=takes_4d_mask)
 
-    return ModelInputs(inputs_of, texts.lengths)
+    return ModelInputs(inputs_of, texts.lengths, windows=texts.windows)

@@ -38,7 +38,7 @@ class CheckedBatches:
     One has the fewest tokens, for which attention has been wrong, one as many as is quick.
 
     Args:
-        examples: The training split.
+        examples: The training split; where texts have windows, all windows.
         padded_lengths: Those of the run, ascending; none if there is nothing to check.
         batch_size: Of the run.
     """
@@ -66,6 +66,7 @@ class CheckedBatches:
         indices = random.choice(short, count, replace=len(short) < count)
         batch = Batch(indices, padded_length=length)
         [micro_batch] = cut_batch(self.examples, batch, batch_size=count, device=device)
+        assert isinstance(micro_batch, MicroBatch), "no example has windows"
         return micro_batch
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from finetune.training.accelerator import Accelerator
-from finetune.training.micro_batches import MicroBatch
+from finetune.training.micro_batches import UpdatePart
+from finetune.training.windows import WindowBatch
 
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -15,7 +16,7 @@ Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def accumulate_gradients(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    micro_batches: Iterable[MicroBatch],
+    micro_batches: Iterable[UpdatePart],
     *,
     losses: Losses,
     accelerator: Accelerator,
@@ -40,13 +41,37 @@ def accumulate_gradients(
     optimizer.zero_grad(set_to_none=True)
     parts = []
     for micro_batch in micro_batches:
-        loss = weighted_loss(model(**micro_batch.inputs).logits, micro_batch, losses)
-        accelerator.backward(loss)
+        if isinstance(micro_batch, WindowBatch) and len(micro_batch.slice_sizes) > 1:
+            loss = _backward_by_slices(model, micro_batch, losses, accelerator=accelerator)
+        else:
+            [inputs] = micro_batch.slices()
+            loss = weighted_loss(model(**inputs).logits, micro_batch, losses)
+            accelerator.backward(loss)
         parts.append(loss.detach())
     accelerator.clip_gradients(optimizer, max_norm=max_grad_norm)
     return torch.stack(parts).sum()
 
 
-def weighted_loss(logits: torch.Tensor, micro_batch: MicroBatch, losses: Losses) -> torch.Tensor:
+def weighted_loss(logits: torch.Tensor, micro_batch: UpdatePart, losses: Losses) -> torch.Tensor:
     """Return the losses of the examples, weighted by their shares: a scalar in fp32."""
-    return (losses(logits.float(), micro_batch.labels) * micro_batch.shares).sum()
+    pooled = micro_batch.pool(logits.float())
+    return (losses(pooled, micro_batch.labels) * micro_batch.shares).sum()
+
+
+def _backward_by_slices(
+    model: nn.Module, batch: WindowBatch, losses: Losses, *, accelerator: Accelerator
+) -> torch.Tensor:
+    """Go backward through an example slice by slice, in the memory of one; return its loss.
+
+    The first pass gives the logits of all windows, and so the gradient of the loss by each logit,
+    with which the second goes backward. Both draw the same random numbers, and so the same dropout.
+    """
+    random_state = batch.device.random_state()
+    # With a graph, of which nothing is kept: the second pass is to have the same kernels.
+    logits = torch.cat([model(**inputs).logits.float().detach() for inputs in batch.slices()])
+    loss = weighted_loss(logits.requires_grad_(), batch, losses)
+    [gradient] = torch.autograd.grad(loss, [logits])
+    batch.device.set_random_state(random_state)
+    for inputs, part in zip(batch.slices(), torch.split(gradient, batch.slice_sizes), strict=True):
+        accelerator.backward((model(**inputs).logits.float() * part).sum())
+    return loss

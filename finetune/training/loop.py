@@ -105,9 +105,12 @@ def train(
         BatchDoesNotFit: If not even one example fits the device's memory.
     """
     total_updates = training_state.schedule.total_updates
-    batches = CheckedBatches(examples, settings.checked_lengths, settings.batch_size)
+    row_examples = examples.of_rows()
+    batches = CheckedBatches(row_examples, settings.checked_lengths, settings.batch_size)
     device_check = DeviceCheck(training_state, progress, batches, emit=settings.emit)
-    log = _UpdateLog(training_state, progress, settings, device_check)
+    log = _UpdateLog(
+        training_state, progress, settings, device_check, has_windows=bool(examples.windows)
+    )
     saver = _Saver(training_state, progress, settings, device_check)
     while not is_over(progress, total_updates=total_updates, patience=settings.patience):
         log.start_clock()
@@ -232,9 +235,11 @@ class _UpdateLog:
         progress: Progress,
         settings: LoopSettings,
         device_check: DeviceCheck,
+        *,
+        has_windows: bool,
     ) -> None:
         self._training_state, self._progress, self._settings = training_state, progress, settings
-        self._device_check = device_check
+        self._device_check, self._has_windows = device_check, has_windows
         self._batches: list[Batch] = []
         self._losses: list[torch.Tensor] = []
         self._first_update = progress.updates
@@ -289,6 +294,8 @@ class _UpdateLog:
     def _warn_of_launches(self) -> None:
         """Say once if the updates of a device that captures them can't be captured."""
         reason = self._training_state.why_not_captured
+        if self._training_state.captured and self._has_windows:
+            reason = "the windows of texts differ in number"
         if reason is None or self._has_warned_of_launches:
             return
         self._has_warned_of_launches = True

@@ -13,6 +13,7 @@ from finetune.devices.base import Device
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import fill_batch
 from finetune.tokenization.examples import Examples, Inputs
+from finetune.training.windows import WindowBatch, cut_windows
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ class MicroBatch:
         """Return all tensors by name, as ``from_tensors`` takes them."""
         return {**self.inputs, "labels": self.labels, "shares": self.shares}
 
+    def slices(self) -> Iterator[Inputs]:
+        """Yield the inputs of the model, all at once."""
+        yield self.inputs
+
+    def pool(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the examples: each is read at once."""
+        return logits
+
     def part(self, rows: slice) -> "MicroBatch":
         """Return some of the examples, as views."""
         return MicroBatch(
@@ -47,6 +56,10 @@ class MicroBatch:
         """Return the micro-batch of tensors that ``tensors`` returned."""
         inputs = dict(tensors)
         return cls(labels=inputs.pop("labels"), shares=inputs.pop("shares"), inputs=inputs)
+
+
+# Of both an update has one or more.
+UpdatePart = MicroBatch | WindowBatch
 
 
 class MovedBatches:
@@ -116,11 +129,15 @@ class MovedBatches:
 
 def move_batches(
     examples: Examples, batches: Sequence[Batch], *, device: Device
-) -> Iterator[tuple[Batch, Callable[[int], Iterator[MicroBatch]]]]:
+) -> Iterator[tuple[Batch, Callable[[int], Iterator[UpdatePart]]]]:
     """Yield each effective batch with what cuts it into slices of at most so many examples."""
-    for window in _windows(batches, tokens=device.tokens_ahead):
-        moved = MovedBatches(examples, window, device=device)
-        for position, batch in enumerate(window):
+    if examples.windows:
+        for batch in batches:
+            yield batch, partial(_cut_windows, examples, batch, device)
+        return
+    for pieces in _pieces(batches, tokens=device.tokens_ahead):
+        moved = MovedBatches(examples, pieces, device=device)
+        for position, batch in enumerate(pieces):
             yield batch, partial(_cut, moved, position)
 
 
@@ -128,23 +145,31 @@ def _cut(moved: MovedBatches, position: int, batch_size: int) -> Iterator[MicroB
     return moved.cut(position, batch_size=batch_size)
 
 
-def _windows(batches: Sequence[Batch], *, tokens: int) -> Iterator[Sequence[Batch]]:
+def _cut_windows(
+    examples: Examples, batch: Batch, device: Device, batch_size: int
+) -> Iterator[WindowBatch]:
+    return cut_windows(examples, batch, batch_size=batch_size, device=device)
+
+
+def _pieces(batches: Sequence[Batch], *, tokens: int) -> Iterator[Sequence[Batch]]:
     """Yield successive batches of at most so many tokens, or one."""
-    window: list[Batch] = []
+    piece: list[Batch] = []
     left = tokens
     for batch in batches:
         size = len(batch.indices) * batch.padded_length
-        if window and size > left:
-            yield window
-            window, left = [], tokens
-        window.append(batch)
+        if piece and size > left:
+            yield piece
+            piece, left = [], tokens
+        piece.append(batch)
         left -= size
-    if window:
-        yield window
+    if piece:
+        yield piece
 
 
 def cut_batch(
     examples: Examples, batch: Batch, *, batch_size: int, device: Device
-) -> Iterator[MicroBatch]:
+) -> Iterator[UpdatePart]:
     """Yield an effective batch as slices on the device, as ``MovedBatches.cut`` does."""
+    if examples.windows:
+        return cut_windows(examples, batch, batch_size=batch_size, device=device)
     return MovedBatches(examples, [batch], device=device).cut(0, batch_size=batch_size)

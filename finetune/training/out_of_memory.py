@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from finetune.devices.batch_size import BatchSize
-from finetune.training.micro_batches import MicroBatch
+from finetune.training.micro_batches import UpdatePart
 from finetune.training.optimizer import make_room_for_step, make_state
 from finetune.training.training_state import TrainingState
 
@@ -14,7 +14,7 @@ def update_with_retries(
     training_state: TrainingState,
     number: int,
     *,
-    cut: Callable[[int], Iterable[MicroBatch]],
+    cut: Callable[[int], Iterable[UpdatePart]],
     batch_size: BatchSize,
 ) -> torch.Tensor:
     """Take an update in pieces that fit: whatever they are, it is an update of the same examples.

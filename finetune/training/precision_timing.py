@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from finetune.devices.batch_size import BatchSize
 from finetune.devices.precision import autocast
 from finetune.model.freeze import set_training
 from finetune.training.gradients import Losses
-from finetune.training.micro_batches import MicroBatch
+from finetune.training.micro_batches import UpdatePart
 from finetune.training.out_of_memory import update_with_retries
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
@@ -79,7 +80,7 @@ def time_precisions(
     head: Set[str],
     losses: Losses,
     hyperparameters: Hyperparameters,
-    cut: Callable[[int], Iterable[MicroBatch]],
+    cut: Callable[[int], Iterable[UpdatePart]],
     batch_size: BatchSize,
 ) -> PrecisionTiming:
     """Time updates on one batch in fp32 and in bf16.
@@ -146,7 +147,7 @@ def _prepare_both(
 
 def _time_updates(
     states: Mapping[str, TrainingState],
-    cut: Callable[[int], Iterable[MicroBatch]],
+    cut: Callable[[int], Iterable[UpdatePart]],
     batch_size: BatchSize,
 ) -> PrecisionTiming:
     # Where updates are captured, it is the second that is, and takes longer.
@@ -181,7 +182,8 @@ def _time(work: Callable[[], object], device: Device) -> float:
     return time.perf_counter() - started
 
 
-def _logits(state: TrainingState, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+def _logits(state: TrainingState, micro_batches: Sequence[UpdatePart]) -> torch.Tensor:
     state.model.train(False)
     with torch.inference_mode():
-        return torch.cat([state.model(**one.inputs).logits.float() for one in micro_batches])
+        inputs = chain.from_iterable(one.slices() for one in micro_batches)
+        return torch.cat([state.model(**one).logits.float() for one in inputs])

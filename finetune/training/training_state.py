@@ -11,7 +11,7 @@ from finetune.devices.base import CapturedFunction, Device, Tensors
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.training.accelerator import Accelerator
 from finetune.training.gradients import Losses, accumulate_gradients
-from finetune.training.micro_batches import MicroBatch
+from finetune.training.micro_batches import MicroBatch, UpdatePart
 from finetune.training.optimizer import build_optimizer, set_learning_rate
 from finetune.training.schedule import Schedule
 
@@ -62,11 +62,11 @@ class TrainingState:
         """The learning rate of each update."""
         return self.hyperparameters.schedule
 
-    def update(self, number: int, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
+    def update(self, number: int, micro_batches: Iterable[UpdatePart]) -> torch.Tensor:
         """Take update ``number``, counted from 0, and return its loss, a scalar on the device."""
         return self.prepare_update(micro_batches)(number)
 
-    def prepare_update(self, micro_batches: Iterable[MicroBatch]) -> Callable[[int], torch.Tensor]:
+    def prepare_update(self, micro_batches: Iterable[UpdatePart]) -> Callable[[int], torch.Tensor]:
         """Do all of an update that needs memory, and change nothing but gradients.
 
         Returns:
@@ -75,8 +75,8 @@ class TrainingState:
         if self.captured:
             self._drop_gradients()
             micro_batches = list(micro_batches)
-            replay = self.captured.prepare([one.tensors() for one in micro_batches])
-            if replay:
+            whole = [one.tensors() for one in micro_batches if isinstance(one, MicroBatch)]
+            if len(whole) == len(micro_batches) and (replay := self.captured.prepare(whole)):
                 return partial(self._replay, replay)
         return partial(self._step, self.accumulate_gradients(micro_batches))
 
@@ -100,7 +100,7 @@ class TrainingState:
             return self.captured.failure
         return _why_not_capturable(self) if self.device.captures else None
 
-    def accumulate_gradients(self, micro_batches: Iterable[MicroBatch]) -> torch.Tensor:
+    def accumulate_gradients(self, micro_batches: Iterable[UpdatePart]) -> torch.Tensor:
         """Do what comes before the optimizer's step; return the loss, a scalar on the device."""
         return accumulate_gradients(
             self.model,

@@ -146,6 +146,7 @@ def remedies(splits: DatasetDict, *, max_length: int = 8, longest: int = 8) -> l
         max_length=max_length,
         suggested_max_length=suggest_max_length(tokens, max_tokens=512),
         beyond_suggested=0,
+        beyond_model=int(longest > 512),
         unknown_share=0.0,
         splits={"train": measure_lengths(tokens, max_length=max_length)},
     )

@@ -1,0 +1,183 @@
+"""Runs on texts that are longer than the model reads at once."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prepared_runs import finish_run, prepare_tiny, train_tiny, was_emitted
+from tiny_runs import QUICK, TEXTS, Command, have_same_bits, run_tiny, weights_of
+from tiny_training import give_few_shapes
+from transformers import pipeline
+
+import finetune
+from finetune.errors import ConfigurationInvalid, Interrupted
+from finetune.events import Event, Stage, Update, WarningMessage
+from finetune.files import read_json, write_json
+from finetune.tokenization.long_texts import LongTexts
+
+LONG = " ".join(TEXTS)
+WINDOWS: dict[str, Any] = {
+    "long_texts": "windows",
+    "max_length": 10,
+    "stride": 2,
+    "batch_size": 4,
+    "effective_batch_size": 16,
+    "max_train_samples": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "windows"
+    run_tiny(folder, model=tiny_folder, **WINDOWS)
+    return folder
+
+
+def code_of_card(run: Path, *, text: str) -> dict[str, Any]:
+    """Run the last piece of code of a run's model card on a text; return its names."""
+    card = (run / "model" / "README.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[-1]
+    names: dict[str, Any] = {}
+    code = code.replace("path/to/this/folder", str(run / "model")).replace("Put a text here", text)
+    exec(code, names)
+    return names
+
+
+def test_evaluate_predict_and_the_cards_code_agree_with_the_run(run: Path) -> None:
+    results = read_json(run / "all_results.json")
+    scores = finetune.evaluate(run, device="cpu").scores
+    [answer] = finetune.predict(run, [LONG], device="cpu")
+    names = code_of_card(run, text=LONG)
+
+    assert scores.to_json()["loss"] == pytest.approx(results["test_loss"], abs=1e-6)
+    assert len(names["windows"]["input_ids"]) > 1
+    probability, number = names["logits"].softmax(-1).max(-1)
+    assert names["model"].config.id2label[number.item()] == answer.label
+    assert answer.probability == pytest.approx(probability.item(), abs=1e-5)
+
+
+def test_the_plain_pipeline_truncates_as_the_card_says(run: Path) -> None:
+    classify = pipeline("text-classification", model=str(run / "model"))
+    card = (run / "model" / "README.md").read_text()
+
+    [answer] = finetune.predict(run, ["Who wrote?"], device="cpu")
+    [same] = classify("Who wrote?", truncation=True, max_length=10)
+
+    assert classify(LONG, truncation=True, max_length=10)
+    assert (same["label"], same["score"]) == (answer.label, pytest.approx(answer.probability))
+    assert "A `pipeline` truncates a text after 10 tokens" in card
+
+
+def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path) -> None:
+    file = run / "model" / "inference.json"
+    saved = read_json(file)
+    assert saved == {
+        "schema_version": 1, "max_length": 10, "long_texts": "windows", "stride": 2,
+        "pooling": "mean",
+    }  # fmt: skip
+    whole = finetune.predict(run, [LONG], device="cpu")
+    try:
+        write_json(file, saved | {"long_texts": "truncate"})
+        assert finetune.predict(run, [LONG], device="cpu") != whole
+    finally:
+        write_json(file, saved)
+
+
+def test_a_run_resumes_within_an_epoch_bit_for_bit(
+    run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Update) and event.update == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    folder = tmp_path / "stopped"
+    with pytest.raises(Interrupted):
+        run_tiny(folder, model=tiny_folder, emit=stop, **WINDOWS)
+    finetune.run(resume_from_checkpoint=str(folder))
+
+    assert have_same_bits(weights_of(folder), weights_of(run))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+@pytest.mark.parametrize("mode", [{"freeze_core": True}, {"train_layers": 1}])
+def test_stored_features_of_windows_give_the_same_model(
+    mode: dict[str, Any], pooling: str, tiny_folder: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if pooling == "max":
+        give_few_shapes(monkeypatch)
+    options = {**WINDOWS, **mode, "pooling": pooling, "num_train_epochs": 1}
+    results = [
+        finish_run(
+            train_tiny(
+                tmp_path / f"run-{is_stored}",
+                model=tiny_folder,
+                feature_cache=is_stored,
+                cache_dir=str(tmp_path / "cache"),
+                **options,
+            )
+        )
+        for is_stored in (True, False)
+    ]
+
+    stored, computed = (one.test.loss for one in results)
+    assert stored == pytest.approx(computed, abs=1e-4)
+
+
+def test_memory_that_runs_out_halves_the_windows_of_a_forward(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import BertForSequenceClassification
+
+    original = BertForSequenceClassification.forward
+
+    def forward(*args: Any, **inputs: torch.Tensor) -> Any:
+        if len(inputs["input_ids"]) > 2 and args[0].training:
+            raise MemoryError
+        return original(*args, **inputs)
+
+    options = {**WINDOWS, "max_steps": 2}
+    whole = train_tiny(tmp_path / "whole", model=tiny_folder, **options)
+    monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
+    halved = train_tiny(tmp_path / "halved", model=tiny_folder, **options)
+
+    assert (whole.batch_size.examples, halved.batch_size.examples) == (4, 2)
+
+
+def test_texts_of_several_windows_are_counted_and_others_warned_of(tiny_folder: Path) -> None:
+    events: list[Event] = []
+    prepare_tiny(tiny_folder, emit=events.append, **WINDOWS)
+    prepare_tiny(tiny_folder, emit=events.append, max_length=10)
+
+    assert was_emitted(events, Stage, "train texts (")
+    assert was_emitted(events, Stage, "windows in all")
+    remedies = {event.remedy for event in events if isinstance(event, WarningMessage)}
+    assert any("--long-texts windows" in remedy for remedy in remedies)
+
+
+def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) -> None:
+    classifier = prepare_tiny(tiny_folder, max_train_samples=8).classifier
+    with pytest.raises(ConfigurationInvalid, match="windows is for single texts"):
+        classifier.encode(
+            ["a"], ["b"], max_length=10, long_texts=LongTexts("windows", stride=2, pooling="max")
+        )
+    with pytest.raises(ConfigurationInvalid, match="--stride is 8, but windows of 10"):
+        prepare_tiny(tiny_folder, **WINDOWS | {"stride": 8})
+
+
+def test_head_and_tail_are_evaluated_as_they_were_trained(
+    tiny_folder: Path, tmp_path: Path, command: Command
+) -> None:
+    options = QUICK | {"long_texts": "head-tail", "max_length": 10, "num_train_epochs": 1}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    outcome = command("run", *words, "--model", tiny_folder, "--output-dir", tmp_path / "run")
+
+    assert outcome.code == 0, outcome.errors
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "the first 3 and the last 7 tokens" in card
+    scores = finetune.evaluate(tmp_path / "run", device="cpu").scores
+    expected = read_json(tmp_path / "run" / "all_results.json")["test_loss"]
+    assert scores.to_json()["loss"] == pytest.approx(expected, abs=1e-6)
