@@ -190,17 +190,16 @@ def _find_dialect(text: str) -> Dialect:
 
 def _read_rows(text: str, dialect: Dialect, *, path: Path) -> pyarrow.Table:
     """Return all rows, the first one included, in columns named 0, 1 and so on."""
-    rows = (row for _, row in dialect.numbered_rows(text, path=path))
-    first = next(rows, None)
+    first = next(dialect.numbered_rows(text, path=path), None)
     if first is None:
         raise DataUnreadable(
             f"{path} is empty", remedy="write a header row, such as text,label, and rows"
         )
-    table = _read_by_arrow(text, dialect, count=len(first))
+    table = _read_by_arrow(text, dialect, count=len(first[1]))
     if table is not None:
         return table
     # Row by row: to say which one is wrong, or for what Arrow refuses, such as lines of spaces.
-    return _table_of(chain([first], rows))
+    return _table_of(row for _, row in dialect.numbered_rows(text, path=path))
 
 
 def _table_of(rows: Iterable[Sequence[str]]) -> pyarrow.Table:

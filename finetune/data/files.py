@@ -73,10 +73,11 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
         emit(Stage(f"reading {path}"))
         return _read_parquet(path, content, emit=emit)
     decoded = decode(content, path=path, encoding=options.encoding)
+    del content  # the texts once are enough
     warn_of_rivals(decoded, path=path, emit=emit)
     if kind == ".jsonl":
         emit(Stage(f"reading {path}: encoding {decoded.encoding}"))
-        return _read_json_lines(decoded.text, path=path, emit=emit)
+        return _read_json_lines(decoded, path=path, emit=emit)
     return _read_delimited(decoded, options, path=path, emit=emit)
 
 
@@ -95,11 +96,12 @@ def _read_delimited(
 ) -> RawTable:
     known = options.named_columns
     table = read_delimited(decoded.text, header=options.header, known=known, path=path, emit=emit)
-    delimiter = DELIMITERS[table.dialect.delimiter]
-    emit(Stage(f"reading {path}: encoding {decoded.encoding}, delimiter {delimiter}"))
+    delimiter, encoding = DELIMITERS[table.dialect.delimiter], decoded.encoding
+    emit(Stage(f"reading {path}: encoding {encoding}, delimiter {delimiter}"))
 
     def lines() -> list[int]:
-        text = decode(read_content(path).content, path=path, encoding=options.encoding).text
+        # Read again, not to hold all of it until then.
+        text = decode(read_content(path).content, path=path, encoding=encoding).text
         numbers = [number for number, _ in table.dialect.numbered_rows(text, path=path)]
         return numbers[table.has_header :]
 
@@ -155,8 +157,9 @@ def as_text(value: str | float | bool | None) -> str:
     return str(value)
 
 
-def _read_json_lines(text: str, *, path: Path, emit: Emit) -> RawTable:
+def _read_json_lines(decoded: DecodedText, *, path: Path, emit: Emit) -> RawTable:
     """Read one JSON object a line; columns of lists or objects are left out."""
+    text, encoding = decoded.text, decoded.encoding
     columns = _json_columns(text, path=path, emit=emit)
     if columns is None:
         # Line by line: to say which one is wrong, or for what Arrow refuses, such as columns of
@@ -174,11 +177,12 @@ def _read_json_lines(text: str, *, path: Path, emit: Emit) -> RawTable:
             {_mended(name): column(name) for name in names if name not in nested}
         )
         _report_left_out(nested, path=path, emit=emit)
-    return RawTable(
-        path,
-        columns,
-        lambda: [number for number, _ in numbered_objects(text.split("\n"), path=path)],
-    )
+
+    def lines() -> list[int]:
+        text = decode(read_content(path).content, path=path, encoding=encoding).text
+        return [number for number, _ in numbered_objects(text.split("\n"), path=path)]
+
+    return RawTable(path, columns, lines)
 
 
 def _json_columns(

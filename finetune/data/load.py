@@ -17,7 +17,13 @@ from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
 from finetune.data.questions import load_questions
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
-from finetune.data.tables import column_of, make_table, read_tables, texts_of
+from finetune.data.tables import (
+    column_of,
+    make_table,
+    read_tables,
+    return_freed_memory,
+    texts_of,
+)
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Stage, ignore
@@ -87,7 +93,10 @@ def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) ->
     )
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Stage(f"data: {options.data}, {counts} rows, {given.task.label_kinds}"))
-    return replace(given, splits=splits)
+    loaded = replace(given, splits=splits)
+    del given  # the rows before they were split
+    return_freed_memory()
+    return loaded
 
 
 def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:

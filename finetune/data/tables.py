@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from finetune.data.columns import Columns, check_columns, choose_columns, read_texts
 from finetune.data.files import RawTable, read_file
 from finetune.data.source import DataOptions, LoadedData
+from finetune.devices import host
 from finetune.errors import DataError
 from finetune.events import Emit, Stage, WarningMessage
 from finetune.tasks.base import Task
@@ -87,6 +88,12 @@ def texts_of(table: Dataset) -> TextColumns:
     return TextColumns(column_of(table, "text"), pairs)
 
 
+def return_freed_memory() -> None:
+    """Give the system what reading and comparing texts has freed: several times their size."""
+    pyarrow.default_memory_pool().release_unused()
+    host.return_freed_memory()
+
+
 def read_tables(
     files: Mapping[str, Sequence[Path]],
     options: DataOptions,
@@ -112,6 +119,7 @@ def read_tables(
         split: [read_file(path, options, emit=emit) for path in paths]
         for split, paths in files.items()
     }
+    return_freed_memory()
     columns = choose_table_columns(tables["train"][0], options, emit=emit)
     return make_splits(
         tables,
@@ -253,8 +261,8 @@ def _check_learnable(rows: pyarrow.Table, table: RawTable, task: Task, *, label:
             f"every row of {table.path} has {constant}",
             remedy="bring rows of at least two classes, or name another --label-column",
         )
-    texts = [name for name in ("text", "text_pair") if name in rows.column_names]
-    if all(pc.count_distinct(rows[name]).as_py() == 1 for name in texts):
+    texts = [rows[name] for name in ("text", "text_pair") if name in rows.column_names]
+    if all(pc.all(pc.equal(column, column[0])).as_py() for column in texts):
         raise DataError(
             f"every row of {table.path} has the same text",
             remedy="bring other texts, or name another --text-column",

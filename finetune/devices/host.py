@@ -29,6 +29,12 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
 
 
+def return_freed_memory() -> None:
+    """Let the C library give freed memory back to the system, where it is glibc."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def read_sysctl(name: str) -> str | None:
     """Return a value of macOS's kernel, such as that of ``hw.optional.arm64``, or None."""
     command = ["/usr/sbin/sysctl", "-n", name]
