@@ -258,6 +258,7 @@ def _read_parquet(path: Path, content: bytes, *, emit: Emit) -> RawTable:
         file = parquet.ParquetFile(pyarrow.BufferReader(content))
         names = _plain_names(file.schema_arrow, path=path, emit=emit)
         table = file.read(columns=names)
+        table.validate(full=True)  # texts may be other bytes than UTF-8
     if len(table) == 0 or len(set(names)) < len(names):
         complaint = "holds no rows" if len(table) == 0 else "has two columns of the same name"
         raise DataUnreadable(f"{path} {complaint}", remedy="write it again")
@@ -282,6 +283,7 @@ def stream_parquet(path: Path, *, rows_a_piece: int) -> Iterator[dict[str, Any]]
     """
     with _parquet_errors_explained(path):
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=rows_a_piece):
+            batch.validate(full=True)
             yield from batch.to_pylist()
 
 
@@ -289,7 +291,7 @@ def stream_parquet(path: Path, *, rows_a_piece: int) -> Iterator[dict[str, Any]]
 def _parquet_errors_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataUnreadable(
             f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it again"
         ) from error

@@ -59,14 +59,21 @@ def _csv(path: Path) -> Iterator[Write]:
     names: list[str] = []
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
+        # Python up to 3.12 leaves a carriage return bare, which readers take for the end of a row.
+        quoting_writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+
+        def write_row(values: Sequence[Any]) -> None:
+            has_return = any("\r" in str(value) for value in values)
+            (quoting_writer if has_return else writer).writerow(values)
 
         def write(answers: Sequence[Answer]) -> None:
             rows = list(map(_flat, answers))
             if not names:
                 names.extend(dict.fromkeys(name for row in rows for name in row))
-                writer.writerow(names)
+                write_row(names)
             _check_columns(rows, names, path)
-            writer.writerows([row.get(name, "") for name in names] for row in rows)
+            for row in rows:
+                write_row([row.get(name, "") for name in names])
 
         yield write
 

@@ -1,0 +1,154 @@
+"""Any bytes give a table, a configuration, a state, or one of our errors; never another exception.
+
+``FUZZED_FILES=20000`` in the environment tries more of them.
+"""
+
+import csv
+import io
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from finetune.config.load import load_config
+from finetune.data.load import load_data
+from finetune.data.source import DataOptions
+from finetune.data.stream import read_rows
+from finetune.errors import FinetuneError
+from finetune.evaluation.answer_file import answer_file
+from finetune.events import ignore
+from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
+from finetune.tasks.single import ClassAnswer
+
+FILES = int(os.environ.get("FUZZED_FILES", "40"))
+DELIMITED = ["text,label\n", "a b,x\n", "c d;y\n", '"', "'", '""', ",", ";", "\t", "|", "\r", "\n"]
+JSON = ['{"text": "a b", "label": "x"}\n', '{"text": ', '"label"', "{}", "[", "]", "}", ":", "1e9"]
+RAW = ["NUM:date When ?\n", "DESC:def What is it ?\r\n", "LOC:", "NUM:date", "\xf0", "\x85"]
+YAML = ["training:\n", "  seed: 1\n", "data: {", "}", "- ", "? ", "&a ", "*a", "!!int ", "|\n", "'"]
+ODD = ["\0", "\ufeff", "\u2028", "\x1b", "\x85", " ", "é", "😀", "\\ud800", "nan", "-1", "9" * 400]
+
+
+def _parquet_bytes() -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": ["a b", "c d"], "label": ["x", "y"]}), file)
+    return file.getvalue()
+
+
+def contents(*, of: list[str], start: bytes = b"") -> st.SearchStrategy[bytes]:
+    """Bytes that look like a format, in one encoding or another, with other bytes among them."""
+    pieces = st.lists(st.sampled_from([*of, *of, *ODD]), max_size=30).map("".join)
+    encoded = st.builds(
+        lambda text, codec: text.encode(codec, errors="replace"),
+        pieces,
+        st.sampled_from(["utf-8", "utf-8", "utf-8-sig", "utf-16", "cp1252", "gb18030"]),
+    )
+    parts = st.lists(st.one_of(encoded, encoded, st.binary(max_size=20)), max_size=4)
+    return parts.map(lambda some: start + b"".join(some))
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+    """A file of which some bytes are others, or its end is missing."""
+    content = bytearray(whole)
+    places = st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255))
+    for place, byte in draw(st.lists(places, max_size=6)):
+        content[place] = byte
+    return bytes(content[: draw(st.just(len(whole)) | st.integers(0, len(whole)))])
+
+
+def read_table(path: Path) -> None:
+    options = DataOptions(str(path), "label-coarse")
+    load_data(options, emit=ignore)
+
+
+def stream_table(path: Path) -> None:
+    options = DataOptions(str(path), "label-coarse")
+    for _ in read_rows(path, options, as_lines=False, emit=ignore):
+        pass
+
+
+def read_trec(path: Path) -> None:
+    path.rename(path.with_name("train_5500.label"))
+    load_data(DataOptions("trec", "label-fine", data_dir=str(path.parent)), emit=ignore)
+
+
+def read_config(path: Path) -> None:
+    load_config(file=str(path), environment={}, flags={}, assignments=())
+
+
+def read_manifest(path: Path) -> None:
+    checkpoint = path.parent / "step-1"
+    state: dict[str, Any] = {"updates": 1}
+    write_checkpoint(checkpoint, tensors={"model": {"weight": torch.ones(2)}}, state=state)
+    path.rename(checkpoint / "manifest.json")
+    read_checkpoint(checkpoint)
+
+
+MANIFEST = [
+    '{"state.json": {"size_bytes": 14, "sha256": ""}}',
+    '"../x"',
+    "null",
+    "[]",
+    "{",
+    "}",
+    "1",
+]
+CASES = {
+    "rows.csv": (contents(of=DELIMITED), read_table),
+    "rows.tsv": (contents(of=DELIMITED, start=b"text\tlabel\n"), read_table),
+    "rows.jsonl": (contents(of=JSON), read_table),
+    "rows.parquet": (damaged(_parquet_bytes()), read_table),
+    "texts.csv": (contents(of=DELIMITED), stream_table),
+    "texts.jsonl": (contents(of=JSON), stream_table),
+    "texts.parquet": (damaged(_parquet_bytes()), stream_table),
+    "texts.txt": (contents(of=DELIMITED), stream_table),
+    "raw.label": (contents(of=RAW), read_trec),
+    "mine.yaml": (contents(of=YAML), read_config),
+    "manifest.json": (contents(of=MANIFEST), read_manifest),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_bytes_are_read_or_refused(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    strategy, read = CASES[name]
+
+    @settings(max_examples=FILES, suppress_health_check=list(HealthCheck))
+    @given(content=strategy)
+    def check(content: bytes) -> None:
+        path = tmp_path_factory.mktemp("fuzz") / name
+        path.write_bytes(content)
+        with suppress(FinetuneError):
+            read(path)
+
+    check()
+
+
+@settings(max_examples=FILES, suppress_health_check=list(HealthCheck))
+@given(
+    rows=st.lists(
+        st.tuples(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 2), min_size=1
+    )
+)
+def test_answers_read_back_as_they_were_written(
+    rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("answers")
+    for suffix in ("csv", "jsonl", "parquet"):
+        with answer_file(folder / f"answers.{suffix}") as write:
+            write([ClassAnswer(text, label, 0.5) for text, label in rows])
+    with (folder / "answers.csv").open(encoding="utf-8", newline="") as file:
+        assert [(one["text"], one["label"]) for one in csv.DictReader(file)] == rows
+    lines = (folder / "answers.jsonl").read_bytes().decode().split("\n")[:-1]
+    assert [(one["text"], one["label"]) for one in map(json.loads, lines)] == rows
+    columns = parquet.read_table(folder / "answers.parquet")
+    assert (
+        list(zip(*(columns[name].to_pylist() for name in ("text", "label")), strict=True)) == rows
+    )
