@@ -50,8 +50,9 @@ def read_content(path: Path) -> Content:
                 return Content(_read(file, packed_bytes=len(content), path=path), name)
         if content.startswith(ZIP):
             return _read_archive(content, path=path)
-    # Passwords are a RuntimeError, unknown compressions a NotImplementedError.
-    except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError) as error:
+    # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
+    # names a ValueError.
+    except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
         raise DataUnreadable(
             f"{path} can't be unpacked: {error}", remedy="unpack it, and name the table in it"
         ) from error

@@ -4,12 +4,15 @@
 """
 
 import csv
+import gzip
 import io
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pyarrow
 import pytest
@@ -39,6 +42,14 @@ ODD = ["\0", "\ufeff", "\u2028", "\x1b", "\x85", " ", "é", "😀", "\\ud800", "
 def _parquet_bytes() -> bytes:
     file = io.BytesIO()
     parquet.write_table(pyarrow.table({"text": ["a b", "c d"], "label": ["x", "y"]}), file)
+    return file.getvalue()
+
+
+def _archive(members: Mapping[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
     return file.getvalue()
 
 
@@ -106,6 +117,8 @@ CASES = {
     "rows.tsv": (contents(of=DELIMITED, start=b"text\tlabel\n"), read_table),
     "rows.jsonl": (contents(of=JSON), read_table),
     "rows.parquet": (damaged(_parquet_bytes()), read_table),
+    "rows.csv.gz": (damaged(gzip.compress("".join(DELIMITED[:2]).encode())), read_table),
+    "rows.csv.zip": (damaged(_archive({"rows.csv": b"text,label\na b,x\nc d,y\n"})), read_table),
     "texts.csv": (contents(of=DELIMITED), stream_table),
     "texts.jsonl": (contents(of=JSON), stream_table),
     "texts.parquet": (damaged(_parquet_bytes()), stream_table),
