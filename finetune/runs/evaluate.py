@@ -16,7 +16,13 @@ from finetune.tasks.base import Scores, warn_unless_better
 
 
 def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:
-    """Evaluate a run's model on a split of the data that it was made from.
+    """Evaluate a run's model on a split of the data that it was made from; see ``load_split``."""
+    rows = load_split(folder, split, emit=emit)
+    return _score(folder, rows, split=split, device=device, emit=emit)
+
+
+def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
+    """Load a split of the data that a run was made from.
 
     Raises:
         NotARun: If the run has no such split.
@@ -35,7 +41,7 @@ def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) ->
             Manifest.of_data(data),
             remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
         )
-    return _score(folder, splits[split], split=split, device=device, emit=emit)
+    return splits[split]
 
 
 def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) -> Scores:

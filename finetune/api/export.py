@@ -1,0 +1,122 @@
+"""``finetune export`` as functions."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune.errors import FinetuneError
+from finetune.events import Emit, Stage, ignore
+from finetune.runs.folder import open_run_folder
+
+if TYPE_CHECKING:
+    from finetune.export.verify import Verification
+    from finetune.runs.folder import RunFolder
+    from finetune.runs.trained import TrainedModel
+
+SCHEMA_VERSION = 1
+# What the same arithmetic in another order may change.
+LARGEST_LOGIT_DIFFERENCE = 1e-4
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A model in a file of its own.
+
+    Args:
+        path: Where it is.
+        size_bytes: Of the file.
+        verification: How it compares with the run's model; None where that was not asked for.
+    """
+
+    path: str
+    size_bytes: int
+    verification: "Verification | None"
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export has written: a folder with config and tokenizer beside the model's files."""
+
+    folder: str
+    files: Sequence[ExportedFile]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune export --json`` prints."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+
+def export_onnx(
+    run: str | Path,
+    *,
+    output_dir: str | Path | None = None,
+    int8: bool = False,
+    verify: bool = False,
+    emit: Emit = ignore,
+) -> Export:
+    """Write a run's model as ONNX, as ``finetune export onnx`` does.
+
+    Args:
+        run: The run folder.
+        output_dir: Where; by default the folder ``onnx`` of the run. An earlier export is replaced.
+        int8: Write a second file whose matrices are int8, and compare it with the run's model.
+        verify: Compare the first file too.
+        emit: Is called with the events of ``finetune.events``.
+
+    Raises:
+        UsageError: If the packages of the extra ``onnx`` are missing, or the output folder holds
+            something else.
+        FinetuneError: If the exported model answers otherwise than the run's.
+    """
+    folder = open_run_folder(Path(run))
+    from finetune.export.onnx import MODEL_FILE, QUANTIZED_FILE, import_runtime, write_onnx
+    from finetune.runs.trained import TrainedModel
+
+    import_runtime()
+    target = Path(output_dir) if output_dir else folder.path / "onnx"
+    trained = TrainedModel.load(folder, device="cpu", emit=emit)
+    emit(Stage(f"exporting {folder.path} to {target}"))
+    write_onnx(trained.classifier, target, quantizes=int8)
+    compared = [*([MODEL_FILE] if verify else []), *([QUANTIZED_FILE] if int8 else [])]
+    found = _verify(folder, trained, [target / name for name in compared], emit=emit)
+    names = [MODEL_FILE, *([QUANTIZED_FILE] if int8 else [])]
+    files = [
+        ExportedFile(str(target / name), (target / name).stat().st_size, found.get(name))
+        for name in names
+    ]
+    _refuse_difference(found.get(MODEL_FILE), target / MODEL_FILE)
+    return Export(str(target), files)
+
+
+def _verify(
+    folder: "RunFolder", trained: "TrainedModel", files: Sequence[Path], *, emit: Emit
+) -> "dict[str, Verification]":
+    """Compare files with a run's model on its test split; return the results by name."""
+    if not files:
+        return {}
+    from finetune.export.onnx import OnnxModel
+    from finetune.export.verify import verify
+    from finetune.runs.evaluate import load_split
+    from finetune.runs.preparation import encode_rows
+
+    rows = load_split(folder, "test", emit=emit)
+    classifier = trained.classifier
+    plain = replace(classifier, structure=replace(classifier.structure, takes_4d_mask=False))
+    examples = encode_rows(rows, "test", plain, config=trained.config, emit=emit)
+    trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
+    found = {}
+    for file in files:
+        emit(Stage(f"comparing {file.name} with PyTorch on {len(rows):,} test rows"))
+        found[file.name] = verify(trained, OnnxModel(file), examples)
+    return found
+
+
+def _refuse_difference(found: "Verification | None", file: Path) -> None:
+    if found is None:
+        return
+    if found.same_labels < 1 or found.largest_logit_difference > LARGEST_LOGIT_DIFFERENCE:
+        raise FinetuneError(
+            f"{file} does not answer as the run's model: {1 - found.same_labels:.1%} of the labels "
+            f"differ, logits by up to {found.largest_logit_difference:.1e}",
+            remedy="use the run's model with transformers, and report this",
+        )

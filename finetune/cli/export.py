@@ -1,0 +1,78 @@
+"""``finetune export``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from finetune.cli.console import mebibytes, show_json, show_lines, show_table, showing
+from finetune.cli.options import output_options
+
+if TYPE_CHECKING:
+    from finetune.api.export import Export, ExportedFile
+
+EXAMPLES = """\b
+Examples:
+  finetune export onnx runs/demo --verify
+  finetune export onnx runs/demo --int8 --output-dir exported
+"""
+COLUMNS = ("labels as PyTorch's", "largest difference", "metric", "PyTorch's", "ms/text", "PyTorch")
+
+
+@click.group(epilog=EXAMPLES)
+def command() -> None:
+    """Write a run's model for another runtime."""
+
+
+@command.command(epilog=EXAMPLES)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    help="Folder to write; an earlier export there is replaced.  [default: RUN/onnx]",
+)
+@click.option("--int8", is_flag=True, help="Also write int8 weights, and compare the answers.")
+@click.option(
+    "--verify", is_flag=True, help="Compare all answers to the test split with PyTorch's."
+)
+@output_options
+def onnx(
+    run: Path, *, output_dir: Path | None, int8: bool, verify: bool, as_json: bool, **output: bool
+) -> None:
+    """Write the model of the run folder RUN as ONNX, for onnxruntime and others.
+
+    Needs pip install 'finetune-mps[onnx]'.
+    """
+    with showing(**output) as emit:
+        from finetune.api.export import export_onnx
+
+        found = export_onnx(run, output_dir=output_dir, int8=int8, verify=verify, emit=emit)
+    if as_json:
+        show_json(found.to_json())
+    else:
+        _show(found)
+
+
+def _show(found: "Export") -> None:
+    compared = [one for one in found.files if one.verification]
+    if compared:
+        columns = ("file", "size", *COLUMNS)
+        show_table(columns, map(_row, compared), numbers=columns[1:])
+    for file in found.files:
+        show_lines(f"{file.path}, {mebibytes(file.size_bytes)}")
+
+
+def _row(file: "ExportedFile") -> tuple[str, ...]:
+    found = file.verification
+    assert found is not None
+    name = next(iter(found.metrics))
+    return (
+        Path(file.path).name,
+        mebibytes(file.size_bytes),
+        f"{found.same_labels:.1%}",
+        f"{found.largest_logit_difference:.1e}",
+        f"{name} {found.metrics[name]:.4f}",
+        f"{found.pytorch_metrics[name]:.4f}",
+        f"{found.milliseconds_per_text:.1f}",
+        f"{found.pytorch_milliseconds_per_text:.1f}",
+    )

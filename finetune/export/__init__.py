@@ -1,0 +1,1 @@
+"""A run's model in the formats of other runtimes."""
