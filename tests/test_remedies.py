@@ -29,7 +29,8 @@ def flags_of(*names: str) -> frozenset[str]:
         subcommand = command.get_command(click.Context(command), name)
         assert subcommand is not None, names
         command = subcommand
-    options = command.get_params(click.Context(command))
+    # A command keeps the help option of whoever looks first, and -h is one.
+    options = command.get_params(click.Context(command, **cli.context_settings))
     own = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     if isinstance(command, click.Group):
         for name in command.list_commands(click.Context(command)):
