@@ -19,14 +19,13 @@ from finetune.config.schema import (
 )
 from finetune.config.starter import make_starter
 from finetune.data.check import suggest_max_length
-from finetune.data.files import read_file
 from finetune.data.source import DataOptions, LoadedData
 from finetune.data.split import split_table
 from finetune.data.tables import (
     TextColumns,
-    choose_table_columns,
     column_of,
     make_splits,
+    open_tables,
     texts_of,
 )
 from finetune.events import Emit, Stage
@@ -58,6 +57,8 @@ class TableFacts:
         file: The table.
         encoding: Its encoding, if that is not to be detected.
         header: Whether it has a header row, if that is not to be detected.
+        split_column: The column of its splits, if that is not to be found.
+        label_names: The file of its classes' names, if there is one.
         columns: The names of its columns.
         text_column: The one that holds the texts.
         text_reason: Why it is that one.
@@ -76,6 +77,8 @@ class TableFacts:
     file: str
     encoding: str | None
     header: bool | None
+    split_column: str | None
+    label_names: str | None
     columns: Sequence[str]
     text_column: str
     text_reason: str
@@ -103,9 +106,8 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         DataError: If a run could not use the file.
         UsageError: If both names are the same.
     """
-    read = read_file(Path(options.data), options, emit=emit)
-    columns = choose_table_columns(read, options, emit=emit)
-    table = make_splits({"train": [read]}, columns, options, needs_all_labels=True, emit=emit)
+    tables, columns = open_tables({"train": [Path(options.data)]}, options, emit=emit)
+    table = make_splits(tables, columns, options, needs_all_labels=True, emit=emit)
     rows, task = table.splits["train"], table.task
     texts = texts_of(rows)
     shown = texts.joined
@@ -118,7 +120,9 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         file=options.data,
         encoding=options.encoding,
         header=options.header,
-        columns=read.columns.column_names,
+        split_column=options.split_column,
+        label_names=options.label_names,
+        columns=tables["train"][0].columns.column_names,
         text_column=columns.text.name,
         text_reason=columns.text.reason,
         text_pair_column=columns.pair.name if columns.pair else None,
@@ -140,6 +144,8 @@ def make_config(facts: TableFacts) -> str:
     given = {
         "encoding": facts.encoding,
         "header": facts.header,
+        "split_column": facts.split_column,
+        "label_names": facts.label_names,
         "text_pair_column": facts.text_pair_column,
     }
     values = {

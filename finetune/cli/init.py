@@ -31,15 +31,25 @@ MOST_CLASSES_SHOWN = 20
     type=click.Path(path_type=Path),
     help="New file.  [default: DATA's name with .yaml, in the current folder]",
 )
-@chosen_options("text_column", "text_pair_column", "label_column", "encoding", "header", "model")
+@chosen_options(
+    "text_column",
+    "text_pair_column",
+    "label_column",
+    "encoding",
+    "header",
+    "split_column",
+    "label_names",
+    "model",
+)
 @output_options
 def command(
     table: Path, *, output: Path | None, as_json: bool, quiet: bool, no_progress: bool, **flags: Any
 ) -> None:
     """Write a configuration for a table of texts.
 
-    DATA is a .csv, .tsv, .jsonl or .parquet file. The columns are guessed. The configuration
-    explains the most important options and can be run without changes.
+    DATA is a table, as finetune run takes it, or a folder of texts in folders of classes. The
+    columns are guessed. The configuration explains the most important options and can be run
+    without changes.
     """
     model = flags.pop("model")
     with showing(quiet=quiet, no_progress=no_progress) as emit:

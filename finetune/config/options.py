@@ -23,6 +23,8 @@ class Options(TypedDict, total=False):
     label_column: str | None
     encoding: str | None
     header: bool | None
+    split_column: str | None
+    label_names: AnyPath | None
     skip_unknown_labels: bool
     data_dir: AnyPath | None
     label: str

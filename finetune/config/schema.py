@@ -62,6 +62,14 @@ class DataConfig:
     header: bool | None = _option(
         None, "Whether the first row of CSV and TSV names the columns. Default: detected."
     )
+    split_column: str | None = _option(
+        None,
+        "Column that says whether a row is of the train, validation or test split; none for no "
+        "column. Default: found by its name, such as split, and its values.",
+    )
+    label_names: str | None = _option(
+        None, "File with the name of a class on each line, for labels that are their numbers."
+    )
     skip_unknown_labels: bool = _option(
         False, "Skip rows of other splits whose label no training row has, instead of refusing."
     )

@@ -28,7 +28,7 @@ OTHER_WORDS = frozenset(
     (
         *("id", "index", "date", "time", "timestamp", "created", "updated", "url", "link", "user"),
         *("author", "name", "source", "confidence", "count", "latitude", "longitude"),
-        *("location", "coord", "gold", "retweet"),
+        *("location", "coord", "gold", "retweet", "split", "fold", "partition"),
     )
 )
 # Without spaces and punctuation; the last is "#1 String" and "#2 String", as MRPC's authors wrote.

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 from pyarrow import parquet, types
 
@@ -41,15 +43,27 @@ class RawTable:
         columns: Every value as text; what is missing is an empty text.
         lines: Returns the line on which each row begins, from 1; ``None`` where rows have no lines.
         class_names: For columns that come with the names of all their classes, these names.
+        files: The file of each row, where each has its own.
+        rows: Which rows of the file these are, where they are not all of it: int64 of shape [rows].
     """
 
     path: Path
     columns: pyarrow.Table
     lines: Callable[[], Sequence[int]] | None = None
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+    rows: NDArray[np.int64] | None = None
+
+    def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
+        """Return the rows for which a column of truth values has true."""
+        rows = np.flatnonzero(is_kept.to_numpy())
+        return replace(self, columns=self.columns.filter(is_kept), rows=rows)
 
     def place(self, row: int) -> str:
         """Return where a row, counted from 0, is in the file: ``line 7 of reviews.csv``."""
+        row = row if self.rows is None else int(self.rows[row])
+        if self.files:
+            return str(self.files[row])
         number = f"row {row + 1}" if self.lines is None else f"line {self.lines()[row]}"
         return f"{number} of {self.path}"
 

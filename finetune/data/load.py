@@ -12,8 +12,10 @@ from datasets import Dataset
 
 from finetune.data.columns import choose_columns, read_texts
 from finetune.data.files import read_file
+from finetune.data.folders import digest_folder
 from finetune.data.hub_tables import fetch_splits
 from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
+from finetune.data.parts import NO_COLUMN
 from finetune.data.questions import load_questions
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
@@ -34,7 +36,7 @@ SOURCES = ("trec", "questions")
 HUB_PREFIX = "hub:"
 OPTIONS_OF_TABLES = (
     *("--text-column", "--text-pair-column", "--label-column"),
-    *("--encoding", "--header", "--skip-unknown-labels"),
+    *("--encoding", "--header", "--split-column", "--label-names", "--skip-unknown-labels"),
 )
 OPTIONS_OF_KIND = {
     "trec": ("--data-dir", "--label"),
@@ -70,7 +72,8 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
                 files, options, needs_all_labels=True, is_for_training=is_for_training, emit=emit
             )
             paths = [path for [path] in files.values()]
-            sources = tuple(DataSource(str(path), file_sha256(path)) for path in paths)
+            digests = [digest_folder(p) if p.is_dir() else file_sha256(p) for p in paths]
+            sources = tuple(DataSource(str(p), one) for p, one in zip(paths, digests, strict=True))
             return replace(loaded, sources=sources)
     name, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
     repository, _, part = name.partition(":")
@@ -105,7 +108,9 @@ def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
     Raises:
         DataError: If its labels are of another kind, or one is none of the task's classes.
     """
-    wanted = replace(options, validation_file=None, test_file=None, data_dir=None)
+    wanted = replace(
+        options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN
+    )
     loaded = load_data(wanted, is_for_training=False, emit=emit)
     rows, names = loaded.splits["train"], task.class_names
     if loaded.task.name != task.name:
@@ -128,7 +133,7 @@ def find_places(options: DataOptions, rows: Dataset) -> list[str]:
 
     It is an empty text where the data is no file.
     """
-    if _kind_of(options.data) != "a file":
+    if not os.path.isfile(Path(options.data).expanduser()):
         return [""] * len(rows)
     table = read_file(Path(options.data).expanduser(), options, emit=ignore)
     columns = choose_columns(table.columns, options, table=str(table.path))
@@ -159,7 +164,7 @@ def _kind_of(source: str) -> str:
     if source.startswith(HUB_PREFIX):
         return "a dataset of the Hub"
     path = Path(source).expanduser()
-    if path.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES) or os.path.isfile(path):
+    if path.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES) or os.path.exists(path):
         return "a file"
     raise _unknown(source)
 
@@ -168,7 +173,7 @@ def _refuse_foreign_options(options: DataOptions, *, kind: str) -> None:
     for name, value in vars(options).items():
         flag = "--" + name.replace("_", "-")
         owners = [owner for owner, taken in OPTIONS_OF_KIND.items() if flag in taken]
-        if owners and value not in (None, False, "label-coarse") and kind not in owners:
+        if owners and value not in (None, False, "label-coarse", NO_COLUMN) and kind not in owners:
             raise UsageError(
                 f"--data {options.data} takes no {flag} (here {value})",
                 remedy=f"leave it out: it goes with {' or '.join(owners)}",

@@ -25,6 +25,8 @@ class DataOptions:
         label_column: Column of their classes; ``None`` to guess it.
         encoding: Python's name of the encoding of text files; ``None`` to detect it.
         header: Whether the first row of CSV and TSV names the columns; ``None`` to detect it.
+        split_column: Column that says the split of each row; ``None`` to find it, or ``none``.
+        label_names: File with the name of a class on each line, for labels that are numbers.
         skip_unknown_labels: Skip rows of other splits whose label no training row has.
 
     Raises:
@@ -41,6 +43,8 @@ class DataOptions:
     label_column: str | None = None
     encoding: str | None = None
     header: bool | None = None
+    split_column: str | None = None
+    label_names: str | None = None
     skip_unknown_labels: bool = False
 
     @property

@@ -1,5 +1,6 @@
 """Files and datasets of the Hub become texts, or pairs, and their classes, as every source does."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from finetune.data.columns import Columns, check_columns, choose_columns, read_texts
 from finetune.data.files import RawTable, read_file
+from finetune.data.folders import read_folders
+from finetune.data.parts import Tables, divide_tables, name_labels
 from finetune.data.source import DataOptions, LoadedData
 from finetune.devices import host
 from finetune.errors import DataError
@@ -115,12 +118,7 @@ def read_tables(
         DataError: If a file is missing or does not parse, a column is not found, a label does not
             occur in the training rows, or these have fewer than two texts or two classes.
     """
-    tables = {
-        split: [read_file(path, options, emit=emit) for path in paths]
-        for split, paths in files.items()
-    }
-    return_freed_memory()
-    columns = choose_table_columns(tables["train"][0], options, emit=emit)
+    tables, columns = open_tables(files, options, emit=emit)
     return make_splits(
         tables,
         columns,
@@ -131,8 +129,30 @@ def read_tables(
     )
 
 
+def open_tables(
+    files: Mapping[str, Sequence[Path]], options: DataOptions, *, emit: Emit
+) -> tuple[Tables, Columns]:
+    """Read the tables of each split, and choose their columns; see :func:`read_tables`.
+
+    One file may hold several splits, and so may a folder.
+    """
+    tables: Tables
+    if len(files) == 1 and os.path.isdir(files["train"][0]):  # no error where a name is too long
+        found = read_folders(files["train"][0], options, emit=emit)
+        tables = {split: [table] for split, table in found.items()}
+    else:
+        tables = {
+            split: [read_file(path, options, emit=emit) for path in paths]
+            for split, paths in files.items()
+        }
+    return_freed_memory()
+    tables = divide_tables(tables, options, emit=emit)
+    columns = choose_table_columns(tables["train"][0], options, emit=emit)
+    return name_labels(tables, columns.label.name, options, emit=emit), columns
+
+
 def make_splits(
-    tables: Mapping[str, Sequence[RawTable]],
+    tables: Tables,
     columns: Columns,
     options: DataOptions,
     *,

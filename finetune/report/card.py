@@ -112,7 +112,7 @@ def _public_config(config: Config) -> str:
     """Return the options that decide the model as YAML, without folders of this machine."""
     data, model = asdict(config.data), asdict(config.model)
     data |= {"data": _name_of_data(data["data"]), "data_dir": None}
-    for option in ("validation_file", "test_file"):
+    for option in ("validation_file", "test_file", "label_names"):
         data[option] = data[option] and Path(data[option]).name
     model["model"] = _public_name(model["model"])
     sections = {"data": data, "model": model, "training": asdict(config.training)}

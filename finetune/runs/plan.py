@@ -172,6 +172,7 @@ def with_plan(preparation: Preparation, plan: TrainingPlan) -> Config:
             data_dir=data.data_dir and _absolute(data.data_dir),
             validation_file=data.validation_file and _absolute(data.validation_file),
             test_file=data.test_file and _absolute(data.test_file),
+            label_names=data.label_names and _absolute(data.label_names),
         ),
         model=replace(
             config.model,

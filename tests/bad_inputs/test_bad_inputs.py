@@ -71,7 +71,6 @@ run --config offline --resume-from-checkpoint .
 run --resume-from-checkpoint /dev/null
 run --resume-from-checkpoint .
 run --data
-run --data .
 run --output-dir /dev/null
 run --output-dir /proc/run
 evaluate .
@@ -82,7 +81,6 @@ predict . text
 predict . --file missing.txt
 predict . --format xml
 init
-data check --data .
 find-batch --device gpu
 find-batch --memory-limit 0
 find-batch --max-length 0
@@ -95,6 +93,8 @@ doctor --device gpu
 """.strip().splitlines()
 
 MISSING_DATA = """
+run --data .
+data check --data .
 run --data nowhere.csv
 run --data hub:
 init missing.csv

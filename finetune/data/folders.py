@@ -1,0 +1,92 @@
+"""Folders of texts, one file each, in folders named by their class."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow
+
+from finetune.data.encoding import decode
+from finetune.data.files import RawTable
+from finetune.data.hub_tables import SPLIT_OF_WORD
+from finetune.data.source import DataOptions
+from finetune.errors import DataNotFound, DataUnreadable
+from finetune.events import Emit, Stage
+
+TEXT_SUFFIXES = (".txt", "")
+WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
+
+
+def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> dict[str, RawTable]:
+    """Return the texts of a folder by split, in the columns ``text`` and ``label``.
+
+    A folder whose name is, or ends with, that of a split, as ``train`` or ``20news-bydate-test``,
+    holds folders of classes; without one for training, the folder itself does. Links are not
+    followed. Of the options, the encoding matters.
+
+    Raises:
+        UsageError: If there is no such encoding.
+        DataNotFound: If there are no texts in folders of classes.
+        DataUnreadable: If a file can't be read.
+    """
+    splits = {
+        split: folder
+        for folder in _folders_in(path)
+        if (split := SPLIT_OF_WORD.get(re.split(r"[-_. ]", folder.name.casefold())[-1]))
+    }
+    chosen = splits if "train" in splits else {"train": path}
+    return {split: _read_classes(folder, options, emit=emit) for split, folder in chosen.items()}
+
+
+def digest_folder(path: Path) -> str:
+    """Return the sha256 of the names and contents of all texts in a folder and those in it."""
+    digest = hashlib.sha256()
+    for file in sorted(file for folder in path.glob("**/") for file in _texts_in(folder)):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(path).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _read_classes(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
+    folders = [folder for folder in _folders_in(path) if folder.name not in WITHOUT_CLASS]
+    files = [file for folder in folders for file in _texts_in(folder)]
+    if not files:
+        raise DataNotFound(
+            f"{path} has no texts, in .txt files, in folders named by their class",
+            remedy="name a file as --data, or a folder such as one with pos/1.txt and neg/2.txt",
+        )
+    texts, encoding = _read_texts(files, options, path=path)
+    classes = len({file.parent for file in files})
+    emit(Stage(f"reading {path}: {len(files):,} texts in {classes} folders, encoding {encoding}"))
+    columns = {
+        "text": pyarrow.array(texts, "string"),
+        "label": pyarrow.array([file.parent.name for file in files], "string"),
+    }
+    return RawTable(path, pyarrow.table(columns), files=files)
+
+
+def _read_texts(
+    files: Sequence[Path], options: DataOptions, *, path: Path
+) -> tuple[list[str], str]:
+    """Return the texts of files, which have one encoding, and its name."""
+    try:
+        contents = [file.read_bytes() for file in files]
+    except OSError as error:
+        raise DataUnreadable(
+            f"{error.filename} can't be read: {error.strerror}", remedy="check that you may read it"
+        ) from error
+    encoding = decode(b"\n".join(contents), path=path, encoding=options.encoding).encoding
+    return [content.decode(encoding).removeprefix("\ufeff") for content in contents], encoding
+
+
+def _folders_in(path: Path) -> list[Path]:
+    return sorted(one for one in path.iterdir() if one.is_dir() and not one.is_symlink())
+
+
+def _texts_in(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.iterdir()):
+        is_text = file.suffix.lower() in TEXT_SUFFIXES and not file.name.startswith(".")
+        if is_text and file.is_file() and not file.is_symlink():
+            yield file

@@ -1,0 +1,145 @@
+"""What belongs to a table beside its texts: a column that says the split, a file of class names."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow
+import pyarrow.compute as pc
+
+from finetune.data.columns import plain_name
+from finetune.data.encoding import decode
+from finetune.data.files import RawTable
+from finetune.data.hub_tables import SPLIT_OF_WORD
+from finetune.data.packed import read_content
+from finetune.data.source import DataOptions
+from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.events import Emit, Stage
+
+Tables = Mapping[str, Sequence[RawTable]]
+SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
+NO_COLUMN = "none"
+INTEGERS = r"\W*\d+(\W+\d+)*\W*"
+
+
+def divide_tables(tables: Tables, options: DataOptions, *, emit: Emit) -> Tables:
+    """Divide one table by its column of splits, if it has one, which is then left out.
+
+    Without a name it is found by its own and its values; ``none`` stands for no column.
+
+    Raises:
+        UsageError: If the column is named, and there are several files.
+        DataError: If it is not there, or holds something else than the names of splits.
+    """
+    name = options.split_column
+    if name == NO_COLUMN or (len(tables) > 1 and name is None):
+        return tables
+    [*others, table] = [one for own in tables.values() for one in own]
+    if others and name is not None:
+        raise UsageError("--split-column goes with one file", remedy="leave it out")
+    names = [one for one in table.columns.column_names if name in (None, one)]
+    if name is not None and not names:
+        listed = ", ".join(map(repr, table.columns.column_names))
+        raise DataNotFound(f"{table.path} has no column {name!r}", remedy=f"there are: {listed}")
+    for one in names:
+        splits = _splits_in(table.columns[one])
+        if splits and (name or plain_name(one) in SPLIT_NAMES):
+            emit(Stage(f"splits from column {one!r}; --split-column none ignores it"))
+            return _divide(table, one, splits)
+    if name is not None:
+        raise DataError(
+            f"{name!r} of {table.path} holds other values than train, validation and test",
+            remedy="correct them, or name another --split-column, or none",
+        )
+    return tables
+
+
+def name_labels(tables: Tables, label: str, options: DataOptions, *, emit: Emit) -> Tables:
+    """Replace numbers of classes, alone or in lists, by the names in a file of the user's.
+
+    They count its lines from 0, or from 1 if no label is 0 and one is the number of lines; -1 is
+    no label.
+
+    Raises:
+        DataError: If the file can't be read, or a label is no number of a line.
+    """
+    if options.label_names is None:
+        return tables
+    path = Path(options.label_names).expanduser()
+    names = _read_names(path, options)
+    given = {
+        value
+        for own in tables.values()
+        for one in own
+        if label in one.columns.column_names
+        for value in pc.unique(one.columns[label]).to_pylist()
+    }
+    named = _name_all(given, names, path=path)
+    first = next(iter(sorted(named, key=len)), "")
+    emit(Stage(f"names of labels from {path}: {first} is {named.get(first)}"))
+    return {
+        split: [_with_names(one, label, named, names) for one in own]
+        for split, own in tables.items()
+    }
+
+
+def _splits_in(column: pyarrow.ChunkedArray) -> dict[str, str]:
+    """Return the split of each value, or nothing if one is none or there is no training split."""
+    words = pc.unique(column).to_pylist()
+    splits = {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
+    is_split = all(splits.values()) and "train" in splits.values() and len(splits) > 1
+    return splits if is_split else {}
+
+
+def _divide(table: RawTable, name: str, splits: Mapping[str, str]) -> Tables:
+    column = table.columns[name]
+    rest = replace(table, columns=table.columns.drop_columns([name]))
+    divided = {}
+    for split in dict.fromkeys(splits.values()):
+        words = pyarrow.array([word for word, own in splits.items() if own == split], "string")
+        divided[split] = [rest.where(pc.is_in(column, value_set=words))]
+    return divided
+
+
+def _read_names(path: Path, options: DataOptions) -> list[str]:
+    text = decode(read_content(path).content, path=path, encoding=options.encoding).text
+    names = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(set(names)) < len(names) or not names:
+        raise DataError(
+            f"{path} has {'a name twice' if names else 'no names'}",
+            remedy="write the name of one class on each line",
+        )
+    return names
+
+
+def _name_all(values: set[str], names: Sequence[str], *, path: Path) -> dict[str, str]:
+    """Return the names for each value that is an integer, or a list of integers."""
+    plain = {value: re.sub(r"\.0+$", "", value.strip()) for value in values}
+    labels = {value: one for value, one in plain.items() if one not in ("", "-1")}
+    wrong = sorted(one for one in labels.values() if not re.fullmatch(INTEGERS, one))
+    numbers = {int(number) for one in labels.values() for number in re.findall(r"\d+", one)}
+    first = int(0 not in numbers and len(names) in numbers)
+    wrong += [str(number) for number in sorted(numbers) if number - first >= len(names)]
+    if wrong:
+        raise DataError(
+            f"{path} names {len(names)} classes, and {wrong[0]!r} is no number of one",
+            remedy="leave out --label-names, or write a name on each line for all of them",
+        )
+    return {
+        value: re.sub(r"\d+", lambda number: names[int(number[0]) - first], one)
+        for value, one in labels.items()
+    }
+
+
+def _with_names(
+    table: RawTable, label: str, named: Mapping[str, str], names: Sequence[str]
+) -> RawTable:
+    if label not in table.columns.column_names:
+        return table
+    place = table.columns.column_names.index(label)
+    values = pyarrow.array(named, "string")
+    numbers = pc.index_in(table.columns[label], value_set=values)
+    texts = pc.fill_null(pc.take(pyarrow.array(named.values(), "string"), numbers), "")
+    columns = table.columns.set_column(place, label, texts)
+    return replace(table, columns=columns, class_names={**table.class_names, label: names})

@@ -1,0 +1,66 @@
+"""Texts as files, in folders of their classes."""
+
+from pathlib import Path
+
+import pytest
+
+from finetune.data.folders import digest_folder
+from finetune.data.load import load_data
+from finetune.data.source import DataOptions
+from finetune.errors import DataNotFound
+from finetune.events import Event, Stage
+
+
+def write(root: Path, **texts: str) -> Path:
+    for name, text in texts.items():
+        file = root / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return root
+
+
+def rows_of(root: Path, emitted: list[Event] | None = None) -> dict[str, list[tuple[str, str]]]:
+    options = DataOptions(str(root), "label-coarse")
+    loaded = load_data(options, emit=([] if emitted is None else emitted).append)
+    names = loaded.task.class_names
+    return {
+        split: [(row["text"], names[row["label"]]) for row in rows]
+        for split, rows in loaded.splits.items()
+    }
+
+
+def test_splits_and_classes_are_folders(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        **{"train__neg__1_1.txt": "dull", "train__pos__0_9.txt": "great\nfun"},
+        **{"train__unsup__1.txt": "what", "test__pos__7.txt": "schön", "test__neg__.hidden": "x"},
+        **{"train__neg__note.html": "<p>", "README": "about", "train__urls.txt": "x"},
+    )  # fmt: skip
+    (root / "train/pos/link.txt").symlink_to(root / "README")
+    emitted: list[Event] = []
+    assert rows_of(root, emitted) == {
+        "train": [("dull", "neg"), ("great\nfun", "pos")],
+        "test": [("schön", "pos")],
+    }
+    said = [event.message for event in emitted if isinstance(event, Stage)]
+    assert any("2 texts in 2 folders, encoding" in one for one in said)
+    assert rows_of(root / "train") == {"train": [("dull", "neg"), ("great\nfun", "pos")]}
+
+
+def test_files_need_no_suffix_and_names_of_splits_may_end_longer_ones(tmp_path: Path) -> None:
+    texts = {"20news-train__alt.atheism__53068": "one", "20news-train__sci.med__58000": "two"}
+    root = write(tmp_path, **texts, **{"20news-test__sci.med__59000": "three"})
+    assert list(rows_of(root)) == ["test", "train"]
+
+
+def test_a_folder_without_classes_is_refused_and_a_changed_text_changes_the_digest(
+    tmp_path: Path,
+) -> None:
+    root = write(tmp_path / "plain", **{"1.txt": "one"})
+    with pytest.raises(DataNotFound, match=r"no texts, in \.txt files, in folders"):
+        rows_of(root)
+    one = write(tmp_path / "one", a__1="x", b__1="y")
+    digests = {digest_folder(one)}
+    digests.add(digest_folder(write(one, a__1="z")))
+    digests.add(digest_folder(write(tmp_path / "other", c__1="z", b__1="y")))
+    assert len(digests) == 3
