@@ -1,5 +1,6 @@
 """What a model computes on a device and, with the same weights, on the CPU."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ from finetune.training.tolerances import (
 
 # By how many times what 16 bits cost on the CPU may be exceeded where a tolerance is.
 _ROUNDING_MARGIN = 3.0
+
+_WHAT = {
+    "evaluation": "the logits of an evaluation",
+    "logits": "the logits",
+    "loss": "the losses",
+    "gradients": "the gradients",
+}
 
 
 class Part(NamedTuple):
@@ -52,7 +60,8 @@ class Difference:
 
     def __str__(self) -> str:
         place = f", first in {self.module}" if self.module else ""
-        return f"{self.what} are off by {self.error:.2%}{place}; {self.tolerance:.2%} passes"
+        size = f"off by {self.error:.2%}" if math.isfinite(self.error) else "not numbers"
+        return f"{self.what} are {size}{place}; {self.tolerance:.2%} passes"
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class Comparison:
                 return None
             (kind, _), error = next(iter(failures.items()))
             tolerance = TOLERANCES[self.precision].of(kind)
-            return Difference(f"the {kind}", self._first_module(failures), error, tolerance)
+            return Difference(_WHAT[kind], self._first_module(failures), error, tolerance)
 
     def _failures(self, errors: Mapping[Part, float], expected: "_Results") -> dict[Part, float]:
         """Return the errors that are too large, also for what is hard to compute in 16 bits."""
