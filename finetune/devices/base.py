@@ -12,6 +12,9 @@ from finetune.devices.threads import ThreadChoice
 
 Tensors = Mapping[str, torch.Tensor]
 
+# Batches of the evaluation that frozen layers read at once, at most.
+_MOST_BATCHES_AT_ONCE = 16
+
 
 class Device:
     """Where a model trains: its arithmetic and random numbers.
@@ -192,6 +195,8 @@ class BatchShapes:
         max_tokens: Most tokens, padding included, that are computed right at once; None for any.
         min_examples: Fewest examples that are computed right: 2 where linear layers drop the bias
             of a single vector, such as the pooled output of one example.
+        extraction_tokens: Tokens that frozen layers should read at once, so that they compute
+            longer than they take to launch; 0 where the evaluation's batches do.
     """
 
     max_shapes: int | None = None
@@ -201,6 +206,7 @@ class BatchShapes:
     pads_batches: bool = False
     max_tokens: int | None = None
     min_examples: int = 1
+    extraction_tokens: int = 0
 
     def padded_length(self, tokens: int) -> int:
         """Return the fewest tokens to which a text of some tokens may be padded."""
@@ -210,6 +216,14 @@ class BatchShapes:
     def max_examples(self, *, padded_length: int) -> int | None:
         """Return the most examples of a padded length that are computed right, None for any."""
         return None if self.max_tokens is None else max(1, self.max_tokens // padded_length)
+
+    def extraction_examples(self, batch_size: int, *, padded_length: int) -> int:
+        """Return how many examples frozen layers read at once: not fewer than the evaluation.
+
+        With its batch size, which is halved when memory runs out, shrinks what they read.
+        """
+        examples = min(self.extraction_tokens // padded_length, _MOST_BATCHES_AT_ONCE * batch_size)
+        return max(batch_size, examples)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from finetune.devices.precision import autocast
 from finetune.events import Advance, Emit, Stage, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.feature_store import FeatureStore, key_of
-from finetune.tokenization.buckets import Batch, plan_evaluation
+from finetune.tokenization.buckets import Batch, plan_extraction
 from finetune.tokenization.collate import fill_batch
 from finetune.tokenization.examples import Examples, Inputs, InputsOf
 
@@ -96,8 +96,11 @@ def with_features(
     """
     # The last bits of a text's features depend on its batch, so that the same texts always come in
     # the same batches.
-    batches = plan_evaluation(
-        examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths
+    batches = plan_extraction(
+        examples.lengths,
+        batch_size=batch_size,
+        padded_lengths=padded_lengths,
+        shapes=layers.device.shapes,
     )
     extraction = _Extraction(examples, layers, batches, batch_size, emit)
     what = f"features of the frozen layers for {len(examples.labels):,} {notes['split']} rows"
@@ -164,7 +167,7 @@ class _Extraction:
     def _inputs(self, batch: Batch) -> Inputs:
         indices = batch.indices
         if self.layers.device.shapes.pads_batches:
-            indices = fill_batch(indices, batch_size=self.batch_size)
+            indices = fill_batch(indices, batch_size=max(len(indices), self.batch_size))
         return self.examples.inputs_of(indices, batch.padded_length)
 
 

@@ -118,6 +118,28 @@ def plan_evaluation(
     return _cut(order, lengths, batch_size, padded_lengths)
 
 
+def plan_extraction(
+    lengths: NDArray[np.int64],
+    *,
+    batch_size: int,
+    padded_lengths: Sequence[int],
+    shapes: BatchShapes,
+) -> list[Batch]:
+    """Group examples as ``plan_evaluation`` does, as many as a device's frozen layers should read.
+
+    ``batch_size`` is the evaluation's.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    batches: list[Batch] = []
+    start = 0
+    while start < len(order):
+        [longest] = _cut(order[start : start + 1], lengths, 1, padded_lengths)
+        rows = shapes.extraction_examples(batch_size, padded_length=longest.padded_length)
+        batches.append(Batch(order[start : start + rows], longest.padded_length))
+        start += rows
+    return batches
+
+
 def real_token_share(
     batches: Sequence[Batch], lengths: NDArray[np.int64], *, filled_to: int = 1
 ) -> float:

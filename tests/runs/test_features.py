@@ -383,6 +383,24 @@ def test_other_batches_have_other_features(prepared_again: Callable[..., Prepara
     assert computes(replace(prepared_again(), device=FewShapesDevice()))
 
 
+def test_a_device_that_waits_for_launches_computes_the_same_in_fewer_forwards(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    options = {**SMALL, "max_train_samples": 64, "train_layers": 1, "eval_batch_size": 16}
+    forwards, features = [], []
+    for tokens in (0, 2**14):
+        device = CpuDevice()
+        device.shapes = replace(device.shapes, extraction_tokens=tokens)
+        preparation = prepare_tiny(tiny_folder, cache_dir=str(tmp_path / str(tokens)), **options)
+        with counting_examples() as examples:
+            extraction = Extraction(replace(preparation, device=device))
+        forwards.append(len(examples))
+        features.append(extraction.train_features()["inputs_embeds"])
+    # Two frozen layers; 64 training and 270 test rows, 16 at once or, in the second case, 256.
+    assert forwards == [2 * (4 + 17), 2 * (1 + 2)]
+    torch.testing.assert_close(*features, atol=1e-5, rtol=0)
+
+
 def write_table(file: Path, *, label: str = "", text: str = "") -> str:
     rows = [f'"who wrote {number} {text}","{label}{"ab"[number % 2]}"' for number in range(100)]
     file.write_text("\n".join(["text,label", *rows]))

@@ -21,6 +21,7 @@ from finetune.tokenization.buckets import (
     longest_first,
     plan_epoch,
     plan_evaluation,
+    plan_extraction,
     real_token_share,
 )
 from finetune.tokenization.encode import encode_texts
@@ -202,6 +203,20 @@ def test_evaluation_begins_with_the_longest_examples() -> None:
     batches = plan_evaluation(LIKE_TREC, batch_size=64, padded_lengths=range(1, 100))
 
     assert (np.diff(LIKE_TREC[indices_of(batches)]) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "examples"), [(0, [4] * 25), (100, [5] * 4 + [10] * 8), (10_000, [64, 36])]
+)
+def test_frozen_layers_read_as_many_tokens_at_once_as_the_device_should_have(
+    tokens: int, examples: list[int]
+) -> None:
+    lengths = np.repeat([20, 10], [20, 80])
+    shapes = BatchShapes(extraction_tokens=tokens)
+    batches = plan_extraction(lengths, batch_size=4, padded_lengths=[10, 20], shapes=shapes)
+    assert [len(batch.indices) for batch in batches] == examples
+    assert sorted(np.concatenate([batch.indices for batch in batches])) == list(range(100))
+    assert all(lengths[batch.indices].max() == batch.padded_length for batch in batches)
 
 
 def test_longest_batch_comes_first_and_the_others_stay_in_order() -> None:
