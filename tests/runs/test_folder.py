@@ -287,6 +287,17 @@ def test_folders_reserved_at_once_differ(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
+def test_a_thousand_runs_started_in_one_folder_share_none(tmp_path: Path) -> None:
+    def start(number: int) -> Path:
+        with reserve_new_folder(tmp_path / "runs", "trec") as folder:
+            folder.config_file.open("x").close()
+            return folder.path
+
+    with ThreadPoolExecutor(64) as threads:
+        assert len(set(threads.map(start, range(1_000)))) == 1_000
+
+
 def test_default_folders_are_numbered_from_the_second(tmp_path: Path) -> None:
     names = []
     for _ in range(3):
