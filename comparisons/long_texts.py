@@ -1,0 +1,170 @@
+"""What windows find of texts longer than a model reads at once, and what memory they take.
+
+    python comparisons/long_texts.py accuracy --seeds 3
+    python comparisons/long_texts.py memory
+
+A small BERT with random weights, made by this script, reads made-up texts. `accuracy`: one token
+in ten of a long text is evidence of its class, all of it after token 512; the evidence of short
+texts is as frequent. `memory`: the peak of anonymous memory (Linux) in training and in prediction,
+on texts of 512 and of 20,000 tokens, each in a process of its own. The last line is JSON.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+import finetune
+
+CLASSES, EVIDENCE_WORDS, NOISE_WORDS = 4, 5, 400
+WINDOW, SHORT_TOKENS, LONG_TOKENS, VERY_LONG_TOKENS = 512, 100, 1_100, 20_000
+ROWS = {"train": 200, "validation": 20, "test": 100}
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=["accuracy", "memory", "process"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--tokens", type=int)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if given.what == "accuracy":
+            print(json.dumps(compare_accuracy(Path(folder), seeds=given.seeds)))
+        elif given.what == "memory":
+            print(json.dumps(compare_memory()))
+        else:
+            print(json.dumps(measure_process(Path(folder), tokens=given.tokens)))
+
+
+def save_model(folder: Path, *, hidden: int, layers: int) -> Path:
+    """Save a BERT with random weights, and a tokenizer of whole words."""
+    words = [f"noise{number}" for number in range(NOISE_WORDS)]
+    words += [f"sign{each}x{one}" for each in range(CLASSES) for one in range(EVIDENCE_WORDS)]
+    vocabulary = {word: at for at, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=WINDOW, pad_token="[PAD]",
+        unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+    ).save_pretrained(folder)  # fmt: skip
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=hidden, num_hidden_layers=layers,
+        num_attention_heads=hidden // 32, intermediate_size=2 * hidden, pad_token_id=0,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def write_texts(path: Path, *, rows: int, tokens: int, seed: int) -> Path:
+    """Write texts of random words; in the end of each, a tenth of all its words are evidence."""
+    random = np.random.default_rng(seed)
+    first = WINDOW if tokens > WINDOW else 0
+    lines = []
+    for row in range(rows):
+        words = [f"noise{number}" for number in random.integers(NOISE_WORDS, size=tokens)]
+        for at in random.choice(np.arange(first, tokens), max(1, tokens // 10), replace=False):
+            words[at] = f"sign{row % CLASSES}x{random.integers(EVIDENCE_WORDS)}"
+        lines.append(json.dumps({"text": " ".join(words), "label": f"class{row % CLASSES}"}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def compare_accuracy(folder: Path, *, seeds: int) -> dict[str, dict[str, float]]:
+    """Return the test accuracy on short texts and on long ones: mean over seeds, and the least."""
+    model = save_model(folder / "model", hidden=64, layers=1)
+    found: dict[str, list[float]] = {"short": [], "truncate": [], "windows": []}
+    for seed, (name, accuracies) in ((one, each) for one in range(seeds) for each in found.items()):
+        tokens = SHORT_TOKENS if name == "short" else LONG_TOKENS
+        files = {
+            split: write_texts(folder / f"{split}.jsonl", rows=rows, tokens=tokens, seed=seed + at)
+            for at, (split, rows) in enumerate(ROWS.items(), start=100 * seed)
+        }
+        results = finetune.run(
+            data=str(files["train"]),
+            validation_file=str(files["validation"]),
+            test_file=str(files["test"]),
+            model=str(model),
+            device="cpu",
+            precision="fp32",
+            max_length=WINDOW,
+            long_texts="windows" if name == "windows" else "truncate",
+            batch_size=16,
+            learning_rate=1e-3,
+            num_train_epochs=8,
+            output_dir=str(folder / f"{name}-{seed}"),
+            seed=seed,
+        )
+        accuracies.append(results.to_json()["test_accuracy"])
+        print(f"seed {seed}, {name}: {accuracies[-1]:.3f}", flush=True)
+    return {
+        name: {"mean": statistics.mean(each), "least": min(each)} for name, each in found.items()
+    }
+
+
+def compare_memory() -> dict[str, dict[str, float]]:
+    """Return the peaks in MiB at both lengths, and their ratio."""
+    peaks = {}
+    for tokens in (WINDOW - 2, VERY_LONG_TOKENS):
+        command = [sys.executable, __file__, "process", "--tokens", str(tokens)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        peaks[tokens] = json.loads(output.splitlines()[-1])
+        print(f"{tokens:,} tokens a text: {peaks[tokens]}", flush=True)
+    short, long = peaks.values()
+    return {
+        part: {"short": short[part], "long": long[part], "ratio": long[part] / short[part]}
+        for part in short
+    }
+
+
+def measure_process(folder: Path, *, tokens: int) -> dict[str, float]:
+    """Train and predict on a few texts of some tokens; return the peaks of memory in MiB."""
+    model = save_model(folder / "model", hidden=64, layers=1)
+    rows = write_texts(folder / "rows.jsonl", rows=8, tokens=tokens, seed=0)
+    with Watch() as training:
+        finetune.run(
+            data=str(rows), validation_fraction=0.25, test_fraction=0.25, model=str(model),
+            device="cpu", precision="fp32", max_length=WINDOW, long_texts="windows", batch_size=8,
+            eval_batch_size=8, max_steps=2, output_dir=str(folder / "run"),
+        )  # fmt: skip
+    texts = [json.loads(line)["text"] for line in rows.read_text().splitlines()]
+    with Watch() as prediction:
+        finetune.predict(folder / "run", texts, device="cpu")
+    return {"training": training.peak_mib, "prediction": prediction.peak_mib}
+
+
+class Watch:
+    """The peak of this process's anonymous memory while the context lasts."""
+
+    def __enter__(self) -> "Watch":
+        """Start to look every 10 ms."""
+        self.peak_mib, self._is_over = 0.0, False
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self._is_over = True
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._is_over:
+            status = Path("/proc/self/status").read_text()
+            line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+            self.peak_mib = max(self.peak_mib, int(line.split()[1]) / 1024)
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()
