@@ -31,6 +31,7 @@ from finetune.data.tables import (
 from finetune.events import Emit, Stage
 from finetune.model.mode import Mode
 from finetune.runs.data import split_options
+from finetune.tasks.single import Single
 from finetune.tokenization.encode import encode_texts
 
 # An estimate that is high rather than low, and free of a tokenizer: BERT's takes 3.8 bytes of
@@ -66,6 +67,9 @@ class TableFacts:
         label_column: The one that holds the classes.
         label_reason: Why it is that one.
         rows_of_a_run: Rows of each split that a run makes of the table.
+        task: The kind of the labels.
+        rows: How many have a text and a label.
+        label_figures: Other figures of the labels by name.
         class_rows: Rows of each class, in the order of the classes.
         examples: The first text of each class.
         mean_characters: Characters of a text on average.
@@ -86,7 +90,10 @@ class TableFacts:
     label_column: str
     label_reason: str
     rows_of_a_run: Mapping[str, int]
+    task: str
+    rows: int
     class_rows: Mapping[str, int]
+    label_figures: Mapping[str, float]
     examples: Mapping[str, str]
     mean_characters: float
     longest_characters: int
@@ -112,9 +119,7 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
     texts = texts_of(rows)
     shown = texts.joined
     characters = pc.utf8_length(shown)
-    labels, names = task.labels(column_of(rows, "label")), task.class_names
-    class_rows = task.count_classes(labels)
-    first_rows = {name: int(np.argmax(labels == number)) for number, name in enumerate(names)}
+    labels = task.labels(column_of(rows, "label"))
     model = model or _suggest_model(shown)
     return TableFacts(
         file=options.data,
@@ -129,8 +134,11 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         label_column=columns.label.name,
         label_reason=columns.label.reason,
         rows_of_a_run=_count_rows_of_a_run(table, emit=emit),
-        class_rows=class_rows,
-        examples={name: shown[first_rows[name]].as_py() for name in names if class_rows[name]},
+        task=task.name,
+        rows=len(rows),
+        class_rows=task.count_classes(labels),
+        label_figures=task.describe(labels),
+        examples={name: shown[row].as_py() for name, row in task.first_rows(labels).items()},
         mean_characters=pc.mean(characters).as_py(),
         longest_characters=pc.max(characters).as_py(),
         model=model,
@@ -147,6 +155,7 @@ def make_config(facts: TableFacts) -> str:
         "split_column": facts.split_column,
         "label_names": facts.label_names,
         "text_pair_column": facts.text_pair_column,
+        "task": None if facts.task == Single.name else facts.task,
     }
     values = {
         **{option: value for option, value in given.items() if value is not None},
@@ -158,10 +167,11 @@ def make_config(facts: TableFacts) -> str:
         "max_length": max(facts.suggested_max_length, defaults.model.max_length),
         "num_train_epochs": defaults.training.num_train_epochs,
         "batch_size": defaults.training.batch_size,
-        "class_weights": defaults.training.class_weights,
     }
+    if facts.task == Single.name:
+        values["class_weights"] = defaults.training.class_weights
     heading = (
-        f"Written by `finetune init` for a table of {sum(facts.class_rows.values()):,} rows. An "
+        f"Written by `finetune init` for a table of {facts.rows:,} rows. An "
         "option behind a # has its default; `finetune run --help` explains all of them."
     )
     return make_starter(values, notes=_notes(facts), heading=heading)
@@ -169,7 +179,7 @@ def make_config(facts: TableFacts) -> str:
 
 def _notes(facts: TableFacts) -> dict[str, str]:
     """Return what the table adds to the help of an option."""
-    rows = [count for count in facts.class_rows.values() if count]
+    rows = [count for count in facts.class_rows.values() if count] or [facts.rows]
     return {
         "data": "A path that is not absolute counts from the folder in which finetune runs.",
         "max_length": (

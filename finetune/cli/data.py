@@ -65,6 +65,10 @@ def _show_report(report: "DataReport") -> None:
         name: [found.classes[split][name] for split in splits] for name in found.classes["train"]
     }
     _show_counts("class", splits, classes | {"all rows": list(found.rows.values())})
+    if names := list(found.figures["train"]):
+        rows = [(name, *(f"{found.figures[one][name]:,.4g}" for one in splits)) for name in names]
+        show_lines()
+        show_table(("labels", *splits), rows, numbers=splits)
     run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())
     show_lines(f"rows of a run: {run}")
     counts = {

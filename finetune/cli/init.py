@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.cli.console import shorten, show_facts, show_json, show_lines, show_table, showing
-from finetune.cli.options import chosen_options, output_options
+from finetune.cli.options import chosen_options, given, output_options
 from finetune.config.starter import write_new_file
 
 if TYPE_CHECKING:
@@ -32,14 +32,8 @@ MOST_CLASSES_SHOWN = 20
     help="New file.  [default: DATA's name with .yaml, in the current folder]",
 )
 @chosen_options(
-    "text_column",
-    "text_pair_column",
-    "label_column",
-    "encoding",
-    "header",
-    "split_column",
-    "label_names",
-    "model",
+    *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
+    *("split_column", "label_names", "model"),
 )
 @output_options
 def command(
@@ -56,7 +50,7 @@ def command(
         from finetune.api.init import look_at_table, make_config
         from finetune.data.source import DataOptions
 
-        options = DataOptions(str(table), label="", **flags)
+        options = DataOptions(str(table), label="", **given(flags))
         facts = look_at_table(options, model=model, emit=emit)
     file = output or Path(f"{table.stem}.yaml")
     write_new_file(file, make_config(facts))
@@ -74,16 +68,20 @@ def command(
 def _show_facts(facts: "TableFacts") -> None:
     show_facts(
         {
-            "rows": sum(facts.class_rows.values()),
+            "rows": facts.rows,
             "columns": ", ".join(facts.columns),
             "text column": f"{facts.text_column} ({facts.text_reason})",
             **({"second text": second} if (second := facts.text_pair_column) else {}),
             "label column": f"{facts.label_column} ({facts.label_reason})",
+            "task": facts.task,
+            **facts.label_figures,
             "rows of a run": facts.rows_of_a_run,
             "model": facts.model,
-            "classes": len(facts.class_rows),
+            **({"classes": len(facts.class_rows)} if facts.class_rows else {}),
         }
     )
+    if not facts.class_rows:
+        return
     show_lines()
     shown = list(facts.class_rows.items())[:MOST_CLASSES_SHOWN]
     rows = [(name, f"{rows:,}", shorten(facts.examples.get(name, ""))) for name, rows in shown]

@@ -143,7 +143,11 @@ class _Lines:
 
 def _cells(answer: "Answer") -> list[tuple[str, str]]:
     """Return an answer's titles and cells; numbers of all classes stand for that of the best."""
-    words = [(name, one) for name, one in answer.result.items() if isinstance(one, str)]
+    words = [
+        (name, one if isinstance(one, str) else "|".join(one))
+        for name, one in answer.result.items()
+        if isinstance(one, str | list)
+    ]
     numbers = {name: one for name, one in answer.result.items() if isinstance(one, float)}
     for scores in (one for one in answer.result.values() if isinstance(one, Mapping)):
         numbers = dict(scores)

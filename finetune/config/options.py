@@ -21,6 +21,7 @@ class Options(TypedDict, total=False):
     text_column: str | None
     text_pair_column: str | None
     label_column: str | None
+    task: str
     encoding: str | None
     header: bool | None
     split_column: str | None
@@ -60,7 +61,7 @@ class Options(TypedDict, total=False):
     weight_decay: float | None
     max_grad_norm: float
     class_weights: Literal["none", "balanced"]
-    metric_for_best_model: Literal["accuracy", "macro_f1", "loss"]
+    metric_for_best_model: str | None
     early_stopping_patience: int | None
     seed: int
 

@@ -54,7 +54,14 @@ class DataConfig:
         "and sentence2, if --text-column is not given.",
     )
     label_column: str | None = _option(
-        None, "Column of the labels, text or integers. Default: guessed and reported."
+        None,
+        "Column of the labels; several columns of 0 and 1 with commas between their names. "
+        "Default: guessed and reported.",
+    )
+    task: str = _option(
+        "auto",
+        "Kind of the labels: single (one class a text), multi (any number of classes), "
+        "regression (a number), or auto, which finds it from their column and reports it.",
     )
     encoding: str | None = _option(
         None, "Encoding of text files, such as gb18030. Default: detected, and printed."
@@ -188,8 +195,11 @@ class TrainingConfig:
     class_weights: Literal["none", "balanced"] = _option(
         "none", "balanced weights the loss of each class by the inverse of its frequency."
     )
-    metric_for_best_model: Literal["accuracy", "macro_f1", "loss"] = _option(
-        "accuracy", "Validation metric that selects the model to keep."
+    metric_for_best_model: str | None = _option(
+        None,
+        "Validation metric that selects the model to keep: accuracy, macro_f1 or loss; for "
+        "several classes a text micro_f1 and others; for numbers pearson, spearman or mae. "
+        "Default: the first of its kind.",
     )
     early_stopping_patience: Annotated[int, Ge(0), Lt(2**31)] | None = _option(
         None,

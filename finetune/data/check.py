@@ -92,8 +92,16 @@ class Balance:
 
 
 @dataclass(frozen=True)
+class Suggestion:
+    """What was found, and what a user can do about it."""
+
+    finding: str
+    remedy: str
+
+
+@dataclass(frozen=True)
 class Findings:
-    """What was found: by split, except for the balance of the training split."""
+    """What was found: by split, except for the balance and oddities of the training labels."""
 
     rows: dict[str, int]
     classes: dict[str, dict[str, int]]
@@ -102,6 +110,8 @@ class Findings:
     short_texts: dict[str, ShortTexts]
     overlap: dict[str, Overlap]
     balance: Balance | None
+    figures: dict[str, dict[str, float]]
+    odd_labels: Sequence[Suggestion]
 
 
 @dataclass(frozen=True)
@@ -144,14 +154,6 @@ class LengthFindings:
     beyond_model: int
     unknown_share: float
     splits: dict[str, SplitLengths]
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """What was found, and what a user can do about it."""
-
-    finding: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,10 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
         )
     }
     classes = {split: task.count_classes(own) for split, own in labels.items()}
+    odd = [Suggestion(*one) for one in task.find_oddities(labels["train"])]
+    balance = weigh_classes(classes["train"]) if task.class_names else None
+    if balance:
+        odd = [*_about_balance(balance, remedy=task.imbalance_remedy), *odd]
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
@@ -209,7 +215,9 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
             for split, part in parts.items()
             if split != "train"
         },
-        balance=weigh_classes(classes["train"]) if task.class_names else None,
+        balance=balance,
+        figures={split: task.describe(own) for split, own in labels.items()},
+        odd_labels=odd,
     )
 
 
@@ -263,9 +271,7 @@ def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
 
 def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> list[Suggestion]:
     """Return what a user may want to change; ``None`` if the lengths are not known."""
-    changes = [*_about_texts(findings)]
-    if findings.balance:
-        changes = [*_about_balance(findings.balance), *changes]
+    changes = [*findings.odd_labels, *_about_texts(findings)]
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
         found = (
@@ -327,11 +333,11 @@ def _find_overlap(split: _Split, *, train: _Split) -> Overlap:
     return Overlap(len(shared), int(np.count_nonzero(~agrees)), examples)
 
 
-def _about_balance(balance: Balance) -> Iterator[Suggestion]:
+def _about_balance(balance: Balance, *, remedy: str) -> Iterator[Suggestion]:
     largest, smallest = balance.largest, balance.smallest
     if balance.ratio >= STRONG_IMBALANCE:
         found = f"{largest} has {balance.ratio:.1f} times the training rows of {smallest}"
-        yield Suggestion(found, "--class-weights balanced")
+        yield Suggestion(found, remedy)
     if balance.rare:
         classes = ", ".join(f"{name} ({count})" for name, count in balance.rare.items())
         found = f"classes with fewer than {RARE_ROWS} training rows: {classes}"

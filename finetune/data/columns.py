@@ -1,10 +1,11 @@
 """Which columns of a table hold the texts, or pairs of texts, and which one their classes."""
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import combinations
+from itertools import combinations, compress
 from math import log2
 
 import pyarrow
@@ -40,6 +41,10 @@ PAIRS = (
 )
 DATE = r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?"
 SAMPLE_ROWS = 10_000
+# Columns of 0 and 1, one for each class; two may well be something else.
+LEAST_INDICATORS = 3
+YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
+FLAGS = frozenset({"", "0", "0.0", "1", "1.0", "false", "true"})
 LONGEST_LABEL = 60
 # The best column must be so many times as good as the next one.
 CLEAR_LEAD = 2.0
@@ -81,6 +86,7 @@ class _Facts:
     is_number: bool
     is_fraction: bool
     is_date: bool
+    is_list: bool
 
     def name_weight(self, known: Sequence[str]) -> float:
         """Return how much the name says that the column is one of the known ones."""
@@ -186,6 +192,47 @@ def _full(name: str | None, names: Sequence[str]) -> str | None:
     return ",".join(full) if columns_named(",".join(full), names) == full else name
 
 
+def find_indicators(columns: pyarrow.Table) -> str | None:
+    """Return the names, with commas between them, of the columns of 0 and 1 that are labels.
+
+    There are several, and no column has a name of labels.
+    """
+    names = columns.column_names
+    if any(plain_name(name) in LABEL_NAMES for name in names):
+        return None
+    flags = [name for name in names if _holds_flags(columns[name]) and "," not in name]
+    return ",".join(flags) if len(flags) >= LEAST_INDICATORS else None
+
+
+def join_indicators(columns: pyarrow.Table, label: str) -> pyarrow.Table:
+    """Replace several columns of 0 and 1, named with commas, by one of lists of their names.
+
+    A table is returned as it is if it has a column of that whole name, or lacks one of them.
+
+    Raises:
+        DataError: If one of them holds something else.
+    """
+    names = [name.strip() for name in label.split(",")]
+    if len(names) == 1 or label in columns.column_names or {*names} - {*columns.column_names}:
+        return columns
+    for name in names:
+        if not _holds_flags(columns[name]):
+            raise DataError(
+                f"{name!r} holds other values than 0 and 1",
+                remedy="name one --label-column, or several that say whether a row has their class",
+            )
+    marked = (pc.is_in(columns[name], value_set=YES).to_pylist() for name in names)
+    flags = zip(*marked, strict=True)
+    lists = (json.dumps([*compress(names, row)], ensure_ascii=False) for row in flags)
+    kept = columns.drop_columns(names)
+    return kept.append_column(label, pyarrow.array(lists, "string"))
+
+
+def _holds_flags(column: pyarrow.ChunkedArray) -> bool:
+    values = {one.casefold() for one in pc.unique(column.slice(0, SAMPLE_ROWS)).to_pylist()}
+    return values <= FLAGS and bool(values - {""})
+
+
 def plain_name(name: str) -> str:
     """Return a column's name in lower case, with underscores."""
     return re.sub(r"[\s-]", "_", name.strip().casefold())
@@ -211,6 +258,7 @@ def _facts_of(column: pyarrow.ChunkedArray, name: str) -> _Facts:
         is_number=is_numeric,
         is_fraction=is_numeric and not every(r"[+-]?\d+(\.0*)?"),
         is_date=every(DATE),
+        is_list=every(r"\[.*\]"),
     )
 
 
@@ -227,7 +275,7 @@ def _label_score(facts: _Facts) -> float:
 
 def _text_score(facts: _Facts) -> float:
     """Return how much a column looks like texts; 0 if it does not."""
-    weight = facts.name_weight(TEXT_NAMES)
+    weight = 0.0 if facts.is_list else facts.name_weight(TEXT_NAMES)
     if weight < 6.0 and (facts.is_number or facts.is_date):
         return 0.0
     share = (1 - facts.empty_share) * facts.distinct / facts.rows

@@ -45,6 +45,7 @@ class RawTable:
         class_names: For columns that come with the names of all their classes, these names.
         files: The file of each row, where each has its own.
         rows: Which rows of the file these are, where they are not all of it: int64 of shape [rows].
+        flags: The column of lists that several columns of 0 and 1 have become, if they have.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class RawTable:
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: Sequence[Path] = ()
     rows: NDArray[np.int64] | None = None
+    flags: str | None = None
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
         """Return the rows for which a column of truth values has true."""
@@ -180,12 +182,11 @@ def _read_json_lines(decoded: DecodedText, *, path: Path, emit: Emit) -> RawTabl
         # both words and numbers.
         rows = [row for _, row in numbered_objects(text.split("\n"), path=path)]
         names = dict.fromkeys(name for row in rows for name in row)
-        nested = [
-            name for name in names if any(isinstance(row.get(name), list | dict) for row in rows)
-        ]
+        nested = [name for name in names if any(_is_nested(row.get(name)) for row in rows)]
 
         def column(name: str) -> pyarrow.Array:
-            return pyarrow.array((_mended(as_text(row.get(name))) for row in rows), "string")
+            values = (row.get(name) for row in rows)
+            return pyarrow.array((_mended(_value_as_text(one)) for one in values), "string")
 
         columns = pyarrow.table(
             {_mended(name): column(name) for name in names if name not in nested}
@@ -222,6 +223,13 @@ def _json_columns(
         schema = pyarrow.schema([(name, "string") for name in times])
         return _json_columns(text, path=path, emit=emit, schema=schema)
     return _as_texts(table.select(_plain_names(table.schema, path=path, emit=emit)))
+
+
+def _is_nested(value: Any) -> bool:
+    """Return whether a value of JSON is an object, or a list of more than texts and integers."""
+    if isinstance(value, list):
+        return not all(isinstance(one, str | int) for one in value)
+    return isinstance(value, dict)
 
 
 def numbered_objects(lines: Iterable[str], *, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -279,12 +287,19 @@ def _read_parquet(path: Path, content: bytes, *, emit: Emit) -> RawTable:
     class_names = {
         name: own
         for name, own in _class_names(file.schema_arrow.metadata or {}).items()
-        if name in names and types.is_integer(table[name].type)
+        if name in names
+        and (types.is_integer(table[name].type) or _is_list_of_labels(table[name].type))
     }
     for name, own in class_names.items():
+        if _is_list_of_labels(table[name].type):
+            lists = table[name].to_pylist()
+            named_lists = [one and [own[number] for number in one] for one in lists]
+            named = pyarrow.array(named_lists, pyarrow.list_(pyarrow.string()))
+            table = table.set_column(names.index(name), name, named)
+            continue
         known = pyarrow.array(range(len(own)), "int64")
-        numbers = pc.index_in(table[name].cast("int64"), value_set=known)
-        named = pc.take(pyarrow.array(own, "string"), numbers)
+        positions = pc.index_in(table[name].cast("int64"), value_set=known)
+        named = pc.take(pyarrow.array(own, "string"), positions)
         table = table.set_column(names.index(name), name, named)
     return RawTable(path, _as_texts(table), class_names=class_names)
 
@@ -319,25 +334,46 @@ def _is_plain(kind: pyarrow.DataType) -> bool:
     return types.is_boolean(kind) or types.is_null(kind) or any(is_of(kind) for is_of in tests)
 
 
+def _is_list_of_labels(kind: pyarrow.DataType) -> bool:
+    """Return whether a column holds lists of texts or of whole numbers."""
+    if not (types.is_list(kind) or types.is_large_list(kind)):
+        return False
+    own = kind.value_type
+    return _is_plain(own) and not (types.is_floating(own) or types.is_boolean(own))
+
+
 def _plain_names(schema: pyarrow.Schema, *, path: Path, emit: Emit) -> list[str]:
-    """Return the columns of texts, numbers and truth values; the others are reported."""
-    names = [column.name for column in schema if _is_plain(column.type)]
+    """Return the columns of texts, numbers, truth values and labels; the others are reported."""
+    names = [one.name for one in schema if _is_plain(one.type) or _is_list_of_labels(one.type)]
     _report_left_out([name for name in schema.names if name not in names], path=path, emit=emit)
     return names
 
 
 def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
-    """Return columns of texts, numbers and truth values as text."""
+    """Return columns of texts, numbers and truth values as text; lists as JSON."""
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
+        if _is_list_of_labels(column.type):
+            column = pyarrow.chunked_array([pyarrow.array(map(_list_as_text, column.to_pylist()))])
         if types.is_floating(column.type):
             numbers = pc.unique(column)
             texts = pyarrow.array([as_text(number) for number in numbers.to_pylist()], "string")
             column = pc.take(texts, pc.index_in(column, value_set=numbers))
         columns[name] = pc.fill_null(column.cast("string"), "")
     return pyarrow.table(columns)
+
+
+def _value_as_text(value: Any) -> str:
+    return _list_as_text(value) if isinstance(value, list) else as_text(value)
+
+
+def _list_as_text(values: Sequence[Any] | None) -> str:
+    """Return a list as JSON of texts; what is missing is an empty text."""
+    if values is None:
+        return ""
+    return json.dumps([as_text(value) for value in values], ensure_ascii=False)
 
 
 def _report_left_out(names: Sequence[str], *, path: Path, emit: Emit) -> None:
@@ -350,10 +386,11 @@ def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     """Return the names of classes that the library datasets keeps beside the columns."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        kinds = {name: one.get("feature", one) for name, one in features.items()}
         return {
-            name: list(map(str, feature["names"]))
-            for name, feature in features.items()
-            if feature.get("_type") == "ClassLabel"
+            name: list(map(str, kind["names"]))
+            for name, kind in kinds.items()
+            if kind.get("_type") == "ClassLabel"
         }
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return {}  # not written by it

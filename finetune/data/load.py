@@ -10,8 +10,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.data.columns import choose_columns, read_texts
-from finetune.data.files import read_file
+from finetune.data.columns import read_texts
 from finetune.data.folders import digest_folder
 from finetune.data.hub_tables import fetch_splits
 from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
@@ -20,8 +19,10 @@ from finetune.data.questions import load_questions
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
 from finetune.data.tables import (
+    choose_table_columns,
     column_of,
     make_table,
+    read_table,
     read_tables,
     return_freed_memory,
     texts_of,
@@ -31,6 +32,8 @@ from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Stage, ignore
 from finetune.files import file_sha256
 from finetune.tasks.base import Task
+from finetune.tasks.choose import AUTO, find_kind
+from finetune.tasks.single import Single
 
 SOURCES = ("trec", "questions")
 HUB_PREFIX = "hub:"
@@ -58,6 +61,12 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
         HubNotReachable: If it can't be fetched and the cache does not hold it.
     """
     kind = _kind_of(options.data)
+    if kind in SOURCES and options.task not in (AUTO, Single.name):
+        find_kind(options.task)
+        raise UsageError(
+            f"--data {options.data} has classes, and --task is {options.task}",
+            remedy="leave --task out",
+        )
     _refuse_foreign_options(options, kind=kind)
     match kind:
         case "trec":
@@ -109,8 +118,9 @@ def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
         DataError: If its labels are of another kind, or one is none of the task's classes.
     """
     wanted = replace(
-        options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN
-    )
+        options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN,
+        task=task.name,
+    )  # fmt: skip
     loaded = load_data(wanted, is_for_training=False, emit=emit)
     rows, names = loaded.splits["train"], task.class_names
     if loaded.task.name != task.name:
@@ -135,8 +145,8 @@ def find_places(options: DataOptions, rows: Dataset) -> list[str]:
     """
     if not os.path.isfile(Path(options.data).expanduser()):
         return [""] * len(rows)
-    table = read_file(Path(options.data).expanduser(), options, emit=ignore)
-    columns = choose_columns(table.columns, options, table=str(table.path))
+    table = read_table(Path(options.data).expanduser(), options, emit=ignore)
+    columns = choose_table_columns(table, options, emit=ignore)
     chosen = [one.name for one in (columns.text, columns.pair) if one]
     given = [read_texts(table.columns, name) for name in chosen]
     places = []

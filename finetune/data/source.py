@@ -23,6 +23,7 @@ class DataOptions:
             1, or several between commas, whose texts are joined by line ends; ``None`` to guess it.
         text_pair_column: Column of the second texts of pairs; ``None`` to find pairs by name.
         label_column: Column of their classes; ``None`` to guess it.
+        task: Name of a kind of labels, or ``auto`` to find it.
         encoding: Python's name of the encoding of text files; ``None`` to detect it.
         header: Whether the first row of CSV and TSV names the columns; ``None`` to detect it.
         split_column: Column that says the split of each row; ``None`` to find it, or ``none``.
@@ -46,6 +47,7 @@ class DataOptions:
     split_column: str | None = None
     label_names: str | None = None
     skip_unknown_labels: bool = False
+    task: str = "auto"
 
     @property
     def named_columns(self) -> list[str]:

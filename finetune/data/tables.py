@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,14 @@ from datasets.fingerprint import generate_random_fingerprint
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
-from finetune.data.columns import Columns, check_columns, choose_columns, read_texts
+from finetune.data.columns import (
+    Columns,
+    check_columns,
+    choose_columns,
+    find_indicators,
+    join_indicators,
+    read_texts,
+)
 from finetune.data.files import RawTable, read_file
 from finetune.data.folders import read_folders
 from finetune.data.parts import Tables, divide_tables, name_labels
@@ -23,8 +31,8 @@ from finetune.devices import host
 from finetune.errors import DataError
 from finetune.events import Emit, Stage, WarningMessage
 from finetune.tasks.base import Task
+from finetune.tasks.choose import choose_kind
 from finetune.tasks.labels import listed_counts
-from finetune.tasks.single import Single
 
 # What UTF-8 of other scripts looks like where it was read as Windows-1252.
 MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"  # noqa: RUF001
@@ -142,7 +150,7 @@ def open_tables(
         tables = {split: [table] for split, table in found.items()}
     else:
         tables = {
-            split: [read_file(path, options, emit=emit) for path in paths]
+            split: [read_table(path, options, emit=emit) for path in paths]
             for split, paths in files.items()
         }
     return_freed_memory()
@@ -165,15 +173,19 @@ def make_splits(
     if not needs_all_labels:
         tables = _leave_out_unlabelled(tables, label=label, emit=emit)
     _check_columns(tables, columns)
-    labels = iter(Single.parse([one.columns[label] for own in tables.values() for one in own]))
+    first = tables["train"][0]
+    raw = [one.columns[label] for own in tables.values() for one in own]
+    own = raw[: len(tables["train"])]
+    kind = _choose_kind(own, options, names=first.class_names.get(label), emit=emit)
+    labels = iter(kind.parse(raw))
     parts = {
         split: [_labelled_rows(table, columns, next(labels), emit=emit) for table in own]
         for split, own in tables.items()
     }
-    first, train = tables["train"][0], _joined(parts["train"])
-    task = Single.of_labels(train["label"], names=first.class_names.get(label))
+    train = _joined(parts["train"])
+    task = kind.of_labels(train["label"], names=first.class_names.get(label))
     if is_for_training:
-        _check_learnable(train, first, task, label=label)
+        _check_learnable(train, first, task)
     splits = {}
     for split, own in parts.items():
         skips = options.skip_unknown_labels
@@ -197,6 +209,19 @@ def make_splits(
     )
 
 
+def _choose_kind(
+    labels: Sequence[pyarrow.ChunkedArray],
+    options: DataOptions,
+    *,
+    names: Sequence[str] | None,
+    emit: Emit,
+) -> type[Task]:
+    distinct = {one for column in labels for one in pc.unique(column).to_pylist()}
+    kind, reason = choose_kind(options.task, distinct, names=names)
+    emit(Stage(f"task: {kind.name}, {reason}"))
+    return kind
+
+
 def _strings(values: Any) -> Any:
     """Return values as Arrow strings, if they are not an Arrow array yet."""
     if isinstance(values, pyarrow.Array | pyarrow.ChunkedArray):
@@ -208,8 +233,19 @@ def _joined(parts: Iterable[LabelledRows]) -> pyarrow.Table:
     return pyarrow.concat_tables(part.rows for part in parts)
 
 
+def read_table(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
+    """Read a file; several columns of 0 and 1 that are its labels become one column of lists."""
+    table = read_file(path, options, emit=emit)
+    label = options.label_column or find_indicators(table.columns)
+    columns = join_indicators(table.columns, label) if label else table.columns
+    return table if columns is table.columns else replace(table, columns=columns, flags=label)
+
+
 def choose_table_columns(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
     """Return the columns of a table that are named, or else guessed, and report them."""
+    if table.flags and options.label_column is None:
+        emit(Stage(f"columns of 0 and 1 taken for labels: {table.flags}"))
+        options = replace(options, label_column=table.flags)
     columns = choose_columns(table.columns, options, table=str(table.path))
     second = f", second texts from {columns.pair}" if columns.pair else ""
     emit(Stage(f"texts from column {columns.text}{second}, labels from {columns.label}"))
@@ -273,9 +309,8 @@ def _labelled_rows(
     return LabelledRows(table, rows)
 
 
-def _check_learnable(rows: pyarrow.Table, table: RawTable, task: Task, *, label: str) -> None:
-    """Raise an error if the labels are of another kind, or all rows have one label or one text."""
-    task.refuse_other_kinds(rows["label"], column=label, table=str(table.path))
+def _check_learnable(rows: pyarrow.Table, table: RawTable, task: Task) -> None:
+    """Raise an error if all rows have one label or one text."""
     if constant := task.find_constant(task.labels(task.encode(rows["label"]))):
         raise DataError(
             f"every row of {table.path} has {constant}",

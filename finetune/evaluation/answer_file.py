@@ -117,7 +117,11 @@ def _flat(answer: Answer) -> dict[str, Any]:
     return {
         "text": answer.text,
         **({} if answer.text_pair is None else {"text_pair": answer.text_pair}),
-        **{name: one for name, one in result.items() if not isinstance(one, Mapping)},
+        **{
+            name: "|".join(one) if isinstance(one, list) else one
+            for name, one in result.items()
+            if not isinstance(one, Mapping)
+        },
         **{
             f"probability_{name}": score
             for one in result.values()

@@ -46,6 +46,11 @@ class Classifier:
     source: ModelSource
 
     @property
+    def output_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the last layer, from which the logits come."""
+        return [self.model.get_parameter(name) for name in sorted(self.structure.classifier)]
+
+    @property
     def max_tokens(self) -> int:
         """Tokens of the longest text that the model has positions for."""
         limits = [self.tokenizer.model_max_length, count_positions(self.model)]
@@ -149,7 +154,10 @@ def load_classifier(
     _check_weights(model, source)
     _report_missing(model, source, not_loaded - structure.head, from_scratch, emit=emit)
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
-    return Classifier(model, tokenizer, structure, task, source)
+    classifier = Classifier(model, tokenizer, structure, task, source)
+    if has_own_outputs and not structure.new & structure.classifier:
+        task.unfold(classifier.output_parameters)
+    return classifier
 
 
 def _build(

@@ -69,6 +69,19 @@ def draw_curves(rows: Rows, figures: Sequence[Metric]) -> str:
         return svg_of(figure)
 
 
+def draw_scatter(points: Sequence[tuple[float, float]]) -> str:
+    """Draw predicted over true numbers, and the line on which they are the same."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.0, 4.4), layout="constrained")
+        axes = figure.subplots()
+        true, predicted = zip(*points, strict=True)
+        axes.scatter(true, predicted, s=9, color=FIRST, alpha=0.5)
+        axes.axline((true[0], true[0]), slope=1, color=MUTED, linewidth=0.8)
+        axes.set(xlabel="true", ylabel="predicted")
+        axes.tick_params(length=0)
+        return svg_of(figure)
+
+
 def _plot(axes: Axes, rows: Rows, *, key: str, label: str, color: str, marker: str = "") -> None:
     points = [(row["update"], row[key]) for row in rows if key in row]
     if points:

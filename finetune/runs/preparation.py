@@ -89,6 +89,7 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
     loaded = load_run_data(config.data, emit=emit)
     splits = loaded.splits
     task = loaded.task.fitted(loaded.task.labels(column_of(splits["train"], "label")))
+    task.chosen_metric(config.training.metric_for_best_model)
     classifier = load_for_training(config, task=task, device=device, emit=emit)
     if config.training.class_weights == "balanced":
         emit(Stage("class weights: every class counts the same in the loss, instead of every row"))

@@ -3,6 +3,10 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
@@ -30,7 +34,7 @@ from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.saving import Checkpoints
 from finetune.runs.threads import choose_run_threads
-from finetune.tasks.base import Scores
+from finetune.tasks.base import Labels, Scores
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
@@ -190,6 +194,7 @@ class Run:
         """
         peak_bytes = self.training_state.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)
+        self._finish_task()
         with unwritten_model_kept(self.folder, self.preparation.classifier):
             results = self._write_results(peak_bytes, write_pages=write_pages)
         self.checkpoints.remove()
@@ -252,21 +257,41 @@ class Run:
 
     def _validate(self) -> ValidationResult:
         scores = self._score("validation")
-        chooser = self.config.training.metric_for_best_model
-        score = -scores.loss if chooser == "loss" else scores.metrics[chooser]
-        return ValidationResult(score, scores.metrics)
+        return ValidationResult(self._sign() * scores.metrics[self._metric()], scores.metrics)
+
+    def _metric(self) -> str:
+        return self.preparation.task.chosen_metric(self.config.training.metric_for_best_model)
+
+    def _sign(self) -> int:
+        """Return what makes a higher value of the metric the better one."""
+        return -1 if self._metric() in self.preparation.task.lower_is_better else 1
 
     def _score(self, split: str, *, writes_predictions: bool = False) -> Scores:
         """Evaluate the model on a split, and maybe write its answers to the run folder."""
-        examples, task = self.examples[split], self.preparation.task
-        logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
+        logits, labels = self._predict(split)
+        task = self.preparation.task
         if writes_predictions:
             table = self.preparation.splits[split].remove_columns("label")
             given = table.with_format("arrow")[:].to_pylist()
-            found = task.predictions(logits, examples.labels)
+            found = task.predictions(logits, labels)
             rows = ({**row, **own} for row, own in zip(given, found, strict=True))
             write_jsonl(self.folder.predictions_file, rows)
-        return task.score(logits, examples.labels)
+        return task.score(logits, labels)
+
+    def _predict(self, split: str) -> tuple[NDArray[np.float32], Labels]:
+        """Return logits and labels of a split."""
+        examples = self.examples[split]
+        logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
+        return logits, examples.labels
+
+    def _finish_task(self) -> None:
+        """Let the task take what it needs of the best model, which it may change."""
+        classifier = self.preparation.classifier
+        task = classifier.task
+        if "validation" in self.examples:
+            task = task.tuned(partial(self._predict, "validation"))
+        classifier = replace(classifier, task=task.fold(classifier.output_parameters))
+        self.preparation = replace(self.preparation, classifier=classifier)
 
     def _training_metrics(self, peak_bytes: int | None) -> TrainingMetrics:
         progress, samples = self.progress, len(self.plan.examples.labels)
@@ -289,8 +314,7 @@ class Run:
             "max_steps": self.plan.schedule.total_updates,
             "num_train_epochs": self.plan.num_train_epochs,
             "epoch": progress.updates / self.plan.updates_per_epoch,
-            # The score of a loss is its negative.
-            "best_metric": progress.best_score and abs(progress.best_score),
+            "best_metric": progress.best_score and self._sign() * progress.best_score,
             "best_global_step": progress.best_updates,
             "log_history": read_jsonl(self.folder.metrics_file),
         }

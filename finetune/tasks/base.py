@@ -1,7 +1,7 @@
 """What a kind of text classification is: the interface that each kind implements in one file."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from finetune.errors import ConfigurationInvalid
 from finetune.events import Emit, WarningMessage
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ Labels = NDArray[Any]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 # The pipeline of transformers that a saved model is for.
 PIPELINE = "text-classification"
+# Rows that a report shows.
+MOST_MISTAKES = 20
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,8 @@ class Task(ABC):
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
     metric_names: ClassVar[Sequence[str]]
+    imbalance_remedy: ClassVar[str] = "bring more rows of it"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss"})
     scores_type: ClassVar[type[Scores]]
 
     class_names: Sequence[str] = ()
@@ -176,8 +181,8 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Task":
-        """Return the task of a model's ``config.json``."""
+    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Task":
+        """Return the task of a model's ``config.json``, with the ``parameters`` that it had."""
 
     def configure(self, config: "PreTrainedConfig") -> None:
         """Write into a model's config what its users, such as a pipeline, need to read its logits.
@@ -233,12 +238,6 @@ class Task(ABC):
     def spell(self, label: Any) -> str:
         """Return one of ``labels`` as people write it."""
 
-    def refuse_other_kinds(
-        self, labels: "pyarrow.ChunkedArray", *, column: str, table: str
-    ) -> None:
-        """Raise ``DataError`` if parsed training labels are of another kind."""
-        return
-
     def find_unknown(
         self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
     ) -> "pyarrow.ChunkedArray":
@@ -255,18 +254,66 @@ class Task(ABC):
 
     def find_constant(self, labels: Labels) -> str | None:
         """Return what all rows have in common if nothing can be learned of them."""
-        is_constant = len(labels) > 0 and (labels == labels[0]).all()
+        is_constant = len(labels) > 0 and bool((labels == labels[0]).all())
         return f"the label {self.spell(labels[0])!r}" if is_constant else None
 
     def count_classes(self, labels: Labels) -> dict[str, int]:
         """Return the rows of each class, in the order of the classes."""
         return {}
 
+    def first_rows(self, labels: Labels) -> dict[str, int]:
+        """Return the first row of each class that has rows."""
+        return {}
+
+    def describe(self, labels: Labels) -> dict[str, float]:
+        """Return figures of the labels of a split, beside the rows of each class."""
+        return {}
+
+    def find_oddities(self, labels: Labels) -> Iterator[tuple[str, str]]:
+        """Yield what is odd about training labels, and what can be done about it."""
+        yield from ()
+
     # How a model learns them.
 
     def fitted(self, labels: Labels) -> "Task":
         """Return the task with what its loss takes from the training rows."""
         return self
+
+    def chosen_metric(self, name: str | None) -> str:
+        """Return the metric that chooses the best model, by default the first.
+
+        Raises:
+            ConfigurationInvalid: If this kind has no such metric.
+        """
+        if name is None:
+            return self.metric_names[0]
+        name = name.replace("-", "_")
+        if name not in self.metric_names:
+            raise ConfigurationInvalid(
+                f"--task {self.name} has no metric {name!r} for --metric-for-best-model",
+                remedy=f"choose one of {', '.join(self.metric_names)}",
+            )
+        return name
+
+    def tuned(self, validate: Callable[[], tuple[NDArray[np.float32], Labels]]) -> "Task":
+        """Return the task with what is chosen on the validation split, once a model has learned.
+
+        Args:
+            validate: Returns logits and labels of that split.
+        """
+        return self
+
+    def fold(self, parameters: Sequence[torch.nn.Parameter]) -> "Task":
+        """Change the last layer's parameters, in place, so that its users need not know the task.
+
+        Returns:
+            The task of the model as it is saved.
+        """
+        return self
+
+    def unfold(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Undo ``fold``, in place, for a pretrained head that trains on."""
+        return
 
     @abstractmethod
     def example_weights(self, labels: Labels, *, is_balanced: bool) -> NDArray[np.float32]:
@@ -314,10 +361,9 @@ class Task(ABC):
         """What the labels are, in a few words."""
         return f"{len(self.class_names)} classes"
 
-    @property
     @abstractmethod
-    def description(self) -> str:
-        """What a model of this task is, as the beginning of a sentence."""
+    def description(self, subject: str) -> str:
+        """Return what a model of this task is; the subject is ``texts`` or ``pairs of texts``."""
 
     @property
     @abstractmethod
@@ -327,6 +373,10 @@ class Task(ABC):
     @abstractmethod
     def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:
         """Return the worst of the rows of ``predictions.jsonl``."""
+
+    def points(self, predictions: Sequence[Mapping[str, Any]]) -> Sequence[tuple[float, float]]:
+        """Return each row's true and predicted number, where labels are numbers."""
+        return ()
 
 
 KINDS: dict[str, type[Task]] = {}

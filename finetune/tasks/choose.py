@@ -1,10 +1,19 @@
-"""Which kind of text classification a model is for."""
+"""Which kind of text classification a model is for, and which one a column of labels is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
+from finetune.errors import UsageError
 from finetune.tasks.base import KINDS, PIPELINE, Task
+from finetune.tasks.labels import find_separator, is_list, is_number
+from finetune.tasks.multi import Multi
+from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
+
+AUTO = "auto"
+# Ratings in half steps from 0 to 10 have fewer.
+MOST_RATINGS = 21
 
 
 def read_task(config: Mapping[str, Any]) -> Task:
@@ -14,4 +23,54 @@ def read_task(config: Mapping[str, Any]) -> Task:
         KeyError: If the file names no classes, or a kind that is not known.
     """
     own = (config.get("task_specific_params") or {}).get(PIPELINE, {})
-    return KINDS[own.get("task", Single.name)].from_config(config)
+    return KINDS[own.get("task", Single.name)].from_config(config, own)
+
+
+def choose_kind(
+    name: str, labels: Iterable[str], *, names: Sequence[str] | None
+) -> tuple[type[Task], str]:
+    """Return the kind of a column of labels, and why it is that one.
+
+    Args:
+        name: Of a kind, or ``auto`` to find it.
+        labels: The values of the column as text, each at least once.
+        names: Of all classes, where a file names them.
+
+    Raises:
+        UsageError: If there is no such kind.
+    """
+    if name != AUTO:
+        return find_kind(name), "as --task says"
+    distinct = {label.strip() for label in labels} - {""}
+    if any(map(is_list, distinct)):
+        return Multi, "the labels are lists"
+    if names:
+        return Single, f"the file names {len(names)} classes"
+    if distinct and all(map(is_number, distinct)):
+        return _kind_of_numbers(distinct)
+    if separator := find_separator(distinct):
+        return Multi, f"some rows have several labels, with {separator!r} between them"
+    return Single, f"there are {len(distinct)} different labels"
+
+
+def find_kind(name: str) -> type[Task]:
+    """Return the kind of a name.
+
+    Raises:
+        UsageError: If there is no such kind.
+    """
+    if name not in KINDS:
+        remedy = f"choose one of {', '.join((AUTO, *KINDS))}"
+        raise UsageError(f"there is no --task {name!r}", remedy=remedy)
+    return KINDS[name]
+
+
+def _kind_of_numbers(distinct: Iterable[str]) -> tuple[type[Task], str]:
+    values = sorted(set(map(float, distinct)))
+    found = f"the labels are {len(values)} numbers, {values[0]:g} to {values[-1]:g}"
+    has_steps = values[-1] - values[0] == len(values) - 1
+    if len(values) > MOST_RATINGS and not has_steps and isfinite(values[-1] - values[0]):
+        return Regression, f"{found}; --task single takes each for a class"
+    if len(values) > 2:
+        return Single, f"{found}, each taken for a class; --task regression takes them for a number"
+    return Single, found

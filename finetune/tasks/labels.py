@@ -1,15 +1,13 @@
-"""The labels of a table: their names, their order, and what is no single class for each row."""
+"""The labels of a table: their names, their order, and several of them in one text."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
-from finetune.errors import DataError
-
-# Ratings in half steps from 0 to 10 have fewer.
-MOST_FRACTIONAL_CLASSES = 21
-LIST_SEPARATORS = ",;|"
+BAR = "|"
+LIST_SEPARATORS = f"{BAR};,"
 NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?"
 
 
@@ -57,27 +55,45 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
     )
 
 
-def refuse_other_tasks(labels: Iterable[str], *, column: str, table: str) -> None:
-    """Raise ``DataError`` if labels are scores, or lists of several labels."""
-    distinct = set(labels)
-    numbers = [label for label in distinct if is_number(label)]
-    fractions = sorted(n for n in numbers if Decimal(n) != Decimal(n).to_integral_value())
-    if fractions and len(distinct) == len(numbers) > MOST_FRACTIONAL_CLASSES:
-        raise DataError(
-            f"{column!r} of {table} holds scores, {len(distinct)} numbers such as {fractions[0]}:"
-            " regression is not supported",
-            remedy="put the scores into a few classes, or name another --label-column",
-        )
+def find_separator(labels: Iterable[str]) -> str | None:
+    """Return what stands between several labels of a row, or None where each row has one.
+
+    A comma in names, as in "Congo, Republic", separates nothing: its parts do not recur.
+
+    >>> find_separator(["a|b", "b", "a|c"]), find_separator(["one, two", "three, four"])
+    ('|', None)
+    """
+    distinct = {label for label in labels if not is_list(label)}
     for separator in LIST_SEPARATORS:
-        lists = sorted(label for label in distinct if separator in label)
-        parts = Counter(part.strip(" []'\"") for label in lists for part in label.split(separator))
+        lists = [label for label in distinct if separator in label]
+        parts = Counter(part.strip() for label in lists for part in label.split(separator))
         known = [part for part, count in parts.items() if part in distinct or count > 1]
-        if len(lists) > 1 and 2 * len(known) >= len(parts):
-            raise DataError(
-                f"{column!r} of {table} holds several labels in a row, such as {lists[0]!r}:"
-                " multi-label classification is not supported",
-                remedy="keep one label for each row, or name another --label-column",
-            )
+        recurs = len(lists) > 1 and 2 * len(known) >= len(parts)
+        if recurs or (separator == BAR and lists and distinct.issuperset(parts)):
+            return separator
+    return None
+
+
+def is_list(label: str) -> bool:
+    """Return whether a text is a list, as JSON and Python write it."""
+    return label.startswith("[") and label.endswith("]")
+
+
+def split_labels(label: str, separator: str | None) -> list[str]:
+    """Return the labels of a row, without spaces around them; none of an empty text.
+
+    >>> split_labels('["a", "b"]', None), split_labels("a| b", "|"), split_labels("['x']", None)
+    (['a', 'b'], ['a', 'b'], ['x'])
+    """
+    text = label.strip()
+    if is_list(text):
+        try:
+            return [str(one).strip() for one in json.loads(text)]
+        except ValueError:
+            parts = [part.strip(" '\"") for part in text[1:-1].split(",")]
+    else:
+        parts = [part.strip() for part in text.split(separator)] if separator else [text]
+    return [part for part in parts if part]
 
 
 def listed_counts(counts: Mapping[str, int]) -> str:

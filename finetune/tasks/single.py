@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.tasks.base import (
+    MOST_MISTAKES,
     Answer,
     Figure,
     Matrix,
@@ -22,14 +23,13 @@ from finetune.tasks.base import (
     percent,
     text_of,
 )
-from finetune.tasks.labels import name_classes, refuse_other_tasks, sort_classes
+from finetune.tasks.labels import name_classes, sort_classes
 
 if TYPE_CHECKING:
     import pyarrow
 
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
 MOST_CLASSES_OF_MATRIX = 500
-MOST_MISTAKES = 20
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,10 @@ class Single(Task):
     problem_type: ClassVar[ProblemType] = "single_label_classification"
     metric_names: ClassVar[Sequence[str]] = ("accuracy", "macro_f1", "loss")
     scores_type: ClassVar[type[Scores]] = SingleScores
+    imbalance_remedy: ClassVar[str] = "--class-weights balanced"
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Single":
+    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Single":
         """Return the task of a model's ``config.json``."""
         names = config["id2label"]
         return cls([names[str(number)] for number in range(len(names))])
@@ -210,12 +211,6 @@ class Single(Task):
         """Return the name of a class."""
         return self.class_names[int(label)]
 
-    def refuse_other_kinds(
-        self, labels: "pyarrow.ChunkedArray", *, column: str, table: str
-    ) -> None:
-        """Raise ``DataError`` if labels are scores, or lists of several labels."""
-        refuse_other_tasks(labels.unique().to_pylist(), column=column, table=table)
-
     def find_unknown(
         self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
     ) -> "pyarrow.ChunkedArray":
@@ -232,6 +227,14 @@ class Single(Task):
         """Return the rows of each class."""
         counts = np.bincount(labels, minlength=len(self.class_names))
         return dict(zip(self.class_names, counts.tolist(), strict=True))
+
+    def first_rows(self, labels: NDArray[np.int64]) -> dict[str, int]:
+        """Return the first row of each class that has rows."""
+        numbers, rows = np.unique(labels, return_index=True)
+        return {
+            self.class_names[number]: row
+            for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)
+        }
 
     def example_weights(
         self, labels: NDArray[np.int64], *, is_balanced: bool
@@ -307,10 +310,9 @@ class Single(Task):
             yield {"label": self.class_names[label], "predicted": answer.label,
                    "probability": answer.probability}  # fmt: skip
 
-    @property
-    def description(self) -> str:
-        """How many classes there are."""
-        return f"A text classifier with {len(self.class_names)} classes"
+    def description(self, subject: str) -> str:
+        """Return how many classes there are."""
+        return f"A classifier of {subject} with {len(self.class_names)} classes"
 
     @property
     def limits(self) -> Sequence[str]:

@@ -185,7 +185,6 @@ def test_a_key_that_yaml_takes_for_no_string_is_an_unknown_option(
         ("precision", "fp8"),
         ("head", "none"),
         ("class_weights", "auto"),
-        ("metric_for_best_model", "f1"),
         ("save_strategy", "steps"),
         ("freeze_core", "maybe"),
         ("model", 7),
@@ -350,19 +349,6 @@ def test_a_value_of_another_type_or_beyond_all_bounds_is_refused(
 def test_true_is_no_number_in_python_either() -> None:
     assert "batch_size is True" in error_of(flags={"batch_size": True}).message
     assert load(flags={"freeze_core": True, "batch_size": np.int64(8)}).config.model.freeze_core
-
-
-@pytest.mark.parametrize("spelling", ["macro-f1", "macro_f1"])
-def test_a_choice_is_spelt_with_a_hyphen_or_an_underscore(
-    spelling: str, write_yaml: WriteYaml
-) -> None:
-    for loaded in (
-        load(write_yaml(f"training: {{metric_for_best_model: {spelling}}}")),
-        load(environment={"FINETUNE_METRIC_FOR_BEST_MODEL": spelling}),
-        load(assignments=[f"training.metric_for_best_model={spelling}"]),
-        load(flags={"metric_for_best_model": spelling}),
-    ):
-        assert loaded.config.training.metric_for_best_model == "macro_f1"
 
 
 def test_a_hyphen_in_a_text_stays() -> None:

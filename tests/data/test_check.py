@@ -198,7 +198,8 @@ def test_without_lengths_the_rest_is_suggested() -> None:
 def test_findings_become_json() -> None:
     found = asdict(look(splits_of(train=even_rows(), test=[("text 0", "b")])))
     assert list(found) == [
-        *("rows", "classes", "repeats", "conflicts", "short_texts", "overlap", "balance")
+        *("rows", "classes", "repeats", "conflicts", "short_texts", "overlap", "balance"),
+        *("figures", "odd_labels"),
     ]
     assert found["overlap"]["test"]["examples"] == [
         {"text": "text 0", "label": "b", "train_labels": ["a"]}

@@ -46,6 +46,7 @@ def test_json_lines_become_columns_of_text(tmp_path: Path) -> None:
     assert columns_of(table) == {
         "text": ["null", "line\nend\u2028😀", ""],
         "label": ["1", "2", "2.5"],
+        "tags": ['["a"]', "", "[]"],
         "more": ["", "true", ""],
     }
     assert [table.place(row).split()[1] for row in range(3)] == ["1", "3", "4"]
@@ -173,8 +174,8 @@ def test_parquet_is_parquet_whatever_its_suffix(tmp_path: Path) -> None:
 
 
 def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "tags": ["x"], "more": {"y": 1}}\n')
-    parquet.write_table(pyarrow.table({"text": ["a"], "tags": [["x"]]}), tmp_path / "b.parquet")
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "tags": [0.5], "more": {"y": 1}}\n')
+    parquet.write_table(pyarrow.table({"text": ["a"], "tags": [[0.5]]}), tmp_path / "b.parquet")
     emitted: list[Event] = []
     for name in ("a.jsonl", "b.parquet"):
         read_file(tmp_path / name, DataOptions("", ""), emit=emitted.append)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas  # type: ignore[import-untyped]
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from finetune.data.source import DataOptions
 from finetune.data.tables import read_tables
@@ -217,10 +217,45 @@ def test_a_number_is_the_same_class_however_each_file_spells_it(tmp_path: Path) 
     assert rows_of(table["test"]) == [("c", "0.2"), ("d", "3")]
 
 
-def test_scores_are_refused(tmp_path: Path) -> None:
+def test_scores_are_numbers_and_those_of_other_files_too(tmp_path: Path) -> None:
     rows = "".join(f"text {n},{n / 10}\n" for n in range(30))
-    with pytest.raises(DataError, match="regression is not supported"):
-        read(write(tmp_path / "rows.csv", "text,score\n" + rows), label="score")
+    train = write(tmp_path / "rows.csv", "text,score\n" + rows)
+    table = read(train, label="score", test=write(tmp_path / "test.csv", "text,score\na,-7\nb,\n"))
+    assert table["train"]["label"][:3] == [0.0, 0.1, 0.2]
+    assert table["test"]["label"][:] == [-7.0]
+    with pytest.raises(DataError, match="the label 'much' is no number"):
+        read(train, label="score", test=write(tmp_path / "a.csv", "text,score\na,much\n"))
+
+
+LISTS = [["x"], ["x", "w"], [], ["w", "z"]]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "names.parquet", "a.csv", "flags.csv"])
+def test_several_labels_a_row_are_read_from_lists_words_and_flags(
+    tmp_path: Path, name: str
+) -> None:
+    path, texts = tmp_path / name, list("abcd")
+    if name == "names.parquet":
+        features = Features({"text": Value("string"), "label": List(ClassLabel(names=[*"xwz"]))})
+        content = {"text": texts, "label": [["xwz".index(one) for one in own] for own in LISTS]}
+        Dataset.from_dict(content, features=features).to_parquet(path)
+    elif name == "flags.csv":
+        rows = [
+            (text, *(int(one in own) for one in "xwz"))
+            for text, own in zip(texts, LISTS, strict=True)
+        ]
+        pandas.DataFrame(rows, columns=["text", "x", "w", "z"]).to_csv(path, index=False)
+    else:
+        lists = ["|".join(own) for own in LISTS] if name == "a.csv" else LISTS
+        frame = pandas.DataFrame({"text": texts, "label": lists})
+        if path.suffix == ".jsonl":
+            frame.to_json(path, orient="records", lines=True)
+        else:
+            getattr(frame, f"to_{path.suffix[1:]}")(path)
+    rows = read(path)["train"]
+    names = rows.features["label"].feature.names
+    assert [[names[one] for one in own] for own in rows["label"]] == LISTS
+    assert sorted(names) == sorted("xwz")
 
 
 def test_texts_that_were_decoded_wrongly_are_a_warning(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from finetune.errors import DataError
-from finetune.tasks.labels import name_classes, refuse_other_tasks, sort_classes
+from finetune.errors import UsageError
+from finetune.tasks.choose import choose_kind
+from finetune.tasks.labels import name_classes, sort_classes
 
 
 def test_numbers_of_the_same_value_are_one_class() -> None:
@@ -23,33 +24,32 @@ SCORES = [str(number / 10) for number in range(23)]
 
 
 @pytest.mark.parametrize(
-    ("labels", "reason"),
+    ("labels", "kind", "reason"),
     [
-        (SCORES, "scores, 23 numbers such as 0.1"),
-        (["0", "15", "0,15", "15,3", "3"], "several labels in a row, such as '0,15'"),
-        (["joy", "joy|fear", "fear|anger"], "several labels in a row, such as 'fear|anger'"),
-        (["['a']", "['a', 'b']", "['b', 'c']", "a", "b"], "several labels"),
+        (SCORES, "regression", "23 numbers, 0 to 2.2"),
+        (["0", "15", "0,15", "15,3", "3"], "multi", "','"),
+        (["joy", "joy|fear", "fear|anger"], "multi", "'|'"),
+        (["['a']", "['a', 'b']", "a"], "multi", "lists"),
+        (["1", "2", "3", "4", "5"], "single", "--task regression takes them for a number"),
+        (SCORES[:21], "single", "21 numbers"),
+        ([str(number) for number in range(101)], "single", "101 numbers"),
+        ([*SCORES, "none"], "single", "24 different"),
+        ([f"1e{number}99999999" for number in range(30)], "single", ""),
+        (["Food, drinks", "Arts, crafts", "Travel"], "single", ""),
+        (["a,b", "a", "b"], "single", ""),
+        (["yes; no", "no"], "single", ""),
     ],
 )
-def test_other_tasks_than_classification_are_refused_with_the_reason(
-    labels: list[str], reason: str
+def test_the_kind_of_a_column_is_found_with_the_reason(
+    labels: list[str], kind: str, reason: str
 ) -> None:
-    with pytest.raises(DataError, match="not supported") as raised:
-        refuse_other_tasks(labels, column="label", table="rows.csv")
-    assert reason in raised.value.message
+    found, why = choose_kind("auto", labels, names=None)
+    assert found.name == kind
+    assert reason in why
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        SCORES[:21],
-        [str(number) for number in range(101)],
-        [*SCORES, "none"],
-        [f"1e{number}99999999" for number in range(30)],
-        ["Food, drinks", "Arts, crafts", "Travel"],
-        ["a,b", "a", "b"],
-        ["yes; no", "no"],
-    ],
-)
-def test_ratings_and_names_with_separators_are_classes(labels: list[str]) -> None:
-    refuse_other_tasks(labels, column="label", table="rows.csv")
+def test_a_kind_that_is_named_is_taken_and_one_that_is_unknown_refused() -> None:
+    assert choose_kind("regression", ["1", "2"], names=None)[0].name == "regression"
+    with pytest.raises(UsageError, match="no --task 'multiple'") as raised:
+        choose_kind("multiple", ["1", "2"], names=None)
+    assert "auto, " in raised.value.remedy

@@ -1,0 +1,446 @@
+"""Any number of labels a text: each class is a yes or a no of its own."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nlargest
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from finetune.errors import ConfigurationInvalid
+from finetune.tasks.base import (
+    MOST_MISTAKES,
+    Answer,
+    Figure,
+    ProblemType,
+    Scores,
+    Table,
+    Task,
+    percent,
+    text_of,
+)
+from finetune.tasks.labels import find_separator, name_classes, sort_classes, split_labels
+
+if TYPE_CHECKING:
+    import pyarrow
+
+DEFAULT_THRESHOLD = 0.5
+# A threshold chosen by fewer rows than this says more about these than about the class.
+LEAST_ROWS_OF_THRESHOLD = 5
+# Two labels that stand together in so many of the rows that have either are nearly one.
+STRONG_OVERLAP = 0.9
+RARE_ROWS = 10
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """The metrics of one class: the first five in 0..1, 0 where undefined; support in rows."""
+
+    threshold: float
+    precision: float
+    recall: float
+    f1: float
+    average_precision: float
+    support: int
+
+
+@dataclass(frozen=True)
+class MultiScores(Scores):
+    """The metrics where each row has any number of classes; all but the loss are in 0..1.
+
+    Args:
+        samples: Rows of the split.
+        loss: Mean binary cross-entropy of all classes.
+        micro_f1: F1 of all answers together, whichever class they are about.
+        macro_f1: Mean F1 over the classes that are predicted or true.
+        subset_accuracy: Share of the rows whose classes are all right, and no other is predicted.
+        mean_average_precision: Mean over the classes that have rows; it depends on no threshold.
+        baseline_micro_f1: Micro F1 of always answering with the largest class.
+        per_class: By class name.
+    """
+
+    micro_f1: float
+    macro_f1: float
+    subset_accuracy: float
+    mean_average_precision: float
+    baseline_micro_f1: float
+    per_class: Mapping[str, LabelScores]
+
+    @property
+    def figures(self) -> Sequence[Figure]:
+        """Micro and macro F1, subset accuracy, mean average precision."""
+        note = f"{self.samples} rows; always the largest class: {percent(self.baseline_micro_f1)}"
+        precision = self.mean_average_precision
+        return (
+            Figure("micro_f1", "micro F1", "f1", self.micro_f1, note),
+            Figure("macro_f1", "macro F1", "f1", self.macro_f1),
+            Figure("subset_accuracy", "subset accuracy", "accuracy", self.subset_accuracy),
+            Figure("mean_average_precision", "mean average precision", "map", precision),
+        )
+
+    @property
+    def table(self) -> Table:
+        """The metrics of each class, and from which probability on a text has it."""
+        rows = [
+            (name, f"{one.threshold:.2f}", percent(one.precision), percent(one.recall),
+             percent(one.f1), percent(one.average_precision), str(one.support))
+            for name, one in self.per_class.items()
+        ]  # fmt: skip
+        columns = ("class", "threshold", "precision", "recall", "F1", "average precision", "rows")
+        return Table("Classes of the test split", columns, rows)
+
+    @property
+    def warning(self) -> str:
+        """Says that always answering with the largest class is as good."""
+        if self.micro_f1 > self.baseline_micro_f1:
+            return ""
+        return (
+            f"micro F1 {self.micro_f1:.1%} is not better than always answering with the largest "
+            f"class, {self.baseline_micro_f1:.1%}"
+        )
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "MultiScores":
+        """Return what ``to_json`` has given, among other values."""
+        scores = super().from_json(values)
+        assert isinstance(scores, cls)
+        per_class = {name: LabelScores(**one) for name, one in values["per_class"].items()}
+        return replace(scores, per_class=per_class)
+
+
+@dataclass(frozen=True)
+class MultiAnswer(Answer):
+    """The classes of a text.
+
+    Args:
+        text: The text.
+        columns: The other columns of the text's row by name.
+        text_pair: The second text of a pair.
+        labels: Names of the classes whose probability reaches their threshold; maybe none.
+        probabilities: Of all classes by name, where they were asked for.
+    """
+
+    labels: Sequence[str]
+    probabilities: Mapping[str, float] | None = None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The labels, and maybe the probabilities of all classes."""
+        result: dict[str, Any] = {"labels": list(self.labels)}
+        return result if self.probabilities is None else {
+            **result, "probabilities": self.probabilities
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Multi(Task):
+    """Any number of classes a text; the labels are float32 of shape [rows, classes], 0 or 1.
+
+    Args:
+        class_names: The classes in the order of their numbers.
+        thresholds: From which probability on a text has each class; none for one half. They are
+            chosen on the validation split, and stand in ``task_specific_params`` of config.json.
+    """
+
+    name: ClassVar[str] = "multi"
+    problem_type: ClassVar[ProblemType] = "multi_label_classification"
+    metric_names: ClassVar[Sequence[str]] = (
+        *("micro_f1", "macro_f1", "subset_accuracy", "mean_average_precision", "loss"),
+    )
+    scores_type: ClassVar[type[Scores]] = MultiScores
+
+    thresholds: Sequence[float] = ()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The thresholds by class."""
+        return {"thresholds": dict(zip(self.class_names, self._thresholds, strict=True))}
+
+    @property
+    def _thresholds(self) -> Sequence[float]:
+        return self.thresholds or [DEFAULT_THRESHOLD] * len(self.class_names)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Multi":
+        """Return the task of a model's ``config.json``."""
+        names = [config["id2label"][str(number)] for number in range(len(config["id2label"]))]
+        return cls(names, [parameters["thresholds"][name] for name in names])
+
+    @classmethod
+    def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
+        """Return the names of each row's classes, as lists; an empty text is none."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        distinct = list(dict.fromkeys(one for part in columns for one in part.unique().to_pylist()))
+        separator = find_separator(distinct)
+        lists = [split_labels(one, separator) for one in distinct]
+        classes = name_classes(name for one in lists for name in one)
+        named = [[*dict.fromkeys(filter(None, map(classes.get, one)))] for one in lists]
+        known = pyarrow.array(distinct, "string")
+        rows = pyarrow.array(named, pyarrow.list_(pyarrow.string()))
+        return [pc.take(rows, pc.index_in(part, value_set=known)) for part in columns]
+
+    @classmethod
+    def of_labels(
+        cls, labels: "pyarrow.ChunkedArray", *, names: Sequence[str] | None = None
+    ) -> "Multi":
+        """Return the task whose classes are those that occur, unless they have names."""
+        import pyarrow.compute as pc
+
+        return cls(names or sort_classes(pc.list_flatten(labels).unique().to_pylist()))
+
+    def encode(self, labels: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+        """Return lists of the numbers of classes."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        names = pyarrow.array(list(self.class_names), "string")
+        return _map_lists(labels, lambda flat: pc.index_in(flat, value_set=names).cast("int64"))
+
+    def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+        """Return lists of the names of classes."""
+        import pyarrow
+
+        names = pyarrow.array(list(self.class_names), "string")
+        return _map_lists(column, names.take)
+
+    @property
+    def feature(self) -> Any:
+        """A list of ``ClassLabel``."""
+        from datasets import ClassLabel, List
+
+        return List(ClassLabel(names=list(self.class_names)))
+
+    def labels(self, column: "pyarrow.ChunkedArray") -> NDArray[np.float32]:
+        """Return 1 where a row has a class."""
+        import pyarrow.compute as pc
+
+        lengths = pc.list_value_length(column).to_numpy()
+        labels = np.zeros((len(column), len(self.class_names)), np.float32)
+        labels[np.repeat(np.arange(len(column)), lengths), pc.list_flatten(column).to_numpy()] = 1
+        return labels
+
+    def spell(self, label: Any) -> str:
+        """Return the names of a row's classes."""
+        return ", ".join(self._names_where(label > 0)) or "none"
+
+    def _names_where(self, mask: NDArray[np.bool_]) -> list[str]:
+        return [self.class_names[number] for number in np.flatnonzero(mask).tolist()]
+
+    @property
+    def label_kinds(self) -> str:
+        """How many classes there are."""
+        return f"any number of {len(self.class_names)} classes a text"
+
+    def find_unknown(
+        self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
+    ) -> "pyarrow.ChunkedArray":
+        """Return the classes that no training row has, by name."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        known = set(pc.list_flatten(training).unique().to_pylist())
+        unknown = (", ".join(filter(lambda name: name not in known, one)) for one in
+                   labels.to_pylist())  # fmt: skip
+        return pyarrow.chunked_array([pyarrow.array([one or None for one in unknown], "string")])
+
+    def strata(self, labels: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Each class gives its share of the rows of which it is the rarest class."""
+        order = np.argsort(labels.sum(axis=0), kind="stable")
+        rarest: NDArray[np.int64] = labels[:, order].argmax(axis=1)
+        return np.where(labels.any(axis=1), order[rarest], len(order))
+
+    def count_classes(self, labels: NDArray[np.float32]) -> dict[str, int]:
+        """Return the rows of each class."""
+        counts = labels.sum(axis=0, dtype=np.int64)
+        return dict(zip(self.class_names, counts.tolist(), strict=True))
+
+    def first_rows(self, labels: NDArray[np.float32]) -> dict[str, int]:
+        """Return the first row of each class that has rows."""
+        firsts = zip(self.class_names, labels.argmax(axis=0).tolist(), strict=True)
+        return {name: row for (name, row), rows in zip(firsts, labels.T, strict=True) if rows.any()}
+
+    def describe(self, labels: NDArray[np.float32]) -> dict[str, float]:
+        """Return how many classes rows have."""
+        of_rows = labels.sum(axis=1)
+        return {
+            "classes of a row, mean": float(of_rows.mean()),
+            "classes of a row, at most": float(of_rows.max()),
+            "rows without a class": float(np.count_nonzero(of_rows == 0)),
+        }
+
+    def find_oddities(self, labels: NDArray[np.float32]) -> Iterator[tuple[str, str]]:
+        """Yield classes that nearly always stand together, and what to do about them."""
+        together = labels.T @ labels
+        for first, second in combinations(range(len(self.class_names)), 2):
+            either = together[first, first] + together[second, second] - together[first, second]
+            share = together[first, second] / max(either, 1)
+            if either >= RARE_ROWS and share >= STRONG_OVERLAP:
+                names = f"{self.class_names[first]!r} and {self.class_names[second]!r}"
+                found = f"{names} stand together in {share:.0%} of the rows that have either"
+                yield found, "join them if they mean the same"
+
+    def example_weights(
+        self, labels: NDArray[np.float32], *, is_balanced: bool
+    ) -> NDArray[np.float32]:
+        """Return 1 for each example."""
+        if is_balanced:
+            raise ConfigurationInvalid(
+                "--class-weights balanced is for one class a text",
+                remedy="leave it out: each class has its own threshold, which allows for its rows",
+            )
+        return np.ones(len(labels), np.float32)
+
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean binary cross-entropy of the classes of each example."""
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits
+        return entropy(logits, labels, reduction="none").mean(dim=1)
+
+    def tuned(
+        self, validate: Callable[[], tuple[NDArray[np.float32], NDArray[np.float32]]]
+    ) -> "Multi":
+        """Return the task with the thresholds that give the highest F1 on validation rows."""
+        logits, labels = validate()
+        columns = zip(_probabilities(logits).T, labels.T > 0, strict=True)
+        return replace(self, thresholds=[find_threshold(*column) for column in columns])
+
+    def score(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> MultiScores:
+        """Compare the classes whose probability reaches their threshold with the true ones."""
+        from finetune.tasks.metric import compute_metrics
+
+        metrics = compute_metrics(
+            self._compute, predictions=_probabilities(logits), references=labels
+        )
+        loss = self.losses(torch.tensor(logits), torch.tensor(labels)).mean()
+        return MultiScores(samples=len(labels), loss=loss.item(), **metrics)
+
+    def _compute(
+        self, probabilities: NDArray[np.float32], references: NDArray[np.float32]
+    ) -> dict[str, Any]:
+        from sklearn.metrics import average_precision_score, precision_recall_fscore_support
+
+        predicted, true = self._are_predicted(probabilities), np.asarray(references > 0)
+        counts = true.sum(axis=0)
+        columns = precision_recall_fscore_support(true, predicted, average=None, zero_division=0)
+        precisions = [
+            float(average_precision_score(own, scores)) if own.any() else 0.0
+            for own, scores in zip(true.T, probabilities.T, strict=True)
+        ]
+        rows = zip(
+            self._thresholds, *(one.tolist() for one in columns[:3]), precisions, counts.tolist(),
+            strict=True,
+        )  # fmt: skip
+        per_class = dict(zip(self.class_names, (LabelScores(*row) for row in rows), strict=True))
+        occurs = (true | predicted).any(axis=0)
+        largest = int(counts.max(initial=0))
+        return {
+            "micro_f1": _f1((true & predicted).sum(), predicted.sum(), counts.sum()),
+            "macro_f1": float(columns[2][occurs].mean()) if occurs.any() else 0.0,
+            "subset_accuracy": float((true == predicted).all(axis=1).mean()),
+            "mean_average_precision": (
+                float(np.mean(precisions, where=counts > 0)) if counts.any() else 0.0
+            ),
+            "baseline_micro_f1": _f1(largest, len(true), counts.sum()),
+            "per_class": per_class,
+        }
+
+    def _are_predicted(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
+        mask: NDArray[np.bool_] = probabilities >= np.array(self._thresholds, np.float32)
+        return mask
+
+    def answers(
+        self, texts: Sequence[str], logits: NDArray[np.float32], *, all_scores: bool = False
+    ) -> list[MultiAnswer]:
+        """Return each text's classes, maybe with the probabilities of all."""
+        probabilities = _probabilities(logits)
+        scores: Sequence[Any] = [None] * len(texts)
+        if all_scores:
+            rows = probabilities.tolist()
+            scores = [dict(zip(self.class_names, row, strict=True)) for row in rows]
+        found = zip(texts, self._are_predicted(probabilities), scores, strict=True)
+        return [MultiAnswer(text, self._names_where(mask), own) for text, mask, own in found]
+
+    def predictions(
+        self, logits: NDArray[np.float32], labels: NDArray[np.float32]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield true and predicted classes."""
+        predicted = self._are_predicted(_probabilities(logits))
+        for true, own in zip(labels > 0, predicted, strict=True):
+            yield {"label": self._names_where(true), "predicted": self._names_where(own)}
+
+    def description(self, subject: str) -> str:
+        """Return how many classes there are."""
+        names = len(self.class_names)
+        return f"A classifier of {subject} with any number of {names} classes each"
+
+    @property
+    def limits(self) -> Sequence[str]:
+        """Sentences on what its answers do not say."""
+        return (
+            "A text has a class from the threshold above on, which was chosen on the validation "
+            "split and stands in `config.json`. With `top_k=None` the pipeline gives the "
+            "probability of each class; it knows no thresholds.",
+            "The probabilities are not calibrated.",
+        )
+
+    def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:
+        """Return the rows with the most wrong classes."""
+        counted = [(len({*row["label"]} ^ {*row["predicted"]}), row) for row in predictions]
+        wrong = [(count, row) for count, row in counted if count]
+        note = f"{len(wrong)} of {len(predictions)} test rows have a class too many or too few."
+        shown = nlargest(MOST_MISTAKES, wrong, key=lambda one: one[0])
+        rows = [
+            (text_of(row), ", ".join(row["label"]), ", ".join(row["predicted"]), str(count))
+            for count, row in shown
+        ]
+        columns = ("text", "true", "predicted", "wrong classes")
+        return Table("Most wrong classes", columns, rows, text_columns=3, note=note)
+
+
+def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:
+    """Return the probability from which on a class is predicted at the highest F1: in 0..1.
+
+    It lies half way between two probabilities that occur. With too few rows it is one half.
+
+    >>> find_threshold(np.linspace(0, 1, 11), np.arange(11) > 5)
+    0.55
+    """
+    if true.sum() < LEAST_ROWS_OF_THRESHOLD or true.all():
+        return DEFAULT_THRESHOLD
+    order = np.argsort(-probabilities, kind="stable")
+    ranked = probabilities[order].astype(np.float64)
+    right = np.cumsum(true[order])
+    f1 = 2 * right / (np.arange(1, len(true) + 1) + true.sum())
+    is_cut = np.append(ranked[1:] < ranked[:-1], True)  # equal ones can't be told apart
+    best = int(np.where(is_cut, f1, -1.0).argmax())
+    below = ranked[best + 1] if best + 1 < len(ranked) else 0.0
+    return float((ranked[best] + below) / 2)
+
+
+def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    probabilities: NDArray[np.float32] = torch.from_numpy(logits).sigmoid().numpy()
+    return probabilities
+
+
+def _f1(right: int, predicted: int, true: int) -> float:
+    return float(2 * right / max(predicted + true, 1))
+
+
+def _map_lists(
+    lists: "pyarrow.ChunkedArray", convert: "Callable[[pyarrow.Array], pyarrow.Array]"
+) -> "pyarrow.ChunkedArray":
+    """Return lists of the same lengths whose values are converted."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    chunks = lists.chunks if isinstance(lists, pyarrow.ChunkedArray) else [lists]
+    converted = []
+    for chunk in chunks:
+        ends = np.cumsum(pc.list_value_length(chunk).to_numpy(zero_copy_only=False))
+        offsets = pyarrow.array(np.concatenate([[0], ends]), "int32")
+        converted.append(pyarrow.ListArray.from_arrays(offsets, convert(chunk.flatten())))
+    return pyarrow.chunked_array(converted)
