@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import slipcover
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ os.environ |= {
 # How long an example takes says more about the machine's other work than about what is tested.
 settings.register_profile("finetune", deadline=None)
 settings.load_profile("finetune")
+
+# Taking the probes out of what has often run, slipcover keeps the tensors of all frames alive.
+slipcover.Slipcover.deinstrument_seen = lambda self: None
 
 # No test cuts the power, and waiting for the disk takes longer than most tests compute.
 os.fsync = lambda descriptor: None
