@@ -23,6 +23,7 @@ TEXT_NAMES = (
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "intent", "sentiment", "emotion"),
     *("topic", "y", "label_coarse", "coarse_label", "rating", "stars", "score", "polarity"),
+    "similarity",
 )
 # Words in the names of columns that hold neither.
 OTHER_WORDS = frozenset(
@@ -44,8 +45,12 @@ SAMPLE_ROWS = 10_000
 # Columns of 0 and 1, one for each class; two may well be something else.
 LEAST_INDICATORS = 3
 YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
-FLAGS = frozenset({"", "0", "0.0", "1", "1.0", "false", "true"})
+WORDS = frozenset({"false", "true"})
+FLAGS = WORDS | {"", "0", "0.0", "1", "1.0"}
 LONGEST_LABEL = 60
+# Numbers in a column named as labels count as at most so many classes: more likely than a category
+# with another name, less likely than three classes in a column named as labels.
+NUMBERS_AS_CLASSES = 24
 # The best column must be so many times as good as the next one.
 CLEAR_LEAD = 2.0
 MOST_CANDIDATES = 5
@@ -195,12 +200,18 @@ def _full(name: str | None, names: Sequence[str]) -> str | None:
 def find_indicators(columns: pyarrow.Table) -> str | None:
     """Return the names, with commas between them, of the columns of 0 and 1 that are labels.
 
-    There are several, and no column has a name of labels.
+    There are several, and no column has a name of labels. True and false may be written for 1 and
+    0, in all of them: beside columns of 0 and 1 they say something else of the row.
     """
     names = columns.column_names
     if any(plain_name(name) in LABEL_NAMES for name in names):
         return None
-    flags = [name for name in names if _holds_flags(columns[name]) and "," not in name]
+    words: list[str] = []
+    numbers: list[str] = []
+    for name in names:
+        if _holds_flags(columns[name]) and "," not in name:
+            (words if _distinct(columns[name]) & WORDS else numbers).append(name)
+    flags = max(numbers, words, key=len)
     return ",".join(flags) if len(flags) >= LEAST_INDICATORS else None
 
 
@@ -229,8 +240,12 @@ def join_indicators(columns: pyarrow.Table, label: str) -> pyarrow.Table:
 
 
 def _holds_flags(column: pyarrow.ChunkedArray) -> bool:
-    values = {one.casefold() for one in pc.unique(column.slice(0, SAMPLE_ROWS)).to_pylist()}
+    values = _distinct(column)
     return values <= FLAGS and bool(values - {""})
+
+
+def _distinct(column: pyarrow.ChunkedArray) -> set[str]:
+    return {one.casefold() for one in pc.unique(column.slice(0, SAMPLE_ROWS)).to_pylist()}
 
 
 def plain_name(name: str) -> str:
@@ -269,8 +284,12 @@ def _label_score(facts: _Facts) -> float:
     is_short = facts.characters <= LONGEST_LABEL and not facts.is_date
     if weight < 6.0 and not (recurs and is_short):
         return 0.0
-    weight *= 0.1 if facts.is_fraction else 1.0
-    return weight * max(1 - facts.empty_share, 1e-6) / (1 + log2(facts.distinct or 1))
+    classes = facts.distinct or 1
+    if weight >= 6.0 and facts.is_number:
+        classes = min(classes, NUMBERS_AS_CLASSES)
+    elif facts.is_fraction:
+        weight *= 0.1
+    return weight * max(1 - facts.empty_share, 1e-6) / (1 + log2(classes))
 
 
 def _text_score(facts: _Facts) -> float:

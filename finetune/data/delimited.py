@@ -88,18 +88,18 @@ class DelimitedTable:
 
 
 def read_delimited(
-    text: str, *, header: bool | None, known: Iterable[str], path: Path, emit: Emit
+    text: str, *, suffix: str, header: bool | None, known: Iterable[str], path: Path, emit: Emit
 ) -> DelimitedTable:
     """Read a table of delimited values.
 
-    A value may be in quotes and then hold delimiters, line ends and doubled quotes. Unless
-    ``header`` says it, a first row that has ``known`` names of columns, or looks like names, is
-    one of names.
+    A value may be in quotes and then hold delimiters, line ends and doubled quotes. Where
+    several delimiters fit, the ``suffix`` of the unpacked file decides. Unless ``header`` says it,
+    a first row that has ``known`` names of columns, or looks like names, is one of names.
 
     Raises:
         DataUnreadable: If the file is empty, or a row has not one value for each column.
     """
-    dialect = _find_dialect(text)
+    dialect = _find_dialect(text, suffix=suffix)
     try:
         rows = _read_rows(text, dialect, path=path)
     except DataUnreadable:
@@ -159,10 +159,11 @@ def _numbered_names(names: Iterable[str]) -> list[str]:
     return [name or f"column{position}" for position, name in enumerate(names, start=1)]
 
 
-def _find_dialect(text: str) -> Dialect:
+def _find_dialect(text: str, *, suffix: str) -> Dialect:
     """Return the dialect in which most of the first rows have as many values as the first one.
 
-    csv.Sniffer takes apostrophes in texts for quotes, and fails on quoted line ends.
+    Of several, it is the one of commas in a ``.csv`` and the one of tabs elsewhere: texts have
+    commas. csv.Sniffer takes apostrophes in texts for quotes, and fails on quoted line ends.
     """
     sample = text[:SAMPLE_CHARACTERS]
 
@@ -185,7 +186,9 @@ def _find_dialect(text: str) -> Dialect:
         still_quoted = [len(value) > 1 and value[0] == value[-1] == "'" for value in values]
         return sum(is_even) / len(rows) - sum(still_quoted) / (len(values) or 1)
 
-    return max((Dialect(*both) for both in product(DELIMITERS, "\"'")), key=score)
+    likely = "," if suffix.lower() == ".csv" else "\t"
+    delimiters = sorted(DELIMITERS, key=lambda delimiter: delimiter != likely)
+    return max((Dialect(*both) for both in product(delimiters, "\"'")), key=score)
 
 
 def _read_rows(text: str, dialect: Dialect, *, path: Path) -> pyarrow.Table:
@@ -244,7 +247,7 @@ def stream_delimited(
     that an error comes before the first row.
     """
     with open_text() as file:
-        dialect = _find_dialect(file.read(SAMPLE_CHARACTERS))
+        dialect = _find_dialect(file.read(SAMPLE_CHARACTERS), suffix=path.suffix)
     try:
         deque(dialect.stream_rows(open_text, path=path), maxlen=0)
     except DataUnreadable:

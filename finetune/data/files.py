@@ -94,7 +94,7 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
     if kind == ".jsonl":
         emit(Stage(f"reading {path}: encoding {decoded.encoding}"))
         return _read_json_lines(decoded, path=path, emit=emit)
-    return _read_delimited(decoded, options, path=path, emit=emit)
+    return _read_delimited(decoded, options, suffix=name.suffix, path=path, emit=emit)
 
 
 def _read_workbook(content: bytes, options: DataOptions, *, path: Path, emit: Emit) -> RawTable:
@@ -108,10 +108,16 @@ def _read_workbook(content: bytes, options: DataOptions, *, path: Path, emit: Em
 
 
 def _read_delimited(
-    decoded: DecodedText, options: DataOptions, *, path: Path, emit: Emit
+    decoded: DecodedText, options: DataOptions, *, suffix: str, path: Path, emit: Emit
 ) -> RawTable:
-    known = options.named_columns
-    table = read_delimited(decoded.text, header=options.header, known=known, path=path, emit=emit)
+    table = read_delimited(
+        decoded.text,
+        suffix=suffix,
+        header=options.header,
+        known=options.named_columns,
+        path=path,
+        emit=emit,
+    )
     delimiter, encoding = DELIMITERS[table.dialect.delimiter], decoded.encoding
     emit(Stage(f"reading {path}: encoding {encoding}, delimiter {delimiter}"))
 

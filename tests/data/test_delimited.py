@@ -1,6 +1,8 @@
 """Files of commas, semicolons, tabs and bars."""
 
 import csv
+import gzip
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,19 @@ def test_each_delimiter_is_found_and_reported(
     assert rows_of(table.columns.columns) == ROWS
     assert name in emitted
     assert "utf-8" in emitted
+
+
+@pytest.mark.parametrize(("name", "first"), [("a.tsv", "x"), ("a", "x"), ("a.csv", "x\tA dog")])
+def test_where_two_delimiters_fit_the_suffix_decides(tmp_path: Path, name: str, first: str) -> None:
+    content = "x\tA dog, happy\ny\tA cat, angry\nx\tA cow, calm\n"
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(name, content)
+    for table in (
+        read(tmp_path, content, name=name, header=False)[0],
+        read(tmp_path, gzip.compress(content.encode()), name=f"{name}.gz", header=False)[0],
+        read(tmp_path, (tmp_path / "a.zip").read_bytes(), name="a.zip", header=False)[0],
+    ):
+        assert table.columns[0][0].as_py() == first
 
 
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "iso-8859-1"])

@@ -1,4 +1,4 @@
-"""Tables written as public ones are: the right columns are guessed, or asked for."""
+"""Tables written as public ones are: the right columns and kind are guessed, or asked for."""
 
 import csv
 from collections.abc import Sequence
@@ -9,10 +9,12 @@ import pytest
 from finetune.data.columns import choose_columns
 from finetune.data.files import read_file
 from finetune.data.source import DataOptions
+from finetune.data.tables import choose_table_columns, read_table
 from finetune.errors import DataError
 from finetune.events import ignore
+from finetune.tasks.choose import AUTO, choose_kind
 
-ROWS = 60
+ROWS = 90
 VALUES = {
     "id": lambda n: str(1000 + 7 * n),
     "text": lambda n: f"The film number {n} was long and {'good' if n % 3 else 'bad'} at its end.",
@@ -20,51 +22,104 @@ VALUES = {
     "long": lambda n: f"Part {n} has words that nobody reads to their end. " * 60,
     "title": lambda n: f"Number {n} of many",
     "flag": lambda n: str(n % 2),
+    "rare": lambda n: str(int(n % 7 == 0)),
+    "often": lambda n: str(int(n % 5 > 0)),
+    "unsure": lambda n: str(n % 9 == 0),
     "word": lambda n: ("contradiction", "neutral", "entailment")[n % 3],
+    "genre": lambda n: ("main-captions", "main-news", "main-forums")[n % 3],
+    "year": lambda n: f"201{n % 5}test",
+    "none": lambda _: "none",
     "star": lambda n: str(1 + n % 5),
     "score": lambda n: str(n % 26 / 5),
-    "list": lambda n: ("0,15", "3", "15", "0")[n % 4],
+    "list": lambda n: ("0,15", "3", "15,3", "0")[n % 4],
+    "json": lambda n: ("[0, 15]", "[3]", "[]", "[0]")[n % 4],
+    "bars": lambda n: ("joy|fear", "joy", "fear", "fear|anger")[n % 4],
     "date": lambda n: f"2021-0{1 + n % 9}-1{n % 10}",
     "count": lambda n: str(n * n % 17),
 }
 
 
-@pytest.mark.parametrize(
-    ("header", "kinds", "expected"),
-    [
-        ("Quality,#1 ID,#2 ID,#1 String,#2 String", "flag id id text other", (3, 4, 0)),
-        ("id,qid1,qid2,question1,question2,is_duplicate", "id id id text other flag", (3, 4, 5)),
-        ("gold_label,sentence1,sentence2,captionID,pairID", "word text other id id", (1, 2, 0)),
-        ("index,premise,hypothesis,label", "id text other flag", (1, 2, 3)),
-        ("index,question,sentence,label", "id title text word", (1, 2, 3)),
-        ("pair_ID,sentence_A,sentence_B,entailment_label", "id text other word", (1, 2, 3)),
-        ("index,sentence1,sentence2,score", "id text other score", (1, 2, 3)),
-        ("review,sentiment", "long flag", (0, None, 1)),
-        ("review_id,stars,useful,funny,cool,text,date", "id star count count count long date",
-         (5, None, 1)),
-        ("label,title,content", "flag title text", (2, None, 0)),
-        ("tweet_id,airline_sentiment,airline,retweet_count,text,tweet_created",
-         "id word flag count text date", (4, None, 1)),
-        ("", "word text", (1, None, 0)),
-        ("headline,body,label", "other text flag", "--text-column"),
-        ("", "text list id", (0, None, 1)),
-        ("Class Index,Title,Description", "star title text", (2, None, 0)),
-    ],
-)  # fmt: skip
-def test_the_right_columns_are_guessed_or_asked_for(
-    header: str, kinds: str, expected: Sequence[int | None] | str, tmp_path: Path
-) -> None:
+def write_table(path: Path, header: str, kinds: str) -> DataOptions:
     rows = [[VALUES[kind](n) for kind in kinds.split()] for n in range(ROWS)]
-    path = tmp_path / "table.tsv"
     with path.open("w", newline="") as file:
         csv.writer(file, delimiter="\t").writerows([header.split(",")] * bool(header) + rows)
-    options = DataOptions(str(path), "")
-    columns = read_file(path, options, emit=ignore).columns
-    if isinstance(expected, str):
-        with pytest.raises(DataError) as raised:
-            choose_columns(columns, options, table="table.tsv")
-        assert expected in raised.value.remedy
-        return
+    return DataOptions(str(path), "")
+
+
+@pytest.mark.parametrize(
+    ("header", "kinds", "expected", "task"),
+    [
+        ("Quality,#1 ID,#2 ID,#1 String,#2 String", "flag id id text other", (3, 4, 0), "single"),
+        ("id,qid1,qid2,question1,question2,is_duplicate", "id id id text other flag",
+         (3, 4, 5), "single"),
+        ("gold_label,sentence1,sentence2,captionID,pairID", "word text other id id",
+         (1, 2, 0), "single"),
+        ("index,premise,hypothesis,label", "id text other flag", (1, 2, 3), "single"),
+        ("index,question,sentence,label", "id title text word", (1, 2, 3), "single"),
+        ("pair_ID,sentence_A,sentence_B,entailment_label", "id text other word",
+         (1, 2, 3), "single"),
+        ("index,genre,filename,year,old_index,source1,source2,sentence1,sentence2,score",
+         "id genre word year count none none text other score", (7, 8, 9), "regression"),
+        ("sentence1,sentence2,similarity_score", "text other score", (0, 1, 2), "regression"),
+        ("id,excerpt,target,standard_error", "id long score score", (1, None, 2), "regression"),
+        ("review,sentiment", "long flag", (0, None, 1), "single"),
+        ("text,sentiment,score", "text word score", (0, None, 1), "single"),
+        ("review_id,stars,useful,funny,cool,text,date", "id star count count count long date",
+         (5, None, 1), "single"),
+        ("label,title,content", "flag title text", (2, None, 0), "single"),
+        ("tweet_id,airline_sentiment,airline,retweet_count,text,tweet_created",
+         "id word flag count text date", (4, None, 1), "single"),
+        ("", "word text", (1, None, 0), "single"),
+        ("", "text list id", (0, None, 1), "multi"),
+        ("text,labels,id", "text json id", (0, None, 1), "multi"),
+        ("ID,Tweet,emotion", "id text bars", (1, None, 2), "multi"),
+        ("Class Index,Title,Description", "star title text", (2, None, 0), "single"),
+    ],
+)  # fmt: skip
+def test_the_right_columns_and_kind_are_guessed(
+    header: str, kinds: str, expected: Sequence[int | None], task: str, tmp_path: Path
+) -> None:
+    options = write_table(tmp_path / "table.tsv", header, kinds)
+    columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
     found = choose_columns(columns, options, table="table.tsv")
     names = [None if place is None else columns.column_names[place] for place in expected]
     assert [found.text.name, found.pair and found.pair.name, found.label.name] == names
+    assert choose_kind(AUTO, columns[found.label.name].to_pylist(), names=None)[0].name == task
+
+
+@pytest.mark.parametrize(
+    ("header", "kinds", "text", "flags"),
+    [
+        ("id,comment_text,toxic,severe_toxic,obscene,threat,insult,identity_hate",
+         "id text flag rare rare rare flag rare", 1, slice(2, 8)),
+        ("ID,Tweet,anger,joy,love,trust", "id text flag rare flag often", 1, slice(2, 6)),
+        ("text,id,author,created_utc,rater_id,example_very_unclear,admiration,anger,joy,neutral",
+         "text id title id count unsure rare flag often rare", 0, slice(6, 10)),
+    ],
+)  # fmt: skip
+def test_columns_of_0_and_1_are_labels_of_several_classes(
+    header: str, kinds: str, text: int, flags: slice, tmp_path: Path
+) -> None:
+    options = write_table(tmp_path / "table.tsv", header, kinds)
+    table = read_table(tmp_path / "table.tsv", options, emit=ignore)
+    names = header.split(",")
+    assert table.flags == ",".join(names[flags])
+    found = choose_table_columns(table, options, emit=ignore)
+    assert (found.text.name, found.pair) == (names[text], None)
+    labels = table.columns[found.label.name].to_pylist()
+    assert choose_kind(AUTO, labels, names=None)[0].name == "multi"
+
+
+@pytest.mark.parametrize(
+    ("header", "kinds", "option"),
+    [
+        ("headline,body,label", "other text flag", "--text-column"),
+        ("text,target,rating", "text score star", "--label-column"),
+    ],
+)
+def test_what_is_open_is_asked_for(header: str, kinds: str, option: str, tmp_path: Path) -> None:
+    options = write_table(tmp_path / "table.tsv", header, kinds)
+    columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
+    with pytest.raises(DataError) as raised:
+        choose_columns(columns, options, table="table.tsv")
+    assert option in raised.value.remedy
