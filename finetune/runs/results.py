@@ -71,7 +71,7 @@ class RunFacts:
         trained, total = count_parameters(classifier.model)
         return cls(
             data=config.data.data,
-            class_names=classifier.task.class_names,
+            class_names=list(classifier.task.class_names),
             model=config.model.model,
             mode=preparation.mode,
             device=preparation.device.name,

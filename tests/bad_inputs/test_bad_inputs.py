@@ -46,7 +46,7 @@ run --head pooler
 run --class-weights even
 run --precision fp8
 run --device tpu
-run --metric-for-best-model f1
+run --data questions --metric-for-best-model f1
 run --early-stopping-patience -1
 run --logging-steps 0
 run --save-strategy steps

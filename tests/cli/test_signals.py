@@ -20,7 +20,7 @@ from finetune.runs.folder import RunFolder
 STAGES = {
     "loading": "finetune.runs.preparation.load_classifier",
     "encoding": "finetune.model.load.encode_texts",
-    "frozen pass": "finetune.model.features.plan_evaluation",
+    "frozen pass": "finetune.model.features.plan_extraction",
     "first update": "finetune.training.loop.update_with_retries",
     "validation": "finetune.tasks.metric.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",

@@ -366,9 +366,9 @@ def test_one_preparation_trains_two_seeds_as_two_runs_would(
     encoded: list[int] = []
     encode = Classifier.encode
 
-    def count(self: Classifier, texts: Any, **more: Any) -> Any:
+    def count(self: Classifier, texts: Any, *others: Any, **more: Any) -> Any:
         encoded.append(len(texts))
-        return encode(self, texts, **more)
+        return encode(self, texts, *others, **more)
 
     monkeypatch.setattr(Classifier, "encode", count)
     preparation = prepare_tiny(tiny_folder, seed=1, **options)
