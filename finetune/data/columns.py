@@ -95,7 +95,8 @@ class _Facts:
 
     def name_weight(self, known: Sequence[str]) -> float:
         """Return how much the name says that the column is one of the known ones."""
-        plain = plain_name(self.name)
+        # gold_label stands beside label1, label2 and so on, those of single annotators.
+        plain = plain_name(self.name).removeprefix("gold_")
         if plain in known:
             return 1000.0 if plain == known[0] else 6.0
         spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", self.name).casefold()
