@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from torch import nn
 
 from finetune import events
 from finetune.devices.base import Device
@@ -29,6 +30,8 @@ SHARE_AT_REPORTS, SHARE_BEFORE_SAVING = 0.01, 0.02
 _EXAMPLES, _TOKENS, _PADDED_LENGTH = 8, 512, 64
 # So far below that of training, where it was found for other examples, no gradient overflows.
 _LOSS_SCALE_SHARE = 1 / 64
+# In bf16 an H200 exceeded the tolerance of one gradient once in 500 checks of 10,000 updates.
+_ATTEMPTS_IN_16_BITS = 3
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ class CheckedBatches:
     padded_lengths: Sequence[int]
     batch_size: BatchSize
 
-    def on(self, device: Device, *, number: int) -> list[MicroBatch]:
-        """Return the micro-batches of a number on a device, the same on each, the longest last."""
-        random = np.random.default_rng(number)
+    def on(self, device: Device, *, seed: Sequence[int]) -> list[MicroBatch]:
+        """Return the micro-batches of a seed on a device, the same on each, the longest last."""
+        random = np.random.default_rng(seed)
         return [self._pick(length, random, device) for length in self._lengths]
 
     @cached_property
@@ -140,27 +143,39 @@ class DeviceCheck:
         return is_new and self._all_seconds + self._last_seconds <= share * passed_seconds
 
     def _check(self) -> None:
-        training_state, number = self._training_state, self._progress.updates
-        accelerator = training_state.accelerator
+        training_state = self._training_state
         # The check's own take as much memory.
         training_state.optimizer.zero_grad(set_to_none=True)
         training_state.model.train(False)
         try:
             with self._cpu_model.with_weights() as cpu_model:
-                comparison = Comparison(
-                    training_state.model,
-                    cpu_model,
-                    there=self._batches.on(training_state.device, number=number),
-                    here=self._batches.on(CpuDevice(), number=number),
-                    losses=training_state.losses,
-                    precision=accelerator.precision,
-                    loss_scale=max(1.0, accelerator.loss_scale * _LOSS_SCALE_SHARE),
-                )
-                self._raise(comparison.find_difference())
+                self._raise(self._find_difference(cpu_model))
         finally:
             set_training(training_state.model)
-        self._progress.checked_updates = number
+        self._progress.checked_updates = self._progress.updates
         self._before_step = sample_step(training_state.optimizer)
+
+    def _find_difference(self, cpu_model: nn.Module) -> Difference | None:
+        """Return what differs; in 16 bits only if it does for other examples too.
+
+        Rounding exceeds its usual size for some examples; a fault does not depend on them.
+        """
+        training_state, accelerator = self._training_state, self._training_state.accelerator
+        difference = None
+        for attempt in range(1 if accelerator.precision == "fp32" else _ATTEMPTS_IN_16_BITS):
+            seed = (self._progress.updates, attempt)
+            difference = Comparison(
+                training_state.model,
+                cpu_model,
+                there=self._batches.on(training_state.device, seed=seed),
+                here=self._batches.on(CpuDevice(), seed=seed),
+                losses=training_state.losses,
+                precision=accelerator.precision,
+                loss_scale=max(1.0, accelerator.loss_scale * _LOSS_SCALE_SHARE),
+            ).find_difference()
+            if difference is None:
+                break
+        return difference
 
     @cached_property
     def _cpu_model(self) -> CpuModel:

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,7 +35,7 @@ from finetune.devices.select import select_device
 from finetune.errors import DeviceDiffers
 from finetune.tokenization.buckets import plan_epoch
 from finetune.training import loop
-from finetune.training.comparison import Comparison
+from finetune.training.comparison import Comparison, Difference
 from finetune.training.device_check import CheckedBatches, DeviceCheck
 from finetune.training.loop import LoopSettings, train
 from finetune.training.snapshot import Progress
@@ -245,6 +246,20 @@ def test_run_goes_on_without_checks_where_memory_does_not_suffice(
     assert "memory does not suffice to compare other with the CPU" in warning.message
     assert saved.progress.updates == 12
     assert saved.progress.checked_updates is None
+
+
+@pytest.mark.parametrize(("precision", "differing", "is_fault"), [
+    ("fp32", 1, True), ("bf16", 2, False), ("bf16", 3, True),
+])  # fmt: skip
+def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
+    precision: str, differing: int, is_fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = Difference("the gradients", "", error=0.12, tolerance=0.1)
+    found = iter([off] * differing)
+    monkeypatch.setattr(Comparison, "find_difference", lambda self: next(found, None))
+    state = tiny_training_state(device=OtherDevice(), precision=precision)
+    with pytest.raises(DeviceDiffers, match="off by 12") if is_fault else nullcontext():
+        run(state, Saved())
 
 
 @pytest.mark.slow
