@@ -27,7 +27,8 @@ class Verification:
     Args:
         samples: Rows that were compared.
         same_labels: Share of the rows that get the same labels, in 0..1.
-        largest_logit_difference: Over all rows and outputs.
+        largest_logit_difference: Over all rows and outputs; where logits go beyond 1, as numbers
+            in their own units may, relative to the largest.
         metrics: Of the exported model, by name.
         pytorch_metrics: Of the run's model, in fp32.
         milliseconds_per_text: Of the exported model at batch size 1: a median.
@@ -65,7 +66,9 @@ def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Ve
     return Verification(
         samples=len(logits),
         same_labels=statistics.mean(map(float, is_same)),
-        largest_logit_difference=float(np.abs(logits - exported_logits).max()),
+        largest_logit_difference=float(
+            np.abs(logits - exported_logits).max() / max(1.0, np.abs(logits).max())
+        ),
         metrics=task.score(exported_logits, examples.labels).metrics,
         pytorch_metrics=task.score(logits, examples.labels).metrics,
         milliseconds_per_text=1000 * exported_seconds,
