@@ -6,6 +6,7 @@ known to be right.
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,8 @@ def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> "RunResult
     if folder.has_finished:
         from finetune.runs.results import read_results
 
+        # A kill at the very end leaves checkpoints that nobody needs.
+        shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
         emit(Stage(f"the run in {folder.path} has finished: nothing is left to do"))
         return read_results(folder)
     from finetune.api.training import train_on

@@ -1,5 +1,6 @@
 """The checkpoints of a run: written beside training, kept, and restored."""
 
+import os
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
@@ -133,8 +134,11 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Delete all checkpoints: the run has finished and can't be resumed."""
-        # Without it the run counts as finished, whatever else is still there.
-        shutil.rmtree(self.folder.best_checkpoint, ignore_errors=True)
+        # Without it the run counts as finished, whatever else is still there. Deleted file by file,
+        # a kill would leave half of it, and the model of the last update in the best one's place.
+        best = self.folder.best_checkpoint
+        with suppress(OSError):
+            os.replace(best, best.with_name(f"{best.name}.discarded"))
         shutil.rmtree(self.folder.checkpoints_folder, ignore_errors=True)
 
     def save(
