@@ -7,7 +7,9 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,27 @@ def write_text_atomically(path: Path, text: str) -> None:
     partial.write_text(text, encoding="utf-8")
     flush_to_disk(partial)
     os.replace(partial, path)
+
+
+@contextmanager
+def writing_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder for files; it takes a folder's place at the end, unless that fails.
+
+    Files lie in it directly. Missing parents are made too.
+    """
+    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for file in partial.iterdir():
+            flush_to_disk(file)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

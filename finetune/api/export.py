@@ -77,12 +77,12 @@ def export_onnx(
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Stage(f"exporting {folder.path} to {target}"))
     write_onnx(trained.classifier, target, quantizes=int8)
-    compared = [*([MODEL_FILE] if verify else []), *([QUANTIZED_FILE] if int8 else [])]
-    found = _verify(folder, trained, [target / name for name in compared], emit=emit)
-    names = [MODEL_FILE, *([QUANTIZED_FILE] if int8 else [])]
+    written = {MODEL_FILE: verify} | ({QUANTIZED_FILE: True} if int8 else {})
+    compared = [target / name for name, is_compared in written.items() if is_compared]
+    found = _verify(folder, trained, compared, emit=emit)
     files = [
         ExportedFile(str(target / name), (target / name).stat().st_size, found.get(name))
-        for name in names
+        for name in written
     ]
     _refuse_difference(found.get(MODEL_FILE), target / MODEL_FILE)
     return Export(str(target), files)

@@ -3,8 +3,6 @@
 import contextlib
 import io
 import logging
-import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 from torch import nn
 
 from finetune.errors import ModelUnsupported, UsageError
-from finetune.files import PARTIAL_SUFFIX, flush_to_disk
+from finetune.files import writing_folder
 from finetune.model.load import Classifier
 
 # The names that Hugging Face's optimum gives these files, so that its classes find them.
@@ -72,23 +70,12 @@ def write_onnx(classifier: Classifier, folder: Path, *, quantizes: bool) -> None
         ModelUnsupported: If PyTorch can't export the model.
     """
     _check_target(folder)
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with writing_folder(folder) as partial:
         _write_model(classifier, partial / MODEL_FILE)
         if quantizes:
             _write_quantized(partial / MODEL_FILE, partial / QUANTIZED_FILE)
         classifier.model.config.save_pretrained(partial)
         classifier.tokenizer.save_pretrained(partial)
-        for file in partial.iterdir():
-            flush_to_disk(file)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _check_target(folder: Path) -> None:

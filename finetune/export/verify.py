@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -42,10 +42,6 @@ class Verification:
     pytorch_metrics: dict[str, float]
     milliseconds_per_text: float
     pytorch_milliseconds_per_text: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all by name."""
-        return asdict(self)
 
 
 def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Verification:

@@ -1,14 +1,12 @@
 """Saves a classifier and its tokenizer to a folder, whole or not at all."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from transformers.utils import logging
 
-from finetune.files import PARTIAL_SUFFIX, flush_to_disk
+from finetune.files import writing_folder
 from finetune.model.load import Classifier
 
 
@@ -17,28 +15,15 @@ def save_classifier(classifier: Classifier, folder: Path) -> None:
 
     The folder's parent exists. A classifier that is there is replaced.
     """
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        _write_files(classifier, partial)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(partial, folder)
-    except Exception:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _write_files(classifier: Classifier, partial: Path) -> None:
     classifier.task.configure(classifier.model.config)
-    with _no_progress_bar():
-        classifier.model.save_pretrained(partial)
-    classifier.tokenizer.save_pretrained(partial)
-    # safetensors keeps its files from all other users; Python's files are as the user's umask says.
-    permissions = (partial / "config.json").stat().st_mode & 0o777
-    for file in partial.iterdir():
-        file.chmod(permissions)
-        flush_to_disk(file)
+    with writing_folder(folder) as partial:
+        with _no_progress_bar():
+            classifier.model.save_pretrained(partial)
+        classifier.tokenizer.save_pretrained(partial)
+        # safetensors keeps its files from all other users; Python's are as the user's umask says.
+        permissions = (partial / "config.json").stat().st_mode & 0o777
+        for file in partial.iterdir():
+            file.chmod(permissions)
 
 
 @contextmanager

@@ -73,6 +73,9 @@ class Matrix:
 class Scores(ABC):
     """The metrics of a model on a split of ``samples`` rows; its fields are those of JSON files."""
 
+    class_scores_type: ClassVar[Callable[..., Any] | None] = None
+    """Of a row of its field ``per_class``, if it has one."""
+
     samples: int
     loss: float
 
@@ -108,7 +111,11 @@ class Scores(ABC):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Scores":
         """Return what ``to_json`` has given, among other values."""
-        return cls(**{one.name: values[one.name] for one in fields(cls)})
+        own = {one.name: values[one.name] for one in fields(cls)}
+        if cls.class_scores_type:
+            scores = {name: cls.class_scores_type(**one) for name, one in own["per_class"].items()}
+            own["per_class"] = scores
+        return cls(**own)
 
 
 @dataclass(frozen=True)
@@ -380,6 +387,15 @@ class Task(ABC):
 
 
 KINDS: dict[str, type[Task]] = {}
+
+
+def by_class(
+    names: Sequence[str], probabilities: NDArray[np.float32], *, is_wanted: bool
+) -> list[dict[str, float] | None]:
+    """Return the probabilities of each row, [rows, classes], by name; None unless wanted."""
+    if not is_wanted:
+        return [None] * len(probabilities)
+    return [dict(zip(names, row, strict=True)) for row in probabilities.tolist()]
 
 
 def percent(share: float) -> str:

@@ -19,6 +19,7 @@ from finetune.tasks.base import (
     Scores,
     Table,
     Task,
+    by_class,
     percent,
     text_of,
 )
@@ -62,6 +63,8 @@ class MultiScores(Scores):
         per_class: By class name.
     """
 
+    class_scores_type = LabelScores
+
     micro_f1: float
     macro_f1: float
     subset_accuracy: float
@@ -101,14 +104,6 @@ class MultiScores(Scores):
             f"micro F1 {self.micro_f1:.1%} is not better than always answering with the largest "
             f"class, {self.baseline_micro_f1:.1%}"
         )
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "MultiScores":
-        """Return what ``to_json`` has given, among other values."""
-        scores = super().from_json(values)
-        assert isinstance(scores, cls)
-        per_class = {name: LabelScores(**one) for name, one in values["per_class"].items()}
-        return replace(scores, per_class=per_class)
 
 
 @dataclass(frozen=True)
@@ -357,10 +352,7 @@ class Multi(Task):
     ) -> list[MultiAnswer]:
         """Return each text's classes, maybe with the probabilities of all."""
         probabilities = _probabilities(logits)
-        scores: Sequence[Any] = [None] * len(texts)
-        if all_scores:
-            rows = probabilities.tolist()
-            scores = [dict(zip(self.class_names, row, strict=True)) for row in rows]
+        scores = by_class(self.class_names, probabilities, is_wanted=all_scores)
         found = zip(texts, self._are_predicted(probabilities), scores, strict=True)
         return [MultiAnswer(text, self._names_where(mask), own) for text, mask, own in found]
 
@@ -383,7 +375,7 @@ class Multi(Task):
         return (
             "A text has a class from the threshold above on, which was chosen on the validation "
             "split and stands in `config.json`. With `top_k=None` the pipeline gives the "
-            "probability of each class; it knows no thresholds.",
+            "probability of each class; it applies no thresholds.",
             "The probabilities are not calibrated.",
         )
 

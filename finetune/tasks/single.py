@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +20,7 @@ from finetune.tasks.base import (
     Scores,
     Table,
     Task,
+    by_class,
     percent,
     text_of,
 )
@@ -55,6 +56,8 @@ class SingleScores(Scores):
         confusion_matrix: Rows of each true class by predicted class: [classes, classes], and empty
             with more than ``MOST_CLASSES_OF_MATRIX`` classes.
     """
+
+    class_scores_type = ClassScores
 
     accuracy: float
     macro_f1: float
@@ -105,14 +108,6 @@ class SingleScores(Scores):
         if not self.confusion_matrix:
             return None
         return Matrix(list(self.per_class), self.confusion_matrix)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "SingleScores":
-        """Return what ``to_json`` has given, among other values."""
-        scores = super().from_json(values)
-        assert isinstance(scores, cls)
-        per_class = {name: ClassScores(**one) for name, one in values["per_class"].items()}
-        return replace(scores, per_class=per_class)
 
 
 @dataclass(frozen=True)
@@ -291,10 +286,7 @@ class Single(Task):
         """Return each text's most probable class, maybe with the probabilities of all."""
         probabilities = torch.from_numpy(logits).softmax(dim=-1)
         best, labels = probabilities.max(dim=-1)
-        scores: Sequence[Any] = [None] * len(texts)
-        if all_scores:
-            rows = probabilities.tolist()
-            scores = [dict(zip(self.class_names, row, strict=True)) for row in rows]
+        scores = by_class(self.class_names, probabilities.numpy(), is_wanted=all_scores)
         found = zip(texts, labels.tolist(), best.tolist(), scores, strict=True)
         return [
             ClassAnswer(text, self.class_names[label], probability, own)
