@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from finetune.api.dry_run import RUNS_FOLDER, default_name
+from finetune.api.report import write_pages
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
 from finetune.events import Emit
-from finetune.report.card import write_model_card
-from finetune.report.page import write_report
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
 from finetune.runs.folder import RunFolder, lock, reserve_folder, reserve_new_folder
 from finetune.runs.manifest import Manifest
@@ -60,14 +59,9 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
 
 def _complete(run: Run) -> RunResults:
     run.train()
-    results = run.finish(write_pages=_write_pages)
+    results = run.finish(write_pages=write_pages)
     warn_unless_better(results.test, emit=run.emit)
     return results
-
-
-def _write_pages(folder: RunFolder, results: RunResults) -> None:
-    write_model_card(folder, results)
-    write_report(folder, results)
 
 
 def _reserve(config: Config) -> AbstractContextManager[RunFolder]:

@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
     "evaluate": "Evaluate a run's model on a split of its data.",
     "predict": "Classify texts with a run's model.",
+    "report": "Write a run's report and model card anew.",
     "export": "Write a run's model for another runtime: ONNX.",
     "init": "Write a configuration for a table of texts.",
     "data": "Check the data of a run: classes, duplicates, leaks, lengths.",

@@ -185,7 +185,7 @@ class Run:
                     f"stopped after update {self.progress.updates:,} of {schedule.total_updates:,}",
                 )
 
-    def finish(self, *, write_pages: Callable[[RunFolder, RunResults], None]) -> RunResults:
+    def finish(self, *, write_pages: Callable[[RunFolder, RunResults], object]) -> RunResults:
         """Save the best model, evaluate it on validation and test split, and write the results.
 
         Args:
@@ -201,7 +201,7 @@ class Run:
         return results
 
     def _write_results(
-        self, peak_bytes: int | None, *, write_pages: Callable[[RunFolder, RunResults], None]
+        self, peak_bytes: int | None, *, write_pages: Callable[[RunFolder, RunResults], object]
     ) -> RunResults:
         self.folder.path.stat()  # save_pretrained would make a folder anew that was moved
         classifier = self.preparation.classifier

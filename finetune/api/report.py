@@ -1,0 +1,48 @@
+"""``finetune report`` as a function."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune.errors import NotWritten
+from finetune.runs.folder import RunFolder, lock, open_run_folder
+
+if TYPE_CHECKING:
+    from finetune.runs.results import RunResults
+
+
+def report(run: str | Path) -> Path:
+    """Write the report and the model card of a finished run anew, as ``finetune report`` does.
+
+    Both are made from the files of the run folder alone, which may have been moved.
+
+    Args:
+        run: The run folder.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        NotARun: If the folder holds no run that has finished.
+        NotWritten: If the folder may not be written.
+        RunFolderInUse: If another process is writing to it.
+    """
+    folder = open_run_folder(Path(run))
+    from finetune.runs.results import read_results
+
+    results = read_results(folder)
+    if not os.access(folder.path, os.W_OK):
+        raise NotWritten(
+            f"{folder.path} may not be written", remedy="copy the run folder, and name the copy"
+        )
+    with lock(folder):
+        return write_pages(folder, results)
+
+
+def write_pages(folder: RunFolder, results: "RunResults") -> Path:
+    """Write what people read of a run, from the files of its folder; return the report's path."""
+    from finetune.report.card import write_model_card
+    from finetune.report.page import write_report
+
+    write_model_card(folder, results)
+    return write_report(folder, results)

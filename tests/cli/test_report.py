@@ -1,0 +1,48 @@
+import json
+import shutil
+import webbrowser
+from pathlib import Path
+
+import pytest
+from tiny_runs import Command
+
+from finetune.runs.folder import RunFolder, lock
+
+
+@pytest.fixture
+def moved_run(finished_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished_run, tmp_path / "elsewhere" / finished_run.name)
+
+
+def test_page_and_card_of_a_run_that_was_moved_are_made_anew(
+    command: Command, finished_run: Path, moved_run: Path
+) -> None:
+    for made in ("report.html", "model/README.md"):
+        (moved_run / made).unlink()
+    outcome = command("report", moved_run, "--json")
+    assert outcome.code == 0, outcome.errors
+    assert json.loads(outcome.output)["report"] == str(moved_run / "report.html")
+    for made in ("report.html", "model/README.md"):
+        assert (moved_run / made).read_bytes() == (finished_run / made).read_bytes()
+
+
+@pytest.mark.parametrize("has_browser", [True, False])
+def test_the_page_is_opened_if_asked_for(
+    has_browser: bool, command: Command, moved_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(uri) or has_browser)
+    outcome = command("report", moved_run, "--open")
+    assert outcome.code == 0
+    assert opened == [(moved_run / "report.html").as_uri()]
+    assert ("no browser was found" in outcome.errors) is not has_browser
+
+
+def test_a_run_that_has_not_finished_has_no_report(
+    command: Command, moved_run: Path, tmp_path: Path
+) -> None:
+    command("report", tmp_path).assert_refused(2, "not a run folder")
+    with lock(RunFolder(moved_run)):
+        command("report", moved_run).assert_refused(2, "another process")
+    (moved_run / "all_results.json").unlink()
+    command("report", moved_run).assert_refused(2, "all_results.json")
