@@ -17,12 +17,12 @@ EXAMPLES = """\b
 Groups:
   mlp        a small network and larger ones, forward and backward
   inference  BERT-base on questions, batches of 1 to 256
-  training   BERT-base on 1,000 questions, padded to 512 tokens and in short batches
+  training   BERT-base on 1,000 questions, padded to 512 tokens and less
   apple      ResNet-50, BERT-base and VGG16, training and evaluation
 
 \b
 Examples:
-  finetune bench                         all groups, on every device that works
+  finetune bench                         all groups, every device that works
   finetune bench --quick                 few rows of each, in under a minute
   finetune bench inference --devices cpu,mps
   finetune bench --model my_models:make  a network of your own

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  finetune cache ls          the entries, the last used first
-  finetune cache clear       delete all; the next run computes its features anew
+  finetune cache ls       the entries, the last used first
+  finetune cache clear    delete all; the next run computes its features
 """
 
 
@@ -23,7 +23,7 @@ def command() -> None:
     """List or delete the stored features of frozen layers."""
 
 
-@command.command()
+@command.command(epilog=EXAMPLES)
 @chosen_options("cache_dir")
 @json_option
 @debug_option
@@ -49,7 +49,7 @@ def ls(*, as_json: bool, **flags: Any) -> None:
     show_lines(f"{mebibytes(sum(one.size_bytes for one in entries))} in {store.folder}")
 
 
-@command.command()
+@command.command(epilog=EXAMPLES)
 @chosen_options("cache_dir")
 @json_option
 @debug_option

@@ -9,6 +9,11 @@ SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 START_FILES = """\b
+Examples:
+  finetune completion zsh > _finetune
+  finetune completion fish | source
+
+\b
 Put the line of your shell into the file that it reads when it starts:
   ~/.bashrc                   eval "$(finetune completion bash)"
   ~/.zshrc                    eval "$(finetune completion zsh)"

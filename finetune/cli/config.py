@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from finetune.cli.console import show_json, show_table
+from finetune.cli.help import GroupedCommand
 from finetune.cli.options import (
     assignments_option,
     config_option,
@@ -36,7 +37,7 @@ def command() -> None:
     """Show, check and copy configurations."""
 
 
-@command.command()
+@command.command(cls=GroupedCommand, epilog=EXAMPLES)
 @config_option
 @assignments_option
 @config_options
@@ -62,7 +63,7 @@ def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **f
     show_table(("section", "option", "value", "origin"), rows)
 
 
-@command.command()
+@command.command(epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 @debug_option
 def validate(*, files: tuple[str, ...]) -> None:
@@ -77,7 +78,7 @@ def validate(*, files: tuple[str, ...]) -> None:
         click.echo(f"{escape_line(file)}: valid")
 
 
-@command.command(epilog=SCHEMA_IN_EDITORS)
+@command.command(epilog=f"{EXAMPLES}\n{SCHEMA_IN_EDITORS}")
 @debug_option
 def schema() -> None:
     """Print the JSON Schema of the YAML files, for editors."""
@@ -86,7 +87,7 @@ def schema() -> None:
     click.echo(json.dumps(make_json_schema(), indent=2))
 
 
-@command.command("ls")
+@command.command("ls", epilog=EXAMPLES)
 @debug_option
 def list_recipes() -> None:
     """List the recipes that come with the package."""
@@ -98,7 +99,7 @@ def list_recipes() -> None:
         click.echo(f"{name:{width}}  {purpose}")
 
 
-@command.command("cp")
+@command.command("cp", epilog=EXAMPLES)
 @click.argument("name")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @debug_option

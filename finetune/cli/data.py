@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.cli.console import shorten, show_json, show_lines, show_table, showing
+from finetune.cli.help import GroupedCommand
 from finetune.cli.options import chosen_options, config_option, load, output_options
 from finetune.config.schema import DataConfig
 
@@ -31,12 +32,12 @@ COUNTS = (
 )
 
 
-@click.group()
+@click.group(epilog=EXAMPLES)
 def command() -> None:
     """Check the data of a run."""
 
 
-@command.command(epilog=EXAMPLES)
+@command.command(cls=GroupedCommand, epilog=EXAMPLES)
 @config_option
 @chosen_options(*(option.name for option in fields(DataConfig)), "model", "revision", "max_length")
 @output_options

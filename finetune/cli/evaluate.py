@@ -8,8 +8,14 @@ from finetune.cli.console import show_json, show_scores, showing
 from finetune.cli.options import device_option, output_options
 from finetune.devices.names import DeviceName
 
+EXAMPLES = """\b
+Examples:
+  finetune evaluate runs/demo                    its test split
+  finetune evaluate runs/demo --data later.csv   other rows and their labels
+"""
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--split",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.cli.console import show_json, show_lines, show_table, showing
+from finetune.cli.help import GroupedCommand
 from finetune.cli.options import chosen_options, config_option, given, output_options
 from finetune.config.schema import CacheConfig, DataConfig, ModelConfig, SearchConfig
 
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  finetune find-batch                                  every device, all of BERT-base and its head
+  finetune find-batch                  BERT-base and its head, on every device
   finetune find-batch --model minilm --memory-limit 2GiB --device cpu
   finetune find-batch --data reviews.csv --train-layers 2
-  finetune find-batch --for m1-8gb                     a Mac that is not here
+  finetune find-batch --for m1-8gb     a Mac that is not here
 """
 OPTIONS = [
     option.name
@@ -29,7 +30,7 @@ SEARCH_COLUMNS = ("tokens", "largest", "fails", "GiB", "of", "fastest", "use", "
 ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=GroupedCommand, epilog=EXAMPLES)
 @config_option
 @chosen_options(*OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
 @click.option("--limit", type=int, help="Largest size tried. Default: the rows of the data.")

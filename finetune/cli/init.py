@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.cli.console import shorten, show_facts, show_json, show_lines, show_table, showing
+from finetune.cli.help import GroupedCommand
 from finetune.cli.options import chosen_options, given, output_options
 from finetune.config.starter import write_new_file
 
@@ -18,12 +19,12 @@ EXAMPLES = """\b
 Examples:
   finetune init reviews.csv                     writes reviews.yaml
   finetune run --config reviews.yaml            trains on it as it is
-  finetune init reviews.csv --output mine.yaml --label-column stars --model minilm
+  finetune init reviews.csv --label-column stars --model minilm
 """
 MOST_CLASSES_SHOWN = 20
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=GroupedCommand, epilog=EXAMPLES)
 @click.argument("table", metavar="DATA", type=click.Path(path_type=Path))
 @click.option(
     "--output",

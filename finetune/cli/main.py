@@ -32,7 +32,11 @@ COMMANDS = {
     "completion": "Print the completion script of a shell.",
 }
 
-
+EXAMPLES = """\b
+Examples:
+  finetune run --data reviews.csv                   train a classifier
+  finetune predict runs/demo "Would buy it again"   classify with it
+"""
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
@@ -56,6 +60,7 @@ class _LazyGroup(click.Group):
 
 @click.group(
     cls=_LazyGroup,
+    epilog=EXAMPLES,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,

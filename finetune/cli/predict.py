@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 
+EXAMPLES = """\b
+Examples:
+  finetune predict runs/demo "Who wrote Faust?"
+  finetune predict runs/demo --file new.csv --output answers.csv
+  cat questions.txt | finetune predict runs/demo --json
+"""
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option(

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from finetune.cli.console import show_facts, show_json, show_lines, show_scores, showing
+from finetune.cli.help import GroupedCommand
 from finetune.cli.options import (
     assignments_option,
     config_option,
@@ -21,7 +22,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=GroupedCommand, epilog=EXAMPLES)
 @config_option
 @click.option(
     "--resume-from-checkpoint",

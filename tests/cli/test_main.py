@@ -1,15 +1,20 @@
 import json
+import re
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
+import click
 import pytest
 from tiny_runs import Command, finetune_in_a_child
 
 import finetune
-from finetune.cli.main import COMMANDS
+from finetune.cli.main import COMMANDS, cli
+from finetune.config.schema import Config
 
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "numpy", "rich"}
 
@@ -22,6 +27,36 @@ def test_help_lists_the_commands_and_the_exit_codes(command: Command) -> None:
         assert name in outcome.output
         assert purpose.split()[0] in outcome.output
     assert "130 interrupted" in " ".join(outcome.output.split())
+
+
+def pages(
+    command: click.Command, name: str, parent: click.Context | None = None
+) -> Iterator[click.Context]:
+    """Yield a context for the command and each below it, as on a terminal of 80 columns."""
+    settings = {"parent": parent, "info_name": name, "terminal_width": 78}
+    context = click.Context(command, **settings, **command.context_settings)
+    yield context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below
+            yield from pages(below, name, context)
+
+
+def test_every_page_of_help_fits_80_columns_and_has_two_examples() -> None:
+    for page in pages(cli, "finetune"):
+        text = page.command.get_help(page)
+        assert max(map(len, text.splitlines())) <= 80, page.command_path
+        assert len(re.findall(r"^ +(.* \| )?finetune \w", text, re.M)) >= 2, page.command_path
+
+
+def test_the_help_of_run_groups_the_options_by_the_sections_of_a_configuration(
+    command: Command,
+) -> None:
+    lines = command("run", "--help").output.splitlines()
+    titles = [line for line in lines if re.fullmatch(r"\w+:", line)]
+    assert titles == ["Options:", *(f"{one.name.capitalize()}:" for one in fields(Config))]
+    assert lines.index("Model:") < lines.index("Training:") - 10
 
 
 @pytest.mark.parametrize("name", COMMANDS)
