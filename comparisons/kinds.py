@@ -1,6 +1,6 @@
 """Pairs, several labels and numbers: ``finetune run`` against run_classification.py's recipe.
 
-    python comparisons/kinds.py --data-dir FOLDER --model minilm --device cuda --seeds 5
+    python comparisons/kinds.py --data-dir FOLDER --model minilm --device cuda --seeds 5 --epochs 3
 
 Three tables are made of TREC's questions, another one for each seed, which also draws which of them
 train, validate and test:
@@ -46,7 +46,7 @@ from transformers import (
 import finetune
 from finetune.model.source import find_model
 
-BATCH_SIZE, EPOCHS, LEARNING_RATE, MAX_TOKENS = 32, 3, 5e-5, 128
+BATCH_SIZE, LEARNING_RATE, MAX_TOKENS = 32, 5e-5, 128
 # Rows of each split for 1,000 training rows.
 SPLITS = {"train": 1000, "validation": 125, "test": 250}
 METRICS = {
@@ -96,6 +96,7 @@ class Setting:
 
     model: str
     device: str
+    epochs: int
 
 
 def read_questions(folder: Path) -> list[Question]:
@@ -198,7 +199,7 @@ def train_with_finetune(
         device=setting.device,
         precision="fp32",
         batch_size=BATCH_SIZE,
-        num_train_epochs=EPOCHS,
+        num_train_epochs=setting.epochs,
         learning_rate=LEARNING_RATE,
         max_length=MAX_TOKENS,
         save_strategy="no",
@@ -243,7 +244,7 @@ def trainer_arguments(setting: Setting, *, seed: int, folder: Path) -> TrainingA
     """Return what differs from the Trainer's defaults."""
     return TrainingArguments(
         output_dir=str(folder / "trainer"),
-        num_train_epochs=EPOCHS,
+        num_train_epochs=setting.epochs,
         per_device_train_batch_size=BATCH_SIZE,
         learning_rate=LEARNING_RATE,
         seed=seed,
@@ -306,6 +307,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tasks", nargs="+", choices=METRICS, default=list(METRICS))
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rows", type=int, default=2000, help="training rows; a quarter are tests")
     return parser.parse_args()
 
@@ -316,7 +318,7 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = find_model(arguments.model, revision=None).folder
-    setting = Setting(str(model), arguments.device)
+    setting = Setting(str(model), arguments.device, arguments.epochs)
     questions = read_questions(arguments.data_dir)
     found: dict[tuple[str, str], list[Metrics]] = defaultdict(list)
     for seed, task in product(range(arguments.seeds), arguments.tasks):
