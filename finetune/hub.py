@@ -1,7 +1,8 @@
-"""Fetch models and data from the Hugging Face Hub and the web; no other module uses the network.
+"""Fetch models and data from the Hugging Face Hub and the web, and upload models to the Hub.
 
-A revision is resolved to a commit once, and all files are of that commit. What was fetched is
-served from the cache when the Hub does not answer or ``HF_HUB_OFFLINE`` is set.
+No other module uses the network. A revision is resolved to a commit once, and all files are of that
+commit. What was fetched is served from the cache when the Hub does not answer or ``HF_HUB_OFFLINE``
+is set.
 
 ``huggingface_hub`` does the transfers and reads its environment variables. It lacks three things,
 which are here: a limit to the wait for the first answer, the comparison of what arrived with the
@@ -13,7 +14,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +23,34 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any, Literal
 
-from huggingface_hub import HfApi, constants, get_session, snapshot_download
+from huggingface_hub import (
+    CommitOperationAdd,
+    HfApi,
+    constants,
+    get_session,
+    get_token,
+    snapshot_download,
+)
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from finetune import errors
-from finetune.errors import ChecksumDiffers, DataNotFound, HubNotReachable, ModelUnsupported
+from finetune.errors import (
+    ChecksumDiffers,
+    DataNotFound,
+    HubNotReachable,
+    ModelUnsupported,
+    UsageError,
+)
 from finetune.files import file_sha256, read_json
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHARDS_INDEX = "model.safetensors.index.json"
 LONGEST_PAUSE_SECONDS = 10
+# A repository that the token can't even see is refused, when it is to be made, as a conflict.
+MAY_NOT_WRITE = {401, 403, 409}
 LIMIT_WINDOW_SECONDS = 300  # of the Hub's rate limit, where a 429 names no time
 
 Kind = Literal["model", "dataset"]
@@ -101,6 +118,15 @@ class Repository:
         raise self.unreachable or error(
             f"the {self.kind} {self.name!r} {reason}", remedy=remedy.format(page=page)
         )
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What the Hub has taken: the page of the files, their commit, and whether others see them."""
+
+    url: str
+    commit: str
+    is_public: bool
 
 
 def fetch_model(repository: str, *, revision: str | None, with_weights: bool = True) -> Snapshot:
@@ -211,6 +237,57 @@ def fetch_file(url: str, *, sha256: str, to: Path) -> Path:
     return to
 
 
+def upload_model(
+    files: Mapping[str, Path], repository: str, *, public: bool, revision: str | None, message: str
+) -> Upload:
+    """Upload files to a model's repository in one commit; the repository is made if there is none.
+
+    Args:
+        files: By their paths in the repository.
+        repository: ``OWNER/NAME``.
+        public: Whether everybody may see a new repository, and may see an existing one.
+        revision: A branch, made from ``main`` if there is none; None: ``main``.
+        message: Of the commit.
+
+    Raises:
+        UsageError: If there is no token, the Hub does not let it write, or the repository is
+            public and should not be.
+        HubNotReachable: If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set.
+    """
+    check_repository_name(repository)
+    _check_token()
+    operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+    with _upload_errors_explained(repository):
+        is_public = _open_repository(repository, public=public)
+        if revision is not None:
+            HfApi().create_branch(repository, branch=revision, exist_ok=True)
+        commit = HfApi().create_commit(
+            repository, operations, commit_message=message, revision=revision
+        )
+    return Upload(page_of_upload(repository, revision=revision), commit.oid, is_public)
+
+
+def check_repository_name(repository: str) -> None:
+    """Raise ``UsageError`` unless this can be the name of a repository, with its owner."""
+    try:
+        validate_repo_id(repository)
+    except hub_errors.HFValidationError:
+        is_valid = False
+    else:
+        is_valid = "/" in repository
+    if not is_valid:
+        raise UsageError(
+            f"{repository!r} can't be the name of a repository on the Hub",
+            remedy="write OWNER/NAME, in letters, digits, '-', '_' and '.'",
+        )
+
+
+def page_of_upload(repository: str, *, revision: str | None) -> str:
+    """Return the address where a browser shows a model's files."""
+    page = _page("model", repository)
+    return page if revision is None else f"{page}/tree/{revision}"
+
+
 def ask_hub(*, model: str, timeout_seconds: float) -> None:
     """Ask the Hub for a model, as a run does first; that it has no such model is an answer too.
 
@@ -230,6 +307,37 @@ def endpoint() -> str:
 def cache_folder(name: str) -> Path:
     """Return the folder beside the Hub's cache for other files; it may not exist yet."""
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
+
+
+def _check_token() -> None:
+    """Raise unless there is a token; one that is no header would be shown by the client's error."""
+    token = get_token()
+    if token is None:
+        raise UsageError(
+            "uploading to the Hub needs a token, and there is none",
+            remedy=f"make one that may write at {endpoint()}/settings/tokens, then run "
+            "`hf auth login` or set HF_TOKEN",
+        )
+    if not re.fullmatch("[!-~]+", token):
+        raise UsageError(
+            "the token for the Hub has characters that no token has",
+            remedy="run `hf auth login` again, or set HF_TOKEN anew",
+        )
+
+
+def _open_repository(repository: str, *, public: bool) -> bool:
+    """Make a repository if there is none; return whether it is public."""
+    try:
+        found = _ask("model", repository, None, timeout_seconds=constants.HF_HUB_ETAG_TIMEOUT)
+    except errors.ModelNotFound:
+        HfApi().create_repo(repository, private=not public)
+        return public
+    if not (found.private or public):
+        raise UsageError(
+            f"{repository} is public on the Hub: everybody would see the model",
+            remedy="give --public if that is right, or choose another name",
+        )
+    return not found.private
 
 
 def _ask(kind: Kind, repository: str, revision: str | None, *, timeout_seconds: float) -> Any:
@@ -323,6 +431,28 @@ def _hub_errors_explained(kind: Kind, repository: str) -> Iterator[None]:
         raise _explain(error, kind, repository, failure) from error
 
 
+@contextmanager
+def _upload_errors_explained(repository: str) -> Iterator[None]:
+    try:
+        yield
+    except (HTTPError, hub_errors.OfflineModeIsEnabled, RuntimeError, ValueError) as error:
+        if getattr(getattr(error, "response", None), "status_code", 0) in MAY_NOT_WRITE:
+            raise _may_not_write(repository, getattr(error, "server_message", None)) from error
+        failure = f"the upload to {repository} broke off"
+        raise _explain(error, "model", repository, failure) from error
+    except errors.ModelIsGated as error:
+        raise _may_not_write(repository, None) from error
+
+
+def _may_not_write(repository: str, answer: str | None) -> UsageError:
+    because = f": {_first_line(answer)}" if answer else ""
+    return UsageError(
+        f"the Hub does not let your token write to {repository}{because}",
+        remedy=f"make one that may at {endpoint()}/settings/tokens, then run `hf auth login` or "
+        "set HF_TOKEN; or choose an OWNER to whom you belong",
+    )
+
+
 def _explain(error: Exception, kind: Kind, repository: str, failure: str) -> errors.FinetuneError:
     """Return our error for one of the library's; ``failure`` is what it kept from being done."""
     what, page = f"the {kind} {repository!r}", _page(kind, repository)
@@ -370,13 +500,16 @@ def _page(kind: Kind, repository: str) -> str:
     return f"{endpoint()}/{'datasets/' if kind == 'dataset' else ''}{repository}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception | str) -> str:
     return _without_password((str(error) or type(error).__name__).strip().splitlines()[0])
 
 
 def _without_password(text: str) -> str:
-    """Return a text whose addresses name no user and password, as ``HF_ENDPOINT`` may."""
-    return re.sub(r"(https?://)[^/\s@]*@", r"\1", text)
+    """Return a text whose addresses name no user and password, as ``HF_ENDPOINT`` may.
+
+    Nor do they have queries, which in addresses for uploads are a signature.
+    """
+    return re.sub(r"(https?://)(?:[^/\s@]*@)?([^\s?]*)(?:\?\S*)?", r"\1\2", text)
 
 
 def _way_online() -> str:

@@ -1,13 +1,15 @@
 """A Hub on this machine: a real HTTP server on 127.0.0.1 that answers as the Hugging Face Hub does.
 
 It serves folders as repositories, as far as ``huggingface_hub`` asks for it: what a repository
-holds, and its files with the headers that the client's cache relies on. It can be told to fail in
-the ways that the Hub and the network do.
+holds, and its files with the headers that the client's cache relies on. It takes uploads into
+folders, without Xet. It can be told to fail in the ways that the Hub and the network do.
 """
 
+import base64
 import hashlib
 import json
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ class Failures:
 
     Args:
         gated: Repositories whose terms nobody has accepted.
+        read_only: Repositories that no token may make.
         refuses_tokens: Every token is refused.
         down: Every request is answered with 503.
         limits_for_seconds: The next requests are answered with 429 and these pauses.
@@ -42,6 +45,7 @@ class Failures:
     """
 
     gated: set[str] = field(default_factory=set)
+    read_only: set[str] = field(default_factory=set)
     refuses_tokens: bool = False
     down: bool = False
     limits_for_seconds: list[str] = field(default_factory=list)
@@ -60,11 +64,20 @@ class HubServer:
     Args:
         models: Folder of each model repository, by its id.
         datasets: Folder of each dataset repository, by its id.
+        uploads: Where the folders of new model repositories are made.
     """
 
     def __init__(
-        self, models: dict[str, Path] | None = None, datasets: dict[str, Path] | None = None
+        self,
+        models: dict[str, Path] | None = None,
+        datasets: dict[str, Path] | None = None,
+        *,
+        uploads: Path | None = None,
     ) -> None:
+        self.uploads = uploads
+        self.private: set[str] = set()
+        self.messages: list[str] = []  # of commits
+        self.large_files: dict[str, bytes] = {}  # uploaded, by sha256
         self.folders = {"models": models or {}, "datasets": datasets or {}}
         self.failures = Failures()
         self.requests: list[tuple[str, str]] = []
@@ -117,6 +130,7 @@ def hub_client(*, endpoint: str, home: Path, offline: bool = False) -> Iterator[
         patch.setattr(constants, "HF_ASSETS_CACHE", str(home / "assets"))
         patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         patch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         patch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
         patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
         patch.delenv("HF_TOKEN", raising=False)
@@ -144,6 +158,12 @@ class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Keep the test's output free of the access log."""
 
@@ -151,6 +171,7 @@ class _Answer(BaseHTTPRequestHandler):
         hub = self.server.hub
         path = unquote(urlsplit(self.path).path)
         hub.requests.append((self.command, path))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if hub.closing.wait(hub.failures.delay_seconds):
             self.close_connection = True
         elif hub.failures.down:
@@ -163,7 +184,11 @@ class _Answer(BaseHTTPRequestHandler):
             )
         elif hub.failures.web_page:
             self._send(b"<html>Please log in</html>", content_type="text/html")
-        elif asked := re.fullmatch(r"/api/(models|datasets)/(.+?)/tree/(.+)", path):
+        elif self.command in ("POST", "PUT"):
+            self._take(path, body)
+        elif asked := re.fullmatch(
+            r"/api/(models|datasets)/(.+?)/tree/(refs/[^/]+/[^/]+|[^/]+)(/.+)?", path
+        ):
             self._list_files(*asked.groups())
         elif asked := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/(.+))?", path):
             self._describe_repository(*asked.groups())
@@ -175,21 +200,83 @@ class _Answer(BaseHTTPRequestHandler):
         else:
             self._refuse(404)
 
+    def _take(self, path: str, body: bytes) -> None:
+        """Take part of an upload."""
+        hub = self.server.hub
+        if stored := re.fullmatch("/large/([0-9a-f]{64})", path):
+            hub.large_files[stored[1]] = body
+            self._send_json({})
+            return
+        lines = [json.loads(line) for line in body.splitlines()]
+        if path in ("/api/validate-yaml", "/verify"):
+            self._send_json({"errors": [], "warnings": []})
+        elif path == "/api/repos/create":
+            self._create(**lines[0])
+        elif path.endswith(".git/info/lfs/objects/batch"):
+            self._send_json({"objects": list(map(self._place, lines[0]["objects"]))})
+        elif "/preupload/" in path:
+            self._send_json({"files": [_upload_mode(file["path"]) for file in lines[0]["files"]]})
+        elif asked := re.fullmatch(r"/api/models/(.+)/branch/(.+)", path):
+            own = hub.folders["models"][asked[1]]
+            branch = own.with_name(f"{own.name}@{asked[2]}")
+            hub.folders["models"]["@".join(asked.groups())] = shutil.copytree(own, branch)
+            self._send_json({})
+        elif asked := re.fullmatch(r"/api/models/(.+)/commit/(.+)", path):
+            self._commit("@".join(asked.groups()).removesuffix("@main"), lines)
+
+    def _create(self, *, organization: str, name: str, visibility: str, **_: Any) -> None:
+        hub, full_name = self.server.hub, f"{organization}/{name}"
+        if full_name in hub.failures.read_only:
+            self._refuse(403, headers={"X-Error-Message": "You don't have the rights"})
+            return
+        assert hub.uploads is not None
+        hub.folders["models"][full_name] = hub.uploads / full_name
+        (hub.uploads / full_name).mkdir(parents=True)
+        if visibility == "private":
+            hub.private.add(full_name)
+        self._send_json({"url": f"{hub.endpoint}/{full_name}"})
+
+    def _place(self, file: dict[str, Any]) -> dict[str, Any]:
+        """Say where to a large file goes, if it is not there."""
+        hub = self.server.hub
+        if file["oid"] in hub.large_files:
+            return file
+        upload = {"href": f"{hub.endpoint}/large/{file['oid']}?X-Amz-Signature=secret"}
+        return file | {"actions": {"upload": upload, "verify": {"href": f"{hub.endpoint}/verify"}}}
+
+    def _commit(self, name: str, lines: list[dict[str, Any]]) -> None:
+        hub = self.server.hub
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header":
+                hub.messages.append(value["summary"])
+                continue
+            is_large = line["key"] == "lfsFile"
+            content = (
+                hub.large_files[value["oid"]] if is_large else base64.b64decode(value["content"])
+            )
+            (hub.folders["models"][name] / value["path"]).write_bytes(content)
+        self._send_json({"commitUrl": f"{hub.endpoint}/{name}", "commitOid": MAIN_COMMIT})
+
     def _describe_repository(self, kind: str, repository: str, revision: str | None) -> None:
         folder, commit = self._open(kind, repository, revision or "main")
         if folder is not None:
             siblings = [{"rfilename": name} for name in _files_in(folder)]
-            info = {"id": repository, "sha": commit, "private": False, "siblings": siblings}
-            self._send(json.dumps(info).encode(), content_type="application/json")
+            is_private = repository in self.server.hub.private
+            self._send_json(
+                {"id": repository, "sha": commit, "private": is_private, "siblings": siblings}
+            )
 
-    def _list_files(self, kind: str, repository: str, revision: str) -> None:
+    def _list_files(self, kind: str, repository: str, revision: str, under: str | None) -> None:
         folder, _ = self._open(kind, repository, revision)
-        if folder is not None:
+        if folder is not None and under:
+            self._refuse(404, code="EntryNotFound")
+        elif folder is not None:
             files = [
                 {"type": "file", "path": name, "size": (folder / name).stat().st_size, "oid": ""}
                 for name in _files_in(folder)
             ]
-            self._send(json.dumps(files).encode(), content_type="application/json")
+            self._send_json(files)
 
     def _send_file(self, kind: str, repository: str, revision: str, name: str) -> None:
         folder, commit = self._open(kind, repository, revision)
@@ -217,9 +304,12 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(body[start:end])
             self.close_connection = end < len(body)
 
+    def _send_json(self, value: Any) -> None:
+        self._send(json.dumps(value).encode(), content_type="application/json")
+
     def _send(self, body: bytes, *, content_type: str) -> None:
         self._start(200, length=len(body), headers={"Content-Type": content_type})
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     def _open(self, kind: str, repository: str, revision: str) -> tuple[Path | None, str]:
@@ -261,6 +351,11 @@ class _Answer(BaseHTTPRequestHandler):
 def _files_in(folder: Path) -> list[str]:
     paths = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
+def _upload_mode(path: str) -> dict[str, Any]:
+    mode = "lfs" if Path(path).suffix in STORED_AS_LFS else "regular"
+    return {"path": path, "uploadMode": mode, "shouldIgnore": False}
 
 
 def _first_byte(header: str | None) -> int:

@@ -22,6 +22,7 @@ COMMANDS = {
     "predict": "Classify texts with a run's model.",
     "report": "Write a run's report and model card anew.",
     "export": "Write a run's model for another runtime: ONNX.",
+    "push": "Upload a run's model to the Hugging Face Hub.",
     "init": "Write a configuration for a table of texts.",
     "data": "Check the data of a run: classes, duplicates, leaks, lengths.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",

@@ -33,6 +33,7 @@ class Options(TypedDict, total=False):
     validation_fraction: float
     test_fraction: float
     split_seed: int
+    private_data: bool
 
     model: AnyPath
     revision: str | None

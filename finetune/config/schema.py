@@ -96,6 +96,9 @@ class DataConfig:
         0.1, "Fraction of the rows held out as test split where the data has none."
     )
     split_seed: Seed = _option(0, "Random seed of the held-out splits.")
+    private_data: bool = _option(
+        False, "Mark the data as private: finetune push refuses the report, which shows texts."
+    )
 
 
 @dataclass(frozen=True)

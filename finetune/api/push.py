@@ -1,0 +1,131 @@
+"""``finetune push`` as a function."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import finetune
+from finetune.errors import NotARun, UsageError
+from finetune.events import Emit, Stage, WarningMessage, ignore
+from finetune.runs.folder import RunFolder, load_saved_config, open_run_folder
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PushedFile:
+    """A file of a repository.
+
+    Args:
+        name: Its path there.
+        size_bytes: Of the file.
+    """
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Push:
+    """What is on the Hub, or in a dry run would be.
+
+    Args:
+        url: The page that shows the files.
+        public: Whether everybody may see them.
+        files: As uploaded.
+        commit: That they are of; None in a dry run.
+    """
+
+    url: str
+    public: bool
+    files: Sequence[PushedFile]
+    commit: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune push --json`` prints."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+
+def push(
+    run: str | Path,
+    repository: str,
+    *,
+    public: bool = False,
+    revision: str | None = None,
+    report: bool = True,
+    allow_private_data: bool = False,
+    emit: Emit = ignore,
+) -> Push:
+    """Upload a finished run's model, its card and its report, as ``finetune push`` does.
+
+    Args:
+        run: The run folder.
+        repository: ``OWNER/NAME`` on the Hub; made if there is none.
+        public: Whether everybody may see it.
+        revision: A branch in place of ``main``.
+        report: Whether ``report.html`` is among the files.
+        allow_private_data: Upload it although the run's data are marked as private.
+        emit: Is called with the events of ``finetune.events``.
+
+    Raises:
+        NotARun: If the run has not finished.
+        UsageError: If its data are private, there is no token, or the token may not write.
+        HubNotReachable: If the Hub does not answer.
+    """
+    paths = _paths(run, report=report, allow_private_data=allow_private_data)
+    files = _describe(paths)
+    from finetune.hub import upload_model
+
+    size_mib = sum(file.size_bytes for file in files) / 2**20
+    emit(Stage(f"uploading {len(files)} files, {size_mib:,.1f} MiB, to {repository}"))
+    message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
+    done = upload_model(paths, repository, public=public, revision=revision, message=message)
+    if public and not done.is_public:
+        message = f"{repository} was private before, and still is"
+        emit(WarningMessage(message, remedy=f"its settings are at {done.url}/settings"))
+    return Push(done.url, done.is_public, files, done.commit)
+
+
+def dry_run(
+    run: str | Path,
+    repository: str,
+    *,
+    public: bool = False,
+    revision: str | None = None,
+    report: bool = True,
+    allow_private_data: bool = False,
+) -> Push:
+    """Return what :func:`push` would upload; the network is not used."""
+    from finetune.hub import check_repository_name, page_of_upload
+
+    check_repository_name(repository)
+    paths = _paths(run, report=report, allow_private_data=allow_private_data)
+    return Push(page_of_upload(repository, revision=revision), public, _describe(paths))
+
+
+def _paths(run: str | Path, *, report: bool, allow_private_data: bool) -> Mapping[str, Path]:
+    """Return the files to upload, by their paths in the repository."""
+    folder = open_run_folder(Path(run))
+    if not folder.has_finished:
+        raise NotARun(
+            f"the run in {folder.path} has not finished",
+            remedy="finish it with --resume-from-checkpoint",
+        )
+    paths = sorted(folder.model_folder.iterdir())
+    if report and folder.report_file.is_file():
+        _check_data_may_go(folder, allow_private_data=allow_private_data)
+        paths.append(folder.report_file)
+    return {path.name: path for path in paths if path.is_file() and path.name[0] != "."}
+
+
+def _check_data_may_go(folder: RunFolder, *, allow_private_data: bool) -> None:
+    if load_saved_config(folder).data.private_data and not allow_private_data:
+        raise UsageError(
+            f"the data of {folder.path} are marked as private, and its report shows texts",
+            remedy="leave the report out with --without-report, or give --allow-private-data",
+        )
+
+
+def _describe(paths: Mapping[str, Path]) -> list[PushedFile]:
+    return [PushedFile(name, path.stat().st_size) for name, path in paths.items()]

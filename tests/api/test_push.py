@@ -1,0 +1,144 @@
+"""Uploads of a run's model, to a Hub on this machine."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import MAIN_COMMIT, HubServer, hub_client
+from huggingface_hub import constants
+from tiny_runs import TEXTS, Command, Outcome
+from transformers import pipeline
+
+import finetune
+
+NAME = "ada/questions"
+TOKEN = "hf_" + "s3cret" * 6
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with (
+        HubServer(uploads=tmp_path / "hub") as server,
+        hub_client(endpoint=server.endpoint, home=tmp_path / "home"),
+    ):
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+
+
+@pytest.fixture
+def private_run(finished_run: Path, tmp_path: Path) -> Path:
+    """A run whose data were marked as private."""
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("private_data: false", "private_data: true"))
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def expected_files(run: Path) -> dict[str, bytes]:
+    return contents(run / "model") | {"report.html": (run / "report.html").read_bytes()}
+
+
+def test_a_run_arrives_byte_for_byte_seen_by_its_owner_only(
+    hub: HubServer, finished_run: Path, command: Command
+) -> None:
+    planned = command("push", finished_run, NAME, "--dry-run", "--json")
+    assert hub.requests == []
+    done = command("push", finished_run, NAME, "--json", "--debug")
+    assert done.code == 0, done.errors
+    found = json.loads(done.output)
+    assert found["url"] == f"{hub.endpoint}/{NAME}"
+    assert (found["commit"], found["public"]) == (MAIN_COMMIT, False)
+    assert json.loads(planned.output) == found | {"commit": None}
+    assert contents(hub.folders["models"][NAME]) == expected_files(finished_run)
+    assert hub.private == {NAME}
+    assert hub.messages == [f"Upload finished (finetune {finetune.__version__})"]
+    assert TOKEN not in done.output + done.errors
+
+    again = command("push", finished_run, NAME, "--public", "--revision", "v2")
+    assert "was private before" in again.errors
+    assert f"{hub.endpoint}/{NAME}/tree/v2, private" in again.output
+    assert contents(hub.folders["models"][f"{NAME}@v2"]) == expected_files(finished_run)
+
+    classify = pipeline("text-classification", model=NAME)
+    answers = finetune.predict(finished_run, TEXTS, device="cpu")
+    assert [one["label"] for one in classify(TEXTS)] == [one.label for one in answers]
+
+
+def test_a_public_repository_takes_a_run_only_if_that_is_wanted(
+    hub: HubServer, finished_run: Path, command: Command
+) -> None:
+    assert command("push", finished_run, NAME, "--public").code == 0
+    assert hub.private == set()
+    command("push", finished_run, NAME).assert_refused(2, "public", "--public")
+    assert len(hub.messages) == 1
+
+
+def test_the_texts_of_private_data_stay_here_unless_allowed(
+    hub: HubServer, private_run: Path, command: Command
+) -> None:
+    command("push", private_run, NAME).assert_refused(2, "private", "--without-report")
+    command("push", private_run, NAME, "--dry-run").assert_refused(2, "--allow-private-data")
+    assert hub.requests == []
+    assert command("push", private_run, NAME, "--without-report").code == 0
+    pushed = hub.folders["models"][NAME]
+    assert contents(pushed) == contents(private_run / "model")
+    texts = [row["text"] for row in map(json.loads, (private_run / "predictions.jsonl").open())]
+    assert not any(
+        text.encode() in content for text in texts for content in contents(pushed).values()
+    )
+    assert command("push", private_run, NAME, "--allow-private-data").code == 0
+    assert "report.html" in contents(pushed)
+
+
+def push_with(failure: str, hub: HubServer, run: Path, *, command: Command) -> Outcome:
+    """Push where something is wrong."""
+    name = NAME
+    with pytest.MonkeyPatch.context() as patch:
+        match failure:
+            case "no token":
+                patch.delenv("HF_TOKEN")
+            case "no header":
+                patch.setenv("HF_TOKEN", f"{TOKEN}\x07é")
+            case "refused token":
+                hub.failures.refuses_tokens = True
+            case "not the owner":
+                hub.failures.read_only.add(NAME)
+            case "no owner":
+                name = "questions"
+            case "offline":
+                patch.setattr(constants, "HF_HUB_OFFLINE", True)
+            case "down":
+                hub.failures.down = True
+            case "unfinished":
+                run = shutil.copytree(run, run.parent / "unfinished", dirs_exist_ok=True)
+                (run / "all_results.json").unlink()
+        return command("push", run, name, "--debug")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "words"),
+    [
+        ("no token", 2, ["hf auth login", "HF_TOKEN"]),
+        ("no header", 2, ["hf auth login", "characters"]),
+        ("refused token", 2, [NAME, "hf auth login"]),
+        ("not the owner", 2, [NAME, "You don't have the rights", "OWNER"]),
+        ("no owner", 2, ["OWNER/NAME"]),
+        ("offline", 6, ["HF_HUB_OFFLINE"]),
+        ("down", 6, [NAME]),
+        ("unfinished", 2, ["has not finished"]),
+    ],
+)
+def test_what_keeps_a_run_from_the_hub_is_said_without_the_token(
+    failure: str, code: int, words: list[str], hub: HubServer, finished_run: Path, command: Command
+) -> None:
+    refused = push_with(failure, hub, finished_run, command=command)
+    assert refused.code == code, refused.errors
+    assert all(word in refused.errors for word in words), refused.errors
+    assert "s3cret" not in refused.errors + refused.output
+    assert hub.messages == []
