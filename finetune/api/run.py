@@ -7,7 +7,7 @@ known to be right.
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -76,22 +76,30 @@ def run(
         )
     given = _load(config, assignments, options)
     if resume_from_checkpoint is None:
-        return _start(given.config, emit=emit)
+        return _start(given.config, origins=given.origins, emit=emit)
     if resume_from_checkpoint != AUTO:
         folder = open_run_folder(_run_of(Path(resume_from_checkpoint)), needs_model=False)
         if folder.has_finished and _wants_more_epochs(folder, given):
-            return _start(_continued(folder, given, emit=emit), emit=emit, continued=folder)
+            origins = dict.fromkeys(SECTION_OF_OPTION, str(folder.config_file)) | given.origins
+            further = _continued(folder, given, emit=emit)
+            return _start(further, origins=origins, emit=emit, continued=folder)
         return _resume(folder, given, emit=emit)
     if (found := _find_run(given.config)) is not None:
         return _resume(found, given, emit=emit)
     emit(Stage("there is no run to resume: a new one begins"))
-    return _start(_over_a_killed_start(given.config), emit=emit)
+    return _start(_over_a_killed_start(given.config), origins=given.origins, emit=emit)
 
 
-def _start(config: Config, *, emit: Emit, continued: RunFolder | None = None) -> "RunResults":
+def _start(
+    config: Config,
+    *,
+    origins: Mapping[str, str],
+    emit: Emit,
+    continued: RunFolder | None = None,
+) -> "RunResults":
     from finetune.api.training import train_new
 
-    return train_new(config, emit=emit, continued=continued)
+    return train_new(config, origins=origins, emit=emit, continued=continued)
 
 
 def _over_a_killed_start(config: Config) -> Config:

@@ -1,5 +1,6 @@
 """What ``finetune run`` does once its configuration is known."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from finetune.devices.mps.awake import kept_awake
 from finetune.events import Emit
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
 from finetune.runs.folder import RunFolder, lock, reserve_folder, reserve_new_folder
+from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
@@ -18,23 +20,33 @@ from finetune.runs.run import Run
 from finetune.tasks.base import warn_unless_better
 
 
-def train_new(config: Config, *, emit: Emit, continued: RunFolder | None = None) -> RunResults:
+def train_new(
+    config: Config,
+    *,
+    origins: Mapping[str, str],
+    emit: Emit,
+    continued: RunFolder | None = None,
+) -> RunResults:
     """Train in a folder of its own, which is reserved first and given back if nothing came of it.
 
     Args:
         config: All options.
+        origins: The file, variable or flag of each option that one of them gives.
         emit: Receives progress events.
         continued: The run whose model is trained further, on the same data.
 
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
+    log = WarningLog(emit)
     with kept_awake(), _reserve(config) as folder, interruption_explained(folder):
-        preparation = prepare(config, emit=emit)
+        preparation = prepare(config, origins=origins, emit=log)
         if continued:
             _check_data(preparation, continued)
         with out_of_memory_explained(folder, preparation):
-            return _complete(Run.prepare(preparation, folder, emit=emit))
+            run = Run.prepare(preparation, folder, emit=log)
+            log.write_to(folder)
+            return _complete(run)
 
 
 def train_on(config: Config, folder: RunFolder, *, emit: Emit) -> RunResults:
@@ -43,10 +55,12 @@ def train_on(config: Config, folder: RunFolder, *, emit: Emit) -> RunResults:
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
+    log = WarningLog(emit)
     with kept_awake(), lock(folder), interruption_explained(folder):
-        preparation = prepare(config, emit=emit)
+        log.write_to(folder)
+        preparation = prepare(config, emit=log)
         with out_of_memory_explained(folder, preparation):
-            return _complete(Run.resume(preparation, folder, emit=emit))
+            return _complete(Run.resume(preparation, folder, emit=log))
 
 
 def _check_data(preparation: Preparation, continued: RunFolder) -> None:

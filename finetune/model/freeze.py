@@ -1,5 +1,7 @@
 """Which parameters train: everything, the last layers, the head, or its classifier alone."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from finetune.errors import ConfigurationInvalid
@@ -63,7 +65,22 @@ def set_training(model: nn.Module) -> None:
             set_training(child)
 
 
+def count_by_part(model: nn.Module, structure: Structure) -> dict[str, tuple[int, int]]:
+    """Return how many numbers train, and how many there are, by part from the bottom."""
+    layers = {f"layer {number}": one for number, one in enumerate(structure.layers, start=1)}
+    parts = {"embeddings": structure.embeddings, **layers}
+    parts |= {"final norm": structure.final_norm, "head": structure.head}
+    parameters = dict(model.named_parameters())
+    return {
+        part: _count([parameters[name] for name in names]) for part, names in parts.items() if names
+    }
+
+
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Return how many numbers train, and how many the model has."""
-    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
-    return trained, sum(one.numel() for one in model.parameters())
+    return _count([*model.parameters()])
+
+
+def _count(parameters: Sequence[nn.Parameter]) -> tuple[int, int]:
+    trained = sum(one.numel() for one in parameters if one.requires_grad)
+    return trained, sum(one.numel() for one in parameters)

@@ -1,8 +1,8 @@
 """The batch sizes of a run, searched for where they are ``auto``."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from finetune.batch_finder.case import Case, architecture_of
@@ -12,6 +12,7 @@ from finetune.config.schema import SearchConfig, precision_without_timing
 from finetune.config.sizes import parse_size
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Stage
+from finetune.runs.details import Choice
 from finetune.runs.features import cache_folder, make_feature_extractor, stores_features
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
@@ -28,11 +29,13 @@ class FoundSizes:
 
     Args:
         gradient_checkpointing: Whether training takes it, at its batch size.
+        choices: What was measured in each search.
     """
 
     training: int
     evaluation: int
     gradient_checkpointing: bool
+    choices: Sequence[Choice] = field(default=(), compare=False)
 
 
 def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> FoundSizes:
@@ -53,8 +56,11 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     def search(case: Case, *, most: int) -> Found:
         bounds = bounds_of(config.search, limit=most, first=most)
         finder = Finder(preparation.device, bounds, cache_folder(config.cache, "batches"), emit)
-        return finder.find(case)
+        found = finder.find(case)
+        choices.append(_describe(found, case))
+        return found
 
+    choices: list[Choice] = []
     emit(Stage("searching for the batch size"))
     evaluation = None
     is_one_size = preparation.device.shapes.counts_evaluation
@@ -74,7 +80,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     evaluation = evaluation or training
     if is_one_size:
         training = evaluation = min(training, evaluation)
-    sizes = FoundSizes(training, evaluation, case.gradient_checkpointing)
+    sizes = FoundSizes(training, evaluation, case.gradient_checkpointing, choices)
     emit(Stage(f"batch size: {sizes.training}, and {sizes.evaluation} without gradients"))
     return sizes
 
@@ -109,6 +115,20 @@ def _choose_checkpointing(
         )
     )
     return (with_checkpointing, found) if is_on else (case, plain)
+
+
+def _describe(found: Found, case: Case) -> Choice:
+    subject = "batch size" if case.part != "features" else "batch size without gradients"
+    if case.gradient_checkpointing:
+        subject = f"{subject}, with gradient checkpointing"
+    speeds = {
+        str(one.batch_size): one.examples_per_second
+        for one in found.probes
+        if one.examples_per_second
+    }
+    failed = found.first_failed
+    note = f"{failed} does not fit into {found.budget_bytes / 2**30:.1f} GiB" if failed else ""
+    return Choice(subject, str(found.recommended), "examples/s", speeds, note)
 
 
 def bounds_of(options: SearchConfig, *, limit: int, first: int | None) -> Bounds:

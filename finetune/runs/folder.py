@@ -39,6 +39,7 @@ class RunFolder:
         self.environment_file = self.path / "environment.json"
         # A row for each report of the training loop and each validation.
         self.metrics_file = self.path / "metrics.jsonl"
+        self.warnings_file = self.path / "warnings.jsonl"
         # A row for each text of the test split.
         self.predictions_file = self.path / "predictions.jsonl"
         # Metrics at the end and on the way, under the names that Trainer gives them.

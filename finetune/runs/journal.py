@@ -1,10 +1,14 @@
 """Keeps the updates and validations of a run in its folder."""
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from finetune.events import Emit, Event, Update, Validation, WarningMessage
-from finetune.files import append_jsonl, write_jsonl
+from finetune.files import append_jsonl, read_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
 
@@ -44,6 +48,45 @@ class Journal:
             self._unwritten.clear()
         self._has_warned = bool(self._unwritten)
         return not self._unwritten
+
+
+class WarningLog:
+    """An ``Emit`` that keeps the warnings of a run for its report.
+
+    Args:
+        emit: Receives all events.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._unwritten: list[dict[str, Any]] = []
+        self._file: Path | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Keep a warning, and pass on all events."""
+        if isinstance(event, WarningMessage):
+            self._unwritten.append(asdict(event))
+            self._write()
+        self._emit(event)
+
+    def write_to(self, folder: RunFolder) -> None:
+        """Write the warnings so far, and those to come, to a run folder."""
+        self._file = folder.warnings_file
+        self._write()
+
+    def _write(self) -> None:
+        if self._file and self._unwritten:
+            with suppress(OSError):  # on a full disk, of which the journal warns: with a later one
+                append_jsonl(self._file, self._unwritten)
+                self._unwritten.clear()
+
+
+def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:
+    """Return the warnings of a run, each once: a resumed run repeats some."""
+    if not folder.warnings_file.exists():
+        return ()
+    found = (WarningMessage(**row) for row in read_jsonl(folder.warnings_file))
+    return [*dict.fromkeys(found)]
 
 
 def continue_journal(folder: RunFolder, *, updates: int) -> None:

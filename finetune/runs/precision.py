@@ -17,6 +17,7 @@ from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Stage, WarningMessage, ignore
 from finetune.files import read_json, write_json
 from finetune.model.feature_store import key_of
+from finetune.runs.details import Choice
 from finetune.runs.environment import package_versions
 from finetune.runs.features import cache_folder, stores_features
 from finetune.runs.plan import TrainingPlan
@@ -54,7 +55,15 @@ def with_precision(
         emit(WarningMessage(found, remedy=remedy))
     training = replace(config.training, precision=timing.precision if timing else "fp32")
     config = replace(config, training=training)
-    return replace(preparation, config=config, precision_timing=timing)
+    preparation = replace(preparation, config=config, precision_timing=timing)
+    return preparation.with_choices(_describe(timing)) if timing else preparation
+
+
+def _describe(timing: PrecisionTiming) -> Choice:
+    milliseconds = {name: 1e3 * one for name, one in timing.seconds.items()}
+    error = timing.logits_error
+    note = "" if error is None else f"in bf16 the logits of a batch are off by {error:.1%}"
+    return Choice("precision", timing.precision, f"ms a {timing.work}", milliseconds, note)
 
 
 def _why_not_timed(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +16,12 @@ from finetune.data.tables import column_of, texts_of
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Emit, Stage, WarningMessage
-from finetune.model.freeze import count_parameters, freeze_parameters
+from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
+from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
 from finetune.tasks.base import Task
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples
@@ -41,6 +42,8 @@ class Preparation:
             training changes it.
         encoding_seconds: Time that the token ids took.
         precision_timing: What the precision was chosen by; None where it was given.
+        origins: The file, variable or flag of each option that one of them gives.
+        choices: What else was chosen by measurements.
     """
 
     config: Config
@@ -51,6 +54,8 @@ class Preparation:
     classifier: Classifier
     encoding_seconds: float
     precision_timing: "PrecisionTiming | None" = None
+    origins: Mapping[str, str] = field(default_factory=dict)
+    choices: Sequence[Choice] = ()
 
     @property
     def task(self) -> Task:
@@ -67,6 +72,21 @@ class Preparation:
         """Whether the device is compared with the CPU during the run."""
         return self.config.training.check_device and not self.device.is_reference
 
+    @property
+    def details(self) -> RunDetails:
+        """What people want to see of a run beside its metrics, once all is chosen."""
+        parts = count_by_part(self.classifier.model, self.classifier.structure)
+        return RunDetails(
+            choices=list(self.choices),
+            lengths={name: TextLengths.of(one) for name, one in self.examples.items()},
+            parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
+        )
+
+    def with_choices(self, *choices: Choice) -> "Preparation":
+        """Return the same with more that was chosen by measurements."""
+        by_subject = {one.subject: one for one in (*self.choices, *choices)}
+        return replace(self, choices=[*by_subject.values()])
+
     def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
         """Return the same for another training: the pretrained model again, its head by a seed.
 
@@ -77,8 +97,10 @@ class Preparation:
         return replace(self, config=config, classifier=classifier)
 
 
-def prepare(config: Config, *, emit: Emit) -> Preparation:
+def prepare(config: Config, *, origins: Mapping[str, str] | None = None, emit: Emit) -> Preparation:
     """Select the device, load the data and the model, and encode the texts.
+
+    ``origins`` says where the options of the configuration come from.
 
     Raises:
         FinetuneError: Of every kind that a device, data or a model can cause.
@@ -99,7 +121,9 @@ def prepare(config: Config, *, emit: Emit) -> Preparation:
         for split, rows in splits.items()
     }
     seconds = time.perf_counter() - started
-    return Preparation(config, device, loaded.sources, splits, examples, classifier, seconds)
+    return Preparation(
+        config, device, loaded.sources, splits, examples, classifier, seconds, origins=origins or {}
+    )
 
 
 def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit) -> Classifier:
@@ -150,6 +174,7 @@ def encode_rows(
         weights=classifier.task.example_weights(
             labels, is_balanced=config.training.class_weights == "balanced"
         ),
+        truncated_texts=encoded.truncated_texts,
     )
 
 

@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from finetune.errors import NotARun
 from finetune.files import read_json
 from finetune.model.freeze import count_parameters
 from finetune.model.mode import Mode
+from finetune.runs.details import RunDetails
 from finetune.runs.folder import RunFolder
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
@@ -86,7 +89,10 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class RunResults:
-    """What a finished run found: the metrics are those of the best model."""
+    """What a finished run found: the metrics are those of the best model.
+
+    A run of an older version has no details.
+    """
 
     task: Task
     facts: RunFacts
@@ -94,6 +100,7 @@ class RunResults:
     validation: Scores | None
     test: Scores
     output_dir: str
+    details: RunDetails | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, under the Trainer's names."""
@@ -103,6 +110,7 @@ class RunResults:
             "task": self.task.name,
             **asdict(self.facts),
             **asdict(self.training),
+            "details": None if self.details is None else asdict(self.details),
             **{
                 f"{prefix}_{name}": value
                 for prefix, scores in splits.items()
@@ -132,6 +140,7 @@ def read_results(folder: RunFolder) -> RunResults:
             validation=_read_scores(found, task, "eval") if "eval_loss" in found else None,
             test=_read_scores(found, task, "test"),
             output_dir=str(folder.path),
+            details=TypeAdapter(RunDetails | None).validate_python(found.get("details")),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotARun(

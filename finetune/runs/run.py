@@ -17,6 +17,7 @@ from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomi
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.save import save_classifier
 from finetune.runs.batch_sizes import find_sizes
+from finetune.runs.details import CHOICES, ORIGINS, read_choices
 from finetune.runs.environment import describe_environment
 from finetune.runs.failures import (
     device_fault_explained,
@@ -84,6 +85,8 @@ class Run:
         write_text_atomically(folder.config_file, dump_config(config))
         run.manifest.write(folder.manifest_file)
         environment = {**describe_environment(), "device": preparation.device.description}
+        environment[ORIGINS] = dict(preparation.origins)
+        environment[CHOICES] = [asdict(one) for one in run.preparation.choices]
         if timing := run.preparation.precision_timing:
             environment[TIMING] = asdict(timing)
         write_json(folder.environment_file, environment)
@@ -102,7 +105,11 @@ class Run:
         saved = Manifest.read(folder.manifest_file)
         if saved is not None:
             saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
-        preparation = replace(preparation, precision_timing=read_timing(folder.environment_file))
+        preparation = replace(
+            preparation,
+            precision_timing=read_timing(folder.environment_file),
+            choices=read_choices(folder.environment_file),
+        )
         run = cls._build(preparation, folder, emit=emit)
         prepared_seconds = run.progress.seconds
         run.progress = run.checkpoints.restore(intact, run.training_state)
@@ -119,7 +126,7 @@ class Run:
         device = preparation.device
         batch_size, eval_batch_size = _batch_sizes(preparation, plan, emit=emit)
         device.choose_attention(longest_tokens=plan.padded_lengths[-1])
-        choose_run_threads(preparation, emit=emit)
+        preparation = choose_run_threads(preparation, emit=emit)
         preparation = with_precision(preparation, plan, batch_size, emit=emit)
         precision = preparation.config.training.precision
         started = time.perf_counter()
@@ -215,6 +222,7 @@ class Run:
             training=self._training_metrics(peak_bytes),
             validation=self._score("validation") if has_validation else None,
             test=self._score("test", writes_predictions=True),
+            details=self.preparation.details,
             output_dir=str(self.folder.path),
         )
         write_json(self.folder.state_file, self._trainer_state())
@@ -347,4 +355,5 @@ def _with_found_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emi
         eval_batch_size=found.evaluation,
         gradient_checkpointing=found.gradient_checkpointing,
     )
-    return replace(preparation, config=replace(config, training=training))
+    with_sizes = replace(preparation, config=replace(config, training=training))
+    return with_sizes.with_choices(*found.choices)

@@ -6,13 +6,17 @@ import torch
 from finetune.config.schema import precision_without_timing
 from finetune.devices.precision import autocast
 from finetune.events import Emit, Stage
+from finetune.runs.details import Choice
 from finetune.runs.preparation import Preparation
 
 EXAMPLES = 8
 
 
-def choose_run_threads(preparation: Preparation, *, emit: Emit) -> None:
-    """Set the number of CPU threads by a timing of the model, where other processes are busy."""
+def choose_run_threads(preparation: Preparation, *, emit: Emit) -> Preparation:
+    """Set the number of CPU threads by a timing of the model, where other processes are busy.
+
+    Return the preparation with what was measured.
+    """
     device, model = preparation.device, preparation.classifier.model
     train = preparation.examples["train"]
     middle = max(0, (len(train.lengths) - EXAMPLES) // 2)
@@ -27,5 +31,12 @@ def choose_run_threads(preparation: Preparation, *, emit: Emit) -> None:
         ):
             model(**inputs)
 
-    if choice := device.choose_threads(forward):
-        emit(Stage(str(choice)))
+    chosen = device.choose_threads(forward)
+    if chosen is None:
+        return preparation
+    emit(Stage(str(chosen)))
+    milliseconds = {str(threads): 1e3 * one for threads, one in chosen.seconds.items()}
+    note = f"other processes take {chosen.busy_share:.0%} of the CPU"
+    return preparation.with_choices(
+        Choice("CPU threads", str(chosen.threads), "ms a forward", milliseconds, note)
+    )

@@ -52,10 +52,12 @@ class Examples(ModelInputs):
     Args:
         labels: As the task's loss reads them: of shape [examples, ...].
         weights: What each example counts in the loss: float32 of shape [examples].
+        truncated_texts: How many have lost tokens.
     """
 
     labels: NDArray[Any]
     weights: NDArray[np.float32]
+    truncated_texts: int = field(default=0, kw_only=True)
 
     def of_rows(self) -> "Examples":
         """Return all that the model reads as examples of their own, with their texts' labels."""

@@ -9,6 +9,8 @@ from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
 
 import finetune
 from finetune.files import read_json, read_jsonl
+from finetune.runs.folder import RunFolder
+from finetune.runs.results import read_results
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,7 @@ def test_a_run_leaves_all_that_it_should_and_nothing_else(finished_run: Path) ->
         "manifest.json",
         "environment.json",
         "metrics.jsonl",
+        "warnings.jsonl",
         "predictions.jsonl",
         "all_results.json",
         "trainer_state.json",
@@ -93,6 +96,21 @@ def test_the_environment_names_the_device_and_the_versions(finished_run: Path) -
     environment = read_json(finished_run / "environment.json")
     assert environment["packages"]["transformers"] == transformers.__version__
     assert "CPU" in environment["device"]
+
+
+def test_lengths_parameters_and_origins_of_options_are_kept(finished_run: Path) -> None:
+    found = read_results(RunFolder(finished_run))
+    assert found.details is not None
+    assert [(one.texts, sum(one.bins)) for one in found.details.lengths.values()] == [
+        *((64, 64), (81, 81), (270, 270))
+    ]
+    counts = found.details.parameters
+    assert [*counts][0 :: len(counts) - 1] == ["embeddings", "head"]
+    assert sum(one.trained for one in counts.values()) == found.facts.trained_parameters
+    assert sum(one.total for one in counts.values()) == found.facts.total_parameters
+    origins = read_json(finished_run / "environment.json")["origins"]
+    assert origins["batch_size"] == "--batch-size"
+    assert "seed" not in origins
 
 
 def test_the_predictions_are_those_of_the_test_split_and_give_its_accuracy(

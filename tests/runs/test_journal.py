@@ -7,7 +7,7 @@ import pytest
 from finetune.events import Event, Stage, Update, Validation, WarningMessage
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.journal import Journal, continue_journal
+from finetune.runs.journal import Journal, WarningLog, continue_journal, read_warnings
 
 
 def update(number: int) -> Update:
@@ -98,3 +98,16 @@ def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
     assert folder.metrics_file.stat().st_size == size
     emit(update(3))
     assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
+
+
+def test_warnings_from_before_and_after_a_run_has_a_folder_are_kept_once(tmp_path: Path) -> None:
+    folder, emitted = RunFolder(tmp_path), list[Event]()
+    early, late = WarningMessage("some texts are cut", remedy="read all"), WarningMessage("slow")
+    log = WarningLog(emitted.append)
+    log(early)
+    assert read_warnings(folder) == ()
+    log.write_to(folder)
+    for event in (Stage("training"), late, early):
+        log(event)
+    assert emitted == [early, Stage("training"), late, early]
+    assert read_warnings(folder) == [early, late]
