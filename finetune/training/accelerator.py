@@ -92,6 +92,11 @@ class Accelerator:
         scales_in_step = self._scales_in_step and bool(inner.defaults.get("fused"))
         clip_gradients(inner, max_norm=max_norm, scales_in_step=scales_in_step)
 
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let a prepared optimizer change its parameters, unless fp16's gradients are infinite."""
+        # Accelerate's own step looks for a package in all folders, which a head's updates feel.
+        (optimizer if self._scaler else inner_optimizer(optimizer)).step()
+
     def end_update_without_step(self) -> None:
         """Let fp16's gradient scaling expect new gradients; waits for the device.
 

@@ -120,7 +120,7 @@ def train(
         if is_epoch_over or progress.updates == total_updates:
             training_state.optimizer.zero_grad(set_to_none=True)
             saver.check()
-            _validate(progress, settings)
+            _validate(progress, settings, total_updates=total_updates)
         stops = settings.should_stop()
         if settings.saves_each_epoch or stops:
             saver.save()
@@ -176,11 +176,12 @@ def _check_parameters_finite(training_state: TrainingState, progress: Progress) 
         )
 
 
-def _validate(progress: Progress, settings: LoopSettings) -> None:
-    """Validate the model and save it if it is the best, or if there is no validation split."""
+def _validate(progress: Progress, settings: LoopSettings, *, total_updates: int) -> None:
+    """Validate the model and save it if it is the best; without a validation, the last is."""
     if settings.validate is None:
-        progress.best_updates = progress.updates
-        settings.save_best(progress)
+        if progress.updates == total_updates:
+            progress.best_updates = progress.updates
+            settings.save_best(progress)
         return
     found = settings.validate()
     is_best = progress.note_validation(score=found.score, loss=found.metrics["loss"])

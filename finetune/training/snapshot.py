@@ -25,7 +25,7 @@ class Progress:
         seconds: Training time so far, validation excluded.
         loss_sum: Sum of the losses of all updates.
         best_score: Highest validation score so far, if there was one.
-        best_updates: Updates done when it was reached.
+        best_updates: Updates done when it was reached; 0 before there was one.
         lowest_loss: Lowest validation loss so far, if there was one.
         validations_since_best: Validations in a row that improved neither score nor loss.
         checked_updates: Updates done when the device last agreed with the CPU, or when comparing

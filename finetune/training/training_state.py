@@ -128,7 +128,7 @@ class TrainingState:
     def step(self, number: int) -> None:
         """Change the trained parameters by the gradients, as update ``number``, from 0."""
         set_learning_rate(self.optimizer, self.schedule.learning_rate_at(number))
-        self.optimizer.step()
+        self.accelerator.step(self.optimizer)
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that train, by name."""
@@ -187,7 +187,7 @@ def _why_not_capturable(state: TrainingState) -> str | None:
 def _take_update(state: TrainingState, micro_batches: Sequence[Tensors]) -> torch.Tensor:
     """Take an update at the learning rate that is set."""
     loss = state.accumulate_gradients(MicroBatch.from_tensors(one) for one in micro_batches)
-    state.optimizer.step()
+    state.accelerator.step(state.optimizer)
     # What is captured next may have the gradients' memory.
     state.optimizer.zero_grad(set_to_none=True)
     return loss

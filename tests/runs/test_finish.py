@@ -180,6 +180,7 @@ def test_without_a_validation_split_the_last_model_is_kept(
     assert results["test_samples"] == 270
     rows = logged_metrics(tmp_path / "run")
     assert [row["kind"] for row in rows] == ["update"] * 3
+    assert read_json(tmp_path / "run" / "trainer_state.json")["best_global_step"] == 3
     assert (tmp_path / "run" / "report.html").is_file()
 
 

@@ -196,6 +196,18 @@ def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
     assert have_same_bits(weights_of(run), weights_of(whole_run))
 
 
+def test_a_run_without_validation_keeps_no_best_model_before_its_end(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    emitted: list[Event] = []
+    run, options = tmp_path / "run", SHORT | {"validation_fraction": 0}
+    stop_run(run, after_update=3, model=tiny_folder, **options)
+    assert not (run / "checkpoints" / "best").exists()
+    finetune.run(resume_from_checkpoint=run, emit=emitted.append)
+    assert not [one for one in emitted if isinstance(one, WarningMessage) and "best" in one.message]
+    assert read_json(run / "trainer_state.json")["best_global_step"] == 4
+
+
 def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = SHORT | {
         "learning_rate": 1e-12,  # too low for a parameter to change
