@@ -64,6 +64,7 @@ class Options(TypedDict, total=False):
     class_weights: Literal["none", "balanced"]
     metric_for_best_model: str | None
     early_stopping_patience: int | None
+    calibrate: bool
     seed: int
 
     output_dir: AnyPath | None

@@ -209,6 +209,12 @@ class TrainingConfig:
         "Stop after N validations without improvement; 0 for never. Default: 0; 8 for few rows; "
         "for a head alone 30, fewer for many rows.",
     )
+    calibrate: bool = _option(
+        True,
+        "Divide the last layer by a temperature fitted on the validation rows (from 100 rows and 5 "
+        "wrong answers on), so that the probabilities say how often answers are right; the answers "
+        "stay the same.",
+    )
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
 
 

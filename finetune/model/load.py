@@ -22,7 +22,7 @@ from finetune.events import Emit
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model
 from finetune.model.structure import Structure, find_structure
-from finetune.tasks.base import Task
+from finetune.tasks.base import PIPELINE, Task
 from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
@@ -140,6 +140,7 @@ def load_classifier(
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_config(), source.read_tokenizer()
     has_own_outputs = task.has_outputs_of(config)
+    saved = (getattr(config, "task_specific_params", None) or {}).get(PIPELINE, {})
     task.configure(config)
     if config.pad_token_id is None:
         # A head that reads a text's last token looks for it before the padding.
@@ -156,7 +157,7 @@ def load_classifier(
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
     classifier = Classifier(model, tokenizer, structure, task, source)
     if has_own_outputs and not structure.new & structure.classifier:
-        task.unfold(classifier.output_parameters)
+        task.unfold(classifier.output_parameters, saved=saved)
     return classifier
 
 

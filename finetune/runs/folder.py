@@ -62,6 +62,11 @@ class RunFolder:
         return self.model_folder / "inference.json"
 
     @property
+    def confidences_file(self) -> Path:
+        """Beside the model: how sure it was of its answers to validation rows."""
+        return self.model_folder / "confidences.json"
+
+    @property
     def has_finished(self) -> bool:
         """Whether the run has written all that it leaves."""
         return self.results_file.is_file() and not self.best_checkpoint.exists()

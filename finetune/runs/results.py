@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from finetune.errors import NotARun
+from finetune.evaluation.calibration import Calibration
 from finetune.files import read_json
 from finetune.model.freeze import count_parameters
 from finetune.model.mode import Mode
@@ -89,9 +90,13 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class RunResults:
-    """What a finished run found: the metrics are those of the best model.
+    """What a finished run found: the metrics are those of the best model, as it is saved.
 
-    A run of an older version has no details.
+    The validations of ``metrics.jsonl`` come before its calibration, which changes their loss.
+
+    Args:
+        details: None of a run of an older version.
+        calibration: None where no temperature was fitted.
     """
 
     task: Task
@@ -101,6 +106,7 @@ class RunResults:
     test: Scores
     output_dir: str
     details: RunDetails | None = None
+    calibration: Calibration | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, under the Trainer's names."""
@@ -117,6 +123,7 @@ class RunResults:
                 if scores is not None
                 for name, value in scores.to_json().items()
             },
+            "calibration": self.calibration and asdict(self.calibration),
         }
 
 
@@ -141,6 +148,7 @@ def read_results(folder: RunFolder) -> RunResults:
             test=_read_scores(found, task, "test"),
             output_dir=str(folder.path),
             details=TypeAdapter(RunDetails | None).validate_python(found.get("details")),
+            calibration=TypeAdapter(Calibration | None).validate_python(found.get("calibration")),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotARun(

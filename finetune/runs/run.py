@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
 from finetune.devices.batch_size import BatchSize
+from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.save import save_classifier
 from finetune.runs.batch_sizes import find_sizes
+from finetune.runs.calibration import Predicted, finish_task
+from finetune.runs.confidences import write_confidences
 from finetune.runs.details import CHOICES, ORIGINS, read_choices
 from finetune.runs.environment import describe_environment
 from finetune.runs.failures import (
@@ -35,7 +38,7 @@ from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.saving import Checkpoints
 from finetune.runs.threads import choose_run_threads
-from finetune.tasks.base import Labels, Scores
+from finetune.tasks.base import Labels
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
@@ -201,28 +204,36 @@ class Run:
         """
         peak_bytes = self.training_state.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)
-        self._finish_task()
+        validation = self._finish_task()
         with unwritten_model_kept(self.folder, self.preparation.classifier):
-            results = self._write_results(peak_bytes, write_pages=write_pages)
+            results = self._write_results(peak_bytes, validation, write_pages=write_pages)
         self.checkpoints.remove()
         return results
 
     def _write_results(
-        self, peak_bytes: int | None, *, write_pages: Callable[[RunFolder, RunResults], object]
+        self,
+        peak_bytes: int | None,
+        validation: Predicted | None,
+        *,
+        write_pages: Callable[[RunFolder, RunResults], object],
     ) -> RunResults:
         self.folder.path.stat()  # save_pretrained would make a folder anew that was moved
-        classifier = self.preparation.classifier
+        classifier, task = self.preparation.classifier, self.preparation.task
         save_classifier(classifier, self.folder.model_folder)
         write_inference(self.folder, self.config.model, max_tokens=classifier.max_tokens)
+        if validation:
+            write_confidences(self.folder, task, validation)
         self.emit(Stage("evaluating the best model"))
-        has_validation = "validation" in self.examples
+        test = self._predict("test")
+        self._write_predictions(*test)
         results = RunResults(
-            task=self.preparation.task,
+            task=task,
             facts=RunFacts.of(self.preparation, self.plan),
             training=self._training_metrics(peak_bytes),
-            validation=self._score("validation") if has_validation else None,
-            test=self._score("test", writes_predictions=True),
             details=self.preparation.details,
+            validation=task.score(*validation) if validation else None,
+            test=task.score(*test),
+            calibration=measure_calibration(task, validation, test) if validation else None,
             output_dir=str(self.folder.path),
         )
         write_json(self.folder.state_file, self._trainer_state())
@@ -264,7 +275,7 @@ class Run:
         )
 
     def _validate(self) -> ValidationResult:
-        scores = self._score("validation")
+        scores = self.preparation.task.score(*self._predict("validation"))
         return ValidationResult(self._sign() * scores.metrics[self._metric()], scores.metrics)
 
     def _metric(self) -> str:
@@ -274,32 +285,33 @@ class Run:
         """Return what makes a higher value of the metric the better one."""
         return -1 if self._metric() in self.preparation.task.lower_is_better else 1
 
-    def _score(self, split: str, *, writes_predictions: bool = False) -> Scores:
-        """Evaluate the model on a split, and maybe write its answers to the run folder."""
-        logits, labels = self._predict(split)
-        task = self.preparation.task
-        if writes_predictions:
-            table = self.preparation.splits[split].remove_columns("label")
-            given = table.with_format("arrow")[:].to_pylist()
-            found = task.predictions(logits, labels)
-            rows = ({**row, **own} for row, own in zip(given, found, strict=True))
-            write_jsonl(self.folder.predictions_file, rows)
-        return task.score(logits, labels)
+    def _write_predictions(self, logits: NDArray[np.float32], labels: Labels) -> None:
+        table = self.preparation.splits["test"].remove_columns("label")
+        given = table.with_format("arrow")[:].to_pylist()
+        found = self.preparation.task.predictions(logits, labels)
+        rows = ({**row, **own} for row, own in zip(given, found, strict=True))
+        write_jsonl(self.folder.predictions_file, rows)
 
-    def _predict(self, split: str) -> tuple[NDArray[np.float32], Labels]:
+    def _predict(self, split: str) -> Predicted:
         """Return logits and labels of a split."""
         examples = self.examples[split]
         logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
         return logits, examples.labels
 
-    def _finish_task(self) -> None:
-        """Let the task take what it needs of the best model, which it may change."""
-        classifier = self.preparation.classifier
-        task = classifier.task
+    def _finish_task(self) -> Predicted | None:
+        """Let the task change the best model; return its logits of the validation split."""
+        classifier, validation = self.preparation.classifier, None
         if "validation" in self.examples:
-            task = task.tuned(partial(self._predict, "validation"))
-        classifier = replace(classifier, task=task.fold(classifier.output_parameters))
+            predict = partial(self._predict, "validation")
+            calibrates = self.config.training.calibrate
+            task, validation = finish_task(
+                classifier, predict, calibrates=calibrates, emit=self.emit
+            )
+        else:
+            task = classifier.task.fold(classifier.output_parameters)
+        classifier = replace(classifier, task=task)
         self.preparation = replace(self.preparation, classifier=classifier)
+        return validation
 
     def _training_metrics(self, peak_bytes: int | None) -> TrainingMetrics:
         progress, samples = self.progress, len(self.plan.examples.labels)

@@ -151,6 +151,21 @@ class Answer(ABC):
 
 
 @dataclass(frozen=True)
+class Confidences:
+    """How sure a model is of its answers, and whether they are right.
+
+    Args:
+        classes: The number of the class that each is about: int64 of shape [answers].
+        probabilities: That the answer is right, as the model says, in 0..1: float64 of [answers].
+        is_right: Whether it is: of shape [answers].
+    """
+
+    classes: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    is_right: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class Task(ABC):
     """A kind of text classification, with the classes or numbers of one data set.
 
@@ -160,6 +175,7 @@ class Task(ABC):
 
     Args:
         class_names: The classes in the order of their numbers; none where labels are numbers.
+        temperature: By which the logits of its model have been, or are to be, divided.
     """
 
     name: ClassVar[str]
@@ -168,8 +184,11 @@ class Task(ABC):
     imbalance_remedy: ClassVar[str] = "bring more rows of it"
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss"})
     scores_type: ClassVar[type[Scores]]
+    can_abstain: ClassVar[bool] = False
+    """Whether a text has one answer, with a probability."""
 
     class_names: Sequence[str] = ()
+    temperature: float = field(default=1.0, kw_only=True)
 
     def __init_subclass__(cls) -> None:
         KINDS[cls.name] = cls
@@ -302,11 +321,19 @@ class Task(ABC):
             )
         return name
 
-    def tuned(self, validate: Callable[[], tuple[NDArray[np.float32], Labels]]) -> "Task":
+    def tuned(
+        self,
+        validate: Callable[[], tuple[NDArray[np.float32], Labels]],
+        *,
+        calibrates: bool,
+        emit: Emit,
+    ) -> "Task":
         """Return the task with what is chosen on the validation split, once a model has learned.
 
         Args:
             validate: Returns logits and labels of that split.
+            calibrates: Whether a temperature is fitted too.
+            emit: Receives the reason where none is.
         """
         return self
 
@@ -318,8 +345,13 @@ class Task(ABC):
         """
         return self
 
-    def unfold(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Undo ``fold``, in place, for a pretrained head that trains on."""
+    def unfold(self, parameters: Sequence[torch.nn.Parameter], *, saved: Mapping[str, Any]) -> None:
+        """Undo ``fold``, in place, for a pretrained head that trains on.
+
+        Args:
+            parameters: Those of the head's last layer.
+            saved: The ``parameters`` of the task that the head was saved with, as far as known.
+        """
         return
 
     @abstractmethod
@@ -360,6 +392,21 @@ class Task(ABC):
     @abstractmethod
     def predictions(self, logits: NDArray[np.float32], labels: Labels) -> Iterator[dict[str, Any]]:
         """Yield true label and answer of each row, as ``predictions.jsonl`` has them."""
+
+    def confidences(self, logits: NDArray[np.float32], labels: Labels) -> Confidences | None:
+        """Return how sure the answers are; None where they have no probability."""
+        return None
+
+    def withhold(self, answers: Sequence[Answer], lowest: Mapping[str, float]) -> list[Answer]:
+        """Return the answers, those without a label that are less sure than the lowest of a class.
+
+        Only where ``can_abstain``.
+
+        Args:
+            answers: Of this task.
+            lowest: The lowest probability of an answer of each class, by name.
+        """
+        raise NotImplementedError
 
     # What people read about it.
 

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid
+from finetune.events import Emit
 from finetune.tasks.base import (
     MOST_MISTAKES,
     Answer,
+    Confidences,
     Figure,
     ProblemType,
     Scores,
@@ -24,6 +26,12 @@ from finetune.tasks.base import (
     text_of,
 )
 from finetune.tasks.labels import find_separator, name_classes, sort_classes, split_labels
+from finetune.tasks.temperature import (
+    fit_temperature,
+    note_on_calibration,
+    read_temperature,
+    scale_parameters,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -151,8 +159,9 @@ class Multi(Task):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The thresholds by class."""
-        return {"thresholds": dict(zip(self.class_names, self._thresholds, strict=True))}
+        """The thresholds by class, and the temperature."""
+        thresholds = dict(zip(self.class_names, self._thresholds, strict=True))
+        return {"thresholds": thresholds, "temperature": self.temperature}
 
     @property
     def _thresholds(self) -> Sequence[float]:
@@ -162,7 +171,8 @@ class Multi(Task):
     def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Multi":
         """Return the task of a model's ``config.json``."""
         names = [config["id2label"][str(number)] for number in range(len(config["id2label"]))]
-        return cls(names, [parameters["thresholds"][name] for name in names])
+        thresholds = [parameters["thresholds"][name] for name in names]
+        return cls(names, thresholds, temperature=read_temperature(parameters))
 
     @classmethod
     def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
@@ -296,12 +306,38 @@ class Multi(Task):
         return entropy(logits, labels, reduction="none").mean(dim=1)
 
     def tuned(
-        self, validate: Callable[[], tuple[NDArray[np.float32], NDArray[np.float32]]]
+        self,
+        validate: Callable[[], tuple[NDArray[np.float32], NDArray[np.float32]]],
+        *,
+        calibrates: bool,
+        emit: Emit,
     ) -> "Multi":
-        """Return the task with the thresholds that give the highest F1 on validation rows."""
+        """Return the task with the thresholds that give the highest F1 on validation rows.
+
+        The temperature is that of the lowest binary cross-entropy of all classes.
+        """
         logits, labels = validate()
         columns = zip(_probabilities(logits).T, labels.T > 0, strict=True)
-        return replace(self, thresholds=[find_threshold(*column) for column in columns])
+        tuned = replace(self, thresholds=[find_threshold(*column) for column in columns])
+        if not calibrates:
+            return tuned
+        wrong = int(np.count_nonzero((logits > 0) != (labels > 0)))
+        temperature = fit_temperature(self.losses, logits, labels, wrong_answers=wrong, emit=emit)
+        return replace(tuned, temperature=temperature)
+
+    def fold(self, parameters: Sequence[torch.nn.Parameter]) -> "Multi":
+        """Divide the last layer by the temperature; the thresholds stay at the same logits."""
+        if self.temperature == 1:
+            return self
+        from scipy.special import expit, logit
+
+        scale_parameters(parameters, 1 / self.temperature)
+        moved = expit(logit(np.array(self._thresholds)) / self.temperature)
+        return replace(self, thresholds=moved.tolist())
+
+    def unfold(self, parameters: Sequence[torch.nn.Parameter], *, saved: Mapping[str, Any]) -> None:
+        """Undo ``fold``, unless the head is used as it was saved, with its own task."""
+        scale_parameters(parameters, read_temperature(saved) / self.temperature)
 
     def score(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> MultiScores:
         """Compare the classes whose probability reaches their threshold with the true ones."""
@@ -356,6 +392,12 @@ class Multi(Task):
         found = zip(texts, self._are_predicted(probabilities), scores, strict=True)
         return [MultiAnswer(text, self._names_where(mask), own) for text, mask, own in found]
 
+    def confidences(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> Confidences:
+        """Return the probability that a row has a class, for each row and class."""
+        classes = np.tile(np.arange(labels.shape[1]), len(labels))
+        probabilities = _probabilities(logits).astype(np.float64)
+        return Confidences(classes, probabilities.ravel(), labels.ravel() > 0)
+
     def predictions(
         self, logits: NDArray[np.float32], labels: NDArray[np.float32]
     ) -> Iterator[dict[str, Any]]:
@@ -376,7 +418,7 @@ class Multi(Task):
             "A text has a class from the threshold above on, which was chosen on the validation "
             "split and stands in `config.json`. With `top_k=None` the pipeline gives the "
             "probability of each class; it applies no thresholds.",
-            "The probabilities are not calibrated.",
+            note_on_calibration(self.temperature),
         )
 
     def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:

@@ -215,7 +215,7 @@ class Regression(Task):
                     parameter.add_(self.mean)
         return replace(self, is_folded=True)
 
-    def unfold(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def unfold(self, parameters: Sequence[torch.nn.Parameter], *, saved: Mapping[str, Any]) -> None:
         """Undo ``fold``, for a pretrained head that trains on."""
         if self.is_folded:
             return

@@ -1,8 +1,8 @@
 """One label a text: each text is of exactly one class."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from finetune.events import Emit
 from finetune.tasks.base import (
     MOST_MISTAKES,
     Answer,
+    Confidences,
     Figure,
     Matrix,
     ProblemType,
@@ -25,6 +27,12 @@ from finetune.tasks.base import (
     text_of,
 )
 from finetune.tasks.labels import name_classes, sort_classes
+from finetune.tasks.temperature import (
+    fit_temperature,
+    note_on_calibration,
+    read_temperature,
+    scale_parameters,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -118,12 +126,12 @@ class ClassAnswer(Answer):
         text: The text.
         columns: The other columns of the text's row by name.
         text_pair: The second text of a pair.
-        label: Name of the class.
-        probability: Of that class, in 0..1.
+        label: Name of the class; None where the answer is not sure enough.
+        probability: Of the most probable class, in 0..1.
         probabilities: Of all classes by name, where they were asked for.
     """
 
-    label: str
+    label: str | None
     probability: float
     probabilities: Mapping[str, float] | None = None
 
@@ -149,12 +157,19 @@ class Single(Task):
     metric_names: ClassVar[Sequence[str]] = ("accuracy", "macro_f1", "loss")
     scores_type: ClassVar[type[Scores]] = SingleScores
     imbalance_remedy: ClassVar[str] = "--class-weights balanced"
+    can_abstain: ClassVar[bool] = True
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The temperature."""
+        return {"temperature": self.temperature}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Single":
         """Return the task of a model's ``config.json``."""
         names = config["id2label"]
-        return cls([names[str(number)] for number in range(len(names))])
+        class_names = [names[str(number)] for number in range(len(names))]
+        return cls(class_names, temperature=read_temperature(parameters))
 
     @classmethod
     def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
@@ -231,6 +246,30 @@ class Single(Task):
             for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)
         }
 
+    def tuned(
+        self,
+        validate: Callable[[], tuple[NDArray[np.float32], NDArray[np.int64]]],
+        *,
+        calibrates: bool,
+        emit: Emit,
+    ) -> "Single":
+        """Return the task with the temperature of the lowest cross-entropy on validation rows."""
+        if not calibrates:
+            return self
+        logits, labels = validate()
+        wrong = int(np.count_nonzero(~self.confidences(logits, labels).is_right))
+        temperature = fit_temperature(self.losses, logits, labels, wrong_answers=wrong, emit=emit)
+        return replace(self, temperature=temperature)
+
+    def fold(self, parameters: Sequence[torch.nn.Parameter]) -> "Single":
+        """Divide the last layer by the temperature: its logits are calibrated."""
+        scale_parameters(parameters, 1 / self.temperature)
+        return self
+
+    def unfold(self, parameters: Sequence[torch.nn.Parameter], *, saved: Mapping[str, Any]) -> None:
+        """Undo ``fold``, unless the head is used as it was saved, with its own task."""
+        scale_parameters(parameters, read_temperature(saved) / self.temperature)
+
     def example_weights(
         self, labels: NDArray[np.int64], *, is_balanced: bool
     ) -> NDArray[np.float32]:
@@ -293,6 +332,25 @@ class Single(Task):
             for text, label, probability, own in found
         ]
 
+    def confidences(self, logits: NDArray[np.float32], labels: NDArray[np.int64]) -> Confidences:
+        """Return the probability of each row's most probable class."""
+        answers = self.answers([""] * len(logits), logits)
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        predicted = np.array([numbers[answer.label or ""] for answer in answers])
+        probabilities = np.array([answer.probability for answer in answers])
+        return Confidences(predicted, probabilities, predicted == labels)
+
+    def withhold(self, answers: Sequence[Answer], lowest: Mapping[str, float]) -> list[Answer]:
+        """Return the answers; those below the lowest probability of their class have no label."""
+        return [
+            replace(answer, label=None)
+            if isinstance(answer, ClassAnswer)
+            and answer.label is not None
+            and answer.probability < lowest[answer.label]
+            else answer
+            for answer in answers
+        ]
+
     def predictions(
         self, logits: NDArray[np.float32], labels: NDArray[np.int64]
     ) -> Iterator[dict[str, Any]]:
@@ -311,7 +369,7 @@ class Single(Task):
         """Sentences on what its answers do not say."""
         return (
             "Every text gets one of the classes above, even one that belongs to none of them.",
-            "The probabilities are not calibrated.",
+            note_on_calibration(self.temperature),
         )
 
     def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:

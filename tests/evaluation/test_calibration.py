@@ -5,8 +5,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from scipy.stats import binomtest
 
-from finetune.evaluation.calibration import Reliability, coverage_curve, measure_reliability
+from finetune.evaluation.calibration import (
+    Reliability,
+    coverage_curve,
+    find_lowest_confidence,
+    measure_reliability,
+    wilson_interval,
+)
 
 
 def test_probabilities_that_are_right_have_almost_no_calibration_error():
@@ -34,7 +42,7 @@ def test_every_row_is_in_the_bin_of_its_confidence(rows):
 def test_a_reliability_is_read_back_from_json():
     found = measure_reliability(np.array([0.0, 0.5, 1.0]), np.array([True, False, True]))
 
-    assert Reliability.from_json(json.loads(json.dumps(asdict(found)))) == found
+    assert TypeAdapter(Reliability).validate_python(json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_rows_of_one_confidence_are_answered_together():
@@ -45,3 +53,40 @@ def test_rows_of_one_confidence_are_answered_together():
     assert curve.confidences == pytest.approx([0.9, 0.7, 0.5])
     assert curve.coverages.tolist() == [0.25, 0.5, 1]
     assert curve.accuracies.tolist() == [1, 1, 0.75]
+
+
+@pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])
+def test_the_interval_is_that_of_scipy(right, rows):
+    expected = binomtest(right, rows).proportion_ci(0.95, method="wilson")
+
+    assert wilson_interval(right, rows, errors=1.959964) == pytest.approx(expected, abs=1e-7)
+
+
+def test_all_answers_from_the_lowest_confidence_on_are_right_often_enough():
+    confidences = np.repeat([0.9, 0.8, 0.7], [30, 30, 30])
+    is_right = np.append(np.ones(60, bool), np.arange(30) % 2 == 0)
+
+    assert find_lowest_confidence(confidences, is_right, precision=0.95) == 0.8
+    assert find_lowest_confidence(confidences, is_right, precision=0.5) == 0.7
+    assert find_lowest_confidence(confidences, is_right, precision=0.999) is None
+    assert find_lowest_confidence(confidences[:18], is_right[:18], precision=0.95) is None
+    assert find_lowest_confidence(confidences[:0], is_right[:0], precision=0.95) is None
+
+
+@pytest.mark.parametrize("rows", [60, 150, 500])
+def test_other_rows_have_the_precision_that_validation_rows_were_asked_for(rows):
+    """Were the precision itself the target, a half of the draws would miss it."""
+    rng = np.random.default_rng(0)
+
+    def true_precision() -> float:
+        confidences = rng.beta(5, 1, rows)
+        lowest = find_lowest_confidence(
+            confidences, rng.uniform(size=rows) < confidences, precision=0.9
+        )
+        # The mean of Beta(5, 1) above a value.
+        return 1 if lowest is None else 5 / 6 * (1 - lowest**6) / (1 - lowest**5)
+
+    precisions = np.array([true_precision() for _ in range(300)])
+
+    assert np.mean(precisions >= 0.9) > 0.75
+    assert np.mean(precisions >= 0.88) > 0.9

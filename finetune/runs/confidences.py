@@ -1,0 +1,109 @@
+"""How sure a run's model was of its answers to validation rows, in a file beside it.
+
+With these, ``predict`` finds from which probability on its answers have a precision.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from finetune.errors import ModelUnsupported, UsageError
+from finetune.evaluation.calibration import find_lowest_confidence
+from finetune.events import Emit, Stage, WarningMessage
+from finetune.files import read_json, write_json
+from finetune.runs.calibration import Predicted
+from finetune.runs.folder import RunFolder
+from finetune.tasks.base import Task
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ClassConfidences:
+    """The validation rows that were answered with a class.
+
+    Args:
+        probabilities: Of the answers, in 0..1.
+        is_right: Whether each is right.
+    """
+
+    probabilities: Sequence[float]
+    is_right: Sequence[bool]
+
+
+def write_confidences(folder: RunFolder, task: Task, validation: Predicted) -> None:
+    """Write ``confidences.json`` beside a run's model, if it may leave texts unanswered.
+
+    Args:
+        folder: The run.
+        task: Of the model as it is saved.
+        validation: Logits and labels of the validation split.
+    """
+    found = task.confidences(*validation) if task.can_abstain else None
+    if found is None:
+        return
+    classes = {}
+    for number, name in enumerate(task.class_names):
+        own = found.classes == number
+        probabilities, is_right = found.probabilities[own], found.is_right[own]
+        classes[name] = asdict(ClassConfidences(probabilities.tolist(), is_right.tolist()))
+    content = {"schema_version": SCHEMA_VERSION, "classes": classes}
+    write_json(folder.confidences_file, content)
+
+
+def find_lowest_probabilities(
+    folder: RunFolder, *, precision: float, emit: Emit
+) -> Mapping[str, float]:
+    """Return from which probability on the answers of each class have a precision.
+
+    Args:
+        folder: A run with a model.
+        precision: The share of right answers among those of a class, in 0..1.
+        emit: Receives the thresholds, and a warning of classes that are never answered, whose
+            lowest probability is infinite.
+
+    Raises:
+        UsageError: If the run has no validation rows.
+    """
+    classes = _read_confidences(folder)
+    lowest = {
+        name: find_lowest_confidence(
+            np.array(own.probabilities), np.array(own.is_right, bool), precision=precision
+        )
+        for name, own in classes.items()
+    }
+    reached = ", ".join(f"{name} {low:.3f}" for name, low in lowest.items() if low is not None)
+    emit(Stage(f"lowest probability for precision {precision:g}: {reached or 'none'}"))
+    missed = [
+        f"{name} ({len(classes[name].is_right):,} validation rows)"
+        for name, low in lowest.items()
+        if low is None
+    ]
+    if missed:
+        message = f"never answered, since precision {precision:g} can't be shown for them: "
+        emit(
+            WarningMessage(
+                message + ", ".join(missed),
+                remedy="lower --target-precision, or train with more validation rows",
+            )
+        )
+    return {name: math.inf if low is None else low for name, low in lowest.items()}
+
+
+def _read_confidences(folder: RunFolder) -> Mapping[str, ClassConfidences]:
+    if not folder.confidences_file.is_file():
+        raise UsageError(
+            f"the run in {folder.path} has kept no confidences of validation rows",
+            remedy="give --min-confidence, or make the run again with a --validation-fraction",
+        )
+    try:
+        classes = read_json(folder.confidences_file)["classes"]
+        return TypeAdapter(dict[str, ClassConfidences]).validate_python(classes)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelUnsupported(
+            f"{folder.confidences_file} can't be read",
+            remedy="restore the file, or make the run again",
+        ) from error

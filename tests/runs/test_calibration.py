@@ -1,0 +1,107 @@
+"""Runs with enough validation rows for a temperature."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import run_tiny, weights_of
+from torch import nn
+from transformers import pipeline
+
+import finetune
+from finetune.events import Event, Stage, ignore
+from finetune.files import read_json, read_jsonl
+from finetune.model.load import load_classifier
+from finetune.runs.calibration import finish_task
+from finetune.runs.folder import RunFolder
+from finetune.runs.results import read_results
+from finetune.tasks.single import Single
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[Path, Path]:
+    """Two runs that differ in nothing but that the second is not calibrated."""
+    parent = tmp_path_factory.mktemp("runs")
+    options: dict[str, Any] = {"model": tiny_folder, "validation_fraction": 0.3}
+    run_tiny(parent / "calibrated", **options)
+    run_tiny(parent / "plain", calibrate=False, **options)
+    return parent / "calibrated", parent / "plain"
+
+
+def test_the_answers_are_those_of_the_run_without(runs: tuple[Path, Path]) -> None:
+    calibrated, plain = (read_jsonl(run / "predictions.jsonl") for run in runs)
+    assert [row["predicted"] for row in calibrated] == [row["predicted"] for row in plain]
+    assert [row["probability"] for row in calibrated] != [row["probability"] for row in plain]
+    results, others = (read_results(RunFolder(run)) for run in runs)
+    assert others.calibration is None
+    assert results.calibration is not None
+    assert results.test.accuracy == others.test.accuracy
+    for split in ("validation", "test"):
+        found, own, other = (getattr(one, split) for one in (results.calibration, results, others))
+        assert found.after.loss == pytest.approx(own.loss, rel=1e-5)
+        assert found.before.loss == pytest.approx(other.loss, rel=1e-5)
+    assert results.calibration.validation.after.loss < results.calibration.validation.before.loss
+
+
+def test_the_temperature_is_in_the_weights_of_the_last_layer_alone(
+    runs: tuple[Path, Path],
+) -> None:
+    calibrated, plain = (weights_of(run) for run in runs)
+    temperature = read_json(runs[0] / "all_results.json")["calibration"]["temperature"]
+    assert temperature != 1
+    for name, tensor in calibrated.items():
+        factor = temperature if name.startswith("classifier") else 1
+        assert torch.allclose(factor * tensor, plain[name], rtol=1e-5), name
+    rows = read_jsonl(runs[0] / "predictions.jsonl")[:5]
+    found = pipeline("text-classification", str(runs[0] / "model"))([row["text"] for row in rows])
+    assert [one["score"] for one in found] == pytest.approx(
+        [row["probability"] for row in rows], abs=1e-5
+    )
+
+
+def test_the_model_is_evaluated_again_as_it_was_saved(runs: tuple[Path, Path]) -> None:
+    results = read_json(runs[0] / "all_results.json")
+    for split, prefix in (("validation", "eval"), ("test", "test")):
+        scores = finetune.evaluate(runs[0], split=split, device="cpu").scores
+        assert json.dumps(scores.loss) == json.dumps(results[f"{prefix}_loss"])
+    card = (runs[0] / "model/README.md").read_text()
+    assert "calibrated on the validation split" in card
+
+
+def test_a_model_that_trains_on_begins_without_its_temperature(runs: tuple[Path, Path]) -> None:
+    names = read_json(runs[0] / "all_results.json")["class_names"]
+
+    loaded = load_classifier(
+        str(runs[0] / "model"), revision=None, task=Single(names), from_scratch=False, emit=ignore
+    )
+
+    expected = weights_of(runs[1])
+    for name in ("classifier.weight", "classifier.bias"):
+        assert torch.allclose(loaded.model.get_parameter(name), expected[name], rtol=1e-6)
+    assert loaded.model.config.task_specific_params["text-classification"]["temperature"] == 1
+
+
+def test_logits_that_do_not_follow_the_last_layer_are_left_as_they_are(tiny_folder: Path) -> None:
+    classifier = load_classifier(
+        str(tiny_folder), revision=None, task=Single(list("abcdef")), from_scratch=False,
+        emit=ignore,
+    )  # fmt: skip
+    layer = classifier.model.get_submodule("classifier")
+    assert isinstance(layer, nn.Linear)
+    nn.init.normal_(layer.weight)
+    saved = layer.weight.detach().clone()
+    inputs = torch.randn(200, 32, generator=torch.Generator().manual_seed(0))
+    emitted: list[Event] = []
+
+    def predict() -> tuple[np.ndarray, np.ndarray]:
+        return layer(inputs).tanh().detach().numpy(), np.arange(200) % 6
+
+    task, (logits, _) = finish_task(classifier, predict, calibrates=True, emit=emitted.append)
+
+    assert task.temperature == 1
+    assert torch.equal(layer.weight, saved)
+    assert np.array_equal(logits, predict()[0])
+    assert any("not calibrated" in one.message for one in emitted if isinstance(one, Stage))
