@@ -32,6 +32,8 @@ import finetune
 
 CLASSES, EVIDENCE_WORDS, NOISE_WORDS = 4, 5, 400
 WINDOW, SHORT_TOKENS, LONG_TOKENS, VERY_LONG_TOKENS = 512, 100, 1_100, 20_000
+# What has a process of its own; the second uses the run of the first.
+PARTS = ("training", "prediction")
 # Rows of each split for 100 training rows.
 SPLITS = {"train": 100, "validation": 10, "test": 50}
 
@@ -49,22 +51,25 @@ class Setting:
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["accuracy", "memory", "process"])
+    parser.add_argument("what", choices=["accuracy", "memory", *PARTS])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rows", type=int, default=400, help="training rows; half as many tests")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--pooling", choices=["mean", "max"], default="mean")
     parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     setting = Setting(given.device, given.rows, given.epochs, given.pooling)
     with tempfile.TemporaryDirectory() as folder:
         if given.what == "accuracy":
             print(json.dumps(compare_accuracy(Path(folder), setting, seeds=given.seeds)))
         elif given.what == "memory":
-            print(json.dumps(compare_memory()))
+            print(json.dumps(compare_memory(Path(folder))))
+        elif given.what == "training":
+            print(json.dumps(measure_training(given.folder, tokens=given.tokens)))
         else:
-            print(json.dumps(measure_process(Path(folder), tokens=given.tokens)))
+            print(json.dumps(measure_prediction(given.folder)))
 
 
 def save_model(folder: Path, *, seed: int) -> Path:
@@ -144,35 +149,42 @@ def train(folder: Path, name: str, setting: Setting, *, seed: int) -> float:
     return float(results.to_json()["test_accuracy"])
 
 
-def compare_memory() -> dict[str, dict[str, float]]:
+def compare_memory(folder: Path) -> dict[str, dict[str, float]]:
     """Return the peaks in MiB at both lengths, and their ratio."""
-    peaks = {}
-    for tokens in (WINDOW - 2, VERY_LONG_TOKENS):
-        command = [sys.executable, __file__, "process", "--tokens", str(tokens)]
+    peaks: dict[str, list[float]] = {part: [] for part in PARTS}
+    for tokens, part in product((WINDOW - 2, VERY_LONG_TOKENS), PARTS):
+        own = folder / str(tokens)
+        own.mkdir(exist_ok=True)
+        options = ["--tokens", str(tokens), "--folder", str(own)]
+        command = [sys.executable, __file__, part, *options]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        peaks[tokens] = json.loads(output.splitlines()[-1])
-        print(f"{tokens:,} tokens a text: {peaks[tokens]}", flush=True)
-    short, long = peaks.values()
+        peaks[part].append(json.loads(output.splitlines()[-1]))
+        print(f"{tokens:,} tokens a text, {part}: {peaks[part][-1]:.0f} MiB", flush=True)
     return {
-        part: {"short": short[part], "long": long[part], "ratio": long[part] / short[part]}
-        for part in short
+        part: {"short": short, "long": long, "ratio": long / short}
+        for part, (short, long) in peaks.items()
     }
 
 
-def measure_process(folder: Path, *, tokens: int) -> dict[str, float]:
-    """Train and predict on a few texts of some tokens; return the peaks of memory in MiB."""
-    model = save_model(folder / "model", seed=0)
-    rows = write_texts(folder / "rows.jsonl", rows=8, tokens=tokens, seed=0)
-    with Watch() as training:
+def measure_training(folder: Path, *, tokens: int) -> float:
+    """Train on a few texts, as many as a batch in each split or more; return the peak in MiB."""
+    rows = write_texts(folder / "rows.jsonl", rows=16, tokens=tokens, seed=0)
+    with Watch() as watch:
         finetune.run(
-            data=str(rows), validation_fraction=0.25, test_fraction=0.25, model=str(model),
-            device="cpu", precision="fp32", max_length=WINDOW, long_texts="windows", batch_size=8,
-            eval_batch_size=8, max_steps=2, output_dir=str(folder / "run"),
+            data=str(rows), validation_fraction=0.25, test_fraction=0.25,
+            model=str(save_model(folder / "model", seed=0)), device="cpu", precision="fp32",
+            max_length=WINDOW, long_texts="windows", batch_size=8, eval_batch_size=8, max_steps=2,
+            output_dir=str(folder / "run"),
         )  # fmt: skip
-    texts = [json.loads(line)["text"] for line in rows.read_text().splitlines()]
-    with Watch() as prediction:
-        finetune.predict(folder / "run", texts, device="cpu")
-    return {"training": training.peak_mib, "prediction": prediction.peak_mib}
+    return watch.peak_mib
+
+
+def measure_prediction(folder: Path) -> float:
+    """Classify the texts that were trained on; return the peak in MiB."""
+    lines = (folder / "rows.jsonl").read_text().splitlines()
+    with Watch() as watch:
+        finetune.predict(folder / "run", [json.loads(line)["text"] for line in lines], device="cpu")
+    return watch.peak_mib
 
 
 class Watch:

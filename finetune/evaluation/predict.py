@@ -93,7 +93,7 @@ def predict_logits(
     batches = plan_evaluation(
         examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths
     )
-    results = []
+    in_planned_order, done = torch.empty(0), 0
     with torch.inference_mode():
         for batch in batches:
             indices = batch.indices
@@ -102,8 +102,14 @@ def predict_logits(
                 indices = fill_batch(indices, batch_size=filled)
             inputs = examples.inputs_of(indices, batch.padded_length)
             logits = model(**{name: device.copy(one) for name, one in inputs.items()}).logits
-            results.append(logits[: len(batch.indices)].float())
-    in_planned_order = torch.cat(results).cpu().numpy()
-    in_order = np.empty_like(in_planned_order)
-    in_order[np.concatenate([batch.indices for batch in batches])] = in_planned_order
+            if not done:
+                # One for all: a small tensor kept of each batch would stand in the way of what the
+                # C library has to give the next, and memory would grow with the batches.
+                shape = (len(examples.lengths), logits.shape[-1])
+                in_planned_order = logits.new_empty(shape, dtype=torch.float32)
+            in_planned_order[done : done + len(batch.indices)] = logits[: len(batch.indices)]
+            done += len(batch.indices)
+    found = in_planned_order.cpu().numpy()
+    in_order = np.empty_like(found)
+    in_order[np.concatenate([batch.indices for batch in batches])] = found
     return in_order
