@@ -3,7 +3,9 @@
 The rooms below the command line print nothing: they emit events to a callback of their caller.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -12,6 +14,30 @@ class Stage:
     """A new part of the work begins, such as ``reading TREC``, or a fact about it is known."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class StageStarted:
+    """A stage of a run begins.
+
+    Args:
+        name: Such as ``load`` or ``train``.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
+class StageFinished:
+    """A stage of a run has come to its end; one that fails has none.
+
+    Args:
+        name: That it began with.
+        seconds: What it took.
+    """
+
+    name: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -74,6 +100,7 @@ class Update:
         examples_per_second: Training rows a second since the last report.
         memory_bytes: Memory in use on the device.
         held_bytes: Memory that the process holds there, with what is cached for later.
+        budget_bytes: Memory that the process might have held there when training began.
         remaining_seconds: Estimate for the training that is left.
     """
 
@@ -85,6 +112,7 @@ class Update:
     examples_per_second: float
     memory_bytes: int
     held_bytes: int
+    budget_bytes: int
     remaining_seconds: float
 
 
@@ -105,9 +133,20 @@ class Validation:
     is_best: bool
 
 
-Event = Stage | Advance | Probe | WarningMessage | Update | Validation
+Event = (
+    Stage | StageStarted | StageFinished | Advance | Probe | WarningMessage | Update | Validation
+)
 Emit = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
     """Do nothing with an event."""
+
+
+@contextmanager
+def stage(name: str, emit: Emit) -> Iterator[None]:
+    """Emit that a stage begins and, unless it fails, that it is finished."""
+    emit(StageStarted(name))
+    started = time.perf_counter()
+    yield
+    emit(StageFinished(name, time.perf_counter() - started))

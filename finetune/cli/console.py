@@ -4,15 +4,14 @@ Rich is imported where something is shown, so that ``--help`` stays quick.
 """
 
 import json
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from finetune.escaping import escape_controls, escape_line
-from finetune.events import Advance, Emit, Event, Probe, Stage, Update, Validation, WarningMessage
+from finetune.events import Emit
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Scores
@@ -25,93 +24,11 @@ LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 @contextmanager
 def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
-    """Yield an ``Emit`` that shows events: a bar on a terminal, else lines; if quiet, warnings."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+    """Yield an ``Emit`` that shows events, live on a terminal; if quiet, warnings alone."""
+    from finetune.cli.progress import open_view
 
-    file = cast(TextIO, _Standing(sys.stderr)) if sys.stderr else None
-    console = Console(file=file, stderr=True, soft_wrap=True, **LITERAL)
-    has_bar = console.is_terminal and not (quiet or no_progress)
-    texts = (TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
-    columns = (BarColumn(bar_width=8), *texts, TimeRemainingColumn(compact=True))
-    bar = Progress(*columns, console=console, disable=not has_bar, transient=True)
-    tasks: dict[type[Event], TaskID] = {}
-    validated = ""
-
-    def move(kind: type[Event], description: str, *, done: int, total: int) -> None:
-        if kind not in tasks:
-            tasks[kind] = bar.add_task("", total=total)
-        bar.update(tasks[kind], completed=done, description=description)
-        if done == total:
-            bar.remove_task(tasks.pop(kind))
-
-    def emit(event: Event) -> None:
-        nonlocal validated
-        match event:
-            case WarningMessage():
-                console.print(escape_line(_line(event)), style="yellow")
-            case Advance() if has_bar:
-                move(Advance, "examples", done=event.done, total=event.total)
-            case Update() if has_bar:  # short, so that all of it fits into 80 columns
-                metrics = f"loss {event.loss:.3f}  {validated}{_speed_and_memory(event)}"
-                move(Update, metrics, done=event.update, total=event.total_updates)
-            case Validation() if has_bar:  # of 40 epochs of a head; all are in metrics.jsonl
-                name, value = next(iter(event.metrics.items()))
-                validated = f"{name} {value:.3f}  "
-            case _ if not quiet:
-                console.print(escape_line(_line(event)))
-
-    with bar:
+    with open_view(is_quiet=quiet, is_live=not no_progress) as emit:
         yield emit
-
-
-class _Standing:
-    """A stream for progress: the work goes on where its reader is gone or its disk is full."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> None:
-        with suppress(OSError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
-
-
-def _line(event: Event) -> str:
-    match event:
-        case Stage():
-            return event.message
-        case WarningMessage():
-            return f"warning: {event.message}" + (f" ({event.remedy})" if event.remedy else "")
-        case Advance():
-            return f"  {event.done:,}/{event.total:,} examples"
-        case Update():
-            return (
-                f"update {event.update}/{event.total_updates}  loss {event.loss:.3f}  "
-                f"lr {event.learning_rate:.1e}  {_speed_and_memory(event)}  "
-                f"{event.remaining_seconds:.0f} s left"
-            )
-        case Validation():
-            metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-            best = "  (best so far)" if event.is_best else ""
-            return f"epoch {event.epoch:.2f}: validation {metrics}{best}"
-        case Probe():
-            parts = [f"  batch {event.batch_size:,}: {event.verdict.replace('_', ' ')}"]
-            if event.peak_bytes is not None:
-                parts.append(f"{event.peak_bytes / 2**30:.2f} GiB")
-            if event.examples_per_second is not None:
-                parts.append(f"{event.examples_per_second:,.0f} examples/s")
-            return ", ".join([*parts, f"{event.seconds:.0f} s", *filter(None, [event.reason])])
-
-
-def _speed_and_memory(event: Update) -> str:
-    return f"{event.examples_per_second:.0f} examples/s  {event.memory_bytes / 2**30:.2f} GiB"
 
 
 def show_json(value: Mapping[str, Any]) -> None:

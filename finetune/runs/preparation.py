@@ -15,7 +15,7 @@ from finetune.data.source import DataSource
 from finetune.data.tables import column_of, texts_of
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.events import Emit, Stage, WarningMessage
+from finetune.events import Emit, Stage, WarningMessage, stage
 from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import Classifier, load_classifier
@@ -108,18 +108,20 @@ def prepare(config: Config, *, origins: Mapping[str, str] | None = None, emit: E
     device, precision = select_device(config.training.device, emit=emit), config.training.precision
     check_precision(device, precision)
     emit(Stage(f"device: {device.name} ({device.description}), precision {precision}"))
-    loaded = load_run_data(config.data, emit=emit)
-    splits = loaded.splits
-    task = loaded.task.fitted(loaded.task.labels(column_of(splits["train"], "label")))
-    task.chosen_metric(config.training.metric_for_best_model)
-    classifier = load_for_training(config, task=task, device=device, emit=emit)
+    with stage("load", emit):
+        loaded = load_run_data(config.data, emit=emit)
+        splits = loaded.splits
+        task = loaded.task.fitted(loaded.task.labels(column_of(splits["train"], "label")))
+        task.chosen_metric(config.training.metric_for_best_model)
+        classifier = load_for_training(config, task=task, device=device, emit=emit)
     if config.training.class_weights == "balanced":
         emit(Stage("class weights: every class counts the same in the loss, instead of every row"))
     started = time.perf_counter()
-    examples = {
-        split: encode_rows(rows, split, classifier, config=config, emit=emit)
-        for split, rows in splits.items()
-    }
+    with stage("encode", emit):
+        examples = {
+            split: encode_rows(rows, split, classifier, config=config, emit=emit)
+            for split, rows in splits.items()
+        }
     seconds = time.perf_counter() - started
     return Preparation(
         config, device, loaded.sources, splits, examples, classifier, seconds, origins=origins or {}

@@ -13,7 +13,7 @@ from finetune.config.schema import Config
 from finetune.devices.batch_size import BatchSize
 from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
-from finetune.events import Emit, Stage
+from finetune.events import Emit, Stage, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.save import save_classifier
@@ -129,11 +129,14 @@ class Run:
         device = preparation.device
         batch_size, eval_batch_size = _batch_sizes(preparation, plan, emit=emit)
         device.choose_attention(longest_tokens=plan.padded_lengths[-1])
-        preparation = choose_run_threads(preparation, emit=emit)
-        preparation = with_precision(preparation, plan, batch_size, emit=emit)
+        with stage("threads", emit):
+            preparation = choose_run_threads(preparation, emit=emit)
+        with stage("precision", emit):
+            preparation = with_precision(preparation, plan, batch_size, emit=emit)
         precision = preparation.config.training.precision
         started = time.perf_counter()
-        model, examples = stored_features(preparation, plan, eval_batch_size, emit=emit)
+        with stage("features", emit):
+            model, examples = stored_features(preparation, plan, eval_batch_size, emit=emit)
         seconds = preparation.encoding_seconds + time.perf_counter() - started
         training_state = prepare_training(
             model,
@@ -180,6 +183,7 @@ class Run:
             )
         )
         with (
+            stage("train", self.emit),
             examples_explained(self.preparation),
             device_fault_explained(
                 self.folder, self.progress, device_name=self.preparation.device.name
@@ -219,13 +223,14 @@ class Run:
     ) -> RunResults:
         self.folder.path.stat()  # save_pretrained would make a folder anew that was moved
         classifier, task = self.preparation.classifier, self.preparation.task
-        save_classifier(classifier, self.folder.model_folder)
-        write_inference(self.folder, self.config.model, max_tokens=classifier.max_tokens)
-        if validation:
-            write_confidences(self.folder, task, validation)
-        self.emit(Stage("evaluating the best model"))
-        test = self._predict("test")
-        self._write_predictions(*test)
+        with stage("save", self.emit):
+            save_classifier(classifier, self.folder.model_folder)
+            write_inference(self.folder, self.config.model, max_tokens=classifier.max_tokens)
+            if validation:
+                write_confidences(self.folder, task, validation)
+        with stage("evaluate", self.emit):
+            test = self._predict("test")
+            self._write_predictions(*test)
         results = RunResults(
             task=task,
             facts=RunFacts.of(self.preparation, self.plan),
@@ -238,7 +243,8 @@ class Run:
         )
         write_json(self.folder.state_file, self._trainer_state())
         write_json(self.folder.results_file, results.to_json())
-        write_pages(self.folder, results)
+        with stage("report", self.emit):
+            write_pages(self.folder, results)
         delete_previous_run(self.folder)
         return results
 
@@ -357,7 +363,8 @@ def _batch_sizes(
 
 def _with_found_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> Preparation:
     """Return a preparation with the batch sizes that were found for it, in place of ``auto``."""
-    found = find_sizes(preparation, plan, emit=emit)
+    with stage("batch size", emit):
+        found = find_sizes(preparation, plan, emit=emit)
     if found.gradient_checkpointing:
         enable_gradient_checkpointing(preparation.classifier.model, preparation.device)
     config = preparation.config

@@ -245,6 +245,7 @@ class _UpdateLog:
         self._losses: list[torch.Tensor] = []
         self._first_update = progress.updates
         self._guard: ParameterGuard | None = ParameterGuard(training_state.model)
+        self._budget_bytes = training_state.device.memory.budget_bytes(None)
         self._since = 0.0
         self._has_warned_of_cache = False
         self._has_warned_of_launches = False
@@ -289,6 +290,7 @@ class _UpdateLog:
             examples_per_second=examples / seconds,
             memory_bytes=memory.used_bytes(),
             held_bytes=memory.held_bytes(),
+            budget_bytes=self._budget_bytes,
             remaining_seconds=seconds / len(losses) * (schedule.total_updates - done),
         )
 

@@ -20,6 +20,7 @@ def update(number: int) -> Update:
         examples_per_second=10.0,
         memory_bytes=1024,
         held_bytes=2048,
+        budget_bytes=6 * 2**30,
         remaining_seconds=1.0,
     )
 

@@ -25,7 +25,7 @@ from tiny_runs import (
 
 import finetune
 from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, NotARun, UsageError
-from finetune.events import Emit, Event, Stage, Update, WarningMessage
+from finetune.events import Emit, Event, Stage, StageStarted, Update, WarningMessage
 from finetune.files import read_json
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 
@@ -161,7 +161,7 @@ def test_a_run_that_is_stopped_while_it_evaluates_its_model_resumes_from_there(
     run = tmp_path / "run"
 
     def stop(event: Event) -> None:
-        if isinstance(event, Stage) and event.message.startswith("evaluating"):
+        if event == StageStarted("evaluate"):
             press_ctrl_c()
 
     with pytest.raises(Interrupted):

@@ -39,7 +39,7 @@ from finetune.errors import (
     RunFolderNotEmpty,
     UsageError,
 )
-from finetune.events import Event, Stage, Update, Validation, WarningMessage, ignore
+from finetune.events import Event, Stage, StageFinished, StageStarted, Update, Validation, ignore
 from finetune.files import read_json, read_jsonl
 from finetune.model.load import Classifier
 
@@ -251,8 +251,14 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
     emitted: list[Event] = []
     options = {"max_train_samples": 32, "num_train_epochs": 1}
     run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
-    kinds = [type(event) for event in emitted if not isinstance(event, Stage | WarningMessage)]
+    kinds = [type(event) for event in emitted if isinstance(event, Update | Validation)]
     assert kinds == [Update, Update, Validation]
+    started = [event.name for event in emitted if isinstance(event, StageStarted)]
+    assert started == [
+        *("load", "encode", "threads", "precision", "features"),
+        *("train", "save", "evaluate", "report"),
+    ]
+    assert [event.name for event in emitted if isinstance(event, StageFinished)] == started
     stages = " ".join(event.message for event in emitted if isinstance(event, Stage))
     for word in ("device", "questions", "32 train", "mode full", "learning rate 0.001", "test"):
         assert word in stages

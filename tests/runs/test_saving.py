@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 import finetune
 from finetune.errors import NotWritten
-from finetune.events import Emit, Event, Stage, Update, WarningMessage
+from finetune.events import Emit, Event, StageStarted, Update, WarningMessage
 from finetune.runs import checkpoint, journal, saving
 from finetune.runs.checkpoint import read_checkpoint
 
@@ -90,7 +90,7 @@ def test_updates_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
     def look(event: Event) -> None:
         if isinstance(event, Update) and event.update == 6:
             goes_on.set()
-        if isinstance(event, Stage) and event.message.startswith("evaluating"):
+        if event == StageStarted("evaluate"):
             assert read_checkpoint(run / "checkpoints" / "step-8")[0]["optimizer"] == {}
 
     monkeypatch.setattr(checkpoint, "save_file", save_late)
@@ -106,7 +106,7 @@ def test_no_checkpoint_is_ahead_of_the_journal(
     run, append_jsonl = tmp_path / "run", journal.append_jsonl
 
     def append_unless_refused(path: Path, rows: list[dict[str, Any]]) -> None:
-        if rows and rows[-1]["update"] == 6:
+        if rows and rows[-1].get("update") == 6:
             raise OSError(errno.ENOSPC, "disk full")
         append_jsonl(path, rows)
 
@@ -229,7 +229,7 @@ def test_overwriting_keeps_the_old_run_until_the_new_one_has_a_model(
     has_both: list[bool] = []
 
     def look(event: Event) -> None:
-        if isinstance(event, Stage) and event.message.startswith("evaluating"):
+        if event == StageStarted("evaluate"):
             models = (run / "model", run / "previous" / "model")
             has_both.append(all(model.is_dir() for model in models))
 
