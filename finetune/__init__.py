@@ -7,6 +7,7 @@ The commands as functions:
     results = finetune.run(data="questions", model="minilm", freeze_core=True)
     finetune.evaluate(results.output_dir)
     finetune.predict(results.output_dir, ["Who wrote Faust?"])
+    finetune.compare("runs/one", "runs/another").runs
     finetune.find_batch(model="minilm", device="cpu").results
 """
 
@@ -14,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["evaluate", "find_batch", "predict", "run"]
+__all__ = ["compare", "evaluate", "find_batch", "predict", "run"]
 
 
 def __getattr__(name: str) -> Any:

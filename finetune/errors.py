@@ -125,7 +125,7 @@ class DataUnreadable(DataError):
 
 
 class DataDiffers(DataError):
-    """The data or the model of a run is no longer what the run was made from."""
+    """The data or the model of a run is not what that run, or another one, was made from."""
 
 
 class ChecksumDiffers(DataError):

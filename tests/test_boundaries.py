@@ -130,6 +130,8 @@ with contextlib.suppress(SystemExit):
         # transformers itself imports accelerate when it loads a model.
         ("finetune.runs.trained", TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}),
         ("finetune.api.dry_run", TRAINING_ONLY),
+        ("finetune.report.compare", TRAINING_ONLY | {"torch", "transformers", "datasets"}),
+        ("finetune.runs.finished", {"torch", "transformers", "datasets", "pyarrow"}),
         ("finetune.api.bench_session", {"datasets", "evaluate", "pandas", "sklearn"}),
     ],
 )

@@ -1,20 +1,24 @@
 """What the tests of whole runs share: a small model, quick options, and the command itself."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import finetune
 from finetune.cli.main import main
-from finetune.files import read_jsonl
+from finetune.files import read_json, read_jsonl, write_json, write_jsonl
+from finetune.runs.folder import RunFolder, load_saved_task
 
 QUICK: dict[str, Any] = {
     "data": "questions",
@@ -77,6 +81,33 @@ def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:
     """Fine-tune a tiny model within this process, with the quick options unless told."""
     results = finetune.run(**(QUICK | options), model=str(model), output_dir=str(folder))
     return {**results.to_json(), "output_dir": results.output_dir}
+
+
+def copy_run(run: Path, to: Path, *, answers: Sequence[Any] = (), **options: Any) -> Path:
+    """Copy what ``finetune compare`` reads of a finished run.
+
+    Args:
+        run: The run.
+        to: Where.
+        answers: What the copy says of the first test rows, in place of what the run said.
+        options: Other values in its configuration.
+    """
+    (to / "model").mkdir(parents=True)
+    for name in ("manifest.json", "model/config.json"):
+        shutil.copy(run / name, to / name)
+    rows = read_jsonl(run / "predictions.jsonl")
+    changed = [row | {"predicted": answer} for row, answer in zip(rows, answers, strict=False)]
+    rows = changed + rows[len(changed) :]
+    write_jsonl(to / "predictions.jsonl", rows)
+    metrics = load_saved_task(RunFolder(run)).weighted_metrics(rows)(np.ones((1, len(rows))))
+    found = {f"test_{name}": value.item() for name, value in metrics.items()}
+    write_json(to / "all_results.json", read_json(run / "all_results.json") | found)
+    config = (run / "config.yaml").read_text(encoding="utf-8")
+    for option, value in options.items():
+        config, lines = re.subn(rf"(?m)^  {option}: .*$", f"  {option}: {value}", config)
+        assert lines == 1
+    (to / "config.yaml").write_text(config, encoding="utf-8")
+    return to
 
 
 def flags(**options: Any) -> list[str]:

@@ -19,6 +19,7 @@ from finetune.training.interruption import raise_on_signal, signal_of
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
     "evaluate": "Evaluate a run's model on a split of its data.",
+    "compare": "Compare runs on the same test rows: metrics, options, rows that differ.",
     "predict": "Classify texts with a run's model.",
     "report": "Write a run's report and model card anew.",
     "export": "Write a run's model for another runtime: ONNX.",

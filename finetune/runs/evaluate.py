@@ -8,10 +8,10 @@ from finetune.data.load import load_rows
 from finetune.errors import DataError, NotARun
 from finetune.events import Emit, Stage
 from finetune.runs.data import data_options, load_run_data
-from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import encode_rows
-from finetune.runs.trained import TrainedModel, model_reads_pairs, saved_task
+from finetune.runs.trained import TrainedModel, model_reads_pairs
 from finetune.tasks.base import Scores, warn_unless_better
 
 
@@ -53,7 +53,7 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
     options = load_saved_config(folder).data
     rows = load_rows(
         replace(data_options(options), data=source),
-        task=saved_task(folder),
+        task=load_saved_task(folder),
         emit=emit,
     )
     if ("text_pair" in rows.column_names) != (reads_pairs := model_reads_pairs(folder)):

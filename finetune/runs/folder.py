@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
-from finetune.files import PARTIAL_SUFFIX
+from finetune.errors import ModelUnsupported, NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
+from finetune.files import PARTIAL_SUFFIX, read_json
 
 if TYPE_CHECKING:
     from finetune.config.schema import Config
+    from finetune.tasks.base import Task
 
 LOCK_NAME = ".lock"
 # macOS puts .DS_Store into every folder that the Finder has shown.
@@ -270,6 +271,23 @@ def load_saved_config(folder: RunFolder) -> "Config":
 
     file = str(folder.config_file)
     return load_config(file=file, environment={}, flags={}, assignments=()).config
+
+
+def load_saved_task(folder: RunFolder) -> "Task":
+    """Return the task of a run's model.
+
+    Raises:
+        ModelUnsupported: If its config can't be read.
+    """
+    from finetune.tasks.choose import read_task
+
+    try:
+        return read_task(read_json(folder.model_folder / "config.json"))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelUnsupported(
+            f"the model of {folder.path} is damaged: its config.json can't be read",
+            remedy="make the run again",
+        ) from error
 
 
 @contextmanager

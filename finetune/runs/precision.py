@@ -24,7 +24,8 @@ from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch
 from finetune.training.micro_batches import UpdatePart, cut_batch
-from finetune.training.precision_timing import PrecisionTiming, time_precisions
+from finetune.training.precision_result import PrecisionTiming
+from finetune.training.precision_timing import time_precisions
 
 # A timing takes up to 12 batches, mostly 6; fewer than this in all would not make up for them.
 LEAST_BATCHES = 50

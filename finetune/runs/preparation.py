@@ -27,7 +27,7 @@ from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples
 
 if TYPE_CHECKING:
-    from finetune.training.precision_timing import PrecisionTiming
+    from finetune.training.precision_result import PrecisionTiming
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,15 @@ from pydantic import TypeAdapter
 from finetune.errors import NotARun
 from finetune.evaluation.calibration import Calibration
 from finetune.files import read_json
-from finetune.model.freeze import count_parameters
 from finetune.model.mode import Mode
 from finetune.runs.details import RunDetails
-from finetune.runs.folder import RunFolder
-from finetune.runs.plan import TrainingPlan
-from finetune.runs.preparation import Preparation
-from finetune.runs.trained import saved_task
+from finetune.runs.folder import RunFolder, load_saved_task
 from finetune.tasks.base import Scores, Task
+from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:
-    from finetune.training.precision_timing import PrecisionTiming
+    from finetune.runs.plan import TrainingPlan
+    from finetune.runs.preparation import Preparation
 
 SCHEMA_VERSION = 1
 
@@ -63,14 +61,16 @@ class RunFacts:
     device: str
     device_description: str
     precision: str
-    precision_timing: "PrecisionTiming | None"
+    precision_timing: PrecisionTiming | None
     trained_parameters: int
     total_parameters: int
     real_token_share: float
 
     @classmethod
-    def of(cls, preparation: Preparation, plan: TrainingPlan) -> "RunFacts":
+    def of(cls, preparation: "Preparation", plan: "TrainingPlan") -> "RunFacts":
         """Return the facts of a run."""
+        from finetune.model.freeze import count_parameters
+
         config, classifier = preparation.config, preparation.classifier
         trained, total = count_parameters(classifier.model)
         return cls(
@@ -139,7 +139,7 @@ def read_results(folder: RunFolder) -> RunResults:
             {one.name: found[one.name] for one in fields(part)}
             for part in (RunFacts, TrainingMetrics)
         )
-        task = saved_task(folder)
+        task = load_saved_task(folder)
         return RunResults(
             task=task,
             facts=RunFacts(**facts | {"precision_timing": _read_timing(facts)}),
@@ -156,9 +156,7 @@ def read_results(folder: RunFolder) -> RunResults:
         ) from error
 
 
-def _read_timing(facts: Mapping[str, Any]) -> "PrecisionTiming | None":
-    from finetune.training.precision_timing import PrecisionTiming
-
+def _read_timing(facts: Mapping[str, Any]) -> PrecisionTiming | None:
     timing = facts["precision_timing"]
     return None if timing is None else PrecisionTiming(**timing)
 

@@ -10,15 +10,14 @@ from finetune.config.schema import Config, long_texts_of
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.errors import ModelUnsupported, NotARun
+from finetune.errors import NotARun
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
 from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
-from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.inference import with_inference
-from finetune.tasks.base import Answer, Task
-from finetune.tasks.choose import read_task
+from finetune.tasks.base import Answer
 from finetune.tokenization.examples import ModelInputs
 
 
@@ -52,7 +51,7 @@ class TrainedModel:
         classifier = load_classifier(
             str(folder.model_folder),
             revision=None,
-            task=saved_task(folder),
+            task=load_saved_task(folder),
             from_scratch=False,
             emit=emit,
         )
@@ -97,17 +96,6 @@ class TrainedModel:
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
         padded_lengths = self.classifier.padded_lengths(lengths, self.device.shapes)
         return self.predictor.logits(examples, padded_lengths=padded_lengths)
-
-
-def saved_task(folder: RunFolder) -> Task:
-    """Return the task of a run's model."""
-    try:
-        return read_task(read_json(folder.model_folder / "config.json"))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelUnsupported(
-            f"the model of {folder.path} is damaged: its config.json can't be read",
-            remedy="make the run again",
-        ) from error
 
 
 def model_reads_pairs(folder: RunFolder) -> bool:

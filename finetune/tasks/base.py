@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid
@@ -14,9 +13,12 @@ from finetune.events import Emit, WarningMessage
 
 if TYPE_CHECKING:
     import pyarrow
+    import torch
     from transformers import PreTrainedConfig
 
 Labels = NDArray[Any]
+# Metrics by name, [resamples], of how often each row counts: [resamples, rows].
+WeightedMetrics = Callable[[NDArray[np.float64]], dict[str, NDArray[np.float64]]]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 # The pipeline of transformers that a saved model is for.
 PIPELINE = "text-classification"
@@ -186,6 +188,8 @@ class Task(ABC):
     scores_type: ClassVar[type[Scores]]
     can_abstain: ClassVar[bool] = False
     """Whether a text has one answer, with a probability."""
+    has_right_answers: ClassVar[bool] = True
+    """Whether an answer is either right or wrong."""
 
     class_names: Sequence[str] = ()
     temperature: float = field(default=1.0, kw_only=True)
@@ -337,7 +341,7 @@ class Task(ABC):
         """
         return self
 
-    def fold(self, parameters: Sequence[torch.nn.Parameter]) -> "Task":
+    def fold(self, parameters: "Sequence[torch.nn.Parameter]") -> "Task":
         """Change the last layer's parameters, in place, so that its users need not know the task.
 
         Returns:
@@ -345,7 +349,9 @@ class Task(ABC):
         """
         return self
 
-    def unfold(self, parameters: Sequence[torch.nn.Parameter], *, saved: Mapping[str, Any]) -> None:
+    def unfold(
+        self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
+    ) -> None:
         """Undo ``fold``, in place, for a pretrained head that trains on.
 
         Args:
@@ -363,7 +369,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the loss of each example, without weights: fp32 of shape [examples].
 
         Nothing here may depend on the values of the tensors: an update may be captured.
@@ -407,6 +413,20 @@ class Task(ABC):
             lowest: The lowest probability of an answer of each class, by name.
         """
         raise NotImplementedError
+
+    # How two models are compared.
+
+    @abstractmethod
+    def row_errors(self, predictions: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+        """Return how wrong each row of ``predictions.jsonl`` is, 0 where it is right: [rows]."""
+
+    @abstractmethod
+    def weighted_metrics(self, predictions: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
+        """Return, of the metrics that rows of ``predictions.jsonl`` decide, what computes them.
+
+        Raises:
+            KeyError: If a row has a class that the task lacks.
+        """
 
     # What people read about it.
 

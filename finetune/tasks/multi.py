@@ -7,7 +7,6 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid
@@ -21,11 +20,13 @@ from finetune.tasks.base import (
     Scores,
     Table,
     Task,
+    WeightedMetrics,
     by_class,
     percent,
     text_of,
 )
 from finetune.tasks.labels import find_separator, name_classes, sort_classes, split_labels
+from finetune.tasks.resampled import macro_f1
 from finetune.tasks.temperature import (
     fit_temperature,
     note_on_calibration,
@@ -35,6 +36,7 @@ from finetune.tasks.temperature import (
 
 if TYPE_CHECKING:
     import pyarrow
+    import torch
 
 DEFAULT_THRESHOLD = 0.5
 # A threshold chosen by fewer rows than this says more about these than about the class.
@@ -300,8 +302,10 @@ class Multi(Task):
             )
         return np.ones(len(labels), np.float32)
 
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the mean binary cross-entropy of the classes of each example."""
+        import torch
+
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
         return entropy(logits, labels, reduction="none").mean(dim=1)
 
@@ -325,7 +329,7 @@ class Multi(Task):
         temperature = fit_temperature(self.losses, logits, labels, wrong_answers=wrong, emit=emit)
         return replace(tuned, temperature=temperature)
 
-    def fold(self, parameters: Sequence[torch.nn.Parameter]) -> "Multi":
+    def fold(self, parameters: "Sequence[torch.nn.Parameter]") -> "Multi":
         """Divide the last layer by the temperature; the thresholds stay at the same logits."""
         if self.temperature == 1:
             return self
@@ -335,12 +339,16 @@ class Multi(Task):
         moved = expit(logit(np.array(self._thresholds)) / self.temperature)
         return replace(self, thresholds=moved.tolist())
 
-    def unfold(self, parameters: Sequence[torch.nn.Parameter], *, saved: Mapping[str, Any]) -> None:
+    def unfold(
+        self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
+    ) -> None:
         """Undo ``fold``, unless the head is used as it was saved, with its own task."""
         scale_parameters(parameters, read_temperature(saved) / self.temperature)
 
     def score(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> MultiScores:
         """Compare the classes whose probability reaches their threshold with the true ones."""
+        import torch
+
         from finetune.tasks.metric import compute_metrics
 
         metrics = compute_metrics(
@@ -406,6 +414,35 @@ class Multi(Task):
         for true, own in zip(labels > 0, predicted, strict=True):
             yield {"label": self._names_where(true), "predicted": self._names_where(own)}
 
+    def row_errors(self, predictions: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+        """Return how many classes each row has too many or too few."""
+        return np.array([len({*row["label"]} ^ {*row["predicted"]}) for row in predictions], float)
+
+    def weighted_metrics(self, predictions: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
+        """Return what computes the metrics of the predicted classes: all but average precision."""
+        true, predicted = (
+            self._matrix([row[column] for row in predictions]) for column in ("label", "predicted")
+        )
+        is_right = (true == predicted).all(axis=1)
+
+        def compute(weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+            right, answers = weights @ (true * predicted), weights @ (true + predicted)
+            return {
+                "micro_f1": 2 * right.sum(axis=1) / np.maximum(answers.sum(axis=1), 1),
+                "macro_f1": macro_f1(right, answers),
+                "subset_accuracy": weights @ is_right / weights.sum(axis=1),
+            }
+
+        return compute
+
+    def _matrix(self, names_of_rows: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+        """Return 1 where a row has a class: [rows, classes]."""
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        matrix = np.zeros((len(names_of_rows), len(numbers)))
+        rows = np.repeat(np.arange(len(names_of_rows)), [*map(len, names_of_rows)])
+        matrix[rows, [numbers[name] for names in names_of_rows for name in names]] = 1
+        return matrix
+
     def description(self, subject: str) -> str:
         """Return how many classes there are."""
         names = len(self.class_names)
@@ -456,6 +493,8 @@ def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) 
 
 
 def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    import torch
+
     probabilities: NDArray[np.float32] = torch.from_numpy(logits).sigmoid().numpy()
     return probabilities
 

@@ -6,7 +6,6 @@ from heapq import nlargest
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, DataError
@@ -18,12 +17,15 @@ from finetune.tasks.base import (
     Scores,
     Table,
     Task,
+    WeightedMetrics,
     text_of,
 )
 from finetune.tasks.labels import NUMBER
+from finetune.tasks.resampled import correlation, ranks
 
 if TYPE_CHECKING:
     import pyarrow
+    import torch
     from transformers import PreTrainedConfig
 
 # So many of the rows with one number: a model that always gives it looks better than it is.
@@ -105,6 +107,7 @@ class Regression(Task):
     metric_names: ClassVar[Sequence[str]] = ("pearson", "spearman", "mae", "loss")
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"mae", "loss"})
     scores_type: ClassVar[type[Scores]] = RegressionScores
+    has_right_answers: ClassVar[bool] = False
 
     mean: float = 0.0
     deviation: float = 1.0
@@ -206,8 +209,10 @@ class Regression(Task):
         mean, deviation = labels.mean(dtype=np.float64), labels.std(dtype=np.float64)
         return replace(self, mean=float(mean), deviation=float(deviation) or 1.0)
 
-    def fold(self, parameters: Sequence[torch.nn.Parameter]) -> "Regression":
+    def fold(self, parameters: "Sequence[torch.nn.Parameter]") -> "Regression":
         """Make the last layer give units instead of standard deviations from the mean."""
+        import torch
+
         with torch.no_grad():
             for parameter in parameters:
                 parameter.mul_(self.deviation)
@@ -215,10 +220,14 @@ class Regression(Task):
                     parameter.add_(self.mean)
         return replace(self, is_folded=True)
 
-    def unfold(self, parameters: Sequence[torch.nn.Parameter], *, saved: Mapping[str, Any]) -> None:
+    def unfold(
+        self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
+    ) -> None:
         """Undo ``fold``, for a pretrained head that trains on."""
         if self.is_folded:
             return
+        import torch
+
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.ndim == 1:
@@ -236,7 +245,7 @@ class Regression(Task):
             )
         return np.ones(len(labels), np.float32)
 
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the squared error of each example, in squared standard deviations."""
         return (logits[:, 0] - (labels - self.mean) / self.deviation) ** 2
 
@@ -281,6 +290,26 @@ class Regression(Task):
         for true, own in zip(labels.tolist(), self._numbers(logits).tolist(), strict=True):
             yield {"label": true, "predicted": own}
 
+    def row_errors(self, predictions: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+        """Return the distance of each predicted number from the true one."""
+        true, predicted = _columns(predictions)
+        return np.abs(predicted - true)
+
+    def weighted_metrics(self, predictions: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
+        """Return what computes the correlations and the mean absolute error."""
+        true, predicted = _columns(predictions)
+        errors = np.abs(predicted - true)
+
+        def compute(weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+            ranked = ranks(weights, true), ranks(weights, predicted)
+            return {
+                "pearson": correlation(weights, true, predicted),
+                "spearman": correlation(weights, *ranked),
+                "mae": weights @ errors / weights.sum(axis=1),
+            }
+
+        return compute
+
     def description(self, subject: str) -> str:
         """Return that it gives numbers."""
         return f"A regression model of {subject}"
@@ -305,6 +334,14 @@ class Regression(Task):
     def points(self, predictions: Sequence[Mapping[str, Any]]) -> Sequence[tuple[float, float]]:
         """Return each row's true and predicted number."""
         return [(row["label"], row["predicted"]) for row in predictions]
+
+
+def _columns(predictions: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.float64], ...]:
+    """Return true and predicted numbers of rows of ``predictions.jsonl``."""
+    return tuple(
+        np.array([row[column] for row in predictions], np.float64)
+        for column in ("label", "predicted")
+    )
 
 
 def _correlation(one: NDArray[Any], other: NDArray[Any]) -> float:

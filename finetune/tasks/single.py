@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from finetune.events import Emit
@@ -22,11 +22,13 @@ from finetune.tasks.base import (
     Scores,
     Table,
     Task,
+    WeightedMetrics,
     by_class,
     percent,
     text_of,
 )
 from finetune.tasks.labels import name_classes, sort_classes
+from finetune.tasks.resampled import count_classes, macro_f1
 from finetune.tasks.temperature import (
     fit_temperature,
     note_on_calibration,
@@ -36,6 +38,7 @@ from finetune.tasks.temperature import (
 
 if TYPE_CHECKING:
     import pyarrow
+    import torch
 
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
 MOST_CLASSES_OF_MATRIX = 500
@@ -261,12 +264,14 @@ class Single(Task):
         temperature = fit_temperature(self.losses, logits, labels, wrong_answers=wrong, emit=emit)
         return replace(self, temperature=temperature)
 
-    def fold(self, parameters: Sequence[torch.nn.Parameter]) -> "Single":
+    def fold(self, parameters: "Sequence[torch.nn.Parameter]") -> "Single":
         """Divide the last layer by the temperature: its logits are calibrated."""
         scale_parameters(parameters, 1 / self.temperature)
         return self
 
-    def unfold(self, parameters: Sequence[torch.nn.Parameter], *, saved: Mapping[str, Any]) -> None:
+    def unfold(
+        self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
+    ) -> None:
         """Undo ``fold``, unless the head is used as it was saved, with its own task."""
         scale_parameters(parameters, read_temperature(saved) / self.temperature)
 
@@ -279,12 +284,14 @@ class Single(Task):
         weights = balanced_class_weights(labels, classes=len(self.class_names))
         return np.asarray(weights[labels])
 
-    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the cross-entropy of each example."""
         return cross_entropy(logits, labels)
 
     def score(self, logits: NDArray[np.float32], labels: NDArray[np.int64]) -> SingleScores:
         """Compare the most probable classes with the true ones."""
+        import torch
+
         from finetune.tasks.metric import compute_metrics
 
         metrics = compute_metrics(
@@ -323,6 +330,8 @@ class Single(Task):
         self, texts: Sequence[str], logits: NDArray[np.float32], *, all_scores: bool = False
     ) -> list[ClassAnswer]:
         """Return each text's most probable class, maybe with the probabilities of all."""
+        import torch
+
         probabilities = torch.from_numpy(logits).softmax(dim=-1)
         best, labels = probabilities.max(dim=-1)
         scores = by_class(self.class_names, probabilities.numpy(), is_wanted=all_scores)
@@ -360,6 +369,29 @@ class Single(Task):
             yield {"label": self.class_names[label], "predicted": answer.label,
                    "probability": answer.probability}  # fmt: skip
 
+    def row_errors(self, predictions: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+        """Return the probability of the class that was predicted in place of the true one."""
+        errors = (row["probability"] * (row["predicted"] != row["label"]) for row in predictions)
+        return np.fromiter(errors, np.float64, len(predictions))
+
+    def weighted_metrics(self, predictions: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
+        """Return what computes accuracy and macro F1."""
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        true, predicted = (
+            np.array([numbers[row[column]] for row in predictions], np.int64)
+            for column in ("label", "predicted")
+        )
+        is_right = true == predicted
+
+        def compute(weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+            count = partial(count_classes, classes=len(numbers))
+            right = count(weights[:, is_right], true[is_right])
+            answers = count(weights, true) + count(weights, predicted)
+            accuracy = right.sum(axis=1) / weights.sum(axis=1)
+            return {"accuracy": accuracy, "macro_f1": macro_f1(right, answers)}
+
+        return compute
+
     def description(self, subject: str) -> str:
         """Return how many classes there are."""
         return f"A classifier of {subject} with {len(self.class_names)} classes"
@@ -394,8 +426,10 @@ class Single(Task):
         )
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def cross_entropy(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
     """Return the cross-entropy of each example: of shape [examples]."""
+    import torch
+
     return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
 

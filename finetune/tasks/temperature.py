@@ -4,13 +4,15 @@ Guo et al., On Calibration of Modern Neural Networks, ICML 2017 (arXiv 1706.0459
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from finetune.events import Emit, Stage
+
+if TYPE_CHECKING:
+    import torch
 
 # A number that is fitted on n rows costs 1 / 2n nats a row: of 100 rows less than most models gain.
 # With hardly a wrong answer the fit runs off to temperatures near 0 (tests/tasks/test_temperature).
@@ -18,7 +20,7 @@ LEAST_ROWS = 100
 LEAST_WRONG_ANSWERS = 5
 LOWEST, HIGHEST = 0.05, 20.0
 
-Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Losses = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 def fit_temperature(
@@ -43,6 +45,7 @@ def fit_temperature(
         wanted = f"needs {LEAST_ROWS} and {LEAST_WRONG_ANSWERS}"
         emit(Stage(f"the probabilities are not calibrated: that {wanted}, there are {found}"))
         return 1.0
+    import torch
     from scipy.optimize import minimize_scalar
 
     outputs, true = torch.tensor(logits, dtype=torch.float64), torch.tensor(labels)
@@ -56,8 +59,10 @@ def fit_temperature(
     return float(np.exp(found.x))
 
 
-def scale_parameters(parameters: Sequence[torch.nn.Parameter], factor: float) -> None:
+def scale_parameters(parameters: "Sequence[torch.nn.Parameter]", factor: float) -> None:
     """Multiply weight and bias of the layer that gives the logits, in place."""
+    import torch
+
     if factor != 1:
         with torch.no_grad():
             for parameter in parameters:

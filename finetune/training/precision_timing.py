@@ -5,10 +5,9 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -20,10 +19,9 @@ from finetune.model.freeze import set_training
 from finetune.training.gradients import Losses
 from finetune.training.micro_batches import UpdatePart
 from finetune.training.out_of_memory import update_with_retries
+from finetune.training.precision_result import PrecisionTiming
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
-# bf16 has to gain so much, as no timing is exact.
-_GAIN = 1.03
 _ROUNDS = 5
 # Two rounds are enough where both gain more than the first, or less than the second.
 _CLEAR_GAIN, _CLEAR_LOSS = 1.2, 0.9
@@ -34,44 +32,6 @@ _LONGEST_UPDATE = 2.0
 # of which bf16 has twice as many.
 _LONGEST_PRODUCT = 4.0
 _PRODUCT_ROWS = 64
-# Rounding makes 0.015 of BERT-base's logits, and a fault about 1. At the start of a run the loss
-# hardly depends on the encoder, so that it is not the loss itself that is compared.
-_LARGEST_ERROR = 0.1
-
-
-@dataclass(frozen=True)
-class PrecisionTiming:
-    """What was measured in fp32 and in bf16.
-
-    Args:
-        work: What was timed: updates or, where that was enough, one product of matrices.
-        seconds: Median time of the work, by precision.
-        logits_error: Norm of the difference between both logits of the batch, after the updates and
-            without dropout, over the norm of those in fp32; at most 1. None where bf16 is slower.
-    """
-
-    work: Literal["update", "product"]
-    seconds: Mapping[str, float]
-    logits_error: float | None = None
-
-    @property
-    def is_bf16_faster(self) -> bool:
-        """Whether bf16 gains more than the noise of a timing."""
-        return self.seconds["fp32"] > _GAIN * self.seconds["bf16"]
-
-    @property
-    def do_results_agree(self) -> bool:
-        """Whether the logits, and so the losses, differ by no more than rounding."""
-        return self.logits_error is None or self.logits_error <= _LARGEST_ERROR
-
-    @property
-    def precision(self) -> Literal["fp32", "bf16"]:
-        """The precision to train in."""
-        return "bf16" if self.is_bf16_faster and self.do_results_agree else "fp32"
-
-    def __str__(self) -> str:
-        times = (f"{1e3 * one:,.1f} ms in {name}" for name, one in self.seconds.items())
-        return f"one {self.work} takes {' and '.join(times)}"
 
 
 def time_precisions(

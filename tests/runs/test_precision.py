@@ -25,7 +25,7 @@ from finetune.runs.plan import plan_training
 from finetune.runs.precision import note_parity, with_precision
 from finetune.runs.preparation import Preparation
 from finetune.training import precision_timing
-from finetune.training.precision_timing import PrecisionTiming
+from finetune.training.precision_result import PrecisionTiming
 
 FASTER = PrecisionTiming("update", {"fp32": 0.2, "bf16": 0.1}, logits_error=0.01)
 SLOWER = PrecisionTiming("update", {"fp32": 0.1, "bf16": 0.2})

@@ -12,11 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tiny_models import COMMON_WORDS
-from tiny_runs import run_tiny
+from tiny_runs import copy_run, run_tiny
 from transformers import pipeline
 
 import finetune
 from finetune.files import read_json, read_jsonl
+from finetune.report.compare import tabulate
 from finetune.tasks.base import KINDS
 from finetune.tasks.single import Single
 
@@ -136,6 +137,23 @@ def test_report_and_card_show_the_kind(run: Path) -> None:
         predictions = read_jsonl(run / "predictions.jsonl")
         # In the units of the table, which were learned as standard deviations from the mean.
         assert all(1900 < row["predicted"] < 2100 for row in predictions)
+
+
+def test_a_run_is_compared_with_one_that_answers_otherwise(run: Path, tmp_path: Path) -> None:
+    rows = read_jsonl(run / "predictions.jsonl")
+    other = copy_run(run, tmp_path / "other", answers=[row["label"] for row in rows])
+    comparison = finetune.compare(run, other)
+    versus = comparison.runs[1].versus
+    assert versus is not None
+    # The other has all rows right.
+    assert (versus.better, versus.worse) == (
+        sum(row["label"] != row["predicted"] for row in rows),
+        0,
+    )
+    assert (versus.p_value is None) == (comparison.task.name == "regression")
+    titles = [table.title for table in tabulate(comparison)]
+    assert titles[0] == f"Metrics on {len(rows)} test rows"
+    assert titles[-1].startswith("Nearer" if "regression" in str(run) else "Right")
 
 
 @pytest.fixture

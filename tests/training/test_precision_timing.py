@@ -20,7 +20,8 @@ from finetune.model.structure import find_structure
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch
 from finetune.training.micro_batches import MicroBatch, cut_batch
-from finetune.training.precision_timing import PrecisionTiming, time_precisions
+from finetune.training.precision_result import PrecisionTiming
+from finetune.training.precision_timing import time_precisions
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters
 

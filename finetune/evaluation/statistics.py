@@ -1,0 +1,95 @@
+"""How sure a difference between two models is, and the mean of several trainings."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetune.tasks.base import WeightedMetrics
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+# Of weights that are in memory at a time: 32 MB.
+_MOST_WEIGHTS = 2**22
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def bootstrap(
+    runs: Sequence[WeightedMetrics], *, rows: int, resamples: int = RESAMPLES, seed: int = 0
+) -> list[dict[str, NDArray[np.float64]]]:
+    """Return the metrics of each run on the same resamples of the rows: [resamples] by name.
+
+    Args:
+        runs: Of each run, its metrics as a function of how often each row counts.
+        rows: How many there are.
+        resamples: How many are drawn, each of so many rows, with replacement.
+        seed: Of what is drawn.
+    """
+    generator = np.random.default_rng(seed)
+    at_a_time = max(1, _MOST_WEIGHTS // rows)
+    parts = []
+    for first in range(0, resamples, at_a_time):
+        weights = _draw(generator, resamples=min(at_a_time, resamples - first), rows=rows)
+        parts.append([compute(weights) for compute in runs])
+    return [
+        {name: np.concatenate([one[name] for one in own]) for name in own[0]}
+        for own in zip(*parts, strict=True)
+    ]
+
+
+def _draw(generator: np.random.Generator, *, resamples: int, rows: int) -> NDArray[np.float64]:
+    """Return how often each row occurs in each resample: [resamples, rows]."""
+    drawn = generator.integers(rows, size=(resamples, rows)) + rows * np.arange(resamples)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=resamples * rows)
+    return counts.reshape(resamples, rows).astype(np.float64)
+
+
+def paired_differences(
+    run: Mapping[str, NDArray[np.float64]],
+    baseline: Mapping[str, NDArray[np.float64]],
+    *,
+    found: Mapping[str, float],
+) -> dict[str, Interval]:
+    """Return the difference of each metric with its percentile interval.
+
+    Args:
+        run: Its metrics on resamples, as ``bootstrap`` returns them.
+        baseline: Those of the other run, on the same resamples.
+        found: The difference on all rows, of some metrics more.
+    """
+    tail = (1 - CONFIDENCE) / 2
+    limits = {name: np.quantile(run[name] - baseline[name], [tail, 1 - tail]) for name in run}
+    return {name: Interval(found[name], *map(float, own)) for name, own in limits.items()}
+
+
+def mcnemar_p_value(first_only: int, second_only: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test, in 0..1.
+
+    Args:
+        first_only: Rows that only the first model has right.
+        second_only: Rows that only the second has right.
+    """
+    from scipy.special import bdtr
+
+    rows = first_only + second_only
+    return min(1.0, 2 * float(bdtr(min(first_only, second_only), rows, 0.5))) if rows else 1.0
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Return the mean of independent values, two at least, with its interval by Student's t."""
+    from scipy.special import stdtrit
+
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
+    half = quantile * deviation / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)

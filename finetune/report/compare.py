@@ -1,0 +1,121 @@
+"""The tables and the page of ``finetune compare``."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from finetune.evaluation.statistics import Interval
+from finetune.report.templates import TEMPLATES, capitalize
+from finetune.runs.compare import ComparedRun, Comparison, DifferingRow
+from finetune.tasks.base import Figure, Table
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Return ``compare.html``, which needs no other file."""
+    return TEMPLATES.get_template("compare.html.j2").render(
+        comparison=comparison, tables=tabulate(comparison)
+    )
+
+
+def tabulate(comparison: Comparison) -> list[Table]:
+    """Return metrics, rows that differ and options that differ, as tables."""
+    tables = [_tabulate_metrics(comparison), _tabulate_counts(comparison)]
+    if comparison.options:
+        tables.append(_tabulate_options(comparison))
+    for run in comparison.runs:
+        tables += _tabulate_rows(comparison, run)
+    return tables
+
+
+def _tabulate_metrics(comparison: Comparison) -> Table:
+    rows = [
+        (capitalize(figure.name) if run is comparison.runs[0] else "", run.name, str(figure),
+         _spell_difference(run, figure))
+        for number in range(len(comparison.runs[0].test.figures))
+        for run in comparison.runs
+        for figure in [run.test.figures[number]]
+    ]  # fmt: skip
+    note = (
+        "Differences are paired: both models on the same resamples of the test rows. In brackets "
+        "is the 95 % interval of the bootstrap; where it contains 0, the difference may be chance."
+    )
+    if len(comparison.runs) > 2:
+        note += " Of many comparisons some look sure by chance."
+    columns = ("metric", "run", "value", f"difference to {comparison.baseline}")
+    return Table(_title(comparison), columns, rows, text_columns=2, note=note)
+
+
+def _title(comparison: Comparison) -> str:
+    return f"Metrics on {comparison.samples:,} test rows"
+
+
+def _spell_difference(run: ComparedRun, figure: Figure) -> str:
+    if run.versus is None:
+        return ""
+    difference = run.versus.differences.get(figure.key)
+    return _spell_interval(difference, figure) if difference else "–"
+
+
+def _spell_interval(one: Interval, figure: Figure) -> str:
+    """Return a difference such as ``+1.2 [−0.4, +2.9]``, of shares in percentage points."""
+    low, value, high = (_spell_signed(each, figure) for each in (one.low, one.value, one.high))
+    return f"{value} [{low}, {high}]"
+
+
+def _spell_signed(value: float, figure: Figure) -> str:
+    text = f"{100 * value:+.1f}" if figure.is_share else f"{value:+.3g}"
+    return text.replace("-", "−")
+
+
+def _tabulate_counts(comparison: Comparison) -> Table:
+    name = comparison.baseline
+    rows = [
+        (run.name, f"{versus.worse:,}", f"{versus.better:,}", f"{versus.p_value or 0:.3g}")
+        for run in comparison.runs
+        if (versus := run.versus)
+    ]
+    if not comparison.task.has_right_answers:
+        titles = ("run", f"nearer in {name}", "nearer in it")
+        return Table("Rows where one is nearer", titles, [row[: len(titles)] for row in rows])
+    columns = ("run", f"right only in {name}", "right only in it", "McNemar's p")
+    note = "The p-value is that of McNemar's exact test, two-sided."
+    return Table("Rows that one has right and the other wrong", columns, rows, note=note)
+
+
+def _tabulate_options(comparison: Comparison) -> Table:
+    columns = ("option", *(run.name for run in comparison.runs))
+    rows = [
+        (option.replace("_", " "), *map(_spell, values))
+        for option, values in comparison.options.items()
+    ]
+    return Table("Options that differ", columns, rows, text_columns=len(columns))
+
+
+def _tabulate_rows(comparison: Comparison, run: ComparedRun) -> Iterator[Table]:
+    versus, baseline = run.versus, comparison.baseline
+    if versus is None:
+        return
+    word, other = ("right", "wrong") if comparison.task.has_right_answers else ("nearer", "farther")
+    columns = ("text", "true", baseline, run.name)
+    for title, count, rows in (
+        (f"{word} in {run.name}, {other} in {baseline}", versus.better, versus.better_rows),
+        (f"{word} in {baseline}, {other} in {run.name}", versus.worse, versus.worse_rows),
+    ):
+        if rows:
+            note = f"{len(rows):,} of {count:,} rows." if len(rows) < count else ""
+            cells = [*map(_cells, rows)]
+            yield Table(capitalize(title), columns, cells, text_columns=4, note=note)
+
+
+def _cells(row: DifferingRow) -> Sequence[str]:
+    return row.text, *map(_spell, (row.label, row.baseline, row.run))
+
+
+def _spell(value: Any) -> str:
+    """Return a class, classes, a number or the value of an option as people write it."""
+    if isinstance(value, list):
+        return ", ".join(map(_spell, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "–" if value is None else str(value)

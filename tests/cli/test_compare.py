@@ -1,0 +1,79 @@
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import Command, copy_run
+
+from finetune.files import read_jsonl, write_jsonl
+
+TEXT = "Who is <script>alert('x')</script> \x1b[2J & Co ?"
+
+
+@pytest.fixture
+def other(finished_run: Path, tmp_path: Path) -> Path:
+    """A run with another seed that has all test rows right."""
+    right = [row["label"] for row in read_jsonl(finished_run / "predictions.jsonl")]
+    return copy_run(finished_run, tmp_path / "other", answers=right, seed=7)
+
+
+def test_metrics_rows_and_options_are_tables_of_80_columns(
+    command: Command, finished_run: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = command("compare", finished_run, other, "--rows", 2)
+    assert outcome.code == 0, outcome.errors
+    lines = outcome.output.splitlines()
+    assert "Metrics on 270 test rows" in lines
+    assert any(line.split()[:3] == ["other", "100.0", "%"] for line in lines)
+    assert "seed    42        7" in [line.rstrip() for line in lines]
+    assert any(line.startswith("2 of ") for line in lines)
+    titles = lines.index("Right in other, wrong in finished")
+    assert max(map(len, lines[:titles])) <= 80
+
+
+def test_json_is_one_object_with_a_version(
+    command: Command, finished_run: Path, other: Path
+) -> None:
+    outcome = command("compare", finished_run, other, "--json")
+    [line] = outcome.output.splitlines()
+    found = json.loads(line)
+    assert found["schema_version"] == 1
+    assert (found["baseline"], found["options"]) == ("finished", {"seed": [42, 7]})
+    first, second = found["runs"]
+    assert first["versus_baseline"] is None
+    difference = second["versus_baseline"]["differences"]["accuracy"]
+    assert difference["value"] == second["metrics"]["accuracy"] - first["metrics"]["accuracy"] > 0
+    assert difference["low"] < difference["value"] < difference["high"]
+
+
+def test_the_page_shows_texts_as_text(
+    command: Command, finished_run: Path, other: Path, tmp_path: Path
+) -> None:
+    for run in (finished_run, other):
+        copy_run(run, tmp_path / "odd" / run.name)
+        file = tmp_path / "odd" / run.name / "predictions.jsonl"
+        write_jsonl(file, [row | {"text": TEXT} for row in read_jsonl(file)])
+    page = tmp_path / "compare.html"
+    outcome = command("compare", tmp_path / "odd", "--output", page)
+    assert outcome.code == 0, outcome.errors
+    assert "\x1b" not in outcome.output
+    html = page.read_text(encoding="utf-8")
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "\x1b" not in html
+    assert "McNemar" in html
+
+
+def test_a_page_that_can_not_be_written_is_one_error(
+    command: Command, finished_run: Path, other: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "missing" / "compare.html"
+    command("compare", finished_run, other, "--output", page).assert_refused(1, "missing")
+
+
+def test_a_run_that_is_none_is_refused(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    command("compare", finished_run, tmp_path).assert_refused(2, str(tmp_path))
+    command("compare", finished_run).assert_refused(2, "nothing to compare")
+    command("compare").assert_refused(2, "RUN...")

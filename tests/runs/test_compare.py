@@ -1,0 +1,129 @@
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import copy_run
+
+import finetune
+from finetune.errors import DataDiffers, NotARun, UsageError
+from finetune.events import Event, WarningMessage
+from finetune.files import read_json, read_jsonl, write_json, write_jsonl
+from finetune.runs.finished import find_finished_runs
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    write_json(path, read_json(path) | changes)
+
+
+@pytest.fixture
+def right(finished_run: Path) -> list[str]:
+    """The true class of each test row."""
+    return [row["label"] for row in read_jsonl(finished_run / "predictions.jsonl")]
+
+
+def test_rows_that_one_has_right_are_counted_and_shown(
+    finished_run: Path, right: list[str], tmp_path: Path
+) -> None:
+    rows = read_jsonl(finished_run / "predictions.jsonl")
+    wrong = ["HUM" if label != "HUM" else "LOC" for label in right]
+    # The first ten are right, the next ten wrong, the rest as before.
+    other = copy_run(finished_run, tmp_path / "other", answers=right[:10] + wrong[10:20])
+    found = finetune.compare(finished_run, other, rows=3).runs[1].versus
+
+    assert found is not None
+    gained = [row for row in rows[:10] if row["predicted"] != row["label"]]
+    lost = [row for row in rows[10:20] if row["predicted"] == row["label"]]
+    assert (found.better, found.worse) == (len(gained), len(lost))
+    assert len(found.better_rows) == 3
+    # The most confident mistakes come first.
+    surest = max(gained, key=lambda row: row["probability"])
+    shown = found.better_rows[0]
+    assert (shown.text, shown.label, shown.run) == (surest["text"], surest["label"], shown.label)
+    assert rows[shown.row] == surest
+
+
+def test_options_that_differ_are_shown_but_the_folder(finished_run: Path, tmp_path: Path) -> None:
+    other = copy_run(finished_run, tmp_path / "other", seed=7, output_dir="elsewhere")
+    assert finetune.compare(finished_run, other).options == {"seed": [42, 7]}
+
+
+def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path: Path) -> None:
+    for name, accuracy in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
+        change_json(copy_run(finished_run, tmp_path / name) / "all_results.json",
+                    eval_accuracy=accuracy)  # fmt: skip
+    found = finetune.compare(tmp_path, baseline="best")
+    assert found.baseline == "b"
+    assert [run.versus is None for run in found.runs] == [False, True, False]
+
+
+def test_the_best_is_not_known_without_validation(finished_run: Path, tmp_path: Path) -> None:
+    other = copy_run(finished_run, tmp_path / "other")
+    results = read_json(other / "all_results.json")
+    del results["eval_loss"]
+    write_json(other / "all_results.json", results)
+    with pytest.raises(UsageError, match="no validation split"):
+        finetune.compare(finished_run, other, baseline="best")
+
+
+def test_runs_with_other_test_rows_are_refused_by_name(finished_run: Path, tmp_path: Path) -> None:
+    runs = [copy_run(finished_run, tmp_path / name) for name in "abc"]
+    change_json(runs[1] / "manifest.json", splits={"test": "0" * 64})
+    with pytest.raises(DataDiffers, match=r"different rows: a, c \| b") as caught:
+        finetune.compare(*runs)
+    assert caught.value.exit_code == 3
+
+
+def test_a_folder_stands_for_its_finished_runs_each_once(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    for name in ("seed-10", "seed-9", "running"):
+        copy_run(finished_run, tmp_path / name)
+    (tmp_path / "running" / "all_results.json").unlink()
+    (tmp_path / "best").symlink_to("seed-9")
+    (tmp_path / "notes.txt").write_text("none of the runs")
+    events: list[Event] = []
+    found = find_finished_runs([tmp_path / "seed-9", tmp_path], emit=events.append)
+
+    assert [one.path.name for one in found] == ["seed-9", "seed-10"]
+    [warning] = events
+    assert isinstance(warning, WarningMessage)
+    assert "running" in warning.message
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "running"])
+def test_what_is_no_finished_run_is_refused(name: str, finished_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (copy_run(finished_run, tmp_path / "running") / "all_results.json").unlink()
+    with pytest.raises(NotARun, match=name):
+        finetune.compare(finished_run, tmp_path / name)
+
+
+def test_one_run_alone_is_refused_even_if_it_is_named_twice(finished_run: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to compare"):
+        finetune.compare(finished_run, finished_run)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other labels", "unknown class", "no manifest"])
+def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path) -> None:
+    other = copy_run(finished_run, tmp_path / "other")
+    file, rows = other / "predictions.jsonl", read_jsonl(finished_run / "predictions.jsonl")
+    if damage == "cut":
+        write_jsonl(file, rows[:-1])
+    elif damage == "other labels":
+        write_jsonl(file, rows[::-1])
+    elif damage == "unknown class":
+        write_jsonl(file, [rows[0] | {"predicted": "FISH"}, *rows[1:]])
+    else:
+        (other / "manifest.json").unlink()
+    with pytest.raises(NotARun, match="other"):
+        finetune.compare(finished_run, other)
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_paths(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / finished_run.name
+    shutil.copytree(finished_run, other, ignore=shutil.ignore_patterns("*.safetensors"))
+    found = finetune.compare(finished_run, other)
+    assert [run.name for run in found.runs] == [str(finished_run), str(other)]
