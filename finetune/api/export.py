@@ -73,7 +73,7 @@ def export_onnx(
     from finetune.runs.trained import TrainedModel
 
     import_runtime()
-    target = Path(output_dir) if output_dir else folder.path / "onnx"
+    target = Path(output_dir) if output_dir else folder.onnx_folder
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Stage(f"exporting {folder.path} to {target}"))
     write_onnx(trained.classifier, target, quantizes=int8)

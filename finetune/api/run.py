@@ -36,6 +36,7 @@ MAY_CHANGE_ON_RESUMING = frozenset(
         "gradient_checkpointing",
         "eval_batch_size",
         "logging_steps",
+        "report_to",
         "save_strategy",
         "save_minutes",
         "save_steps",

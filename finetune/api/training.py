@@ -14,9 +14,11 @@ from finetune.runs.failures import interruption_explained, out_of_memory_explain
 from finetune.runs.folder import RunFolder, lock, reserve_folder, reserve_new_folder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
+from finetune.runs.plan import with_plan
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
+from finetune.runs.tracking import tracked
 from finetune.tasks.base import warn_unless_better
 
 
@@ -72,7 +74,8 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
 
 
 def _complete(run: Run) -> RunResults:
-    run.train()
+    with tracked(with_plan(run.preparation, run.plan), run.folder, emit=run.emit) as run.emit:
+        run.train()
     results = run.finish(write_pages=write_pages)
     warn_unless_better(results.test, emit=run.emit)
     return results

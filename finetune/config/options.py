@@ -6,6 +6,7 @@ A type checker can't read a ``TypedDict`` off the dataclasses of ``schema``; a t
 from os import PathLike
 from typing import Literal, TypedDict
 
+from finetune.config.schema import Tracker
 from finetune.devices.names import DeviceName, PrecisionName
 from finetune.tokenization.long_texts import Handling, Pooling
 
@@ -70,6 +71,7 @@ class Options(TypedDict, total=False):
     output_dir: AnyPath | None
     overwrite: bool
     logging_steps: int
+    report_to: Tracker
     save_strategy: Literal["epoch", "no"]
     save_minutes: float
     save_steps: int | None

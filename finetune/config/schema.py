@@ -24,6 +24,7 @@ def _option(default: Any, description: str) -> Any:
 # The upper bounds refuse what would overflow in kernels, timeouts or byte counts later.
 Count = Annotated[int, Ge(1), Lt(2**31)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
+Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 Positive = Annotated[float, Gt(0.0), Le(1e6)]
 
 
@@ -227,6 +228,11 @@ class OutputConfig:
     )
     overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
     logging_steps: Count = _option(10, "Report the training loss every N updates.")
+    report_to: Tracker = _option(
+        "none",
+        "Tracker that gets the loss, the validations and the hyperparameters too; tensorboard "
+        "writes them into the run folder.",
+    )
     save_strategy: Literal["epoch", "no"] = _option(
         "epoch",
         "epoch writes a checkpoint after every epoch, and as --save-minutes and --save-steps say; "

@@ -49,6 +49,8 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         # What save_pretrained writes, and the model card.
         self.model_folder = self.path / "model"
+        self.onnx_folder = self.path / "onnx"
+        self.tensorboard_folder = self.path / "tensorboard"
         # A folder step-N with what is needed to resume after N updates.
         self.checkpoints_folder = self.path / "checkpoints"
         # An earlier run, until the one that takes its place has a model.

@@ -22,6 +22,7 @@ from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
 from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
+from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples
@@ -105,6 +106,7 @@ def prepare(config: Config, *, origins: Mapping[str, str] | None = None, emit: E
     Raises:
         FinetuneError: Of every kind that a device, data or a model can cause.
     """
+    check_report_to(config)
     device, precision = select_device(config.training.device, emit=emit), config.training.precision
     check_precision(device, precision)
     emit(Stage(f"device: {device.name} ({device.description}), precision {precision}"))

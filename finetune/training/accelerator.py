@@ -1,21 +1,27 @@
-"""All that the tool leaves to Accelerate: placement, autocast and gradient scaling."""
+"""All that the tool leaves to Accelerate: placement, autocast, gradient scaling, trackers."""
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import accelerate
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
 
 from finetune.devices.base import Device, place
-from finetune.errors import UsageError
+from finetune.errors import FinetuneError, UsageError
 from finetune.training.clipping import clip_gradients
 
 ACCELERATE_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+TRACKER_PROJECT = "finetune"
+TRACKERS_OF_EXTRAS = {"tensorboard"}
+RUN_NAME_OF_TRACKER = {"mlflow": "run_name"}
 
 
 class Accelerator:
@@ -133,3 +139,39 @@ def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     if isinstance(optimizer, AcceleratedOptimizer):
         return cast(torch.optim.Optimizer, optimizer.optimizer)
     return optimizer
+
+
+def check_tracker(name: str) -> None:
+    """Raise ``UsageError`` if the package of a tracker, such as ``tensorboard``, is missing."""
+    if name not in map(str, get_available_trackers()):
+        package = f"'finetune-mps[{name}]'" if name in TRACKERS_OF_EXTRAS else name
+        raise UsageError(
+            f"to report to {name}, its package is needed", remedy=f"pip install {package}"
+        )
+
+
+def start_tracker(name: str, *, folder: Path, hyperparameters: Mapping[str, Any]) -> Any:
+    """Return one of Accelerate's trackers, ready to ``log(values, step=...)`` and to ``finish()``.
+
+    Args:
+        name: As Accelerate names it; its package is there.
+        folder: Of the run. Its name is the tracker's run; files, if any are local, lie in it.
+        hyperparameters: Numbers, texts and truth values.
+
+    Raises:
+        FinetuneError: If the tracker can't be started.
+    """
+    kind = LOGGER_TYPE_TO_CLASS[name]
+    try:
+        if kind.requires_logging_directory:
+            tracker = kind(name, folder)
+        else:
+            tracker = kind(TRACKER_PROJECT, **{RUN_NAME_OF_TRACKER.get(name, "name"): folder.name})
+        tracker.start()
+        tracker.store_init_configuration(dict(hyperparameters))
+    except Exception as error:  # each package has errors of its own
+        raise FinetuneError(
+            f"{name} can't be started: {' '.join(str(error).split()) or type(error).__name__}",
+            remedy=f"look up how to use {name} in its documentation, or leave out --report-to",
+        ) from error
+    return tracker

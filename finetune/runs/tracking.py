@@ -1,0 +1,78 @@
+"""Reports a run to a tracker of experiments, such as TensorBoard, through Accelerate."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from finetune.config.schema import Config
+from finetune.events import Emit, Event, Update, Validation, WarningMessage
+from finetune.runs.folder import RunFolder
+from finetune.training.accelerator import check_tracker, start_tracker
+
+NONE = "none"
+
+
+def check_report_to(config: Config) -> None:
+    """Raise ``UsageError`` if the package of the tracker is missing."""
+    if config.output.report_to != NONE:
+        check_tracker(config.output.report_to)
+
+
+@contextmanager
+def tracked(config: Config, folder: RunFolder, *, emit: Emit) -> Iterator[Emit]:
+    """Yield an ``Emit`` that also reports updates and validations to the configuration's tracker.
+
+    The tracker gets the options of model and training, and nothing of the data.
+
+    Raises:
+        FinetuneError: If the tracker can't be started.
+    """
+    name = config.output.report_to
+    if name == NONE:
+        yield emit
+        return
+    options = {**asdict(config.model), **asdict(config.training)}
+    given = {option: value for option, value in options.items() if value is not None}
+    tracker = start_tracker(name, folder=folder.path.resolve(), hyperparameters=given)
+    tracking = _Tracking(name, tracker, emit)
+    try:
+        yield tracking
+    finally:
+        tracking.finish()
+
+
+class _Tracking:
+    def __init__(self, name: str, tracker: Any, emit: Emit) -> None:
+        self._name, self._tracker, self._emit = name, tracker, emit
+
+    def __call__(self, event: Event) -> None:
+        self._emit(event)
+        # The names under which the Trainer's callbacks report.
+        if isinstance(event, Update):
+            values = {"loss": event.loss, "learning_rate": event.learning_rate}
+            self._log("train", values, event)
+        elif isinstance(event, Validation):
+            self._log("eval", event.metrics, event)
+
+    def finish(self) -> None:
+        with self._failure_warned():
+            if self._tracker:
+                self._tracker.finish()
+
+    def _log(self, part: str, values: Mapping[str, float], event: Update | Validation) -> None:
+        named = {f"{part}/{name}": value for name, value in values.items()}
+        with self._failure_warned():
+            if self._tracker:
+                self._tracker.log({**named, "train/epoch": event.epoch}, step=event.update)
+
+    @contextmanager
+    def _failure_warned(self) -> Iterator[None]:
+        """Go on without a tracker that fails, whatever its package raises, with a warning."""
+        try:
+            yield
+        except Exception as error:
+            self._tracker = None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            message = f"{self._name} failed, and gets no more of this run: {reason}"
+            self._emit(WarningMessage(message, remedy="metrics.jsonl has all of it"))

@@ -1,0 +1,133 @@
+"""What trackers get of a run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import tracking as accelerate_tracking
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from tiny_runs import Command, flags
+
+from finetune.config.schema import Config, ModelConfig, OutputConfig
+from finetune.errors import FinetuneError
+from finetune.events import Event, Update, Validation, WarningMessage
+from finetune.files import read_jsonl
+from finetune.runs.folder import RunFolder
+from finetune.runs.tracking import tracked
+
+UPDATE = Update(
+    update=4, total_updates=8, epoch=0.5, loss=1.5, learning_rate=1e-3, examples_per_second=1.0,
+    memory_bytes=1, held_bytes=1, remaining_seconds=1.0, budget_bytes=None,
+)  # fmt: skip
+VALIDATION = Validation(4, 0.5, {"accuracy": 0.75, "loss": 1.25}, is_best=True)
+
+
+def fake(name: str, *, fails_at: str = "") -> tuple[type, list[Any]]:
+    """Return Accelerate's own tracker without its package, and a list of what it is given."""
+    calls: list[Any] = []
+
+    def note(method: str, *given: Any) -> None:
+        if method == fails_at:
+            raise ConnectionError("no answer\nfrom the server")
+        calls.append((method, *given))
+
+    methods = {
+        "start": lambda self: note("start", vars(self)),
+        "store_init_configuration": lambda self, values: note("options", values),
+        "log": lambda self, values, step: note("log", step, values),
+        "finish": lambda self: note("finish"),
+    }
+    return type(f"Fake{name}", (LOGGER_TYPE_TO_CLASS[name],), methods), calls
+
+
+def report(name: str, folder: Path) -> list[Event]:
+    """Report two events to a tracker, and a third; return what is passed on."""
+    config = Config(model=ModelConfig("tiny"), output=OutputConfig(report_to=name))  # type: ignore[arg-type]
+    seen: list[Event] = []
+    with tracked(config, RunFolder(folder), emit=seen.append) as emit:
+        for event in (UPDATE, VALIDATION, UPDATE):
+            emit(event)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("wandb", {"run_name": "finetune", "init_kwargs": {"name": "trec"}}),
+        ("trackio", {"run_name": "finetune", "init_kwargs": {"name": "trec"}}),
+        ("mlflow", {"experiment_name": "finetune", "run_name": "trec"}),
+    ],
+)
+def test_a_tracker_gets_names_options_and_metrics_as_from_the_trainer(
+    name: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, calls = fake(name)
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, kind)
+    assert report(name, Path("runs/trec")) == [UPDATE, VALIDATION, UPDATE]
+    (_, attributes), (_, options), *logged, finished = calls
+    assert attributes.items() >= names.items()
+    assert (options["model"], options["seed"]) == ("tiny", 42)
+    assert "data" not in options
+    assert all(isinstance(value, bool | int | float | str) for value in options.values())
+    update = {"train/loss": 1.5, "train/learning_rate": 1e-3, "train/epoch": 0.5}
+    validation = {"eval/accuracy": 0.75, "eval/loss": 1.25, "train/epoch": 0.5}
+    assert logged == [("log", 4, update), ("log", 4, validation), ("log", 4, update)]
+    assert finished == ("finish",)
+
+
+@pytest.mark.parametrize(("fails_at", "logged"), [("log", 0), ("finish", 3)])
+def test_a_tracker_that_fails_is_left_with_one_warning(
+    fails_at: str, logged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, calls = fake("wandb", fails_at=fails_at)
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", kind)
+    seen = report("wandb", Path("runs/trec"))
+    (warning,) = [event for event in seen if isinstance(event, WarningMessage)]
+    assert "wandb failed" in warning.message
+    assert "no answer from the server" in warning.message
+    assert seen.count(UPDATE) == 2
+    assert [call[0] for call in calls[2:]] == ["log"] * logged
+
+
+def test_a_tracker_that_can_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, _ = fake("mlflow", fails_at="start")
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "mlflow", kind)
+    with pytest.raises(FinetuneError, match="mlflow can't be started: no answer"):
+        report("mlflow", Path("runs/trec"))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("trackio", "pip install trackio"), ("tensorboard", "'finetune-mps[tensorboard]'")],
+)
+def test_a_missing_package_is_named_before_anything_is_loaded(
+    name: str, remedy: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerate_tracking, "_available_trackers", [])
+    wanted = ["--report-to", name, "--model", tmp_path / "none", "--output-dir", tmp_path / "run"]
+    command("run", *flags(), *wanted).assert_refused(2, remedy)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_reads_the_run_from_its_folder(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="needs the extra tensorboard",
+    )
+    run = tmp_path / "run"
+    wanted = ["--report-to", "tensorboard", "--model", tiny_folder, "--output-dir", run]
+    done = command("run", *flags(num_train_epochs=1), *wanted)
+    assert done.code == 0, done.errors
+    (events,) = (run / "tensorboard").glob("events.*")
+    found = accumulators.EventAccumulator(str(events)).Reload()
+    rows = {"update": [], "validation": []}
+    for row in read_jsonl(run / "metrics.jsonl"):
+        rows[row["kind"]].append(row)
+    losses = [(one.step, one.value) for one in found.Scalars("train/loss")]
+    assert losses == [(row["update"], pytest.approx(row["loss"])) for row in rows["update"]]
+    accuracies = [one.value for one in found.Scalars("eval/accuracy")]
+    assert accuracies == pytest.approx([row["eval_accuracy"] for row in rows["validation"]])
+    again = command("run", *flags(num_train_epochs=1), *wanted, "--overwrite", "--dry-run")
+    assert again.code == 0, again.errors
