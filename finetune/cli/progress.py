@@ -131,14 +131,14 @@ class LiveView:
         if is_pause and running.seconds() < SHORTEST_PAUSE_SECONDS:
             return ""
         name = f"loading {LIBRARIES}" if running.name == LIBRARIES else running.name
-        cells: list[RenderableType] = [self._spinner]
-        cells += [Text(name, style="bold")] if name else []
-        cells += self._bar(running.count) or [Text(clock(running.seconds()), style="dim")]
+        self._spinner.update(text=Text(name, style="bold"))
+        time_taken: list[RenderableType] = [Text(clock(running.seconds()), style="dim")]
+        cells = [self._spinner, *(self._bar(running.count) or time_taken)]
         line = Table.grid(*[Column(no_wrap=True) for _ in cells], padding=(0, 2, 0, 0))
         line.add_row(*cells)
         if running.update is None:
             return line
-        return Group(line, Text(f"   {running.report()}", no_wrap=True, overflow="ellipsis"))
+        return Group(line, Text(f"  {running.report()}", no_wrap=True, overflow="ellipsis"))
 
     def _bar(self, count: Count) -> list[RenderableType]:
         if not count.total:
