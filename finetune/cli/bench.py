@@ -136,5 +136,5 @@ def _show_table(table: "Table") -> None:
     notes = [f"({table.source})"] if table.source else [f"- {one}" for one in table.remarks]
     show_lines(table.title + (" (published)" if table.source else ""), "")
     if table.rows:
-        show_table(table.columns, table.rows, numbers=table.columns[2:], folds=False)
+        show_table(table.columns, table.rows, numbers=table.columns[2:])
     show_lines(*notes)

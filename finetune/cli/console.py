@@ -6,7 +6,7 @@ Rich is imported where something is shown, so that ``--help`` stays quick.
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LINE_WITHOUT_END = 1_000_000
 LONGEST_EXAMPLE = 60
+NARROWEST_TEXT = 12
+SPACE_BETWEEN_COLUMNS = 2
 # Texts and names of classes may look like rich's markup or like its names of emoji.
 LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
@@ -42,28 +44,39 @@ def show_lines(*lines: str) -> None:
 
 
 def show_table(
-    titles: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    numbers: Collection[str] = (),
-    folds: bool = True,
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
 ) -> None:
     """Print a table on standard output; empty titles give no header.
 
-    Columns of ``numbers`` are aligned to the right. If it ``folds``, a terminal folds cells to its
-    width; nothing else has a width.
+    Columns of ``numbers`` are aligned to the right. A terminal folds the other cells to its width;
+    nothing else has a width.
     """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=any(titles))
-    for title in titles:
-        name = escape_line(title)
-        table.add_column(name, justify="right" if title in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape_line, row))
-    has_width = folds and Console().is_terminal
-    Console(width=None if has_width else LINE_WITHOUT_END, **LITERAL).print(table)
+    cells = [list(map(escape_line, row)) for row in (titles, *rows)]
+    for title, name in zip(titles, cells[0], strict=True):
+        justify: Literal["left", "right"] = "right" if title in numbers else "left"
+        table.add_column(name, justify=justify, no_wrap=title in numbers, overflow="fold")
+    for row in cells[1:]:
+        table.add_row(*row)
+    terminal = Console()
+    least_width = _least_width([title in numbers for title in titles], cells)
+    width = max(terminal.width, least_width) if terminal.is_terminal else LINE_WITHOUT_END
+    Console(width=width, **LITERAL).print(table)
+
+
+def _least_width(are_numbers: Sequence[bool], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table that folds its texts as far as they can be read."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    least_widths = (
+        width if is_number else min(width, NARROWEST_TEXT)
+        for width, is_number in zip(widths, are_numbers, strict=True)
+    )
+    return sum(least_widths) + SPACE_BETWEEN_COLUMNS * (len(widths) - 1)
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:

@@ -171,7 +171,7 @@ def shown(checks: Iterable[Check]) -> Iterator[Check]:
 def _show_operators(report: "OperatorReport", *, source: str) -> None:
     """Print the operators that a model needs, how MPS runs each, and the warnings."""
     rows = [(one.name, one.status, str(one.calls), _callers(one)) for one in report.operators]
-    show_table(("operator", "status", "calls", "called by"), rows, folds=False)
+    show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
     click.echo()
     for warning in report.warnings:
         click.echo(f"warning: {warning.message}\n  try: {warning.remedy}")
@@ -191,7 +191,8 @@ def _show_parity(report: "ParityReport") -> None:
         )
         for part, one in report.worst_by_part().items()
     ]
-    show_table(("part", "worst error", "tolerance", "status", "where"), rows, folds=False)
+    columns = ("part", "worst error", "tolerance", "status", "where")
+    show_table(columns, rows, numbers=columns[1:3])
     click.echo()
     by_module = report.worst_by_module()
     parts = list(dict.fromkeys(part for by_part in by_module.values() for part in by_part))
@@ -200,7 +201,7 @@ def _show_parity(report: "ParityReport") -> None:
         worst = max(by_part.values(), key=lambda one: one.error / one.tolerance)
         errors = (f"{by_part[part].error:.1e}" for part in parts)
         module_rows.append((module, *errors, f"{worst.tensor}, {worst.part}"))
-    show_table(("module", *parts, "worst"), module_rows, folds=False)
+    show_table(("module", *parts, "worst"), module_rows, numbers=parts)
     click.echo()
     if not report.failures:
         click.echo(f"{report.device} in {report.precision} agrees with the CPU in fp32")
