@@ -1,6 +1,6 @@
 """``finetune predict`` as a function."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from finetune.devices.names import DeviceName
 from finetune.errors import UsageError
-from finetune.events import Emit, ignore
-from finetune.runs.folder import load_saved_config, open_run_folder
+from finetune.events import Emit, Stage, ignore
+from finetune.runs.folder import RunFolder, load_saved_config, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.data.stream import Row
-    from finetune.tasks.base import Answer
+    from finetune.tasks.base import Answer, Task
 
 # Within a piece, texts of like length share a batch. The first is small, so that answers come soon.
 FIRST_TEXTS = 16
@@ -28,6 +28,8 @@ def predict(
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
+    min_confidence: float | None = None,
+    target_precision: float | None = None,
     emit: Emit = ignore,
 ) -> "list[Answer]":
     """Classify texts, as ``finetune predict`` does.
@@ -37,9 +39,14 @@ def predict(
         texts: In any number, pairs for a model of pairs; the answers have their order.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
         all_scores: Give the probability of each class, not only that of the best.
+        min_confidence: Answers of a lower probability, in 0..1, have the label None.
+        target_precision: So have answers below the probability from which on, on the run's
+            validation rows, answers of their class have at least this precision, in 0..1.
         emit: Is called with the events of ``finetune.events``.
 
     Raises:
+        UsageError: If both limits are given, the model is for something else than one label a text,
+            or the run has no validation rows for a target.
         FinetuneError: With an exit code and a remedy.
     """
     if isinstance(texts, str):
@@ -48,7 +55,15 @@ def predict(
 
     given = ((one, None) if isinstance(one, str) else one for one in texts)
     rows = [[Row(text, pair=pair) for text, pair in given]]
-    pieces = predict_stream(run, rows, device=device, all_scores=all_scores, emit=emit)
+    pieces = predict_stream(
+        run,
+        rows,
+        device=device,
+        all_scores=all_scores,
+        min_confidence=min_confidence,
+        target_precision=target_precision,
+        emit=emit,
+    )
     return [answer for piece in pieces for answer in piece]
 
 
@@ -58,13 +73,49 @@ def predict_stream(
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
+    min_confidence: float | None = None,
+    target_precision: float | None = None,
     emit: Emit = ignore,
 ) -> "Iterator[list[Answer]]":
-    """Yield the answers to rows piece by piece, in their order, while the rows are read.
+    """Return the answers to rows piece by piece, in their order, while the rows are read.
 
     The arguments are those of :func:`predict`; ``rows`` yields as many as there are at a time.
     """
     folder = open_run_folder(Path(run))
+    pieces = _answer(folder, rows, device=device, all_scores=all_scores, emit=emit)
+    if min_confidence is None and target_precision is None:
+        return pieces
+    from finetune.runs.confidences import find_lowest_probabilities
+    from finetune.runs.trained import saved_task
+
+    task = saved_task(folder)
+    lowest = find_lowest_probabilities(
+        folder, task, min_confidence=min_confidence, target_precision=target_precision, emit=emit
+    )
+    return _withhold(pieces, task, lowest, emit=emit)
+
+
+def _withhold(
+    pieces: "Iterable[Sequence[Answer]]", task: "Task", lowest: Mapping[str, float], *, emit: Emit
+) -> "Iterator[list[Answer]]":
+    """Yield the answers, those below the lowest probability of their class without a label."""
+    texts = unanswered = 0
+    for answers in pieces:
+        kept = task.withhold(answers, lowest)
+        texts += len(kept)
+        unanswered += sum(answer.result["label"] is None for answer in kept)
+        yield kept
+    emit(Stage(f"{unanswered:,} of {texts:,} texts are left unanswered"))
+
+
+def _answer(
+    folder: RunFolder,
+    rows: "Iterable[Sequence[Row]]",
+    *,
+    device: DeviceName,
+    all_scores: bool,
+    emit: Emit,
+) -> "Iterator[list[Answer]]":
     from finetune.runs.trained import TrainedModel
 
     model = TrainedModel.load(folder, device=device, emit=emit)

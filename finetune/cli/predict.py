@@ -50,6 +50,17 @@ Examples:
     "--output", type=click.Path(path_type=Path), help="Write to this csv, jsonl or parquet file."
 )
 @click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
+@click.option(
+    "--min-confidence",
+    type=float,
+    help="Leave texts unanswered whose probability is lower, such as 0.9.",
+)
+@click.option(
+    "--target-precision",
+    type=float,
+    help="Leave texts unanswered below the probability from which on, on the run's validation "
+    "rows, answers of their class have this precision, such as 0.95.",
+)
 @device_option
 @output_options
 def command(
@@ -60,6 +71,8 @@ def command(
     file: Path | None,
     output: Path | None,
     all_scores: bool,
+    min_confidence: float | None,
+    target_precision: float | None,
     device: DeviceName,
     as_json: bool,
     quiet: bool,
@@ -70,7 +83,8 @@ def command(
 
     The texts are arguments, rows of a table, or lines of a file or of standard input, where blank
     ones are skipped. They are classified as they are read, in any number. The output has their
-    order: lines, or with --json one object per line, with the other columns of the table.
+    order: lines, or with --json one object per line, with the other columns of the table. The label
+    of a text that is left unanswered is empty, in JSON null.
     """
     if texts and file is not None:
         raise UsageError("both texts and --file were given", remedy="give one of them")
@@ -87,11 +101,20 @@ def command(
 
             check_output(output, source=file)
         rows = _rows(run, (texts, pairs), file, reading, emit)
-        if output is not None:
-            write = stack.enter_context(answer_file(output))
         from finetune.api.predict import predict_stream
 
-        for answers in predict_stream(run, rows, device=device, all_scores=all_scores, emit=emit):
+        pieces = predict_stream(
+            run,
+            rows,
+            device=device,
+            all_scores=all_scores,
+            min_confidence=min_confidence,
+            target_precision=target_precision,
+            emit=emit,
+        )
+        if output is not None:
+            write = stack.enter_context(answer_file(output))
+        for answers in pieces:
             write(answers)
 
 
@@ -151,9 +174,9 @@ class _Lines:
 def _cells(answer: "Answer") -> list[tuple[str, str]]:
     """Return an answer's titles and cells; numbers of all classes stand for that of the best."""
     words = [
-        (name, one if isinstance(one, str) else "|".join(one))
+        (name, one if isinstance(one, str) else "|".join(one or ()))
         for name, one in answer.result.items()
-        if isinstance(one, str | list)
+        if isinstance(one, str | list | None)
     ]
     numbers = {name: one for name, one in answer.result.items() if isinstance(one, float)}
     for scores in (one for one in answer.result.values() if isinstance(one, Mapping)):

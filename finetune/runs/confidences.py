@@ -55,19 +55,49 @@ def write_confidences(folder: RunFolder, task: Task, validation: Predicted) -> N
 
 
 def find_lowest_probabilities(
-    folder: RunFolder, *, precision: float, emit: Emit
+    folder: RunFolder,
+    task: Task,
+    *,
+    min_confidence: float | None,
+    target_precision: float | None,
+    emit: Emit,
 ) -> Mapping[str, float]:
-    """Return from which probability on the answers of each class have a precision.
+    """Return from which probability on the answers of each class are given, by its name.
 
     Args:
         folder: A run with a model.
-        precision: The share of right answers among those of a class, in 0..1.
+        task: Of that model.
+        min_confidence: That probability of all classes, in 0..1; or None, and
+        target_precision: the share of right answers among those of a class, in 0..1.
         emit: Receives the thresholds, and a warning of classes that are never answered, whose
             lowest probability is infinite.
 
     Raises:
-        UsageError: If the run has no validation rows.
+        UsageError: If not one of the two is given in its range, the task has not one answer with a
+            probability, or the run has kept none of validation rows.
     """
+    if min_confidence is not None and target_precision is not None:
+        raise UsageError(
+            "both --min-confidence and --target-precision were given", remedy="give one of them"
+        )
+    _check_range("--min-confidence", min_confidence)
+    _check_range("--target-precision", target_precision)
+    if not task.can_abstain:
+        raise UsageError(
+            f"a model of --task {task.name} does not give one label with a probability",
+            remedy="leave out --min-confidence and --target-precision",
+        )
+    if target_precision is None:
+        return dict.fromkeys(task.class_names, min_confidence or 0.0)
+    return _find_with_precision(folder, target_precision, emit=emit)
+
+
+def _check_range(option: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise UsageError(f"{option} is {value:g}", remedy="give a share from 0 to 1, such as 0.95")
+
+
+def _find_with_precision(folder: RunFolder, precision: float, *, emit: Emit) -> Mapping[str, float]:
     classes = _read_confidences(folder)
     lowest = {
         name: find_lowest_confidence(
@@ -75,22 +105,28 @@ def find_lowest_probabilities(
         )
         for name, own in classes.items()
     }
+    _report(lowest, classes, precision=precision, emit=emit)
+    return {name: math.inf if low is None else low for name, low in lowest.items()}
+
+
+def _report(
+    lowest: Mapping[str, float | None],
+    classes: Mapping[str, ClassConfidences],
+    *,
+    precision: float,
+    emit: Emit,
+) -> None:
     reached = ", ".join(f"{name} {low:.3f}" for name, low in lowest.items() if low is not None)
     emit(Stage(f"lowest probability for precision {precision:g}: {reached or 'none'}"))
-    missed = [
-        f"{name} ({len(classes[name].is_right):,} validation rows)"
+    missed = ", ".join(
+        f"{name} ({len(classes[name].is_right):,} rows)"
         for name, low in lowest.items()
         if low is None
-    ]
+    )
     if missed:
-        message = f"never answered, since precision {precision:g} can't be shown for them: "
-        emit(
-            WarningMessage(
-                message + ", ".join(missed),
-                remedy="lower --target-precision, or train with more validation rows",
-            )
-        )
-    return {name: math.inf if low is None else low for name, low in lowest.items()}
+        message = f"too few right validation rows for precision {precision:g}, never answered"
+        remedy = "lower --target-precision, or train with more validation rows"
+        emit(WarningMessage(f"{message}: {missed}", remedy=remedy))
 
 
 def _read_confidences(folder: RunFolder) -> Mapping[str, ClassConfidences]:

@@ -327,3 +327,31 @@ def test_the_first_pieces_are_small(finished_run: Path) -> None:
     pieces = list(predict_stream(finished_run, [rows[:60], rows[60:]], device="cpu"))
     assert [len(piece) for piece in pieces] == [16, 32, 12, 40]
     assert [one.text for piece in pieces for one in piece] == [row.text for row in rows]
+
+
+def test_unanswered_texts_have_no_label_in_any_format(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    arguments = ("predict", finished_run, *TEXTS, "--device=cpu", "--min-confidence", "1")
+    shown = command(*arguments)
+    assert shown.code == 0, shown.errors
+    assert "3 of 3 texts are left unanswered" in shown.errors
+    header, *lines = shown.output.splitlines()
+    assert header.split("\t") == ["label", "probability", "text"]
+    assert [line.split("\t")[0] for line in lines] == [""] * 3
+    answers = [json.loads(line) for line in command(*arguments, "--json").output.splitlines()]
+    assert [answer["label"] for answer in answers] == [None] * 3
+    for name in ("answers.csv", "answers.jsonl", "answers.parquet"):
+        assert command(*arguments, "--output", tmp_path / name).code == 0
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == [""] * 3
+    assert all(0 < float(row["probability"]) < 1 for row in rows)
+    lines = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert [json.loads(line)["label"] for line in lines] == [None] * 3
+    table = parquet.read_table(tmp_path / "answers.parquet")
+    assert table.schema.field("label").type == pyarrow.string()
+    assert table["label"].to_pylist() == [None] * 3
+    refused = command(*arguments, "--target-precision=0.9", "--output", tmp_path / "none.csv")
+    refused.assert_refused(2, "--min-confidence")
+    assert not list(tmp_path.glob("none*"))

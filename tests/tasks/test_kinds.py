@@ -16,6 +16,7 @@ from tiny_runs import copy_run, run_tiny
 from transformers import pipeline
 
 import finetune
+from finetune.errors import UsageError
 from finetune.files import read_json, read_jsonl
 from finetune.report.compare import tabulate
 from finetune.tasks.base import KINDS
@@ -124,6 +125,11 @@ def test_a_run_is_evaluated_again_to_the_same_metrics(run: Path, tmp_path: Path)
     assert json.dumps(scores) == json.dumps(own)
     other = write_table(tmp_path / "other.csv", results["task"])
     assert finetune.evaluate(run, data=other, device="cpu").scores.samples == len(ROWS)
+
+
+def test_only_one_label_a_text_can_be_left_out(run: Path) -> None:
+    with pytest.raises(UsageError, match="does not give one label"):
+        finetune.predict(run, ["a text"], device="cpu", min_confidence=0.9)
 
 
 def test_report_and_card_show_the_kind(run: Path) -> None:
