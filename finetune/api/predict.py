@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from finetune.devices.names import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, Stage, ignore
-from finetune.runs.folder import RunFolder, load_saved_config, open_run_folder
+from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.data.stream import Row
@@ -86,9 +86,8 @@ def predict_stream(
     if min_confidence is None and target_precision is None:
         return pieces
     from finetune.runs.confidences import find_lowest_probabilities
-    from finetune.runs.trained import saved_task
 
-    task = saved_task(folder)
+    task = load_saved_task(folder)
     lowest = find_lowest_probabilities(
         folder, task, min_confidence=min_confidence, target_precision=target_precision, emit=emit
     )
