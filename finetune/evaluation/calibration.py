@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.tasks.base import Labels, Task
+from finetune.tasks.intervals import wilson_interval
 
 # As in Guo et al. 2017.
 BINS = 15
@@ -192,28 +193,6 @@ def _scores(task: Task, logits: NDArray[np.float32], labels: Labels) -> Calibrat
     assert found is not None, "a task with a temperature has probabilities"
     loss = task.losses(torch.tensor(logits), torch.tensor(labels)).mean().item()
     return CalibrationScores(loss, measure_reliability(found.probabilities, found.is_right))
-
-
-def wilson_interval(
-    right: NDArray[np.integer[Any]] | int, rows: NDArray[np.integer[Any]] | int, *, errors: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return between which shares of right answers the true one lies.
-
-    Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 1927.
-
-    Args:
-        right: How many answers are right.
-        rows: Of how many, one or more.
-        errors: Standard errors to each side, such as 1.96 for 95 %.
-
-    >>> low, high = wilson_interval(95, 100, errors=1.96)
-    >>> round(float(low), 3), round(float(high), 3)
-    (0.888, 0.978)
-    """
-    share, squared = np.asarray(right / rows, np.float64), errors**2
-    middle = share + squared / (2 * rows)
-    half = errors * np.sqrt(share * (1 - share) / rows + squared / (4 * rows**2))
-    return (middle - half) / (1 + squared / rows), (middle + half) / (1 + squared / rows)
 
 
 def find_lowest_confidence(

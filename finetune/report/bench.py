@@ -1,15 +1,45 @@
 """The page and the pictures of ``finetune bench``."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from finetune.bench.results import BenchResults, Row
+from finetune.bench.results import Table as BenchTable
 from finetune.bench.tables import CPU, by_device, first_faster, speedup_of, tabulate
-from finetune.report.curves import FIRST, MUTED, SECOND, STYLE, svg_of
 from finetune.report.templates import TEMPLATES
+from finetune.tasks.base import Table
+
+# Matplotlib can't write a CSS variable, so it draws in colours that occur nowhere else, which
+# are replaced in the SVG. So the curves follow the page between light and dark.
+_CSS_COLOURS = {
+    "#010101": "var(--muted)",
+    "#020202": "var(--line)",
+    "#030303": "var(--first)",
+    "#040404": "var(--second)",
+}
+_MUTED, _LINE, _FIRST, _SECOND = _CSS_COLOURS
+
+_STYLE: dict[Any, Any] = {
+    "axes.edgecolor": _LINE,
+    "axes.labelcolor": _MUTED,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9.5,
+    "grid.color": _LINE,
+    "legend.frameon": False,
+    "legend.labelcolor": _MUTED,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "finetune",
+    "text.color": _MUTED,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+}
+_NO_METADATA = dict.fromkeys(["Creator", "Date", "Format", "Type"])
 
 # In a file of its own a picture has no page to take its colours from: these suit light and dark.
 _STANDALONE_COLOURS = {
@@ -19,15 +49,39 @@ _STANDALONE_COLOURS = {
     "var(--second)": "#d9730d",
 }
 # A third kind of device in one machine is rare.
-_COLOURS = (FIRST, SECOND, MUTED)
+_COLOURS = (_FIRST, _SECOND, _MUTED)
 
 
 def render_bench(results: BenchResults) -> str:
     """Return ``bench.html``, which needs no other file."""
     pictures = {name: draw(results) for name, draw in PICTURES.items()}
     return TEMPLATES.get_template("bench.html.j2").render(
-        results=results, tables=tabulate(results), pictures=pictures
+        results=results,
+        tables=[(one, _as_shown(one)) for one in tabulate(results)],
+        pictures=pictures,
+        machine=_tabulate_machine(results),
     )
+
+
+def _as_shown(table: BenchTable) -> Table:
+    return Table(table.title, table.columns, table.rows, text_columns=2)
+
+
+def _tabulate_machine(results: BenchResults) -> Table:
+    machine = results.machine
+    found = [
+        (f"find-batch, {device}", f"{mode} {size} at 512 tokens")
+        for device, sizes in results.found_batches.items()
+        for mode, size in sizes.items()
+    ]
+    rows = [
+        ("CPU", machine.cpu),
+        ("System", machine.platform),
+        *machine.devices.items(),
+        *machine.versions.items(),
+        *found,
+    ]
+    return Table("Machine", ("what", "value"), rows, text_columns=2)
 
 
 def draw_inference(results: BenchResults) -> str:
@@ -39,7 +93,7 @@ def draw_inference(results: BenchResults) -> str:
     rows = [row for row in results.of("inference") if row.seconds]
     if not rows:
         return ""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7.6, 3.4), layout="constrained")
         axes = figure.subplots()
         for device, color in zip(dict.fromkeys(row.device for row in rows), _COLOURS, strict=False):
@@ -59,7 +113,7 @@ def draw_inference(results: BenchResults) -> str:
         axes.set(xlabel="rows of a batch", ylabel="milliseconds a batch")
         axes.grid(axis="y", linewidth=0.6)
         axes.legend(loc="lower right")
-        return svg_of(figure)
+        return _svg_of(figure)
 
 
 def draw_speedups(results: BenchResults) -> str:
@@ -75,7 +129,7 @@ def draw_speedups(results: BenchResults) -> str:
     ]  # fmt: skip
     if not devices:
         return ""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7.6, 3.0), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, phase in zip(panels, ("training", "evaluation"), strict=True):
@@ -84,7 +138,17 @@ def draw_speedups(results: BenchResults) -> str:
             axes.set_title(phase.capitalize(), loc="left", fontweight="bold")
         panels[0].set_ylabel("times as fast as the CPU")
         panels[1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
-        return svg_of(figure)
+        return _svg_of(figure)
+
+
+def _svg_of(figure: Figure) -> str:
+    """Return a figure drawn in ``_STYLE`` as an ``svg`` element in the colours of the page."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
+    svg = buffer.getvalue()
+    for drawn, shown in _CSS_COLOURS.items():
+        svg = svg.replace(drawn, shown)
+    return svg[svg.index("<svg") :]
 
 
 def standalone(svg: str) -> str:
@@ -119,7 +183,7 @@ def _draw_bars(
         shift = (number - (len(devices) - 1) / 2) * width
         places = [index + shift for index in range(len(heights))]
         bars = axes.bar(places, heights, width, label=device, color=color)
-        axes.bar_label(bars, fmt="{:.1f}", color=MUTED)
-    axes.axhline(1, color=MUTED, linewidth=0.8)
+        axes.bar_label(bars, fmt="{:.1f}", color=_MUTED)
+    axes.axhline(1, color=_MUTED, linewidth=0.8)
     axes.set_xticks(range(len(grouped)), [name for name, _ in grouped])
     axes.tick_params(length=0)

@@ -1,7 +1,8 @@
 """What a kind of text classification is: the interface that each kind implements in one file."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,8 +23,11 @@ WeightedMetrics = Callable[[NDArray[np.float64]], dict[str, NDArray[np.float64]]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 # The pipeline of transformers that a saved model is for.
 PIPELINE = "text-classification"
-# Rows that a report shows.
+# Rows that a report shows; then those of a group, and all.
 MOST_MISTAKES = 20
+MOST_OF_A_GROUP = 10
+MOST_LISTED = 400
+MOST_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,20 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that a report shows; the cells after the first ``text_columns`` are numbers."""
+    """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
+
+    Args:
+        groups: The groups of each row, of which a page shows one alone: their titles by id, which
+            is ``class-N`` or ``cell-N-M`` for the mistakes of a class or a cell of the confusion
+            matrix. Rows after the first ``MOST_MISTAKES`` are shown only there.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     text_columns: int = 1
     note: str = ""
+    groups: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -471,8 +482,25 @@ def percent(share: float) -> str:
 
 
 def text_of(row: Mapping[str, Any]) -> str:
-    """Return the text of a row of ``predictions.jsonl``, or a pair with a bar between its texts."""
-    return " | ".join(row[name] for name in ("text", "text_pair") if name in row)
+    """Return the text of a row of ``predictions.jsonl``, or a pair with a bar between its texts.
+
+    A text is cut where a report would become too long.
+    """
+    texts = (row[name] for name in ("text", "text_pair") if name in row)
+    return " | ".join(
+        one if len(one) <= MOST_CHARACTERS else f"{one[:MOST_CHARACTERS]} …" for one in texts
+    )
+
+
+def choose_listed(groups: Iterable[Collection[str]]) -> list[int]:
+    """Return which of some ranked rows a report lists: the first, and the first of each group."""
+    seen: Counter[str] = Counter()
+    listed = []
+    for row, own in enumerate(groups):
+        seen.update(list(own))
+        if row < MOST_MISTAKES or min(map(seen.__getitem__, own)) <= MOST_OF_A_GROUP:
+            listed.append(row)
+    return listed[:MOST_LISTED]
 
 
 def warn_unless_better(scores: Scores, *, emit: Emit) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import nlargest
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from finetune.errors import ConfigurationInvalid
 from finetune.events import Emit
 from finetune.tasks.base import (
-    MOST_MISTAKES,
     Answer,
     Confidences,
     Figure,
@@ -22,9 +20,11 @@ from finetune.tasks.base import (
     Task,
     WeightedMetrics,
     by_class,
+    choose_listed,
     percent,
     text_of,
 )
+from finetune.tasks.intervals import spell_interval
 from finetune.tasks.labels import find_separator, name_classes, sort_classes, split_labels
 from finetune.tasks.resampled import macro_f1
 from finetune.tasks.temperature import (
@@ -86,11 +86,12 @@ class MultiScores(Scores):
     def figures(self) -> Sequence[Figure]:
         """Micro and macro F1, subset accuracy, mean average precision."""
         note = f"{self.samples} rows; always the largest class: {percent(self.baseline_micro_f1)}"
+        exact = f"95 % interval {spell_interval(self.subset_accuracy, self.samples)}"
         precision = self.mean_average_precision
         return (
             Figure("micro_f1", "micro F1", "f1", self.micro_f1, note),
             Figure("macro_f1", "macro F1", "f1", self.macro_f1),
-            Figure("subset_accuracy", "subset accuracy", "accuracy", self.subset_accuracy),
+            Figure("subset_accuracy", "subset accuracy", "accuracy", self.subset_accuracy, exact),
             Figure("mean_average_precision", "mean average precision", "map", precision),
         )
 
@@ -460,16 +461,23 @@ class Multi(Task):
 
     def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:
         """Return the rows with the most wrong classes."""
-        counted = [(len({*row["label"]} ^ {*row["predicted"]}), row) for row in predictions]
-        wrong = [(count, row) for count, row in counted if count]
+        differing = (({*row["label"]} ^ {*row["predicted"]}, row) for row in predictions)
+        wrong = [(classes, row) for classes, row in differing if classes]
         note = f"{len(wrong)} of {len(predictions)} test rows have a class too many or too few."
-        shown = nlargest(MOST_MISTAKES, wrong, key=lambda one: one[0])
+        wrong.sort(key=lambda one: len(one[0]), reverse=True)
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        groups = [
+            {f"class-{numbers[one]}": f"{one} missed, or predicted wrongly" for one in classes}
+            for classes, _ in wrong
+        ]
+        listed = choose_listed(groups)
         rows = [
-            (text_of(row), ", ".join(row["label"]), ", ".join(row["predicted"]), str(count))
-            for count, row in shown
+            (text_of(row), ", ".join(row["label"]), ", ".join(row["predicted"]), str(len(classes)))
+            for classes, row in map(wrong.__getitem__, listed)
         ]
         columns = ("text", "true", "predicted", "wrong classes")
-        return Table("Most wrong classes", columns, rows, text_columns=3, note=note)
+        shown = [groups[number] for number in listed]
+        return Table("Most wrong classes", columns, rows, text_columns=3, note=note, groups=shown)
 
 
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:

@@ -1,10 +1,8 @@
 """One label a text: each text is of exactly one class."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,9 +22,11 @@ from finetune.tasks.base import (
     Task,
     WeightedMetrics,
     by_class,
+    choose_listed,
     percent,
     text_of,
 )
+from finetune.tasks.intervals import spell_interval
 from finetune.tasks.labels import name_classes, sort_classes
 from finetune.tasks.resampled import count_classes, macro_f1
 from finetune.tasks.temperature import (
@@ -83,9 +83,9 @@ class SingleScores(Scores):
     @property
     def figures(self) -> Sequence[Figure]:
         """Accuracy and macro F1."""
-        error = math.sqrt(self.accuracy * (1 - self.accuracy) / self.samples)
+        interval = spell_interval(self.accuracy, self.samples)
         note = (
-            f"± {100 * error:.1f} standard error on {self.samples} rows; largest class "
+            f"95 % interval {interval} on {self.samples} rows; largest class "
             f"{percent(self.baseline_accuracy)}"
         )
         return (
@@ -97,10 +97,11 @@ class SingleScores(Scores):
     def table(self) -> Table:
         """The metrics of each class."""
         rows = [
-            (name, percent(one.precision), percent(one.recall), percent(one.f1), str(one.support))
+            (name, percent(one.precision), percent(one.recall),
+             spell_interval(one.recall, one.support), percent(one.f1), str(one.support))
             for name, one in self.per_class.items()
-        ]
-        columns = ("class", "precision", "recall", "F1", "rows")
+        ]  # fmt: skip
+        columns = ("class", "precision", "recall", "95 % interval", "F1", "rows")
         return Table("Classes of the test split", columns, rows)
 
     @property
@@ -407,23 +408,37 @@ class Single(Task):
     def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:
         """Return the mistakes of the highest probability."""
         mistakes = [row for row in predictions if row["predicted"] != row["label"]]
-        shown = nlargest(MOST_MISTAKES, mistakes, key=itemgetter("probability"))
+        mistakes.sort(key=itemgetter("probability"), reverse=True)
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        groups = [_groups_of(row, numbers) for row in mistakes]
+        listed = choose_listed(groups)
         note = f"None of the {len(predictions)} test rows is misclassified."
         if mistakes:
             note = f"{len(mistakes)} of {len(predictions)} test rows are misclassified"
-            is_part = len(shown) < len(mistakes)
-            part = f"; these are the {len(shown)} with the highest probability" if is_part else ""
-            note = f"{note}{part}."
+            if len(mistakes) > MOST_MISTAKES:
+                note += f"; these are the {MOST_MISTAKES} with the highest probability"
+            note += "."
         return Table(
             "Most confident mistakes",
             ("text", "true", "predicted", "probability"),
             [
                 (text_of(row), row["label"], row["predicted"], percent(row["probability"]))
-                for row in shown
+                for row in map(mistakes.__getitem__, listed)
             ],
             text_columns=3,
             note=note,
+            groups=[groups[number] for number in listed],
         )
+
+
+def _groups_of(mistake: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, str]:
+    """Return the groups that a page can show alone: of both classes, and of the cell."""
+    names = mistake["label"], mistake["predicted"]
+    cell = "-".join(str(numbers[name]) for name in names)
+    return {
+        f"cell-{cell}": "{} predicted as {}".format(*names),
+        **{f"class-{numbers[name]}": f"{name} missed, or predicted wrongly" for name in names},
+    }
 
 
 def cross_entropy(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":

@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from scipy.stats import binomtest
 
 from finetune.evaluation.calibration import (
     Reliability,
     coverage_curve,
     find_lowest_confidence,
     measure_reliability,
-    wilson_interval,
 )
 
 
@@ -53,13 +51,6 @@ def test_rows_of_one_confidence_are_answered_together():
     assert curve.confidences == pytest.approx([0.9, 0.7, 0.5])
     assert curve.coverages.tolist() == [0.25, 0.5, 1]
     assert curve.accuracies.tolist() == [1, 1, 0.75]
-
-
-@pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])
-def test_the_interval_is_that_of_scipy(right, rows):
-    expected = binomtest(right, rows).proportion_ci(0.95, method="wilson")
-
-    assert wilson_interval(right, rows, errors=1.959964) == pytest.approx(expected, abs=1e-7)
 
 
 def test_all_answers_from_the_lowest_confidence_on_are_right_often_enough():

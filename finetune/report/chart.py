@@ -1,0 +1,187 @@
+"""Charts as SVG: wide enough for a phone, in the colours of the page around them.
+
+Matplotlib would take longer to load and draw the charts of a report than all else of it takes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from markupsafe import Markup
+
+from finetune.report.templates import TEMPLATES
+
+Points = Sequence[tuple[float, float]]
+# Units of the view box are about pixels of a phone; the margins are for ticks and names.
+WIDTH, HEIGHT = 340.0, 190.0
+LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
+MOST_TICKS = 5
+# More points than pixels show nothing more.
+MOST_POINTS = 600
+# Fewer are marked one by one.
+FEW_POINTS = 25
+
+
+def plain(value: float) -> str:
+    """Return a number as short as it reads well: ``1,500``, ``0.25``, ``5e-05``."""
+    return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
+
+
+def in_percent(share: float) -> str:
+    """Return a share of 0..1 in percent: ``97.5 %``."""
+    return f"{100 * share:.3g} %"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, dots or bars.
+
+    Args:
+        name: In the legend and in the description.
+        points: By ascending x; of bars, their left edges and heights.
+        kind: How they are drawn; a guide is a thin line to compare others with.
+        bar_width: Of bars, in units of x.
+    """
+
+    name: str
+    points: Points
+    kind: Literal["line", "dots", "bars", "guide"] = "line"
+    bar_width: float = 0.0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One of two axes.
+
+    Args:
+        name: What it shows, with its unit.
+        low: Where it begins; None for the tick at or below the lowest point.
+        high: Where it ends; None for the tick at or above the highest point.
+        show: Returns what a tick says.
+    """
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    show: Callable[[float], str] = plain
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where the numbers of an axis stand in the view box, from ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    step: float
+
+    @classmethod
+    def of(cls, axis: Axis, values: Sequence[float], start: float, end: float) -> "Scale":
+        """Return the scale of an axis for some values."""
+        low = min(values, default=0.0) if axis.low is None else axis.low
+        high = max(values, default=1.0) if axis.high is None else axis.high
+        high = high if high > low else low + (abs(low) or 1.0)
+        step = _round_up((high - low) / MOST_TICKS)
+        low = math.floor(low / step + 1e-9) * step if axis.low is None else low
+        high = math.ceil(high / step - 1e-9) * step if axis.high is None else high
+        return cls(low, high, start, end, step)
+
+    @property
+    def ticks(self) -> list[float]:
+        """The numbers that are written at the axis."""
+        first, last = (
+            math.ceil(self.low / self.step - 1e-9),
+            math.floor(self.high / self.step + 1e-9),
+        )
+        return [self.step * number for number in range(first, last + 1)]
+
+    def place(self, value: float) -> float:
+        """Return where a number stands, to a tenth of a unit."""
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Series that share two axes, under a title."""
+
+    title: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+
+    @property
+    def description(self) -> str:
+        """The figures of the chart in words, for those who can't see it."""
+        parts = [self._describe(one) for one in self.series if one.points and one.kind != "guide"]
+        return f"{self.y.name} by {self.x.name}. {' '.join(parts)}"
+
+    def _describe(self, series: Series) -> str:
+        (first_x, first_y), (last_x, last_y) = series.points[0], series.points[-1]
+        heights = [y for _, y in series.points]
+        x, y = self.x.show, self.y.show
+        return (
+            f"{series.name}: {y(first_y)} at {x(first_x)}, {y(last_y)} at {x(last_x)}; "
+            f"lowest {y(min(heights))}, highest {y(max(heights))}."
+        )
+
+    @property
+    def across(self) -> Scale:
+        """The scale of x."""
+        edges = [x for one in self.series for x in _edges(one)]
+        return Scale.of(self.x, edges, LEFT, WIDTH - RIGHT)
+
+    @property
+    def up(self) -> Scale:
+        """The scale of y."""
+        return Scale.of(
+            self.y, [y for one in self.series for _, y in one.points], HEIGHT - BOTTOM, TOP
+        )
+
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """Each series as classes and data of an SVG path, and the marks of lines of few points."""
+        across, up = self.across, self.up
+        paths = []
+        for number, one in enumerate(self.series, start=1):
+            paths.append((f"{one.kind} series-{number}", "".join(_path(one, across, up))))
+            if one.kind == "line" and len(one.points) <= FEW_POINTS:
+                marks = replace(one, kind="dots")
+                paths.append((f"dots series-{number}", "".join(_path(marks, across, up))))
+        return paths
+
+    def draw(self) -> Markup:
+        """Return the chart as an ``svg`` element."""
+        return Markup(
+            TEMPLATES.get_template("chart.svg.j2").render(
+                chart=self, across=self.across, up=self.up, width=WIDTH, height=HEIGHT
+            )
+        )
+
+
+def _round_up(least: float) -> float:
+    """Return the smallest number that is large enough of 1, 2, 5, 10, 20, ... and their tenths."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
+
+
+def _edges(series: Series) -> Iterator[float]:
+    for x, _ in series.points:
+        yield x
+        if series.bar_width:
+            yield x + series.bar_width
+
+
+def _path(series: Series, across: Scale, up: Scale) -> Iterator[str]:
+    every = math.ceil(len(series.points) / MOST_POINTS)
+    shown = [*series.points[:-1:every], *series.points[-1:]]
+    placed = [(across.place(x), up.place(y)) for x, y in shown]
+    if series.kind == "bars":
+        width = round((across.place(across.low + series.bar_width) - across.start) * 0.9, 1)
+        yield from (f"M{x} {up.start}V{y}h{width}V{up.start}z" for x, y in placed)
+    elif series.kind == "dots":  # lines without length, with round ends
+        yield from (f"M{x} {y}h0" for x, y in placed)
+    else:
+        yield from (f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(placed))

@@ -1,0 +1,108 @@
+"""The charts of a report."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetune.evaluation.calibration import Reliability, coverage_curve
+from finetune.report.chart import Axis, Chart, Points, Series, in_percent
+from finetune.runs.details import TextLengths
+from finetune.tasks.base import Figure
+
+Rows = Sequence[Mapping[str, Any]]
+UPDATE = Axis("update")
+# Below so many answers their accuracy says more about them than about the model.
+LEAST_ANSWERS = 10
+
+
+def draw_curves(rows: Rows, figures: Sequence[Figure]) -> list[Chart]:
+    """Return the loss over the updates and, where there were validations, their metrics.
+
+    Args:
+        rows: Of ``metrics.jsonl``.
+        figures: The metrics; those that have a curve share one scale.
+    """
+    losses = [
+        Series("training", _points(rows, "loss")),
+        Series("validation", _points(rows, "eval_loss")),
+    ]
+    drawn = [one for one in figures if one.has_curve]
+    metrics = [Series(one.name, _points(rows, f"eval_{one.key}")) for one in drawn]
+    shares = any(one.is_share for one in drawn)
+    values = Axis("metric", show=in_percent) if shares else Axis("metric")
+    return [
+        *_chart("Loss", losses, UPDATE, Axis("loss")),
+        *_chart("Validation metrics", metrics, UPDATE, values),
+    ]
+
+
+def draw_speed_and_memory(rows: Rows) -> list[Chart]:
+    """Return examples a second and memory over the updates."""
+    speed = [Series("examples/s", _points(rows, "examples_per_second"))]
+    memory = [
+        Series(name, [(update, size / 2**30) for update, size in _points(rows, key)])
+        for name, key in (("held by the process", "held_bytes"), ("in use", "memory_bytes"))
+    ]
+    return [
+        *_chart("Examples a second", speed, UPDATE, Axis("examples/s", low=0.0)),
+        *_chart("Memory of the device, GiB", memory, UPDATE, Axis("GiB", low=0.0)),
+    ]
+
+
+def draw_lengths(lengths: Mapping[str, TextLengths]) -> list[Chart]:
+    """Return how many texts of the training split have how many tokens."""
+    own = lengths["train"]
+    starts = (1 + number * own.bin_tokens for number in range(len(own.bins)))
+    bars = [*zip(map(float, starts), map(float, own.bins), strict=True)]
+    series = Series("training texts", bars, "bars", bar_width=own.bin_tokens)
+    what = "windows" if own.windows else "texts"
+    return _chart(
+        f"Training {what} by length", [series], Axis("tokens", low=1.0), Axis(what, low=0.0)
+    )
+
+
+def draw_reliability(splits: Mapping[str, Reliability]) -> list[Chart]:
+    """Return accuracy by confidence, as a reliability diagram, of some probabilities by name."""
+    series = [
+        Series(name, [(one.confidence, one.accuracy) for one in reliability.bins])
+        for name, reliability in splits.items()
+    ]
+    right = Series("as they should be", [(0.0, 0.0), (1.0, 1.0)], "guide")
+    axes = (Axis(name, 0.0, 1.0, in_percent) for name in ("probability of the answer", "accuracy"))
+    return _chart("Accuracy by probability", [*series, right], *axes)
+
+
+def draw_coverage(probabilities: NDArray[np.float64], is_right: NDArray[np.bool_]) -> list[Chart]:
+    """Return the accuracy of the surest answers by their share of all."""
+    curve = coverage_curve(probabilities, is_right)
+    least = LEAST_ANSWERS / len(is_right)
+    points = zip(curve.coverages.tolist(), curve.accuracies.tolist(), strict=True)
+    series = Series("accuracy", [one for one in points if one[0] >= least])
+    axes = (
+        Axis("answered, the surest first", low=0.0, high=1.0, show=in_percent),
+        Axis("accuracy", high=1.0, show=in_percent),
+    )
+    return _chart("Accuracy by coverage", [series], *axes)
+
+
+def draw_scatter(points: Points) -> list[Chart]:
+    """Return predicted over true numbers, and the line on which they are the same."""
+    numbers = [one for point in points for one in point]
+    ends = min(numbers, default=0.0), max(numbers, default=0.0)
+    series = [
+        Series("test rows", sorted(points), "dots"),
+        Series("equal", [(one, one) for one in ends], "guide"),
+    ]
+    return _chart("Predicted by true numbers", series, Axis("true"), Axis("predicted"))
+
+
+def _points(rows: Rows, key: str) -> Points:
+    return [(row["update"], row[key]) for row in rows if row.get(key) is not None]
+
+
+def _chart(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:
+    """Return a chart of the series that have points, if there are any."""
+    shown = [one for one in series if one.points]
+    return [Chart(title, shown, x, y)] if any(one.kind != "guide" for one in shown) else []
