@@ -41,7 +41,8 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         training=results.training,
         validation=results.validation,
         test=results.test,
-        warnings=read_warnings(folder),
+        # That of the test split comes last, when the page is written, and stands on it anyway.
+        warnings=[one for one in read_warnings(folder) if one.message != results.test.warning],
         sections=[one for one in sections if one.has_content],
         groups={group: title for own in mistakes.groups for group, title in own.items()},
         first_mistakes=MOST_MISTAKES,

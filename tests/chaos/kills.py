@@ -141,11 +141,7 @@ def kill_runs(model: Path, folder: Path, *, runs: int, seed: int) -> Counter[str
     """Kill so many runs at random moments, as many at a time as there are cores."""
     import torch
 
-    from finetune.report import page
-
     torch.set_num_threads(1)
-    # Half of the time of so small a run, and the same whatever was killed.
-    page.draw_curves = lambda *_: ""
     # Once here, so that what takes long the first time is done before the fork.
     train(folder / "warm", model)
     chaos = Chaos.after_a_whole_run(model, folder)

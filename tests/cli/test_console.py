@@ -167,11 +167,15 @@ def test_metrics_are_shown_beside_the_baseline_and_by_class(
     show_scores("the test", scores(NUM=ROW, HUM=replace(ROW, support=4)))
     title, _, header, line, _ = capsys.readouterr().out.strip().splitlines()
     assert title == (
-        "the test: accuracy 90.0 % (± 7.5 standard error on 16 rows; largest class 75.0 %), "
+        "the test: accuracy 90.0 % (95 % interval 67.0–97.6 % on 16 rows; largest class 75.0 %), "
         "macro F1 80.0 %"
     )
-    assert header.split() == ["class", "precision", "recall", "F1", "rows"]
-    assert line.split() == ["NUM", *["50.0", "%", "100.0", "%", "66.7", "%", "12"]]
+    assert header.split() == [
+        *("class", "precision", "recall", "95", "%", "interval", "F1", "rows")
+    ]
+    assert line.split() == [
+        *("NUM", "50.0", "%", "100.0", "%", "75.8–100.0", "%", "66.7", "%", "12")
+    ]
 
 
 def test_a_class_may_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,20 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from finetune.evaluation.calibration import (
+    BeforeAndAfter,
+    Calibration,
+    CalibrationScores,
+    Reliability,
+    measure_reliability,
+)
 from finetune.files import write_json, write_jsonl
 from finetune.report.page import write_report
 from finetune.report.templates import duration
+from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
 
@@ -17,6 +26,7 @@ VALIDATIONS = [
     {"kind": "validation", "update": 20, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
     {"kind": "validation", "update": 40, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
 ]
+OTHER = "a|b\n<i>"
 TEXT = "Who is <script>alert('x')</script> & Co ?"
 
 
@@ -44,6 +54,20 @@ class Page(HTMLParser):
             self.text += f" {data.strip()}"
 
 
+def measure(probability: float) -> Reliability:
+    return measure_reliability(np.array([probability] * 2), np.array([True, False]))
+
+
+DETAILS = RunDetails(
+    choices=[Choice("precision", "bf16", "ms an update", {"bf16": 8.0, "fp32": 12.0})],
+    lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32, 4, [1000, 3906])},
+    parameters={
+        **dict.fromkeys(("layer 1", "layer 2"), ParameterCount(0, 30)),
+        "head": ParameterCount(7, 7),
+    },
+)
+
+
 def report_of(folder: RunFolder, results: RunResults) -> Page:
     page = Page(write_report(folder, results).read_text(encoding="utf-8"))
     assert page.open_elements == []
@@ -54,15 +78,19 @@ def report_of(folder: RunFolder, results: RunResults) -> Page:
 def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "trec-minilm-full")
     folder.path.mkdir()
-    folder.config_file.write_text("model:\n  model: minilm # <b>\n", encoding="utf-8")
-    write_json(folder.environment_file, {"python": "3.11.7", "packages": {"torch": "2.13.0"}})
+    folder.config_file.write_text(
+        "data:\n  data: '<b>.csv'\nmodel:\n  model: minilm\ntraining:\n  learning_rate: 1e-4\n",
+        encoding="utf-8",
+    )
+    environment = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
+    write_json(folder.environment_file, environment | {"origins": {"model": "--model"}})
     write_jsonl(folder.metrics_file, UPDATES + VALIDATIONS)
     write_predictions(
         folder,
         ("What is a tsetse fly ?", "DESC", "DESC", 0.9),
         ("What is an atom ?", "DESC", "DESC", 0.9),
-        ("Who was Galileo ?", "HUM", "HUM", 0.8),
-        (TEXT, "HUM", "DESC", 0.7),
+        ("Who was Galileo ?", OTHER, OTHER, 0.8),
+        (TEXT, OTHER, "DESC", 0.7),
     )
     return folder
 
@@ -83,13 +111,19 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
 
     for shown in (
         *("trec-minilm-full", "bert-base-uncased · trec · head"),
-        *("75.0 %", "± 21.7 standard error on 4 rows; largest class 50.0 %", "73.3 %", "87.5 %"),
+        *("75.0 %", "95 % interval 30.1–95.4 % on 4 rows; largest class 50.0 %"),
+        *("73.3 %", "87.5 %"),
         *("1 min 23 s", "176.9 examples/s", "a slow CPU, fp32", "770", "of 109,483,778"),
         *("Loss", "training", "accuracy", "macro F1", "update"),
         *("66.7 %", "1 of 4 test rows are misclassified"),
-        *("model: minilm", "3.11.7", "torch 2.13.0"),
+        *("3.11.7", "torch 2.13.0", "finetune run --config trec-minilm-full/config.yaml"),
     ):
-        assert shown in page.text
+        assert shown in page.text, shown
+    for row in (
+        *("model.model minilm --model", "data.split_seed 0 default"),
+        "training.learning_rate 0.0001 chosen for model and data",
+    ):
+        assert row in " ".join(page.text.split())
     assert "not better" not in page.text
 
 
@@ -106,7 +140,7 @@ def test_what_users_wrote_is_escaped(folder: RunFolder, results: RunResults) -> 
     page = report_of(folder, results)
 
     assert TEXT in page.text
-    assert "# <b>" in page.text
+    assert "<b>.csv" in page.text
     assert "<i>" in page.text
 
 
@@ -126,19 +160,37 @@ def test_same_run_gives_the_same_page(folder: RunFolder, results: RunResults) ->
     assert write_report(folder, results).read_bytes() == first
 
 
-def test_at_most_twenty_mistakes_are_shown_the_most_confident_first(
+def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_alone(
     folder: RunFolder, results: RunResults
 ) -> None:
-    write_predictions(folder, *((f"text {n}", "HUM", "DESC", n / 100) for n in range(50, 90)))
+    write_predictions(
+        folder,
+        *((f"text {n}", OTHER, "DESC", n / 100) for n in range(50, 90)),
+        *((f"rare {n}", "DESC", OTHER, n / 1000) for n in range(3)),
+    )
 
-    page = report_of(folder, results)
+    html = write_report(folder, results).read_text(encoding="utf-8")
 
-    assert re.findall(r"text (\d+)", page.text) == [str(n) for n in range(89, 69, -1)]
-    assert "40 of 40 test rows are misclassified; these are the 20" in page.text
+    rows = re.findall(r'<tr class="([^"]*)"><td class="text">(\w+ \d+)', html)
+    at_first = [text for groups, text in rows if "more" not in groups.split()]
+    assert at_first == [f"text {n}" for n in range(89, 69, -1)]
+    alone = [text for groups, text in rows if "cell-0-1" in groups.split()]
+    assert alone == ["rare 2", "rare 1", "rare 0"]
+    assert "43 of 43 test rows are misclassified; these are the 20" in html
+    assert "#cell-0-1:target ~ .wide tbody tr:not(.cell-0-1)" in html
+    assert {"#cell-1-0", "#class-0", "#class-1"} <= set(Page(html).addresses)
+
+
+def test_every_link_leads_somewhere(folder: RunFolder, results: RunResults) -> None:
+    html = write_report(folder, results).read_text(encoding="utf-8")
+
+    ids = re.findall(r' id="([^"]*)"', html)
+    assert len(ids) == len(set(ids))
+    assert {address.removeprefix("#") for address in Page(html).addresses} <= set(ids)
 
 
 def test_run_without_mistakes_says_so(folder: RunFolder, results: RunResults) -> None:
-    write_predictions(folder, ("Who ?", "HUM", "HUM", 0.9))
+    write_predictions(folder, ("Who ?", OTHER, OTHER, 0.9))
 
     assert "None of the 1 test rows is misclassified" in report_of(folder, results).text
 
@@ -151,12 +203,30 @@ def test_durations_have_the_units_that_matter(seconds: float, shown: str) -> Non
     assert duration(seconds) == shown
 
 
+def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: RunResults) -> None:
+    write_jsonl(folder.warnings_file, [{"message": "2 texts are cut", "remedy": "raise it"}] * 2)
+    before, after = measure(0.9), measure(0.6)
+    both = BeforeAndAfter(CalibrationScores(0.7, before), CalibrationScores(0.6, after))
+    calibration = Calibration(temperature=1.7, validation=both, test=both)
+
+    text = report_of(folder, replace(results, details=DETAILS, calibration=calibration)).text
+
+    assert text.count("2 texts are cut.") == 1
+    for shown in (
+        *("divided by 1.7", "after scaling 10.00 %", "before scaling 40.00 %"),
+        *("Training texts by length", "10 (0.2 %)"),
+        *("layers 1–2, each 0 30 0.0 %", "head 7 7 100.0 %"),
+        "precision bf16 (chosen) 8 ms an update precision fp32 12 ms an update",
+    ):
+        assert shown in " ".join(text.split()), shown
+
+
 def test_run_without_validation_has_a_report(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.metrics_file, UPDATES)
 
     page = report_of(folder, replace(results, validation=None))
 
-    assert "alidation" not in page.text
+    assert "alidation" not in page.text.partition("Repeat the run")[0]
     assert "75.0 %" in page.text
 
 

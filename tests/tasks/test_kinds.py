@@ -135,7 +135,7 @@ def test_only_one_label_a_text_can_be_left_out(run: Path) -> None:
 def test_report_and_card_show_the_kind(run: Path) -> None:
     page, card = (run / "report.html").read_text(), (run / "model/README.md").read_text()
     if "multi" in str(run):
-        assert "Average precision" in page
+        assert "average precision" in page
         assert "A classifier of texts with any number of 2 classes each" in card
     else:
         assert "True and predicted numbers" in page

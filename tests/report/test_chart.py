@@ -1,0 +1,97 @@
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune.report.chart import Axis, Chart, Scale, Series, in_percent, plain
+from finetune.report.charts import draw_coverage, draw_curves, draw_lengths, draw_scatter
+from finetune.runs.details import TextLengths
+from finetune.tasks.base import Figure
+
+UPDATES = [{"update": step, "loss": 1 / step} for step in range(10, 100, 10)]
+VALIDATIONS = [
+    {"update": step, "eval_loss": 0.5, "eval_accuracy": step / 100} for step in (30, 60, 90)
+]
+METRICS = [
+    Figure("accuracy", "accuracy", "accuracy", 0.9),
+    Figure("macro_f1", "macro F1", "f1", 0.8),
+]
+numbers = st.floats(-1e9, 1e9)
+
+
+def texts_of(chart: Chart) -> set[str]:
+    return {one.text for one in ElementTree.fromstring(chart.draw()).iter() if one.text}
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
+def test_every_point_is_within_the_picture_and_every_axis_has_ticks(
+    points: list[tuple[float, float]],
+) -> None:
+    chart = Chart("Any", [Series("one", points, "dots")], Axis("x"), Axis("y"))
+    for scale, values in (
+        (chart.across, [x for x, _ in points]),
+        (chart.up, [y for _, y in points]),
+    ):
+        ends = sorted((scale.start, scale.end))
+        assert all(ends[0] - 0.1 <= scale.place(one) <= ends[1] + 0.1 for one in values)
+        assert 1 <= len(scale.ticks) <= 8
+    ElementTree.fromstring(chart.draw())
+
+
+def test_ticks_are_round_numbers() -> None:
+    assert Scale.of(Axis("x"), [3.0, 97.0], 0, 100).ticks == [0, 20, 40, 60, 80, 100]
+    shares = Scale.of(Axis("y", high=1.0), [0.93], 0, 100).ticks
+    assert [in_percent(one) for one in shares] == ["92 %", "94 %", "96 %", "98 %", "100 %"]
+    assert [plain(one) for one in (0.00005, 0.25, 1500.0, 2e6)] == [
+        *("5e-05", "0.25", "1,500", "2,000,000")
+    ]
+
+
+def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> None:
+    loss, metrics = draw_curves(UPDATES + VALIDATIONS, METRICS)
+    picture = ElementTree.fromstring(loss.draw())
+    assert picture.attrib["role"] == "img"
+    words = picture.attrib["aria-label"]
+    assert words.startswith("Loss. loss by update. training: 0.1 at 10, 0.01111 at 90; lowest")
+    assert "validation: 0.5 at 30" in words
+    assert "80 %" in texts_of(metrics)
+    assert "#" not in loss.draw()
+
+
+def test_what_has_no_points_is_not_drawn() -> None:
+    [loss] = draw_curves(UPDATES, METRICS)
+    assert [one.name for one in loss.series] == ["training"]
+    assert draw_curves([], METRICS) == []
+    assert draw_scatter([]) == []
+    [scatter] = draw_scatter([(2.0, 1.0), (1.0, 3.0)])
+    assert len(re.findall("M", scatter.paths[0][1])) == 2
+
+
+def test_a_long_run_gives_a_short_picture_with_its_last_point() -> None:
+    points = [(float(n), math.sin(n)) for n in range(100_001)]
+    chart = Chart("Long", [Series("one", points)], Axis("x"), Axis("y"))
+    assert len(chart.draw()) < 20_000
+    assert chart.paths[0][1].endswith(f"{chart.across.place(1e5)} {chart.up.place(math.sin(1e5))}")
+
+
+def test_few_answers_do_not_make_a_curve_of_coverage() -> None:
+    import numpy as np
+
+    probabilities = np.linspace(0.2, 1.0, 40)
+    [chart] = draw_coverage(probabilities, probabilities > 0.5)
+    assert chart.series[0].points[0] == (0.25, 1.0)
+    assert chart.series[0].points[-1][0] == 1.0
+
+
+@pytest.mark.parametrize(("windows", "what"), [(None, "texts"), (9, "windows")])
+def test_lengths_are_bars(windows: int | None, what: str) -> None:
+    own = TextLengths(
+        texts=7, windows=windows, cut=0, median=5.0, p95=9.0, longest=9, bin_tokens=4, bins=[2, 5]
+    )
+    [chart] = draw_lengths({"train": own})
+    assert chart.title == f"Training {what} by length"
+    assert chart.paths[0][1].count("z") == 2
+    assert chart.across.high >= 9
