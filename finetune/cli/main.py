@@ -1,6 +1,7 @@
 """The command ``finetune``: its commands, imported when they are called, and its exit codes."""
 
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -85,6 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
         # The process is the command's own, and may be set up for it.
         arguments = sys.argv[1:]
         keep_freed_memory()
+        # Importing the libraries makes a million objects; Python looks for garbage every 700.
+        gc.set_threshold(10_000)
     _quieten_libraries()
     if sys.stdout is None:
         remedy = "redirect it, to a file or to /dev/null"
