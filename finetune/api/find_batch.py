@@ -39,6 +39,7 @@ from finetune.runs.batch_sizes import bounds_of
 from finetune.runs.data import load_run_data
 from finetune.runs.features import cache_folder, stores_features
 from finetune.runs.folder import check_writable
+from finetune.tasks.single import Single
 from finetune.tokenization.encode import encode_texts
 
 # The article padded every text to this length.
@@ -114,18 +115,35 @@ class _Task:
         mode = mode_of(self.config.model)
         return (mode, Mode("head")) if mode == "full" else (mode,)
 
-    def case(self, device: Device, mode: Mode, longest_tokens: int) -> Case:
-        """Return the case of texts of up to some tokens, within the model's positions."""
+    def case(self, device: Device, mode: Mode, texts: "_Texts") -> Case:
+        """Return the case of the longest of some texts, within the model's positions."""
         options, training = self.config.model, self.config.training
         shape = load_shape(options.model, revision=options.revision)
-        longest = device.shapes.padded_length(longest_tokens)
-        # The number of classes changes next to nothing.
+        longest = device.shapes.padded_length(texts.longest_tokens)
         return Case(
-            device.name, architecture_of(shape.to_dict()), classes=6, mode=mode,
+            device.name, architecture_of(shape.to_dict()), classes=texts.outputs, mode=mode,
             padded_length=min(longest, most_positions(shape) or longest),
             precision=precision_without_timing(training), optimizer=training.optimizer,
             gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
+            task=texts.task,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What is known of the data.
+
+    Args:
+        longest_tokens: Of the longest text.
+        rows: The largest batch size of interest.
+        task: The kind of the labels; where they are not read, that of most tables.
+        outputs: Of the model; where they are not known, TREC's: they change next to nothing.
+    """
+
+    longest_tokens: int
+    rows: int
+    task: str = Single.name
+    outputs: int = 6
 
 
 def _search(task: _Task, *, is_fresh: bool) -> FoundBatches:
@@ -144,7 +162,7 @@ def _search_devices(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
     config = task.config
     # An invalid limit is refused before anything is loaded.
     bounds = bounds_of(config.search, limit=1, first=None)
-    longest_tokens, rows = _measure_data(task)
+    texts = _measure_data(task)
     cache = None if is_fresh else cache_folder(config.cache, "batches")
     devices: Iterable[Device] = usable_devices(emit=task.emit)
     if (choice := config.training.device) != "auto":
@@ -152,23 +170,24 @@ def _search_devices(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
     for device in devices:
         for mode in task.modes:
             yield search_parts(
-                task.case(device, mode, longest_tokens),
-                Finder(device, replace(bounds, limit=rows), cache, task.emit),
+                task.case(device, mode, texts),
+                Finder(device, replace(bounds, limit=texts.rows), cache, task.emit),
                 stores_features=stores_features(config.cache, mode),
             )
 
 
 def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:
     """Estimate each length and mode, with stored features and without."""
-    longest_tokens, rows = _measure_data(task)
+    texts = _measure_data(task)
     device = MpsDevice(chip=mac.chip)
-    for tokens in [longest_tokens] if task.has_max_length else [longest_tokens, ARTICLE_TOKENS]:
+    both = [texts, replace(texts, longest_tokens=ARTICLE_TOKENS)]
+    for each in both[:1] if task.has_max_length else both:
         estimates = []
         for mode in task.modes:
-            case = task.case(device, mode, tokens)
+            case = task.case(device, mode, each)
             task.emit(Stage(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
             estimates += [
-                estimate_parts(case, mac, stores_features=is_stored, limit=rows)
+                estimate_parts(case, mac, stores_features=is_stored, limit=texts.rows)
                 for is_stored in dict.fromkeys([stores_features(task.config.cache, mode), False])
             ]
         _warn_of_wrong_results(device, estimates, emit=task.emit)
@@ -197,20 +216,21 @@ def _mac_with(memory: str) -> Mac:
     return Mac(f"Mac with {memory}", memory_bytes)
 
 
-def _measure_data(task: _Task) -> tuple[int, int]:
-    """Return the tokens of the longest text, and the largest batch size of interest."""
+def _measure_data(task: _Task) -> _Texts:
+    """Read as much of the data as is needed."""
     options, max_length = task.config.data, task.config.model.max_length
     is_published = options.data == "trec" and options.data_dir is None
     most = task.limit
     if most is None and is_published:
         most = min(TRAINING_ROWS, options.max_train_samples or TRAINING_ROWS)
     if task.has_max_length and most:
-        return max_length, most
+        return _Texts(max_length, most)
     try:
-        table = load_run_data(options, emit=task.emit).splits
-        rows = most or len(table["train"])
+        loaded = load_run_data(options, emit=task.emit)
+        table, kind = loaded.splits, loaded.task
+        found = _Texts(max_length, most or len(table["train"]), kind.name, len(kind.output_names))
         if task.has_max_length:
-            return max_length, rows
+            return found
         tokenizer = load_tokenizer(task.config.model.model, revision=task.config.model.revision)
     except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
         if not (is_published and most):
@@ -218,10 +238,10 @@ def _measure_data(task: _Task) -> tuple[int, int]:
         message = f"the length of {options.data}'s texts is not known: {error.message}"
         remedy = f"batch sizes are for texts of {max_length} tokens; see --max-length"
         task.emit(WarningMessage(message, remedy=remedy))
-        return max_length, most
+        return _Texts(max_length, most)
     longest_tokens = max(
         int(encode_texts(tokenizer, *texts_of(split), max_length=max_length).lengths.max())
         for split in table.values()
     )
     task.emit(Stage(f"the longest text of {options.data} has {longest_tokens} tokens"))
-    return longest_tokens, rows
+    return replace(found, longest_tokens=longest_tokens)

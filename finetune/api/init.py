@@ -168,7 +168,7 @@ def make_config(facts: TableFacts) -> str:
         "num_train_epochs": defaults.training.num_train_epochs,
         "batch_size": defaults.training.batch_size,
     }
-    if facts.task == Single.name:
+    if facts.class_rows:
         values["class_weights"] = defaults.training.class_weights
     heading = (
         f"Written by `finetune init` for a table of {facts.rows:,} rows. An "
@@ -192,8 +192,12 @@ def _notes(facts: TableFacts) -> dict[str, str]:
         ),
         "class_weights": (
             f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}: "
-            "balanced finds more of the small classes and costs accuracy, on two tables 4 and 17 "
-            "points."
+            "balanced finds more of the small classes"
+            + (
+                " and costs accuracy, on two tables 4 and 17 points."
+                if facts.task == Single.name
+                else "."
+            )
         ),
     }
 

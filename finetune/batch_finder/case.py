@@ -31,6 +31,7 @@ class Case:
             backward pass.
         part: ``whole`` for an update on texts. Where features of the frozen layers are stored,
             ``features`` for their extraction and ``trainable`` for an update on them.
+        task: The kind of text classification, which has its own loss.
     """
 
     device: str
@@ -42,6 +43,7 @@ class Case:
     optimizer: str
     gradient_checkpointing: bool
     part: Part = "whole"
+    task: str = "single"
 
     def to_json(self) -> str:
         """Return one line of JSON, the same for equal cases."""

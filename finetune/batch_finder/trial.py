@@ -18,7 +18,8 @@ from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, sp
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.structure import Structure, find_structure
-from finetune.tasks.single import cross_entropy
+from finetune.tasks.base import Task
+from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import prepare_mask
 from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs
@@ -53,7 +54,7 @@ class Trial:
         examples = Examples(
             inputs_of=self.inputs_of,
             lengths=np.full(batch_size, self.case.padded_length),
-            labels=rows % self.case.classes,
+            labels=_task_of(self.case).sample_labels(batch_size),
             weights=np.ones(batch_size, np.float32),
         )
         batch = Batch(rows, self.case.padded_length)
@@ -158,8 +159,12 @@ def _prepare(
     )
     return prepare_training(
         model, head=structure.head, device=device, precision=case.precision,
-        losses=cross_entropy, hyperparameters=hyperparameters,
+        losses=_task_of(case).losses, hyperparameters=hyperparameters,
     )  # fmt: skip
+
+
+def _task_of(case: Case) -> Task:
+    return task_of_shape(case.task, outputs=case.classes)
 
 
 def _extract(

@@ -197,7 +197,9 @@ class TrainingConfig:
     )
     max_grad_norm: Positive = _option(1.0, "Gradients are clipped to this norm.")
     class_weights: Literal["none", "balanced"] = _option(
-        "none", "balanced weights the loss of each class by the inverse of its frequency."
+        "none",
+        "balanced weights the loss of each class by the inverse of its frequency; where a text "
+        "has any number, rows with a class count in all as much as those without.",
     )
     metric_for_best_model: str | None = _option(
         None,

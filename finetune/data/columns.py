@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import combinations, compress
+from itertools import combinations, repeat
 from math import log2
 
 import pyarrow
@@ -233,11 +233,12 @@ def join_indicators(columns: pyarrow.Table, label: str) -> pyarrow.Table:
                 f"{name!r} holds other values than 0 and 1",
                 remedy="name one --label-column, or several that say whether a row has their class",
             )
-    marked = (pc.is_in(columns[name], value_set=YES).to_pylist() for name in names)
-    flags = zip(*marked, strict=True)
-    lists = (json.dumps([*compress(names, row)], ensure_ascii=False) for row in flags)
+    is_marked = (pc.is_in(columns[name], value_set=YES) for name in names)
+    quoted = (f", {json.dumps(name, ensure_ascii=False)}" for name in names)
+    listed = map(pc.if_else, is_marked, quoted, repeat(""))
+    joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*listed, ""), 2)
     kept = columns.drop_columns(names)
-    return kept.append_column(label, pyarrow.array(lists, "string"))
+    return kept.append_column(label, pc.binary_join_element_wise("[", joined, "]", ""))
 
 
 def _holds_flags(column: pyarrow.ChunkedArray) -> bool:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from finetune.data.packed import GZIP, SUFFIXES, ZIP, read_content
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Stage, WarningMessage
+from finetune.tasks.labels import map_lists
 
 KINDS_BY_FIRST_BYTES = {
     b"PAR1": ".parquet",
@@ -297,16 +299,10 @@ def _read_parquet(path: Path, content: bytes, *, emit: Emit) -> RawTable:
         and (types.is_integer(table[name].type) or _is_list_of_labels(table[name].type))
     }
     for name, own in class_names.items():
-        if _is_list_of_labels(table[name].type):
-            lists = table[name].to_pylist()
-            named_lists = [one and [own[number] for number in one] for one in lists]
-            named = pyarrow.array(named_lists, pyarrow.list_(pyarrow.string()))
-            table = table.set_column(names.index(name), name, named)
-            continue
-        known = pyarrow.array(range(len(own)), "int64")
-        positions = pc.index_in(table[name].cast("int64"), value_set=known)
-        named = pc.take(pyarrow.array(own, "string"), positions)
-        table = table.set_column(names.index(name), name, named)
+        column, named = table[name], partial(_with_names, names=own)
+        has_lists = _is_list_of_labels(column.type)
+        column = map_lists(column, named) if has_lists else named(column)
+        table = table.set_column(names.index(name), name, column)
     return RawTable(path, _as_texts(table), class_names=class_names)
 
 
@@ -362,13 +358,28 @@ def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
         if types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if _is_list_of_labels(column.type):
-            column = pyarrow.chunked_array([pyarrow.array(map(_list_as_text, column.to_pylist()))])
+            values = pc.binary_join(map_lists(column, _as_json), ", ")
+            column = pc.binary_join_element_wise("[", values, "]", "")
         if types.is_floating(column.type):
             numbers = pc.unique(column)
             texts = pyarrow.array([as_text(number) for number in numbers.to_pylist()], "string")
             column = pc.take(texts, pc.index_in(column, value_set=numbers))
         columns[name] = pc.fill_null(column.cast("string"), "")
     return pyarrow.table(columns)
+
+
+def _with_names(numbers: pyarrow.ChunkedArray, *, names: Sequence[str]) -> pyarrow.ChunkedArray:
+    known = pyarrow.array(range(len(names)), "int64")
+    positions = pc.index_in(numbers.cast("int64"), value_set=known)
+    return pc.take(pyarrow.array(names, "string"), positions)
+
+
+def _as_json(values: pyarrow.Array) -> pyarrow.Array:
+    """Return the values of lists as JSON's texts; what is missing is an empty text."""
+    texts = pc.fill_null(values.cast("string"), "")
+    known = texts.unique()
+    quoted = [json.dumps(one, ensure_ascii=False) for one in known.to_pylist()]
+    return pc.take(pyarrow.array(quoted, "string"), pc.index_in(texts, value_set=known))
 
 
 def _value_as_text(value: Any) -> str:

@@ -51,6 +51,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
         classes=len(classifier.task.output_names), mode=preparation.mode,
         padded_length=plan.padded_lengths[-1], precision=precision_without_timing(config.training),
         optimizer=config.training.optimizer, gradient_checkpointing=bool(checkpointing),
+        task=classifier.task.name,
     )  # fmt: skip
 
     def search(case: Case, *, most: int) -> Found:

@@ -110,13 +110,15 @@ def prepare(config: Config, *, origins: Mapping[str, str] | None = None, emit: E
     device, precision = select_device(config.training.device, emit=emit), config.training.precision
     check_precision(device, precision)
     emit(Stage(f"device: {device.name} ({device.description}), precision {precision}"))
+    is_balanced = config.training.class_weights == "balanced"
     with stage("load", emit):
         loaded = load_run_data(config.data, emit=emit)
         splits = loaded.splits
-        task = loaded.task.fitted(loaded.task.labels(column_of(splits["train"], "label")))
+        labels = loaded.task.labels(column_of(splits["train"], "label"))
+        task = loaded.task.fitted(labels, is_balanced=is_balanced)
         task.chosen_metric(config.training.metric_for_best_model)
         classifier = load_for_training(config, task=task, device=device, emit=emit)
-    if config.training.class_weights == "balanced":
+    if is_balanced:
         emit(Stage("class weights: every class counts the same in the loss, instead of every row"))
     started = time.perf_counter()
     with stage("encode", emit):

@@ -316,8 +316,13 @@ class Task(ABC):
 
     # How a model learns them.
 
-    def fitted(self, labels: Labels) -> "Task":
-        """Return the task with what its loss takes from the training rows."""
+    def fitted(self, labels: Labels, *, is_balanced: bool) -> "Task":
+        """Return the task with what its loss takes from the training rows.
+
+        Args:
+            labels: Of the training rows.
+            is_balanced: Whether all classes are to count the same, however many rows they have.
+        """
         return self
 
     def chosen_metric(self, name: str | None) -> str:
@@ -371,6 +376,13 @@ class Task(ABC):
         """
         return
 
+    def sample_labels(self, count: int) -> Labels:
+        """Return labels as the loss reads them, of examples that are none: [count, ...].
+
+        By default they are numbers of classes.
+        """
+        return np.arange(count) % len(self.output_names)
+
     @abstractmethod
     def example_weights(self, labels: Labels, *, is_balanced: bool) -> NDArray[np.float32]:
         """Return what each example counts in the loss: [examples].
@@ -383,7 +395,8 @@ class Task(ABC):
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the loss of each example, without weights: fp32 of shape [examples].
 
-        Nothing here may depend on the values of the tensors: an update may be captured.
+        Nothing here may depend on the values of the tensors, or copy to their device after the
+        first call: an update may be captured.
 
         Args:
             logits: fp32 of shape [examples, outputs].

@@ -26,6 +26,14 @@ def read_task(config: Mapping[str, Any]) -> Task:
     return KINDS[own.get("task", Single.name)].from_config(config, own)
 
 
+def task_of_shape(name: str, *, outputs: int) -> Task:
+    """Return a task of a kind with some outputs, to be timed: its classes are numbers.
+
+    A kind of another process, which this one lacks, is ``single``.
+    """
+    return KINDS.get(name, Single)([str(number) for number in range(outputs)])
+
+
 def choose_kind(
     name: str, labels: Iterable[str], *, names: Sequence[str] | None
 ) -> tuple[type[Task], str]:

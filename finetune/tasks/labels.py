@@ -3,8 +3,12 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow
 
 BAR = "|"
 LIST_SEPARATORS = f"{BAR};,"
@@ -94,6 +98,23 @@ def split_labels(label: str, separator: str | None) -> list[str]:
     else:
         parts = [part.strip() for part in text.split(separator)] if separator else [text]
     return [part for part in parts if part]
+
+
+def map_lists(
+    lists: "pyarrow.ChunkedArray", convert: "Callable[[pyarrow.Array], pyarrow.Array]"
+) -> "pyarrow.ChunkedArray":
+    """Return lists of the same lengths whose values are converted; a null stays one."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    converted = []
+    for chunk in lists.chunks if isinstance(lists, pyarrow.ChunkedArray) else [lists]:
+        lengths = pc.fill_null(pc.list_value_length(chunk), 0)
+        ends = pc.cumulative_sum(lengths.cast("int32"))
+        offsets = pyarrow.concat_arrays([pyarrow.array([0], "int32"), ends])
+        values = convert(chunk.flatten())
+        converted.append(pyarrow.ListArray.from_arrays(offsets, values, mask=chunk.is_null()))
+    return pyarrow.chunked_array(converted)
 
 
 def listed_counts(counts: Mapping[str, int]) -> str:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.errors import ConfigurationInvalid
 from finetune.events import Emit
 from finetune.tasks.base import (
     Answer,
@@ -25,7 +25,13 @@ from finetune.tasks.base import (
     text_of,
 )
 from finetune.tasks.intervals import spell_interval
-from finetune.tasks.labels import find_separator, name_classes, sort_classes, split_labels
+from finetune.tasks.labels import (
+    find_separator,
+    map_lists,
+    name_classes,
+    sort_classes,
+    split_labels,
+)
 from finetune.tasks.resampled import macro_f1
 from finetune.tasks.temperature import (
     fit_temperature,
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_THRESHOLD = 0.5
+# What a row of a class may count at most: with one row in 1,000, more would be that row alone.
+MOST_POSITIVE_WEIGHT = 100.0
 # A threshold chosen by fewer rows than this says more about these than about the class.
 LEAST_ROWS_OF_THRESHOLD = 5
 # Two labels that stand together in so many of the rows that have either are nearly one.
@@ -147,18 +155,22 @@ class Multi(Task):
 
     Args:
         class_names: The classes in the order of their numbers.
+        positive_weights: What a row that has a class counts in the loss, for each class, where
+            one that has it not counts 1; none for 1.
         thresholds: From which probability on a text has each class; none for one half. They are
             chosen on the validation split, and stand in ``task_specific_params`` of config.json.
     """
 
     name: ClassVar[str] = "multi"
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
+    imbalance_remedy: ClassVar[str] = "--class-weights balanced"
     metric_names: ClassVar[Sequence[str]] = (
         *("micro_f1", "macro_f1", "subset_accuracy", "mean_average_precision", "loss"),
     )
     scores_type: ClassVar[type[Scores]] = MultiScores
 
     thresholds: Sequence[float] = ()
+    positive_weights: tuple[float, ...] = ()
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -207,14 +219,14 @@ class Multi(Task):
         import pyarrow.compute as pc
 
         names = pyarrow.array(list(self.class_names), "string")
-        return _map_lists(labels, lambda flat: pc.index_in(flat, value_set=names).cast("int64"))
+        return map_lists(labels, lambda flat: pc.index_in(flat, value_set=names).cast("int64"))
 
     def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
         """Return lists of the names of classes."""
         import pyarrow
 
         names = pyarrow.array(list(self.class_names), "string")
-        return _map_lists(column, names.take)
+        return map_lists(column, names.take)
 
     @property
     def feature(self) -> Any:
@@ -251,10 +263,16 @@ class Multi(Task):
         import pyarrow
         import pyarrow.compute as pc
 
-        known = set(pc.list_flatten(training).unique().to_pylist())
-        unknown = (", ".join(filter(lambda name: name not in known, one)) for one in
-                   labels.to_pylist())  # fmt: skip
-        return pyarrow.chunked_array([pyarrow.array([one or None for one in unknown], "string")])
+        known = pc.list_flatten(training).unique()
+        rows = labels.combine_chunks()
+        is_unknown = pc.invert(pc.is_in(rows.flatten(), value_set=known))
+        counts = np.bincount(
+            pc.list_parent_indices(rows).filter(is_unknown).to_numpy(), minlength=len(rows)
+        )
+        offsets = pyarrow.array(np.concatenate([[0], np.cumsum(counts)]), "int32")
+        lists = pyarrow.ListArray.from_arrays(offsets, rows.flatten().filter(is_unknown))
+        joined = pc.if_else(pyarrow.array(counts > 0), pc.binary_join(lists, ", "), None)
+        return pyarrow.chunked_array([joined])
 
     def strata(self, labels: NDArray[np.float32]) -> NDArray[np.int64]:
         """Each class gives its share of the rows of which it is the rarest class."""
@@ -292,23 +310,30 @@ class Multi(Task):
                 found = f"{names} stand together in {share:.0%} of the rows that have either"
                 yield found, "join them if they mean the same"
 
+    def fitted(self, labels: NDArray[np.float32], *, is_balanced: bool) -> "Multi":
+        """Return the task whose rows with a class count as much as those without, if balanced."""
+        if not is_balanced:
+            return self
+        rows = labels.sum(axis=0, dtype=np.float64)
+        weights = np.clip((len(labels) - rows) / np.maximum(rows, 1), None, MOST_POSITIVE_WEIGHT)
+        return replace(self, positive_weights=tuple(weights.tolist()))
+
+    def sample_labels(self, count: int) -> NDArray[np.float32]:
+        """Return a class for each example."""
+        classes = len(self.class_names)
+        return np.eye(classes, dtype=np.float32)[super().sample_labels(count)]
+
     def example_weights(
         self, labels: NDArray[np.float32], *, is_balanced: bool
     ) -> NDArray[np.float32]:
-        """Return 1 for each example."""
-        if is_balanced:
-            raise ConfigurationInvalid(
-                "--class-weights balanced is for one class a text",
-                remedy="leave it out: each class has its own threshold, which allows for its rows",
-            )
+        """Return 1 for each example: the classes are balanced within it."""
         return np.ones(len(labels), np.float32)
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
-        """Return the mean binary cross-entropy of the classes of each example."""
-        import torch
-
-        entropy = torch.nn.functional.binary_cross_entropy_with_logits
-        return entropy(logits, labels, reduction="none").mean(dim=1)
+        """Return the mean binary cross-entropy of the classes of each example, as they weigh."""
+        given = self.positive_weights
+        weights = _on_device(given, logits.device) if given else None
+        return binary_cross_entropy(logits, labels, positive_weights=weights)
 
     def tuned(
         self,
@@ -327,7 +352,9 @@ class Multi(Task):
         if not calibrates:
             return tuned
         wrong = int(np.count_nonzero((logits > 0) != (labels > 0)))
-        temperature = fit_temperature(self.losses, logits, labels, wrong_answers=wrong, emit=emit)
+        temperature = fit_temperature(
+            binary_cross_entropy, logits, labels, wrong_answers=wrong, emit=emit
+        )
         return replace(tuned, temperature=temperature)
 
     def fold(self, parameters: "Sequence[torch.nn.Parameter]") -> "Multi":
@@ -355,7 +382,7 @@ class Multi(Task):
         metrics = compute_metrics(
             self._compute, predictions=_probabilities(logits), references=labels
         )
-        loss = self.losses(torch.tensor(logits), torch.tensor(labels)).mean()
+        loss = binary_cross_entropy(torch.tensor(logits), torch.tensor(labels)).mean()
         return MultiScores(samples=len(labels), loss=loss.item(), **metrics)
 
     def _compute(
@@ -480,6 +507,27 @@ class Multi(Task):
         return Table("Most wrong classes", columns, rows, text_columns=3, note=note, groups=shown)
 
 
+def binary_cross_entropy(
+    logits: "torch.Tensor",
+    labels: "torch.Tensor",
+    *,
+    positive_weights: "torch.Tensor | None" = None,
+) -> "torch.Tensor":
+    """Return the mean binary cross-entropy of the classes of each example: of shape [examples]."""
+    import torch
+
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits
+    return entropy(logits, labels, reduction="none", pos_weight=positive_weights).mean(dim=1)
+
+
+@cache
+def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Tensor":
+    """Return numbers as a tensor, made once: an update that is captured can't copy to a device."""
+    import torch
+
+    return torch.tensor(numbers, device=device)
+
+
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:
     """Return the probability from which on a class is predicted at the highest F1: in 0..1.
 
@@ -509,19 +557,3 @@ def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _f1(right: int, predicted: int, true: int) -> float:
     return float(2 * right / max(predicted + true, 1))
-
-
-def _map_lists(
-    lists: "pyarrow.ChunkedArray", convert: "Callable[[pyarrow.Array], pyarrow.Array]"
-) -> "pyarrow.ChunkedArray":
-    """Return lists of the same lengths whose values are converted."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    chunks = lists.chunks if isinstance(lists, pyarrow.ChunkedArray) else [lists]
-    converted = []
-    for chunk in chunks:
-        ends = np.cumsum(pc.list_value_length(chunk).to_numpy(zero_copy_only=False))
-        offsets = pyarrow.array(np.concatenate([[0], ends]), "int32")
-        converted.append(pyarrow.ListArray.from_arrays(offsets, convert(chunk.flatten())))
-    return pyarrow.chunked_array(converted)

@@ -204,7 +204,7 @@ class Regression(Task):
             found = f"{share:.0%} of the training rows have the number {numbers[counts.argmax()]:g}"
             yield found, "look whether it stands for a missing one"
 
-    def fitted(self, labels: NDArray[np.float32]) -> "Regression":
+    def fitted(self, labels: NDArray[np.float32], *, is_balanced: bool) -> "Regression":
         """Return the task with mean and standard deviation of the training rows."""
         mean, deviation = labels.mean(dtype=np.float64), labels.std(dtype=np.float64)
         return replace(self, mean=float(mean), deviation=float(deviation) or 1.0)
@@ -233,6 +233,10 @@ class Regression(Task):
                 if parameter.ndim == 1:
                     parameter.sub_(self.mean)
                 parameter.div_(self.deviation)
+
+    def sample_labels(self, count: int) -> NDArray[np.float32]:
+        """Return different numbers."""
+        return np.linspace(0, 1, count, dtype=np.float32)
 
     def example_weights(
         self, labels: NDArray[np.float32], *, is_balanced: bool

@@ -27,6 +27,7 @@ from finetune.errors import (
     UsageError,
 )
 from finetune.events import Event, Stage
+from finetune.tasks.single import Single
 
 __all__ = ["prober"]
 SMALL_MAC = "m1-8gb"
@@ -112,6 +113,17 @@ def test_without_the_store_the_whole_model_is_searched(
     assert (prober.cases[0].architecture["hidden_size"], prober.cases[0].classes) == (
         tiny_config("bert").hidden_size, 6,
     )  # fmt: skip
+
+
+def test_the_probes_take_the_loss_of_the_kind_that_the_data_has(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    labels = ["a|b", "a", "b"] * 20
+    rows = [f"{text},{label}" for text, label in zip(TEXTS, labels, strict=True)]
+    path.write_text("\n".join(["text,label", *rows]))
+    search(model=tiny_folder, data=path, freeze_core=True, feature_cache=False)
+    assert (prober.cases[0].task, prober.cases[0].classes) == ("multi", 2)
 
 
 def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
@@ -259,7 +271,7 @@ def test_a_missing_tokenizer_leaves_trec_unmeasured_but_own_data_are_an_error(
     tiny_config("bert").save_pretrained(bare)
     with pytest.raises(ModelUnsupported, match="tokenizer"):
         estimates(model=bare, data=table)
-    rows = SimpleNamespace(splits={"train": {"text": TEXTS}})
+    rows = SimpleNamespace(splits={"train": {"text": TEXTS}}, task=Single([*"ab"]))
     monkeypatch.setattr(api, "load_run_data", lambda options, emit: rows)
     assert {one.padded_length for one in estimates(model=bare, limit=5)} == {64}
 

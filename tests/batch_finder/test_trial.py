@@ -47,6 +47,26 @@ def test_every_architecture_takes_updates_and_evaluates(architecture: str) -> No
         trial.evaluate(batch_size=batch_size)
 
 
+@pytest.mark.parametrize(
+    ("task", "classes", "loss"), [("single", 3, 1.1), ("multi", 3, 0.69), ("regression", 1, 0.42)]
+)
+def test_an_update_has_the_loss_of_its_kind(task: str, classes: int, loss: float) -> None:
+    """At logits of nearly 0; the numbers of a regression are 0, 1/2 and 1."""
+    case = replace(tiny_case(), task=task, classes=classes)
+    trial = build_trial(case, device=CpuDevice())
+    found: list[torch.Tensor] = []
+    losses = trial.training_state.losses
+
+    def recorded(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found.append(losses(logits * 0, labels))
+        return losses(logits, labels)
+
+    trial = replace(trial, training_state=replace(trial.training_state, losses=recorded))
+    trial.begin()
+    trial.take_update(batch_size=3)
+    assert found[0].mean().item() == pytest.approx(loss, abs=0.01)
+
+
 def test_a_trial_trains_what_its_mode_names() -> None:
     trial = tiny_trial(mode=Mode("head"))
     trial.begin()

@@ -94,6 +94,18 @@ def test_parquet_of_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> N
     assert table.place(2) == f"row 3 of {path}"
 
 
+def test_lists_of_numbered_classes_are_lists_of_their_names(tmp_path: Path) -> None:
+    own = {"feature": {"_type": "ClassLabel", "names": ['"x"', "y"]}, "_type": "List"}
+    names = {"info": {"features": {"label": own}}}
+    table = pyarrow.table({"label": [[1, 0], None, [], [-1]]})
+    parquet.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "a.parquet"
+    )
+    assert columns_of(read(tmp_path / "a.parquet")) == {
+        "label": ['["y", "\\"x\\""]', "", "[]", '[""]']
+    }
+
+
 def test_parquet_of_pandas_gives_numbers_as_text(tmp_path: Path) -> None:
     frame = pandas.DataFrame(
         {

@@ -93,7 +93,8 @@ def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 ) -> Path:
     """A finished run of each kind, which ``--task auto`` has found."""
-    return train(tmp_path_factory.mktemp(request.param), tiny_folder, request.param)
+    options = {"class_weights": "balanced"} if request.param == "multi" else {}
+    return train(tmp_path_factory.mktemp(request.param), tiny_folder, request.param, **options)
 
 
 def test_the_kind_is_found_and_saved_as_transformers_names_it(run: Path) -> None:

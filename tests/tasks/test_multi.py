@@ -1,0 +1,45 @@
+"""Several labels a text, without a model."""
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+
+from finetune.tasks.multi import MOST_POSITIVE_WEIGHT, Multi
+
+LABELS = np.array([[1, 0], [0, 0], [0, 1], [0, 1]], np.float32)
+
+
+def test_a_label_that_no_training_row_has_is_named_for_each_row() -> None:
+    rows = pyarrow.chunked_array(
+        [pyarrow.array([["a", "x"], [], ["y", "b", "z"]]), pyarrow.array([["b"], ["x"]])]
+    )
+    training = pyarrow.chunked_array([pyarrow.array([["a"], ["b", "a"]])])
+    unknown = Multi(["a", "b"]).find_unknown(rows, training=training)
+    assert unknown.to_pylist() == ["x", None, "y, z", None, "x"]
+
+
+def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
+    task = Multi(["a", "b"]).fitted(LABELS, is_balanced=True)
+    assert task.positive_weights == (3.0, 1.0)
+    logits, labels = torch.zeros(4, 2), torch.tensor(LABELS)
+    logits.requires_grad_()
+    task.losses(logits, labels).sum().backward()
+    # At one half, the gradients of a class's rows and of the others add up to nothing.
+    assert logits.grad is not None
+    assert logits.grad.sum(dim=0).tolist() == pytest.approx([0, 0])
+    plain = Multi(["a", "b"]).fitted(LABELS, is_balanced=False)
+    assert plain.losses(torch.zeros(4, 2), labels).tolist() == pytest.approx([np.log(2)] * 4)
+
+
+def test_one_row_in_many_does_not_count_as_much_as_all_others() -> None:
+    labels = np.zeros((1000, 2), np.float32)
+    labels[0] = 1
+    task = Multi(["a", "b"]).fitted(labels[:, :2], is_balanced=True)
+    assert task.positive_weights == (MOST_POSITIVE_WEIGHT,) * 2
+
+
+def test_the_loss_of_a_split_is_that_without_weights() -> None:
+    logits = np.ones_like(LABELS)
+    balanced = Multi(["a", "b"]).fitted(LABELS, is_balanced=True)
+    assert balanced.score(logits, LABELS).loss == Multi(["a", "b"]).score(logits, LABELS).loss
