@@ -7,6 +7,7 @@
     ├── CheckpointDamaged               1
     ├── ProbeFailed                     1
     ├── NotWritten                      1
+    ├── ProcessLost                     1
     ├── UsageError                      2    a flag, a file name or a configuration is wrong
     │   ├── ConfigurationInvalid
     │   ├── RunFolderNotEmpty
@@ -70,6 +71,10 @@ class CheckpointDamaged(FinetuneError):
 
 class NotWritten(FinetuneError):
     """The disk is full, or a folder is gone or may not be written."""
+
+
+class ProcessLost(FinetuneError):
+    """Another process of the same run has ended, or does not answer."""
 
 
 class ProbeFailed(FinetuneError):

@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import SECTION_OF_OPTION, Config
+from finetune.devices.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Stage, ignore
 from finetune.runs.folder import (
@@ -25,6 +26,7 @@ from finetune.runs.folder import (
 )
 
 if TYPE_CHECKING:
+    from finetune.devices.processes import Processes
     from finetune.runs.results import DryRun, RunResults
 
 AUTO = "auto"
@@ -76,31 +78,61 @@ def run(
             "a run is resumed with its own configuration", remedy="leave out --config"
         )
     given = _load(config, assignments, options)
+    if read_launch().world_size == 1:
+        return _decide(given, resume_from_checkpoint, emit=emit).do(emit=emit)
+    from finetune.training.accelerator import join_processes
+
+    processes = join_processes()
+    # It depends on folders, which the main process is about to change.
+    work = processes.broadcast(lambda: _decide(given, resume_from_checkpoint, emit=emit))
+    return work.do(emit=emit if processes.is_main else ignore, processes=processes)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a call of ``run`` does.
+
+    Args:
+        config: Of the run.
+        origins: The file, variable or flag of each option that one of them gives.
+        resumed: The run that goes on; None for a new one.
+        continued: The run whose model a new run trains further.
+        results: Of a run that has finished already.
+    """
+
+    config: Config
+    origins: Mapping[str, str] = field(default_factory=dict)
+    resumed: RunFolder | None = None
+    continued: RunFolder | None = None
+    results: "RunResults | None" = None
+
+    def do(self, *, emit: Emit, **together: "Processes") -> "RunResults":
+        """Do it, together with other ``processes`` if there are some."""
+        if self.results is not None:
+            return self.results
+        from finetune.api.training import train_new, train_on
+
+        if self.resumed is not None:
+            return train_on(self.config, self.resumed, emit=emit, **together)
+        return train_new(
+            self.config, origins=self.origins, emit=emit, continued=self.continued, **together
+        )
+
+
+def _decide(given: LoadedConfig, resume_from_checkpoint: str | Path | None, *, emit: Emit) -> _Work:
     if resume_from_checkpoint is None:
-        return _start(given.config, origins=given.origins, emit=emit)
+        return _Work(given.config, origins=given.origins)
     if resume_from_checkpoint != AUTO:
         folder = open_run_folder(_run_of(Path(resume_from_checkpoint)), needs_model=False)
         if folder.has_finished and _wants_more_epochs(folder, given):
             origins = dict.fromkeys(SECTION_OF_OPTION, str(folder.config_file)) | given.origins
             further = _continued(folder, given, emit=emit)
-            return _start(further, origins=origins, emit=emit, continued=folder)
+            return _Work(further, origins=origins, continued=folder)
         return _resume(folder, given, emit=emit)
     if (found := _find_run(given.config)) is not None:
         return _resume(found, given, emit=emit)
     emit(Stage("there is no run to resume: a new one begins"))
-    return _start(_over_a_killed_start(given.config), origins=given.origins, emit=emit)
-
-
-def _start(
-    config: Config,
-    *,
-    origins: Mapping[str, str],
-    emit: Emit,
-    continued: RunFolder | None = None,
-) -> "RunResults":
-    from finetune.api.training import train_new
-
-    return train_new(config, origins=origins, emit=emit, continued=continued)
+    return _Work(_over_a_killed_start(given.config), origins=given.origins)
 
 
 def _over_a_killed_start(config: Config) -> Config:
@@ -125,7 +157,7 @@ def _find_run(config: Config) -> RunFolder | None:
     return max(unfinished, key=lambda one: one.config_file.stat().st_mtime, default=None)
 
 
-def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> "RunResults":
+def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> _Work:
     saved = load_saved_config(folder)
     _check_changes(given, saved, folder)
     if folder.has_finished:
@@ -134,10 +166,8 @@ def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> "RunResult
         # A kill at the very end leaves checkpoints that nobody needs.
         shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
         emit(Stage(f"the run in {folder.path} has finished: nothing is left to do"))
-        return read_results(folder)
-    from finetune.api.training import train_on
-
-    return train_on(_with_changes(saved, given), folder, emit=emit)
+        return _Work(saved, results=read_results(folder))
+    return _Work(_with_changes(saved, given), resumed=folder)
 
 
 def dry_run(

@@ -1,7 +1,7 @@
 """What ``finetune run`` does once its configuration is known."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from finetune.api.dry_run import RUNS_FOLDER, default_name
 from finetune.api.report import write_pages
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
+from finetune.devices.processes import ALONE, Processes
 from finetune.events import Emit
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
 from finetune.runs.folder import RunFolder, lock, reserve_folder, reserve_new_folder
@@ -28,6 +29,7 @@ def train_new(
     origins: Mapping[str, str],
     emit: Emit,
     continued: RunFolder | None = None,
+    processes: Processes = ALONE,
 ) -> RunResults:
     """Train in a folder of its own, which is reserved first and given back if nothing came of it.
 
@@ -36,31 +38,43 @@ def train_new(
         origins: The file, variable or flag of each option that one of them gives.
         emit: Receives progress events.
         continued: The run whose model is trained further, on the same data.
+        processes: Those that train together; each calls this.
 
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
     log = WarningLog(emit)
-    with kept_awake(), _reserve(config) as folder, interruption_explained(folder):
-        preparation = prepare(config, origins=origins, emit=log)
+    with kept_awake(), _reserve(config, processes) as folder, interruption_explained(folder):
+        preparation = prepare(config, origins=origins, emit=log, processes=processes)
         if continued:
             _check_data(preparation, continued)
         with out_of_memory_explained(folder, preparation):
             run = Run.prepare(preparation, folder, emit=log)
-            log.write_to(folder)
+            if processes.is_main:
+                log.write_to(folder)
             return _complete(run)
 
 
-def train_on(config: Config, folder: RunFolder, *, emit: Emit) -> RunResults:
+def train_on(
+    config: Config, folder: RunFolder, *, emit: Emit, processes: Processes = ALONE
+) -> RunResults:
     """Train an interrupted run to its end.
+
+    Args:
+        config: All options.
+        folder: Of the run.
+        emit: Receives progress events.
+        processes: Those that train together; each calls this. There may be more than before.
 
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
     log = WarningLog(emit)
-    with kept_awake(), lock(folder), interruption_explained(folder):
-        log.write_to(folder)
-        preparation = prepare(config, emit=log)
+    held = lock(folder) if processes.is_main else nullcontext()
+    with kept_awake(), held, interruption_explained(folder):
+        if processes.is_main:
+            log.write_to(folder)
+        preparation = prepare(config, emit=log, processes=processes)
         with out_of_memory_explained(folder, preparation):
             return _complete(Run.resume(preparation, folder, emit=log))
 
@@ -74,14 +88,25 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
 
 
 def _complete(run: Run) -> RunResults:
-    with tracked(with_plan(run.preparation, run.plan), run.folder, emit=run.emit) as run.emit:
+    config, is_main = with_plan(run.preparation, run.plan), run.processes.is_main
+    with tracked(config, run.folder, emit=run.emit, is_main=is_main) as run.emit:
         run.train()
     results = run.finish(write_pages=write_pages)
     warn_unless_better(results.test, emit=run.emit)
     return results
 
 
-def _reserve(config: Config) -> AbstractContextManager[RunFolder]:
+@contextmanager
+def _reserve(config: Config, processes: Processes) -> Iterator[RunFolder]:
+    """Let the main process hold a folder, and the others know which."""
+    if not processes.is_main:
+        yield processes.broadcast(lambda: RunFolder(Path()))
+        return
+    with _reserve_alone(config) as folder:
+        yield processes.broadcast(lambda: folder)
+
+
+def _reserve_alone(config: Config) -> AbstractContextManager[RunFolder]:
     if config.output.output_dir is None:
         return reserve_new_folder(RUNS_FOLDER, default_name(config))
     path = Path(config.output.output_dir).expanduser()

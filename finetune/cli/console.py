@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from finetune.devices.launch import read_launch
 from finetune.escaping import escape_controls, escape_line
-from finetune.events import Emit
+from finetune.events import Emit, ignore
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Scores
@@ -26,7 +27,13 @@ LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 @contextmanager
 def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
-    """Yield an ``Emit`` that shows events, live on a terminal; if quiet, warnings alone."""
+    """Yield an ``Emit`` that shows events, live on a terminal; if quiet, warnings alone.
+
+    Of several processes the main one alone shows any.
+    """
+    if not read_launch().is_main:
+        yield ignore
+        return
     from finetune.cli.progress import open_view
 
     with open_view(is_quiet=quiet, is_live=not no_progress) as emit:

@@ -13,6 +13,7 @@ from finetune.cli.options import (
     given,
     output_options,
 )
+from finetune.devices.launch import read_launch
 
 EXAMPLES = """\b
 Examples:
@@ -43,6 +44,8 @@ def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **f
             plan = api.dry_run(emit=emit, **given(flags)).to_json()
         else:
             results = api.run(emit=emit, **given(flags))
+    if not read_launch().is_main:
+        return
     if dry_run and as_json:
         show_json(plan)
     elif dry_run:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from finetune.devices.threads import ThreadChoice
 
@@ -14,6 +14,10 @@ Tensors = Mapping[str, torch.Tensor]
 
 # Batches of the evaluation that frozen layers read at once, at most.
 _MOST_BATCHES_AT_ONCE = 16
+
+
+class OutOfMemoryElsewhere(RuntimeError):
+    """Memory ran out in another process of the run: all repeat their work in smaller pieces."""
 
 
 class Device:
@@ -77,6 +81,13 @@ class Device:
 
     def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:
         """Set the number of CPU threads with which work is fastest, where the device has any."""
+        return None
+
+    def make_group(self) -> distributed.ProcessGroup | None:
+        """Return a group that adds up tensors on this device, None for the default one: gloo's.
+
+        Every process of a run calls it.
+        """
         return None
 
     def random_state(self) -> dict[str, torch.Tensor]:
@@ -159,7 +170,7 @@ class DeviceMemory(ABC):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that the device's memory did not suffice."""
-        return isinstance(error, self.out_of_memory_errors) or (
+        return isinstance(error, (*self.out_of_memory_errors, OutOfMemoryElsewhere)) or (
             isinstance(error, RuntimeError)
             and any(text in str(error) for text in self.out_of_memory_texts)
         )

@@ -1,9 +1,11 @@
 """An NVIDIA GPU."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import distributed
 
 from finetune.devices.base import (
     BatchShapes,
@@ -16,6 +18,7 @@ from finetune.devices.base import (
     why_operation_fails,
 )
 from finetune.devices.cuda_graphs import CudaGraphs
+from finetune.devices.launch import read_launch
 
 # What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
 _RESERVE_BYTES = 512 * 2**20
@@ -42,7 +45,7 @@ _UNUSABLE = {
 
 
 class CudaDevice(Device):
-    """An NVIDIA GPU: the one that PyTorch has made current."""
+    """An NVIDIA GPU: the current one, which is this process's own where a host has several."""
 
     name = "cuda"
     torch_device = torch.device("cuda")
@@ -52,6 +55,7 @@ class CudaDevice(Device):
     tokens_ahead = 2**14
 
     def __init__(self) -> None:
+        _take_own_gpu()
         properties = torch.cuda.get_device_properties()
         self.description = f"{properties.name}, {gibibytes(properties.total_memory)}"
         self.precisions = (
@@ -72,6 +76,14 @@ class CudaDevice(Device):
         and 0.15 s for each other.
         """
         torch.backends.cuda.enable_cudnn_sdp(longest_tokens > _LONGEST_WITHOUT_CUDNN)
+
+    def make_group(self) -> distributed.ProcessGroup:
+        """Return a group over NCCL, whose sums can be captured."""
+        # Buffers of captured sums would be registered by all processes together during a capture,
+        # in which memory may run out in one of them.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+        group: distributed.ProcessGroup = distributed.new_group(backend="nccl")
+        return group
 
     def capture(self, function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
         """Return a function whose calls are CUDA graphs."""
@@ -147,6 +159,23 @@ class CudaMemory(DeviceMemory):
         torch.cuda.empty_cache()
 
 
+def _take_own_gpu() -> Unusable | None:
+    """Make the GPU of this process's local rank current; return why there is none.
+
+    A scheduler may also show each process nothing but its own.
+    """
+    launch, gpus = read_launch(), torch.cuda.device_count()
+    if launch.world_size == 1:
+        return None
+    if launch.local_world_size > gpus > 1:
+        return Unusable(
+            f"{launch.local_world_size} processes were started on this host, which has {gpus} GPUs",
+            remedy="start one process for each GPU",
+        )
+    torch.cuda.set_device(launch.local_rank % gpus)
+    return None
+
+
 def why_not_usable() -> Unusable | None:
     """Return why no NVIDIA GPU can be used here, or None if a small operation on one works."""
     if torch.version.cuda is None:
@@ -155,6 +184,8 @@ def why_not_usable() -> Unusable | None:
             remedy="install a PyTorch with CUDA from pytorch.org, or use --device cpu",
             is_absent=True,
         )
+    if torch.cuda.is_available() and (shared := _take_own_gpu()):
+        return shared
     failure = why_operation_fails(CudaDevice.torch_device)
     if failure is None:
         return None

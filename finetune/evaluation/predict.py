@@ -11,6 +11,7 @@ from torch import nn
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.precision import autocast
+from finetune.devices.processes import ALONE, Processes
 from finetune.errors import LossNotFinite
 from finetune.tokenization.buckets import plan_evaluation
 from finetune.tokenization.collate import fill_batch
@@ -26,19 +27,21 @@ class Predictor:
         device: Where it is.
         precision: ``fp32``, ``bf16`` or ``fp16``: of all metrics of a run, whoever computes them.
         batch_size: Examples in one forward; fewer after memory ran out.
+        processes: Those that share the work, each with the same model.
     """
 
     model: nn.Module
     device: Device
     precision: str
     batch_size: BatchSize
+    processes: Processes = ALONE
 
     def logits(
         self, examples: ModelInputs, *, padded_lengths: Sequence[int]
     ) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order.
 
-        Those of windows are pooled.
+        Those of windows are pooled. Several processes share the work, and each gets all logits.
 
         Args:
             examples: One or more.
@@ -48,7 +51,23 @@ class Predictor:
             LossNotFinite: If a logit is NaN or infinite.
             BatchDoesNotFit: If not even one example fits the device's memory.
         """
+        order = np.argsort(-examples.lengths, kind="stable")
+        # Of one length each process gets as many, so that all take about as long.
+        shares = [order[first :: self.processes.count] for first in range(self.processes.count)]
+        own = shares[self.processes.index]
+        found = self._predict(examples.some(own), padded_lengths) if len(own) else None
+        pieces = [one for one in self.processes.gather(found) if one is not None]
+        logits = np.empty((len(order), pieces[0].shape[1]), np.float32)
+        for share, piece in zip(shares, pieces, strict=False):
+            logits[share] = piece
+        if not np.isfinite(logits).all():
+            raise LossNotFinite(
+                "the model's logits are NaN or infinite",
+                remedy="train it with a lower --learning-rate, or with --precision fp32",
+            )
+        return examples.pool(logits)
 
+    def _predict(self, examples: ModelInputs, padded_lengths: Sequence[int]) -> NDArray[np.float32]:
         def predict(batch_size: int) -> NDArray[np.float32]:
             with autocast(self.device, precision=self.precision):
                 return predict_logits(
@@ -60,13 +79,7 @@ class Predictor:
                 )
 
         # The longest examples come first, so that little is lost where memory runs out.
-        logits = self.batch_size.retry_on_out_of_memory(predict)
-        if not np.isfinite(logits).all():
-            raise LossNotFinite(
-                "the model's logits are NaN or infinite",
-                remedy="train it with a lower --learning-rate, or with --precision fp32",
-            )
-        return examples.pool(logits)
+        return self.batch_size.retry_on_out_of_memory(predict)
 
 
 def predict_logits(

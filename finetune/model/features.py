@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.precision import autocast
+from finetune.devices.processes import ALONE, LONGEST_SECONDS, Processes
 from finetune.events import Advance, Emit, Stage, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.feature_store import FeatureStore, key_of
@@ -50,14 +51,13 @@ class FrozenLayers:
         with autocast(self.device, precision=self.precision):
             return self.extractor.extract(there)
 
-    def size_bytes(self, examples: Examples) -> int:
-        """Return the size of a split's features."""
-        return math.prod(self.shape(examples)) * BYTES_A_NUMBER
+    def size_bytes(self, lengths: NDArray[np.int64]) -> int:
+        """Return the size of the features of texts of these lengths in tokens."""
+        return math.prod(self.shape(lengths)) * BYTES_A_NUMBER
 
-    def shape(self, examples: Examples) -> tuple[int, int]:
-        """Return the shape of a split's features: [tokens or texts, hidden]."""
-        per_token = self.extractor.per_token
-        vectors = examples.lengths.sum() if per_token else len(examples.lengths)
+    def shape(self, lengths: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the shape of the features of texts of these lengths: [tokens or texts, hidden]."""
+        vectors = lengths.sum() if self.extractor.per_token else len(lengths)
         return int(vectors), self.extractor.hidden_size
 
 
@@ -88,8 +88,11 @@ def with_features(
     batch_size: int,
     notes: Notes,
     emit: Emit,
+    processes: Processes = ALONE,
 ) -> Examples:
     """Return a split with features for inputs; ``notes`` go to the list of the store.
+
+    Each of several processes computes a part, and reads those of the others from the store.
 
     Raises:
         FeaturesDoNotFit: If there is no room for them, neither on the disk nor in memory.
@@ -102,28 +105,85 @@ def with_features(
         padded_lengths=padded_lengths,
         shapes=layers.device.shapes,
     )
-    extraction = _Extraction(examples, layers, batches, batch_size, emit)
-    what = f"features of the frozen layers for {len(examples.labels):,} {notes['split']} rows"
-    key = key_of(extraction.key_parts())
-    lines = store.read(key, emit=emit)
-    emit(Stage(f"{'computing' if lines is None else 'reusing'} {what}"))
-    if lines is None:
-        lines = extraction.compute(store, key=key, notes=notes)
-    order = np.concatenate([batch.indices for batch in batches])
+    parts = [
+        _Extraction(examples, layers, part, batch_size, notes, emit)
+        for part in _split_evenly(batches, processes.count)
+    ]
+    lines = _Lines(_read_or_compute(parts, store, processes))
+    order = _indices(batches)
     if layers.extractor.per_token:
         return replace(examples, inputs_of=_read_tokens(examples, lines, order))
     return replace(examples, inputs_of=_read_pooled(lines, order, layers.takes_4d_mask))
 
 
+def _split_evenly(batches: Sequence[Batch], count: int) -> list[Sequence[Batch]]:
+    """Cut batches into contiguous parts of about as many tokens, some of which may be empty."""
+    tokens = np.cumsum([len(batch.indices) * batch.padded_length for batch in batches])
+    ends = np.searchsorted(tokens, tokens[-1] * np.arange(1, count) / count).tolist()
+    return [
+        batches[start:end] for start, end in zip([0, *ends], [*ends, len(batches)], strict=True)
+    ]
+
+
+def _read_or_compute(
+    parts: Sequence["_Extraction"], store: FeatureStore, processes: Processes
+) -> list[torch.Tensor]:
+    """Return the features of each part: this process's own, and then those of the others.
+
+    What another process could not write to a store that both see is computed here as well.
+    """
+    keys = processes.gather(key_of(parts[processes.index].key_parts()))
+    own = {processes.index}
+    found: dict[int, torch.Tensor] = {}
+    for numbers in (own, set(range(processes.count)) - own):
+        has_room = True
+        with processes.failing_together(parts[0].layers.device.memory, seconds=LONGEST_SECONDS):
+            try:
+                found |= {number: parts[number].get(store, keys[number]) for number in numbers}
+            except FeaturesDoNotFit:
+                has_room = False
+        if processes.any(not has_room):
+            raise FeaturesDoNotFit
+    return [found[number] for number in range(processes.count)]
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The features of a split, in one piece from each process that has computed some."""
+
+    pieces: Sequence[torch.Tensor]
+
+    def take(self, numbers: NDArray[np.int64]) -> torch.Tensor:
+        """Return the lines of these numbers, as they are counted over all pieces."""
+        if len(self.pieces) == 1:
+            return self.pieces[0][torch.from_numpy(numbers)]
+        starts = np.cumsum([0, *map(len, self.pieces)])
+        piece_of_number = np.searchsorted(starts, numbers, side="right") - 1
+        taken = self.pieces[0].new_empty(len(numbers), self.pieces[0].shape[1])
+        for index, piece in enumerate(self.pieces):
+            here = np.flatnonzero(piece_of_number == index)
+            taken[torch.from_numpy(here)] = piece[torch.from_numpy(numbers[here] - starts[index])]
+        return taken
+
+
 @dataclass(frozen=True)
 class _Extraction:
-    """One pass of the frozen layers over a split."""
+    """One pass of the frozen layers over a split, or over a part of it."""
 
     examples: Examples
     layers: FrozenLayers
     batches: Sequence[Batch]
     batch_size: int
+    notes: Notes
     emit: Emit
+
+    def get(self, store: FeatureStore, key: str) -> torch.Tensor:
+        """Return the features that the store has, or compute them."""
+        lines = store.read(key, emit=self.emit)
+        rows, split = len(self.examples.labels), self.notes["split"]
+        verb = "computing" if lines is None else "reusing"
+        self.emit(Stage(f"{verb} features of the frozen layers for {rows:,} {split} rows"))
+        return self._compute(store, key=key) if lines is None else lines
 
     def key_parts(self) -> Iterator[str | torch.Tensor]:
         yield self.layers.key
@@ -136,7 +196,7 @@ class _Extraction:
     def pieces(self) -> Iterator[torch.Tensor]:
         """Yield each batch's features without padding, on the CPU."""
         step = math.ceil(len(self.batches) / PROGRESS_EVENTS)
-        done = 0
+        done, total = 0, sum(len(batch.indices) for batch in self.batches)
         for number, batch in enumerate(self.batches, start=1):
             inputs = self._inputs(batch)
             count = len(batch.indices)
@@ -147,22 +207,23 @@ class _Extraction:
             yield features
             done += count
             if number % step == 0 or number == len(self.batches):
-                self.emit(Advance(done, len(self.examples.lengths)))
+                self.emit(Advance(done, total))
 
-    def compute(self, store: FeatureStore, *, key: str, notes: Notes) -> torch.Tensor:
+    def _compute(self, store: FeatureStore, *, key: str) -> torch.Tensor:
         """Compute features and keep them in the store, or in memory if it can't be written."""
-        size_bytes, shape = self.layers.size_bytes(self.examples), self.layers.shape(self.examples)
+        lengths = self.examples.lengths[_indices(self.batches)]
+        size_bytes, shape = self.layers.size_bytes(lengths), self.layers.shape(lengths)
         try:
             if not store.would_fit(size_bytes):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return store.write(key, self.pieces(), shape=shape, notes=notes)
+            return store.write(key, self.pieces(), shape=shape, notes=self.notes)
         except OSError as error:
             if size_bytes > MEMORY_SHARE * host_memory.spare_bytes():
                 raise FeaturesDoNotFit from error
             reason = f"can't be written to {store.folder} ({error.strerror})"
             remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
             self.emit(WarningMessage(f"features {reason}: they stay in memory", remedy=remedy))
-            return torch.cat(list(self.pieces()))
+            return torch.cat([torch.empty(0, shape[1]), *self.pieces()])
 
     def _inputs(self, batch: Batch) -> Inputs:
         indices = batch.indices
@@ -171,18 +232,22 @@ class _Extraction:
         return self.examples.inputs_of(indices, batch.padded_length)
 
 
-def _read_pooled(lines: torch.Tensor, order: NDArray[np.int64], takes_4d_mask: bool) -> InputsOf:
+def _indices(batches: Sequence[Batch]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *(batch.indices for batch in batches)])
+
+
+def _read_pooled(lines: _Lines, order: NDArray[np.int64], takes_4d_mask: bool) -> InputsOf:
     """Return what reads an example's one vector out of those of a split, computed in an order."""
     line_of_example = np.argsort(order)
 
     def inputs_of(indices: NDArray[np.int64], _: int) -> Inputs:
-        features = lines[torch.from_numpy(line_of_example[indices])]
+        features = lines.take(line_of_example[indices])
         return pooled_inputs(features, takes_4d_mask=takes_4d_mask)
 
     return inputs_of
 
 
-def _read_tokens(examples: Examples, lines: torch.Tensor, order: NDArray[np.int64]) -> InputsOf:
+def _read_tokens(examples: Examples, lines: _Lines, order: NDArray[np.int64]) -> InputsOf:
     """Return what reads the vectors of an example's tokens, padded, and their mask."""
     starts = np.empty_like(order)
     starts[order] = np.cumsum(examples.lengths[order]) - examples.lengths[order]
@@ -192,9 +257,9 @@ def _read_tokens(examples: Examples, lines: torch.Tensor, order: NDArray[np.int6
         lengths = examples.lengths[indices]
         firsts = starts[indices] - (np.cumsum(lengths) - lengths)
         numbers = np.repeat(firsts, lengths) + np.arange(lengths.sum())
-        features = lines.new_zeros(len(indices), padded_length, lines.shape[1])
-        is_token = mask.reshape(len(indices), padded_length).bool()
-        features[is_token] = lines[torch.from_numpy(numbers)]
+        taken = lines.take(numbers)
+        features = taken.new_zeros(len(indices), padded_length, taken.shape[1])
+        features[mask.reshape(len(indices), padded_length).bool()] = taken
         return {"inputs_embeds": features, "attention_mask": mask}
 
     return inputs_of

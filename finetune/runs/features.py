@@ -92,7 +92,7 @@ def stored_features(
     try:
         examples = _all_features(preparation, plan, layers, batch_size, emit=emit)
     except FeaturesDoNotFit:
-        size_bytes = sum(map(layers.size_bytes, preparation.examples.values()))
+        size_bytes = sum(layers.size_bytes(one.lengths) for one in preparation.examples.values())
         emit(
             WarningMessage(
                 f"the features of all splits, {gibibytes(size_bytes)}, do not fit the disk: the "
@@ -127,6 +127,7 @@ def _all_features(
                 batch_size=size,
                 notes=notes | {"split": split, "rows": len(examples.labels)},
                 emit=emit,
+                processes=preparation.processes,
             )
         )
         for split, examples in preparation.examples.items()

@@ -45,7 +45,9 @@ def with_precision(
     if config.training.precision != "auto":
         return preparation
     reason = _why_not_timed(preparation, plan, batch_size)
-    timing = None if reason else _find_timing(preparation, plan, batch_size)
+    timing = preparation.processes.broadcast(
+        lambda: None if reason else _find_timing(preparation, plan, batch_size)
+    )
     if timing is None:
         emit(Stage(f"precision: fp32, {reason or 'as memory ran out when bf16 was timed'}"))
     else:

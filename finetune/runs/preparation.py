@@ -14,6 +14,7 @@ from finetune.data.check import suggest_model
 from finetune.data.source import DataSource
 from finetune.data.tables import column_of, texts_of
 from finetune.devices.base import Device
+from finetune.devices.processes import ALONE, Processes
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Emit, Stage, WarningMessage, stage
 from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
@@ -45,6 +46,7 @@ class Preparation:
         precision_timing: What the precision was chosen by; None where it was given.
         origins: The file, variable or flag of each option that one of them gives.
         choices: What else was chosen by measurements.
+        processes: Those that train together, each with a preparation of its own.
     """
 
     config: Config
@@ -57,6 +59,7 @@ class Preparation:
     precision_timing: "PrecisionTiming | None" = None
     origins: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[Choice] = ()
+    processes: Processes = ALONE
 
     @property
     def task(self) -> Task:
@@ -70,8 +73,9 @@ class Preparation:
 
     @property
     def checks_device(self) -> bool:
-        """Whether the device is compared with the CPU during the run."""
-        return self.config.training.check_device and not self.device.is_reference
+        """Whether this process compares its device with the CPU during the run."""
+        is_checked = self.config.training.check_device and not self.device.is_reference
+        return is_checked and self.processes.is_main
 
     @property
     def details(self) -> RunDetails:
@@ -98,10 +102,16 @@ class Preparation:
         return replace(self, config=config, classifier=classifier)
 
 
-def prepare(config: Config, *, origins: Mapping[str, str] | None = None, emit: Emit) -> Preparation:
+def prepare(
+    config: Config,
+    *,
+    origins: Mapping[str, str] | None = None,
+    emit: Emit,
+    processes: Processes = ALONE,
+) -> Preparation:
     """Select the device, load the data and the model, and encode the texts.
 
-    ``origins`` says where the options of the configuration come from.
+    ``origins`` says where the options of the configuration come from; ``processes`` train together.
 
     Raises:
         FinetuneError: Of every kind that a device, data or a model can cause.
@@ -109,7 +119,9 @@ def prepare(config: Config, *, origins: Mapping[str, str] | None = None, emit: E
     check_report_to(config)
     device, precision = select_device(config.training.device, emit=emit), config.training.precision
     check_precision(device, precision)
-    emit(Stage(f"device: {device.name} ({device.description}), precision {precision}"))
+    processes = processes.on(device)
+    several = f", {processes.count} processes" if processes.count > 1 else ""
+    emit(Stage(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     is_balanced = config.training.class_weights == "balanced"
     with stage("load", emit):
         loaded = load_run_data(config.data, emit=emit)
@@ -128,8 +140,9 @@ def prepare(config: Config, *, origins: Mapping[str, str] | None = None, emit: E
         }
     seconds = time.perf_counter() - started
     return Preparation(
-        config, device, loaded.sources, splits, examples, classifier, seconds, origins=origins or {}
-    )
+        config, device, loaded.sources, splits, examples, classifier, seconds,
+        origins=origins or {}, processes=processes,
+    )  # fmt: skip
 
 
 def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit) -> Classifier:

@@ -4,13 +4,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.processes import Processes
 from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Stage, stage
@@ -40,7 +43,7 @@ from finetune.runs.saving import Checkpoints
 from finetune.runs.threads import choose_run_threads
 from finetune.tasks.base import Labels
 from finetune.tokenization.examples import Examples
-from finetune.training.interruption import Stopped, stop_on_signal
+from finetune.training.interruption import AgreedStop, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState, prepare_training
@@ -83,17 +86,25 @@ class Run:
             BatchDoesNotFit: If not even one example fits.
         """
         run = cls._build(preparation, folder, emit=emit)
+        if run.processes.is_main:
+            run._write_origin()
+        return run
+
+    def _write_origin(self) -> None:
+        """Write what the run is made from, with which versions on which machine."""
+        folder, preparation = self.folder, self.preparation
         set_aside_previous_run(folder)
-        config = with_plan(run.preparation, run.plan)
+        config = with_plan(preparation, self.plan)
         write_text_atomically(folder.config_file, dump_config(config))
-        run.manifest.write(folder.manifest_file)
+        self.manifest.write(folder.manifest_file)
         environment = {**describe_environment(), "device": preparation.device.description}
         environment[ORIGINS] = dict(preparation.origins)
-        environment[CHOICES] = [asdict(one) for one in run.preparation.choices]
-        if timing := run.preparation.precision_timing:
+        environment[CHOICES] = [asdict(one) for one in preparation.choices]
+        if self.processes.count > 1:
+            environment["processes"] = self.processes.count
+        if timing := preparation.precision_timing:
             environment[TIMING] = asdict(timing)
         write_json(folder.environment_file, environment)
-        return run
 
     @classmethod
     def resume(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
@@ -103,21 +114,17 @@ class Run:
             DataDiffers: If data or model are not those that the run began with.
             UsageError: If there is no checkpoint.
         """
-        keep = preparation.config.output.save_total_limit
-        intact = Checkpoints(folder, keep=keep, emit=emit).intact()
-        saved = Manifest.read(folder.manifest_file)
-        if saved is not None:
-            saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
-        preparation = replace(
-            preparation,
-            precision_timing=read_timing(folder.environment_file),
-            choices=read_choices(folder.environment_file),
-        )
+        processes = preparation.processes
+        intact = processes.broadcast(lambda: _check_resumable(preparation, folder, emit=emit))
+        choices = processes.broadcast(lambda: read_choices(folder.environment_file))
+        timing = processes.broadcast(lambda: read_timing(folder.environment_file))
+        preparation = replace(preparation, precision_timing=timing, choices=choices)
         run = cls._build(preparation, folder, emit=emit)
         prepared_seconds = run.progress.seconds
         run.progress = run.checkpoints.restore(intact, run.training_state)
         run.progress.seconds += prepared_seconds
-        continue_journal(folder, updates=run.progress.updates)
+        if processes.is_main:
+            continue_journal(folder, updates=run.progress.updates)
         emit(Stage(f"resuming after update {run.progress.updates:,}"))
         return run
 
@@ -126,7 +133,7 @@ class Run:
         plan = plan_training(preparation)
         if preparation.config.training.batch_size == "auto":
             preparation = _with_found_sizes(preparation, plan, emit=emit)
-        device = preparation.device
+        device, processes = preparation.device, preparation.processes
         batch_size, eval_batch_size = _batch_sizes(preparation, plan, emit=emit)
         device.choose_attention(longest_tokens=plan.padded_lengths[-1])
         with stage("threads", emit):
@@ -145,8 +152,12 @@ class Run:
             precision=precision,
             losses=preparation.task.losses,
             hyperparameters=plan.hyperparameters,
+            processes=processes,
         )
-        predictor = Predictor(training_state.model, device, precision, eval_batch_size)
+        if not processes.is_main:
+            # The same dropout for other examples would make the noise of an update larger.
+            torch.manual_seed(plan.seed + processes.index)
+        predictor = Predictor(training_state.model, device, precision, eval_batch_size, processes)
         return cls(
             folder=folder,
             preparation=preparation,
@@ -157,7 +168,10 @@ class Run:
             batch_size=batch_size,
             predictor=predictor,
             checkpoints=Checkpoints(
-                folder, keep=preparation.config.output.save_total_limit, emit=emit
+                folder,
+                keep=preparation.config.output.save_total_limit,
+                emit=emit,
+                processes=processes,
             ),
             progress=Progress(seconds=seconds),
             emit=emit,
@@ -167,6 +181,11 @@ class Run:
     def config(self) -> Config:
         """The run's options."""
         return self.preparation.config
+
+    @property
+    def processes(self) -> Processes:
+        """Those that train together; the main one alone writes."""
+        return self.preparation.processes
 
     def train(self) -> None:
         """Take the updates that are left, with validation and checkpoints.
@@ -190,12 +209,13 @@ class Run:
             ),
             stop_on_signal() as request,
         ):
-            settings = self._loop_settings(should_stop=request)
+            stop = AgreedStop(request, self.processes.highest)
+            settings = self._loop_settings(should_stop=stop)
             with self.checkpoints:
                 train(self.training_state, self.examples["train"], self.progress, settings)
-            if request.number is not None and not self._is_over():
+            if stop.number and not self._is_over():
                 raise Stopped(
-                    request.number,
+                    stop.number,
                     f"stopped after update {self.progress.updates:,} of {schedule.total_updates:,}",
                 )
 
@@ -221,16 +241,12 @@ class Run:
         *,
         write_pages: Callable[[RunFolder, RunResults], object],
     ) -> RunResults:
-        self.folder.path.stat()  # save_pretrained would make a folder anew that was moved
-        classifier, task = self.preparation.classifier, self.preparation.task
-        with stage("save", self.emit):
-            save_classifier(classifier, self.folder.model_folder)
-            write_inference(self.folder, self.config.model, max_tokens=classifier.max_tokens)
-            if validation:
-                write_confidences(self.folder, task, validation)
+        task = self.preparation.task
+        if self.processes.is_main:
+            with stage("save", self.emit):
+                self._write_model(validation)
         with stage("evaluate", self.emit):
             test = self._predict("test")
-            self._write_predictions(*test)
         results = RunResults(
             task=task,
             facts=RunFacts.of(self.preparation, self.plan),
@@ -241,16 +257,26 @@ class Run:
             calibration=measure_calibration(task, validation, test) if validation else None,
             output_dir=str(self.folder.path),
         )
-        write_json(self.folder.state_file, self._trainer_state())
-        write_json(self.folder.results_file, results.to_json())
-        with stage("report", self.emit):
-            write_pages(self.folder, results)
-        delete_previous_run(self.folder)
+        if self.processes.is_main:
+            self._write_predictions(*test)
+            write_json(self.folder.state_file, self._trainer_state())
+            write_json(self.folder.results_file, results.to_json())
+            with stage("report", self.emit):
+                write_pages(self.folder, results)
+            delete_previous_run(self.folder)
         return results
+
+    def _write_model(self, validation: Predicted | None) -> None:
+        self.folder.path.stat()  # save_pretrained would make a folder anew that was moved
+        classifier = self.preparation.classifier
+        save_classifier(classifier, self.folder.model_folder)
+        write_inference(self.folder, self.config.model, max_tokens=classifier.max_tokens)
+        if validation:
+            write_confidences(self.folder, self.preparation.task, validation)
 
     def _loop_settings(self, *, should_stop: Callable[[], bool]) -> LoopSettings:
         checkpoints, output = self.checkpoints, self.config.output
-        journal = Journal(self.folder, self.emit)
+        journal = Journal(self.folder, self.emit) if self.processes.is_main else None
         saves = output.save_strategy == "epoch"
         return LoopSettings(
             batch_size=self.batch_size,
@@ -266,11 +292,12 @@ class Run:
             save_seconds=60 * output.save_minutes if saves else 0,
             checked_lengths=self.plan.padded_lengths if self.preparation.checks_device else (),
             should_stop=should_stop,
-            emit=journal,
+            emit=journal or self.emit,
         )
 
-    def _save_progress(self, progress: Progress, journal: Journal) -> None:
-        if journal.write():  # else a kill would leave the checkpoint without its rows
+    def _save_progress(self, progress: Progress, journal: Journal | None) -> None:
+        # Without its rows a checkpoint would not be resumed as it was left.
+        if self.processes.broadcast(lambda: journal is not None and journal.write()):
             self.checkpoints.save(self.training_state, progress, is_over=self._is_over())
 
     def _is_over(self) -> bool:
@@ -344,6 +371,16 @@ class Run:
             "best_global_step": progress.best_updates,
             "log_history": read_jsonl(self.folder.metrics_file),
         }
+
+
+def _check_resumable(preparation: Preparation, folder: RunFolder, *, emit: Emit) -> list[Path]:
+    """Return the checkpoints that verify, of a run that was made from the same as this one."""
+    keep = preparation.config.output.save_total_limit
+    intact = Checkpoints(folder, keep=keep, emit=emit).intact()
+    saved = Manifest.read(folder.manifest_file)
+    if saved is not None:
+        saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
+    return intact
 
 
 def _batch_sizes(

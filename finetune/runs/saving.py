@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from finetune.devices.host_memory import spare_bytes
+from finetune.devices.processes import ALONE, Processes
 from finetune.errors import CheckpointDamaged, UsageError
 from finetune.events import Emit, WarningMessage
 from finetune.files import flush_to_disk, read_json
@@ -65,14 +66,20 @@ class Checkpoints:
 
     As a context manager it waits at its end for what is being written.
 
+    Of several processes the main one alone reads and writes, and the others get from it what it has
+    read; each calls all methods but ``intact``.
+
     Args:
-        folder: The run, held by this process.
+        folder: The run, held by the main process.
         keep: How many to resume from are kept, the newest.
         emit: Receives warnings, never in the thread that writes.
+        processes: Those that train together.
     """
 
-    def __init__(self, folder: RunFolder, *, keep: int, emit: Emit) -> None:
-        self.folder, self.keep, self.emit = folder, keep, emit
+    def __init__(
+        self, folder: RunFolder, *, keep: int, emit: Emit, processes: Processes = ALONE
+    ) -> None:
+        self.folder, self.keep, self.emit, self.processes = folder, keep, emit, processes
         # Until the next saving has written it.
         self._unwritten_best: _Best | None = None
         self._writer = futures.ThreadPoolExecutor(max_workers=1)
@@ -109,6 +116,8 @@ class Checkpoints:
 
     def save_best(self, training_state: TrainingState, progress: Progress) -> None:
         """Keep the trained parameters as those of the best model; the next saving writes them."""
+        if not self.processes.is_main:
+            return
         self.wait()
         best = _Best(trained_tensors(training_state), progress.updates)
         if _fits_in_memory({"model": best.tensors}):
@@ -124,16 +133,23 @@ class Checkpoints:
         if progress.best_updates == progress.updates:
             return
         try:
-            if self._unwritten_best is None:
-                tensors = read_checkpoint(self.folder.best_checkpoint)[0]["model"]
-            else:
-                tensors = self._unwritten_best.tensors
-            load_trained_tensors(training_state, tensors)
-        except (CheckpointDamaged, StateUnusable, KeyError):
+            load_trained_tensors(training_state, self.processes.broadcast(self._read_best))
+        except StateUnusable:
             self._replace_best(progress)
+
+    def _read_best(self) -> Tensors:
+        """Return the best model's parameters; none if they are lost."""
+        if self._unwritten_best is not None:
+            return self._unwritten_best.tensors
+        try:
+            return read_checkpoint(self.folder.best_checkpoint)[0]["model"]
+        except (CheckpointDamaged, KeyError):
+            return {}
 
     def remove(self) -> None:
         """Delete all checkpoints: the run has finished and can't be resumed."""
+        if not self.processes.is_main:
+            return
         # Without it the run counts as finished, whatever else is still there. Deleted file by file,
         # a kill would leave half of it, and the model of the last update in the best one's place.
         best = self.folder.best_checkpoint
@@ -150,6 +166,8 @@ class Checkpoints:
         """
         self.wait()
         tensors, state = capture_state(training_state, progress)
+        if not self.processes.is_main:
+            return
         if is_over:
             tensors["optimizer"] = {}
         if _fits_in_memory(tensors):
@@ -220,9 +238,21 @@ class Checkpoints:
         Raises:
             UsageError: If there is none.
         """
+        found, progress = self.processes.broadcast(
+            lambda: self._restore_main(checkpoints, training_state)
+        )
+        if not self.processes.is_main:
+            restore_state(training_state, *found)
+        return progress
+
+    def _restore_main(
+        self, checkpoints: Sequence[Path], training_state: TrainingState
+    ) -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
+        """Restore the main process; return what it has read, and where the run stands."""
         for checkpoint in checkpoints:
             try:
-                progress = restore_state(training_state, *read_checkpoint(checkpoint))
+                found = read_checkpoint(checkpoint)
+                progress = restore_state(training_state, *found)
                 if checkpoint_path(checkpoint.parent, update=progress.updates) != checkpoint:
                     raise StateUnusable(f"its state is that of update {progress.updates:,}")
             except StateUnusable as error:
@@ -231,7 +261,7 @@ class Checkpoints:
                 warn_of_damage(damage, emit=self.emit)
             else:
                 self._restore_best(training_state, progress)
-                return progress
+                return found, progress
         raise self._nothing_to_resume()
 
     def _restore_best(self, training_state: TrainingState, progress: Progress) -> None:

@@ -20,16 +20,19 @@ def check_report_to(config: Config) -> None:
 
 
 @contextmanager
-def tracked(config: Config, folder: RunFolder, *, emit: Emit) -> Iterator[Emit]:
+def tracked(
+    config: Config, folder: RunFolder, *, emit: Emit, is_main: bool = True
+) -> Iterator[Emit]:
     """Yield an ``Emit`` that also reports updates and validations to the configuration's tracker.
 
-    The tracker gets the options of model and training, and nothing of the data.
+    The tracker gets the options of model and training, and nothing of the data; of several
+    processes the main one alone has a tracker.
 
     Raises:
         FinetuneError: If the tracker can't be started.
     """
     name = config.output.report_to
-    if name == NONE:
+    if name == NONE or not is_main:
         yield emit
         return
     options = {**asdict(config.model), **asdict(config.training)}

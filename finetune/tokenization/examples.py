@@ -40,6 +40,13 @@ class ModelInputs:
         """Return the indices, for ``inputs_of``, of all that the model reads of some examples."""
         return self.windows.of(examples) if self.windows else examples
 
+    def some(self, rows: NDArray[np.int64]) -> "ModelInputs":
+        """Return some of what the model reads at once, in this order, each by itself."""
+        return ModelInputs(
+            lambda indices, padded_length: self.inputs_of(rows[indices], padded_length),
+            self.lengths[rows],
+        )
+
     def pool(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of examples from those of all that the model reads of them."""
         return self.windows.pool(logits) if self.windows else logits

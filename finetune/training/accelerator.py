@@ -1,23 +1,30 @@
-"""All that the tool leaves to Accelerate: placement, autocast, gradient scaling, trackers."""
+"""What is left to Accelerate: processes, placement, autocast, gradient scaling, trackers."""
 
+import atexit
 import math
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import accelerate
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
-from torch import nn
+from torch import distributed, nn
 
 from finetune.devices.base import Device, place
+from finetune.devices.launch import read_launch
+from finetune.devices.processes import LONGEST_SECONDS, Processes
 from finetune.errors import FinetuneError, UsageError
 from finetune.training.clipping import clip_gradients
 
+# Those in which a process has the whole model; gradients are added up by TrainingState.
+_SEVERAL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 ACCELERATE_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 TRACKER_PROJECT = "finetune"
 TRACKERS_OF_EXTRAS = {"tensorboard"}
@@ -32,7 +39,7 @@ class Accelerator:
         precision: ``fp32``, ``bf16`` or ``fp16``.
 
     Raises:
-        UsageError: If several processes were launched: a run takes one.
+        UsageError: If Accelerate was configured to split the model over processes.
     """
 
     def __init__(self, device: Device, *, precision: str) -> None:
@@ -46,11 +53,11 @@ class Accelerator:
             # micro-batches have their share of the loss already.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         )
-        # Even one process that was launched as one of many has its model wrapped.
-        if self._accelerator.distributed_type is not DistributedType.NO:
+        if self._accelerator.distributed_type not in _SEVERAL:
             raise UsageError(
-                f"{self._accelerator.num_processes} launched processes: a run takes one of its own",
-                remedy="start `finetune run` without torchrun or accelerate launch",
+                f"Accelerate is configured for {self._accelerator.distributed_type.value}, and "
+                "each process of a run has the whole model",
+                remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
             )
         self.precision = precision
         self._scales_in_step = device.fused_adamw_scales_gradients
@@ -70,11 +77,17 @@ class Accelerator:
     def prepare(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Place a model and let its forward run in the precision; its outputs stay fp32."""
+        """Place a model and let its forward run in the precision; its outputs stay fp32.
+
+        It is not wrapped for several processes either: ``TrainingState`` adds up the gradients.
+        """
         place(model, self._accelerator.device)
-        prepared_model, prepared_optimizer = self._accelerator.prepare(
-            model, optimizer, device_placement=[False, False]
+        # Accelerate wraps what is trained: DDP would wait for other processes inside of backward,
+        # where memory may run out in one of them.
+        prepared_model = self._accelerator.prepare_model(
+            model, device_placement=False, evaluation_mode=True
         )
+        prepared_optimizer = self._accelerator.prepare_optimizer(optimizer, device_placement=False)
         return prepared_model, prepared_optimizer
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -132,6 +145,25 @@ class Accelerator:
         if self._scaler:
             self._scaler.load_state_dict(state)
             self._first_scale = self._scaler.get_scale()
+
+
+def join_processes() -> Processes:
+    """Join the processes that a launcher has started.
+
+    The group is gloo's, for values of the host; a device makes one of its own for its tensors.
+    """
+    # Without it Accelerate would warn, and set the number of threads, at every use.
+    threads = max(1, torch.get_num_threads() // read_launch().local_world_size)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    state = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=LONGEST_SECONDS))
+    atexit.register(_leave_group)
+    return Processes(state.process_index, state.num_processes)
+
+
+def _leave_group() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

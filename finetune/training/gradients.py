@@ -1,10 +1,11 @@
-"""An update up to the optimizer's step: forward, backward, clip."""
+"""Gradients of an update: forward, backward, and their sum over several processes."""
 
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from finetune.devices.processes import Processes
 from finetune.training.accelerator import Accelerator
 from finetune.training.micro_batches import UpdatePart
 from finetune.training.windows import WindowBatch
@@ -20,9 +21,8 @@ def accumulate_gradients(
     *,
     losses: Losses,
     accelerator: Accelerator,
-    max_grad_norm: float,
 ) -> torch.Tensor:
-    """Give the trained parameters the gradients of all micro-batches together.
+    """Give the trained parameters the gradients of all of this process's micro-batches together.
 
     Nothing here synchronizes with the device, and no parameter changes.
 
@@ -32,11 +32,10 @@ def accumulate_gradients(
             the next update.
         micro_batches: Of one effective batch.
         losses: Returns the loss of each example.
-        accelerator: Runs the backward pass and the clipping.
-        max_grad_norm: Largest norm of the gradients.
+        accelerator: Runs the backward pass.
 
     Returns:
-        The effective batch's loss: a scalar on the device, not yet read.
+        This process's share of the effective batch's loss: a scalar on the device, not yet read.
     """
     optimizer.zero_grad(set_to_none=True)
     parts = []
@@ -48,8 +47,36 @@ def accumulate_gradients(
             loss = weighted_loss(model(**inputs).logits, micro_batch, losses)
             accelerator.backward(loss)
         parts.append(loss.detach())
-    accelerator.clip_gradients(optimizer, max_norm=max_grad_norm)
     return torch.stack(parts).sum()
+
+
+def flatten_gradients(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+    """Return a copy of all gradients and of the loss, of shape [numbers + 1], to be added up."""
+    gradients = [one.reshape(-1) for one in _gradients(optimizer)]
+    return torch.cat([*gradients, loss.reshape(1)])
+
+
+def add_up_gradients(
+    optimizer: torch.optim.Optimizer, flat: torch.Tensor, processes: Processes
+) -> torch.Tensor:
+    """Give the parameters the sum of all processes' gradients, and return that of the losses.
+
+    Args:
+        optimizer: Whose gradients ``flatten_gradients`` has copied.
+        flat: What it returned; changed in place.
+        processes: Those that add up.
+    """
+    processes.add_up(flat)
+    start = 0
+    for gradient in _gradients(optimizer):
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        start += gradient.numel()
+    return flat[-1].clone()
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    trained = (one for group in optimizer.param_groups for one in group["params"])
+    return [one.grad for one in trained if one.grad is not None]
 
 
 def weighted_loss(logits: torch.Tensor, micro_batch: UpdatePart, losses: Losses) -> torch.Tensor:

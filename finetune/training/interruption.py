@@ -38,6 +38,27 @@ class StopRequest:
         return self.number is not None
 
 
+class AgreedStop:
+    """A request that holds for all processes at once, whichever of them has got the signal.
+
+    Every process calls it at the same points of its work.
+
+    Args:
+        request: The signal that has come to this process, if one has.
+        highest: Returns the highest of a number of each process.
+    """
+
+    number = 0
+
+    def __init__(self, request: StopRequest, highest: Callable[[int], int]) -> None:
+        self._request, self._highest = request, highest
+
+    def __call__(self) -> bool:
+        """Return whether a signal has come to any process; ``number`` is the signal's."""
+        self.number = self._highest(self._request.number or 0)
+        return self.number > 0
+
+
 @contextmanager
 def raise_on_signal() -> Iterator[None]:
     """Let every signal that ends a run raise ``Stopped``, where it would kill the process."""

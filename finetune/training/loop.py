@@ -144,7 +144,10 @@ def _train_epoch(
         batches = longest_first(batches)
     left_updates = training_state.schedule.total_updates - progress.updates
     batches = batches[done:][:left_updates]
-    for batch, cut in move_batches(examples, batches, device=training_state.device):
+    processes = training_state.processes
+    for batch, cut in move_batches(
+        examples, batches, device=training_state.device, processes=processes
+    ):
         loss = update_with_retries(
             training_state, progress.updates, cut=cut, batch_size=settings.batch_size
         )
@@ -152,6 +155,8 @@ def _train_epoch(
         log.add(batch, loss)
         if progress.updates % settings.logging_updates == 0:
             log.write()
+            # The main process may have taken its time to write, or to check its device.
+            processes.wait()
         if settings.should_stop():
             return
         if saver.is_due():
@@ -212,9 +217,10 @@ class _Saver:
         if settings.save_updates and updates % settings.save_updates == 0:
             return True
         # At a report, so that the rows of the journal do not depend on the time.
-        is_report = updates % settings.logging_updates == 0
+        if settings.save_seconds == 0 or updates % settings.logging_updates:
+            return False
         passed_seconds = time.monotonic() - self._saved_at
-        return is_report and 0 < settings.save_seconds <= passed_seconds
+        return self._training_state.processes.any(passed_seconds >= settings.save_seconds)
 
     def check(self) -> None:
         """Raise if what would be saved is broken."""
@@ -224,6 +230,7 @@ class _Saver:
     def save(self) -> None:
         self.check()
         self._settings.save_progress(self._progress)
+        self._training_state.processes.wait()
         self._saved_at = time.monotonic()
 
 

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.devices.base import Device
+from finetune.devices.processes import ALONE, Processes
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import fill_batch
 from finetune.tokenization.examples import Examples, Inputs
-from finetune.training.windows import WindowBatch, cut_windows
+from finetune.training.windows import WindowBatch, cut_windows, share_loss
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,16 @@ class MovedBatches:
     examples that have no share.
     """
 
-    def __init__(self, examples: Examples, batches: Sequence[Batch], *, device: Device) -> None:
+    def __init__(
+        self,
+        examples: Examples,
+        batches: Sequence[Batch],
+        *,
+        device: Device,
+        processes: Processes = ALONE,
+    ) -> None:
         self._examples, self._batches, self._device = examples, batches, device
+        self._processes = processes
         self._batch_size = 0
         self._moved: list[MicroBatch] = []
 
@@ -104,8 +113,7 @@ class MovedBatches:
 
     def _fill(self, batch: Batch, batch_size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return a batch's indices and shares, filled up where the device pads batches."""
-        indices, weights = batch.indices, self._examples.weights[batch.indices]
-        shares = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
+        indices, shares = share_loss(self._examples, batch.indices, self._processes)
         if self._device.shapes.pads_batches:
             full = math.ceil(len(indices) / batch_size) * batch_size
             shares = np.pad(shares, (0, full - len(indices)))
@@ -128,15 +136,22 @@ class MovedBatches:
 
 
 def move_batches(
-    examples: Examples, batches: Sequence[Batch], *, device: Device
+    examples: Examples,
+    batches: Sequence[Batch],
+    *,
+    device: Device,
+    processes: Processes = ALONE,
 ) -> Iterator[tuple[Batch, Callable[[int], Iterator[UpdatePart]]]]:
-    """Yield each effective batch with what cuts it into slices of at most so many examples."""
+    """Yield each effective batch with what cuts this process's share of it.
+
+    It is cut into slices of at most so many examples.
+    """
     if examples.windows:
         for batch in batches:
-            yield batch, partial(_cut_windows, examples, batch, device)
+            yield batch, partial(_cut_windows, examples, batch, device, processes)
         return
     for pieces in _pieces(batches, tokens=device.tokens_ahead):
-        moved = MovedBatches(examples, pieces, device=device)
+        moved = MovedBatches(examples, pieces, device=device, processes=processes)
         for position, batch in enumerate(pieces):
             yield batch, partial(_cut, moved, position)
 
@@ -146,9 +161,9 @@ def _cut(moved: MovedBatches, position: int, batch_size: int) -> Iterator[MicroB
 
 
 def _cut_windows(
-    examples: Examples, batch: Batch, device: Device, batch_size: int
+    examples: Examples, batch: Batch, device: Device, processes: Processes, batch_size: int
 ) -> Iterator[WindowBatch]:
-    return cut_windows(examples, batch, batch_size=batch_size, device=device)
+    return cut_windows(examples, batch, batch_size=batch_size, device=device, processes=processes)
 
 
 def _pieces(batches: Sequence[Batch], *, tokens: int) -> Iterator[Sequence[Batch]]:

@@ -38,9 +38,10 @@ def update_with_retries(
     random_state = training_state.device.random_state()
 
     def prepare(examples: int) -> Callable[[int], torch.Tensor]:
-        make_state(training_state.optimizer)
-        take_update = training_state.prepare_update(cut(examples))
-        make_room_for_step(training_state.optimizer)
+        with training_state.processes.failing_together(training_state.device.memory):
+            make_state(training_state.optimizer)
+            take_update = training_state.prepare_update(cut(examples))
+            make_room_for_step(training_state.optimizer)
         return take_update
 
     def undo() -> None:

@@ -85,7 +85,10 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 def capture_state(
     training_state: TrainingState, progress: Progress
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Return all that the next update depends on, as groups of tensors and as JSON values."""
+    """Return all that the next update depends on, as groups of tensors and as JSON values.
+
+    Of several processes each calls it: only their random states differ.
+    """
     optimizer_tensors = {
         # One count of steps may be that of many parameters, which a checkpoint keeps apart.
         f"{index}.{name}": tensor.clone() if tensor.ndim == 0 else tensor
@@ -95,7 +98,7 @@ def capture_state(
     tensors = {
         "model": trained_tensors(training_state),
         "optimizer": optimizer_tensors,
-        "random": training_state.device.random_state(),
+        "random": _random_states(training_state),
     }
     return tensors, {
         "progress": asdict(progress),
@@ -115,7 +118,7 @@ def restore_state(
         load_trained_tensors(training_state, tensors["model"])
         _restore_optimizer(training_state.optimizer, tensors["optimizer"])
         training_state.accelerator.load_scaler_state(state["gradient_scaler"])
-        training_state.device.set_random_state(tensors["random"])
+        _set_random_state(training_state, tensors["random"])
         progress = TypeAdapter(Progress).validate_python(state["progress"])
         is_possible = 0 <= progress.updates <= training_state.schedule.total_updates
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -123,6 +126,25 @@ def restore_state(
     if not is_possible:
         raise StateUnusable(f"it says that {progress.updates:,} updates were taken")
     return progress
+
+
+def _random_states(training_state: TrainingState) -> Tensors:
+    """Return the random states of all processes; those of others than the main one by index."""
+    main, *others = training_state.processes.gather(training_state.device.random_state())
+    named = (
+        (f"{index}.{name}", one)
+        for index, state in enumerate(others, start=1)
+        for name, one in state.items()
+    )
+    return main | dict(named)
+
+
+def _set_random_state(training_state: TrainingState, states: Tensors) -> None:
+    """Restore this process's random numbers; where there were fewer processes, keep its own."""
+    index = training_state.processes.index
+    own = {name.removeprefix(f"{index}."): one for name, one in states.items()} if index else states
+    if index == 0 or f"{index}.cpu" in states:
+        training_state.device.set_random_state(own)
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:

@@ -8,9 +8,15 @@ import torch
 from torch import nn
 
 from finetune.devices.base import CapturedFunction, Device, Tensors
+from finetune.devices.processes import ALONE, Processes
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.training.accelerator import Accelerator
-from finetune.training.gradients import Losses, accumulate_gradients
+from finetune.training.gradients import (
+    Losses,
+    accumulate_gradients,
+    add_up_gradients,
+    flatten_gradients,
+)
 from finetune.training.micro_batches import MicroBatch, UpdatePart
 from finetune.training.optimizer import build_optimizer, set_learning_rate
 from finetune.training.schedule import Schedule
@@ -46,6 +52,7 @@ class TrainingState:
         accelerator: Accelerate's part of an update.
         losses: Gives the loss of each example.
         hyperparameters: How gradients become updates.
+        processes: Those that train the model, each on its share of an effective batch.
         captured: An update but for its learning rate, captured, where the device can do that.
     """
 
@@ -55,6 +62,7 @@ class TrainingState:
     accelerator: Accelerator
     losses: Losses
     hyperparameters: Hyperparameters
+    processes: Processes = ALONE
     captured: CapturedFunction | None = None
 
     @property
@@ -69,6 +77,8 @@ class TrainingState:
     def prepare_update(self, micro_batches: Iterable[UpdatePart]) -> Callable[[int], torch.Tensor]:
         """Do all of an update that needs memory, and change nothing but gradients.
 
+        Nothing here waits for other processes.
+
         Returns:
             What takes the update of a number, and returns its loss.
         """
@@ -78,7 +88,11 @@ class TrainingState:
             whole = [one.tensors() for one in micro_batches if isinstance(one, MicroBatch)]
             if len(whole) == len(micro_batches) and (replay := self.captured.prepare(whole)):
                 return partial(self._replay, replay)
-        return partial(self._step, self.accumulate_gradients(micro_batches))
+        loss = self._go_backward(micro_batches)
+        if self.processes.count == 1:
+            self._clip_gradients()
+            return partial(self._step, loss)
+        return partial(self._step_together, flatten_gradients(self.optimizer, loss))
 
     def _drop_gradients(self) -> None:
         """Free the gradients that an update leaves which is not captured, for what is captured."""
@@ -93,6 +107,11 @@ class TrainingState:
         self.step(number)
         return loss
 
+    def _step_together(self, flat: torch.Tensor, number: int) -> torch.Tensor:
+        loss = add_up_gradients(self.optimizer, flat, self.processes)
+        self._clip_gradients()
+        return self._step(loss, number)
+
     @property
     def why_not_captured(self) -> str | None:
         """Why updates are launched operation by operation on a device that captures them."""
@@ -102,14 +121,25 @@ class TrainingState:
 
     def accumulate_gradients(self, micro_batches: Iterable[UpdatePart]) -> torch.Tensor:
         """Do what comes before the optimizer's step; return the loss, a scalar on the device."""
+        loss = self._go_backward(micro_batches)
+        if self.processes.count > 1:
+            flat = flatten_gradients(self.optimizer, loss)
+            loss = add_up_gradients(self.optimizer, flat, self.processes)
+        self._clip_gradients()
+        return loss
+
+    def _go_backward(self, micro_batches: Iterable[UpdatePart]) -> torch.Tensor:
         return accumulate_gradients(
             self.model,
             self.optimizer,
             micro_batches,
             losses=self.losses,
             accelerator=self.accelerator,
-            max_grad_norm=self.hyperparameters.max_grad_norm,
         )
+
+    def _clip_gradients(self) -> None:
+        max_norm = self.hyperparameters.max_grad_norm
+        self.accelerator.clip_gradients(self.optimizer, max_norm=max_norm)
 
     def discard_gradients(self) -> None:
         """Drop the gradients of an update that takes no step, complete or not."""
@@ -147,6 +177,7 @@ def prepare_training(
     precision: str,
     losses: Losses,
     hyperparameters: Hyperparameters,
+    processes: Processes = ALONE,
 ) -> TrainingState:
     """Place a model on a device and give it an optimizer.
 
@@ -157,6 +188,7 @@ def prepare_training(
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
         losses: Gives the loss of each example.
         hyperparameters: How gradients become updates.
+        processes: Those that train the model.
     """
     accelerator = Accelerator(device, precision=precision)
     optimizer = build_optimizer(
@@ -168,7 +200,7 @@ def prepare_training(
         device=device,
     )
     placed, prepared = accelerator.prepare(model, optimizer)
-    state = TrainingState(placed, prepared, device, accelerator, losses, hyperparameters)
+    state = TrainingState(placed, prepared, device, accelerator, losses, hyperparameters, processes)
     if _why_not_capturable(state):
         return state
     return replace(state, captured=device.capture(partial(_take_update, state)))

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.devices.base import Device
+from finetune.devices.processes import ALONE, Processes
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import fill_batch
 from finetune.tokenization.examples import Examples, Inputs
@@ -49,22 +50,43 @@ class WindowBatch:
 
 
 def cut_windows(
-    examples: Examples, batch: Batch, *, batch_size: int, device: Device
+    examples: Examples,
+    batch: Batch,
+    *,
+    batch_size: int,
+    device: Device,
+    processes: Processes = ALONE,
 ) -> Iterator[WindowBatch]:
     """Yield an effective batch in parts whose forwards take at most ``batch_size`` windows.
 
-    Examples share a part if all their windows fit, so that a part is mostly one forward. The
-    gradients of all parts add up to those of the undivided batch.
+    Of several processes each yields its own share. Examples share a part if all their windows fit,
+    so that a part is mostly one forward. The gradients of all parts add up to those of the
+    undivided batch.
     """
     assert examples.windows is not None
     batch_size = max(batch_size, device.shapes.min_examples)
-    weights = examples.weights[batch.indices]
-    shares = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
-    for part in _pack(examples.windows.counts[batch.indices], batch_size=batch_size):
+    indices, shares = share_loss(examples, batch.indices, processes)
+    for part in _pack(examples.windows.counts[indices], batch_size=batch_size):
         yield _make_part(
-            examples, replace(batch, indices=batch.indices[part]), shares[part],
+            examples, replace(batch, indices=indices[part]), shares[part],
             batch_size=batch_size, device=device,
         )  # fmt: skip
+
+
+def share_loss(
+    examples: Examples, indices: NDArray[np.int64], processes: Processes
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return which examples of an effective batch are this process's, and their shares of its loss.
+
+    Where it has none, as at a ragged end, it takes one that has no share: it gives gradients of
+    zeros, as every process has to.
+    """
+    weights = examples.weights[indices]
+    shares = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
+    own = processes.slice(len(indices))
+    if len(indices[own]) == 0:
+        return indices[:1], np.zeros(1, np.float32)
+    return indices[own], shares[own]
 
 
 def _pack(counts: NDArray[np.int64], *, batch_size: int) -> list[list[int]]:

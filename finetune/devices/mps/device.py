@@ -1,6 +1,7 @@
 """The GPU of a Mac with Apple silicon as a device."""
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import psutil
 import torch
@@ -10,6 +11,7 @@ from finetune.devices.base import BatchShapes, Device, gibibytes
 from finetune.devices.host import cpu_name, macos_major
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
+from finetune.errors import UsageError
 
 # Before it, fused AdamW ignores the gradients' scale and steps although some are infinite
 # (pytorch#186360), and an M5 computes linear layers at random in 16 bits (pytorch#180776, #181936).
@@ -46,6 +48,17 @@ class MpsDevice(Device):
         self.shapes = FewShapes(
             max_tokens=max_tokens(chip),
             min_examples=2 if drops_bias_of_vectors else 1,
+        )
+
+    def make_group(self) -> NoReturn:
+        """Refuse several processes: a Mac has one GPU.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            "a Mac's GPU is one device: it trains in one process",
+            remedy="start one process, or use --device cpu",
         )
 
 

@@ -1,0 +1,41 @@
+"""What a launcher, such as torchrun, has said of this process; free of torch."""
+
+import os
+from dataclasses import dataclass
+
+# Of torchrun and of what it starts; with one of them left a child would wait for the group.
+_OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+_PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Which of several processes this is: those of all hosts, and those of this host."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+
+def read_launch() -> Launch:
+    """Return what the launcher has said; without one there is one process."""
+    rank, world_size, local_rank, local_world_size = (
+        int(os.environ.get(name, default))
+        for name, default in zip(_OF_A_GROUP[:4], ("0", "1", "0", "1"), strict=True)
+    )
+    return Launch(rank, world_size, local_rank, local_world_size)
+
+
+def environment_outside_group() -> dict[str, str]:
+    """Return the environment for a child that takes no part in the group."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_A_GROUP and not name.startswith(_PREFIXES)
+    }

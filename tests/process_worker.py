@@ -1,0 +1,47 @@
+"""Makes several runs in one process of a group: importing PyTorch takes longer than they do.
+
+Its argument is a JSON list: the options of each run, the number of the update at whose beginning
+the second process gets a signal, and of that in which its memory runs out; 0 for none.
+"""
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+import finetune
+from finetune.errors import Interrupted
+from finetune.report import page
+from finetune.training import training_state
+
+torch.set_num_threads(1)
+page.draw_curves = lambda rows, figures: "<svg></svg>"  # type: ignore[assignment]
+accumulate_gradients = training_state.accumulate_gradients
+
+
+def run(options: dict[str, Any], *, stopped_at: int, short_of_memory_at: int) -> None:
+    """Make a run; the second process meets what is to happen."""
+    calls = 0
+
+    def accumulate(*arguments: Any, **others: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == stopped_at:
+            signal.raise_signal(signal.SIGTERM)
+        loss = accumulate_gradients(*arguments, **others)
+        if calls == short_of_memory_at:
+            raise MemoryError
+        return loss
+
+    if os.environ["RANK"] == "1":
+        training_state.accumulate_gradients = accumulate
+    with suppress(Interrupted):
+        finetune.run(**options)
+
+
+for options, stopped_at, short_of_memory_at in json.loads(sys.argv[1]):
+    run(options, stopped_at=stopped_at, short_of_memory_at=short_of_memory_at)

@@ -1,0 +1,158 @@
+"""Runs of two processes: the same runs as those of one."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import save_tiny_model
+from tiny_runs import QUICK, run_tiny, weights_of
+
+from finetune.files import read_json, read_jsonl
+
+TOLERANCE = 1e-5
+MODES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "last-2": {"train_layers": 2},
+    "head": {"freeze_core": True},
+}
+# The last update of an epoch has 3 examples, or 1.
+ROWS = {"full": 49, "last-2": 51, "head": 51}
+
+
+def losses_of(run: Path) -> list[float]:
+    """Return the losses of all updates and validations."""
+    rows = read_jsonl(run / "metrics.jsonl")
+    return [row.get("loss", row.get("eval_loss")) for row in rows]
+
+
+def assert_same(run: Path, other: Path) -> None:
+    """Compare what two runs have logged and learned."""
+    assert losses_of(run) == pytest.approx(losses_of(other), abs=TOLERANCE)
+    weights, expected = weights_of(run), weights_of(other)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected[name], atol=TOLERANCE, rtol=0)
+    results, expected_results = (read_json(one / "all_results.json") for one in (run, other))
+    for name in ("test_samples", "test_accuracy", "eval_accuracy", "best_global_step"):
+        assert results.get(name) == expected_results.get(name)
+    answers, expected_answers = (read_jsonl(one / "predictions.jsonl") for one in (run, other))
+    assert [one["text"] for one in answers] == [one["text"] for one in expected_answers]
+
+
+class Runs:
+    """Runs of one process, and the same of two, which are made at one launch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = save_tiny_model(folder / "tiny")
+        config = read_json(self.model / "config.json")
+        no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        (self.model / "config.json").write_text(json.dumps(config | no_dropout))
+        for mode in MODES:
+            run_tiny(self.alone(mode), model=self.model, **self._options(mode))
+        self._stop_alone()
+        works = [[self._of_two(mode), 0, 0] for mode in MODES]
+        works.append([self._of_two("full", "short of memory"), 0, 3])
+        works.append([self._of_two("full", "stopped"), 3, 0])
+        works.append([{"resume_from_checkpoint": str(self.together("resumed"))}, 0, 0])
+        self.launched = launch(works)
+
+    def alone(self, name: str) -> Path:
+        return self.folder / "alone" / name
+
+    def together(self, name: str) -> Path:
+        return self.folder / "together" / name
+
+    def _options(self, mode: str) -> dict[str, Any]:
+        cache = {"cache_dir": str(self.folder / "cache")}
+        return {**MODES[mode], **cache, "max_train_samples": ROWS[mode]}
+
+    def _of_two(self, mode: str, name: str | None = None) -> dict[str, Any]:
+        place = {"model": str(self.model), "output_dir": str(self.together(name or mode))}
+        return {**QUICK, **self._options(mode), **place}
+
+    def _stop_alone(self) -> None:
+        """Let the checkpoint of an epoch be all that is left of a run of one process."""
+        folder = self.together("resumed")
+        with pytest.raises(ZeroDivisionError):
+            run_tiny(
+                folder, model=self.model, emit=fail_at_update(6), save_strategy="epoch",
+                **self._options("full"),
+            )  # fmt: skip
+
+
+def fail_at_update(number: int) -> Any:
+    def emit(event: Any) -> None:
+        if getattr(event, "learning_rate", None) is not None and event.update == number:
+            raise ZeroDivisionError
+
+    return emit
+
+
+def launch(works: list[list[Any]]) -> list[tuple[int, str]]:
+    """Make runs in two processes with torchrun's environment; return exit codes and output."""
+    worker = Path(__file__).parent.parent / "process_worker.py"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    group |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), 2)
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(worker), json.dumps(works)],
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            | {name: str(one) for name, one in (group | own).items()},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for own in ({"RANK": rank, "LOCAL_RANK": rank} for rank in range(2))
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in started]
+    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("processes"))
+
+
+def test_two_processes_write_one_run_each_time_and_print_nothing_of_their_own(runs: Runs) -> None:
+    assert runs.launched == [(0, ""), (0, "")]
+    assert not list(runs.folder.rglob("*.partial"))
+    assert sorted(one.name for one in (runs.folder / "together").iterdir()) == sorted(
+        [*MODES, "resumed", "short of memory", "stopped"]
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_and_weights_of_two_processes_are_those_of_one(mode: str, runs: Runs) -> None:
+    assert_same(runs.together(mode), runs.alone(mode))
+
+
+def test_an_update_for_which_one_process_has_no_memory_is_taken_again_by_both(runs: Runs) -> None:
+    assert_same(runs.together("short of memory"), runs.alone("full"))
+    results = read_json(runs.together("short of memory") / "all_results.json")
+    assert results["train_batch_size"] == QUICK["batch_size"] // 2
+
+
+def test_two_processes_resume_a_run_of_one(runs: Runs) -> None:
+    assert_same(runs.together("resumed"), runs.alone("full"))
+
+
+def test_one_process_resumes_a_run_of_two_that_a_signal_to_the_second_has_stopped(
+    runs: Runs, tmp_path: Path
+) -> None:
+    import finetune
+
+    stopped = shutil.copytree(runs.together("stopped"), tmp_path / "stopped")
+    assert [one.name for one in (stopped / "checkpoints").glob("step-*")] == ["step-3"]
+
+    finetune.run(resume_from_checkpoint=stopped)
+
+    assert_same(stopped, runs.alone("full"))
