@@ -3,11 +3,13 @@ BIN := .venv/bin
 READY := .venv/ready
 # More workers would each hold PyTorch and gain little. A worker without tests takes some of another.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
+# Of npm: what finds in a page what keeps people from reading it.
+AXE := 4.14.1
 COVERAGE := .coverage.json
 CACHES := $(COVERAGE) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run find-batch bench doctor test test-slow test-mps check format resolve-mac constraints clean
+.PHONY: help setup demo run find-batch bench doctor test test-slow test-mps browser check format resolve-mac constraints clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +47,13 @@ test-slow: setup ## Run all tests, the slow ones too; SLOW=only for those alone
 
 test-mps: setup ## Run the tests that need a Mac's GPU; elsewhere they are skipped, with the reason
 	$(BIN)/pytest -m mps
+
+browser: setup ## Get what the tests of pages in a browser need; without it they are skipped
+	command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		{ apt-get update --quiet=2 && apt-get install --quiet=2 --yes chromium; }
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	cd .venv && npm pack --silent axe-core@$(AXE) && mkdir -p axe-core && \
+		tar -xzf axe-core-$(AXE).tgz -C axe-core --strip-components 1
 
 check: setup ## Lint, check the format, the types, who imports whom, and the workflow of CI
 	$(BIN)/ruff check

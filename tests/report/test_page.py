@@ -4,30 +4,22 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-
-from finetune.evaluation.calibration import (
-    BeforeAndAfter,
-    Calibration,
-    CalibrationScores,
-    Reliability,
-    measure_reliability,
+from report.example_run import (
+    CALIBRATION,
+    DETAILS,
+    OTHER,
+    TEXT,
+    UPDATES,
+    write_example_run,
+    write_predictions,
 )
-from finetune.files import write_json, write_jsonl
+
+from finetune.files import write_jsonl
 from finetune.report.page import write_report
 from finetune.report.templates import duration
-from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
-
-UPDATES = [{"kind": "update", "update": step, "loss": 1 / step} for step in (10, 20)]
-VALIDATIONS = [
-    {"kind": "validation", "update": 20, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
-    {"kind": "validation", "update": 40, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
-]
-OTHER = "a|b\n<i>"
-TEXT = "Who is <script>alert('x')</script> & Co ?"
 
 
 class Page(HTMLParser):
@@ -54,20 +46,6 @@ class Page(HTMLParser):
             self.text += f" {data.strip()}"
 
 
-def measure(probability: float) -> Reliability:
-    return measure_reliability(np.array([probability] * 2), np.array([True, False]))
-
-
-DETAILS = RunDetails(
-    choices=[Choice("precision", "bf16", "ms an update", {"bf16": 8.0, "fp32": 12.0})],
-    lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32, 4, [1000, 3906])},
-    parameters={
-        **dict.fromkeys(("layer 1", "layer 2"), ParameterCount(0, 30)),
-        "head": ParameterCount(7, 7),
-    },
-)
-
-
 def report_of(folder: RunFolder, results: RunResults) -> Page:
     page = Page(write_report(folder, results).read_text(encoding="utf-8"))
     assert page.open_elements == []
@@ -77,27 +55,8 @@ def report_of(folder: RunFolder, results: RunResults) -> Page:
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "trec-minilm-full")
-    folder.path.mkdir()
-    folder.config_file.write_text(
-        "data:\n  data: '<b>.csv'\nmodel:\n  model: minilm\ntraining:\n  learning_rate: 1e-4\n",
-        encoding="utf-8",
-    )
-    environment = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
-    write_json(folder.environment_file, environment | {"origins": {"model": "--model"}})
-    write_jsonl(folder.metrics_file, UPDATES + VALIDATIONS)
-    write_predictions(
-        folder,
-        ("What is a tsetse fly ?", "DESC", "DESC", 0.9),
-        ("What is an atom ?", "DESC", "DESC", 0.9),
-        ("Who was Galileo ?", OTHER, OTHER, 0.8),
-        (TEXT, OTHER, "DESC", 0.7),
-    )
+    write_example_run(folder)
     return folder
-
-
-def write_predictions(folder: RunFolder, *rows: tuple[str, str, str, float]) -> None:
-    names = ("text", "label", "predicted", "probability")
-    write_jsonl(folder.predictions_file, [dict(zip(names, row, strict=True)) for row in rows])
 
 
 def with_test(results: RunResults, **changes: Any) -> RunResults:
@@ -205,11 +164,7 @@ def test_durations_have_the_units_that_matter(seconds: float, shown: str) -> Non
 
 def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.warnings_file, [{"message": "2 texts are cut", "remedy": "raise it"}] * 2)
-    before, after = measure(0.9), measure(0.6)
-    both = BeforeAndAfter(CalibrationScores(0.7, before), CalibrationScores(0.6, after))
-    calibration = Calibration(temperature=1.7, validation=both, test=both)
-
-    text = report_of(folder, replace(results, details=DETAILS, calibration=calibration)).text
+    text = report_of(folder, replace(results, details=DETAILS, calibration=CALIBRATION)).text
 
     assert text.count("2 texts are cut.") == 1
     for shown in (

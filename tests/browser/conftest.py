@@ -1,0 +1,66 @@
+"""A browser, and axe-core, which finds what keeps people from reading a page; or why not."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+AXE = Path(sys.prefix, "axe-core", "axe.min.js")
+REMEDY = "make browser installs it"
+
+
+@dataclass
+class Visit:
+    """A page that is open in the browser, with what it said on the console and what it loaded."""
+
+    page: Any
+    messages: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def find_violations(self) -> list[str]:
+        """Return what axe-core has found, as its rule and the elements."""
+        self.page.add_script_tag(path=str(AXE))
+        found = self.page.evaluate("axe.run()")["violations"]
+        return [f"{one['id']}: {[node['html'] for node in one['nodes']]}" for one in found]
+
+    @property
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than the window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+
+@dataclass
+class Browser:
+    """A browser without a window."""
+
+    chromium: Any
+
+    def visit(self, file: Path, *, width: int = 1280, scheme: str = "light") -> Visit:
+        """Open a page in a window of its own, which is so many pixels wide."""
+        size = {"width": width, "height": 800}
+        visit = Visit(self.chromium.new_page(viewport=size, color_scheme=scheme))
+        visit.page.on("console", lambda message: visit.messages.append(message.text))
+        visit.page.on("pageerror", lambda error: visit.messages.append(str(error)))
+        visit.page.on("request", lambda request: visit.requests.append(request.url))
+        visit.page.goto(file.as_uri())
+        return visit
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Start Chromium, or skip the test with what is missing."""
+    api = pytest.importorskip("playwright.sync_api", reason=f"needs playwright: {REMEDY}")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip("needs Chromium: install the package chromium")
+    if not AXE.is_file():
+        pytest.skip(f"needs axe-core in {AXE.parent}: {REMEDY}")
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield Browser(chromium)
+        chromium.close()

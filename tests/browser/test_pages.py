@@ -1,0 +1,111 @@
+"""The pages in a real browser: on a phone and a screen, in light, dark and print."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from bench.example_results import example_results as example_bench
+from report.example_run import (
+    CALIBRATION,
+    DETAILS,
+    example_results,
+    write_example_run,
+    write_predictions,
+)
+
+from finetune.files import write_jsonl
+from finetune.report.bench import render_bench
+from finetune.report.page import write_report
+from finetune.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from browser.conftest import Browser
+
+pytestmark = pytest.mark.browser
+
+MARKUP, ARABIC = "<img src=x onerror=alert(1)></td> {{ 7 * 7 }}", "\u0645\u0631\u062d\u0628\u0627"
+HOSTILE = f"{MARKUP} {ARABIC} \x1b[2J \u202etxet\u202c"
+SHOWN = f"{MARKUP} {ARABIC} \\u001b[2J \\u202etxet\\u202c"
+OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = true"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with all of its sections, whose texts and names are hostile and long."""
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "a run")
+    write_example_run(folder, text=HOSTILE, other=HOSTILE, data=HOSTILE)
+    words = {"message": f"{HOSTILE} is odd", "remedy": "w" * 300}
+    write_jsonl(folder.warnings_file, [words])
+    rows = [(f"{HOSTILE} {'x' * n}", HOSTILE, "DESC", n / 50) for n in range(40)]
+    write_predictions(folder, *rows, ("x" * 2000, "DESC", HOSTILE, 0.9), ("y", "DESC", "DESC", 1.0))
+    results = example_results(other=HOSTILE)
+    return write_report(folder, replace(results, details=DETAILS, calibration=CALIBRATION))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    page = tmp_path_factory.mktemp("bench") / "bench.html"
+    results = example_bench()
+    results = replace(results, machine=replace(results.machine, cpu=HOSTILE))
+    page.write_text(render_bench(results), encoding="utf-8")
+    return page
+
+
+@pytest.mark.parametrize("name", ["report", "bench"])
+def test_a_page_can_be_read_by_all_and_needs_nothing_else(
+    name: str, browser: "Browser", request: pytest.FixtureRequest
+) -> None:
+    file = request.getfixturevalue(name)
+    for width in (390, 1280):
+        for scheme in ("light", "dark"):
+            visit = browser.visit(file, width=width, scheme=scheme)
+            visit.page.evaluate(OPEN_ALL)
+            assert visit.overflow <= 0, (width, scheme)
+            assert visit.requests == [file.as_uri()]
+            assert visit.find_violations() == [], (width, scheme)
+            assert visit.messages == []
+            visit.page.close()
+
+
+@pytest.mark.parametrize("name", ["report", "bench"])
+def test_a_page_is_printed_dark_on_white_and_whole(
+    name: str, browser: "Browser", request: pytest.FixtureRequest
+) -> None:
+    visit = browser.visit(request.getfixturevalue(name), width=794, scheme="dark")
+    visit.page.emulate_media(media="print", color_scheme="dark")
+    style = "getComputedStyle(document.body)"
+    assert visit.page.evaluate(f"{style}.backgroundColor") == "rgb(255, 255, 255)"
+    assert visit.page.evaluate(f"{style}.color") == "rgb(29, 33, 41)"
+    assert visit.find_violations() == []
+    assert visit.page.pdf().startswith(b"%PDF")
+    visit.page.close()
+
+
+def test_hostile_texts_are_shown_as_text(report: Path, browser: "Browser") -> None:
+    visit = browser.visit(report)
+    visit.page.locator("summary").first.click()
+    for place in ("#mistakes tbody td", "#classes tbody th", "#configuration td", "li .warning"):
+        assert SHOWN in " ".join(visit.page.locator(place).all_inner_texts()), place
+    assert visit.page.locator("img, script").count() == 0
+    assert visit.messages == []
+    visit.page.close()
+
+
+def test_a_cell_leads_to_its_mistakes_and_back_by_keyboard(
+    report: Path, browser: "Browser"
+) -> None:
+    visit = browser.visit(report)
+    rows = visit.page.locator("#mistakes tbody tr:visible")
+    assert rows.count() == 20
+    visit.page.locator("#confusion a").first.focus()
+    visit.page.keyboard.press("Enter")
+    assert "predicted as DESC" in visit.page.locator("p.filter:visible").inner_text()
+    assert set(visit.page.locator("#mistakes td:nth-child(3):visible").all_inner_texts()) == {
+        "DESC"
+    }
+    visit.page.keyboard.press("Tab")
+    visit.page.keyboard.press("Enter")
+    assert visit.page.locator("p.filter:visible").count() == 0
+    assert rows.count() == 20
+    visit.page.close()

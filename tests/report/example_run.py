@@ -1,0 +1,111 @@
+"""A run that never was, with all that a report can show."""
+
+import numpy as np
+
+from finetune.evaluation.calibration import (
+    BeforeAndAfter,
+    Calibration,
+    CalibrationScores,
+    Reliability,
+    measure_reliability,
+)
+from finetune.files import write_json, write_jsonl
+from finetune.model.mode import Mode
+from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
+from finetune.runs.folder import RunFolder
+from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
+from finetune.tasks.single import ClassScores, Single, SingleScores
+
+OTHER = "a|b\n<i>"
+TEXT = "Who is <script>alert('x')</script> & Co ?"
+UPDATES = [{"kind": "update", "update": step, "loss": 1 / step} for step in (10, 20)]
+VALIDATIONS = [
+    {"kind": "validation", "update": 20, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
+    {"kind": "validation", "update": 40, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
+]
+DETAILS = RunDetails(
+    choices=[Choice("precision", "bf16", "ms an update", {"bf16": 8.0, "fp32": 12.0})],
+    lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32, 4, [1000, 3906])},
+    parameters={
+        **dict.fromkeys(("layer 1", "layer 2"), ParameterCount(0, 30)),
+        "head": ParameterCount(7, 7),
+    },
+)
+
+
+def measure(probability: float) -> Reliability:
+    return measure_reliability(np.array([probability] * 2), np.array([True, False]))
+
+
+BOTH = BeforeAndAfter(CalibrationScores(0.7, measure(0.9)), CalibrationScores(0.6, measure(0.6)))
+CALIBRATION = Calibration(temperature=1.7, validation=BOTH, test=BOTH)
+
+
+def example_results(*, other: str = OTHER) -> RunResults:
+    """Return the results of two classes, one of whose four test rows is misclassified."""
+    per_class = {
+        "DESC": ClassScores(precision=0.667, recall=1.0, f1=0.8, support=2),
+        other: ClassScores(precision=1.0, recall=0.5, f1=0.667, support=2),
+    }
+    validation = SingleScores(
+        samples=4, loss=0.4, accuracy=0.875, macro_f1=0.87, per_class=per_class, confusion_matrix=[]
+    )
+    test = SingleScores(
+        samples=4,
+        loss=0.5,
+        accuracy=0.75,
+        macro_f1=0.7333,
+        per_class=per_class,
+        confusion_matrix=[[2, 0], [1, 1]],
+    )
+    facts = RunFacts(
+        data="trec",
+        class_names=["DESC", other],
+        model="bert-base-uncased",
+        mode=Mode("head"),
+        device="cpu",
+        device_description="a slow CPU",
+        precision="fp32",
+        precision_timing=None,
+        trained_parameters=770,
+        total_parameters=109_483_778,
+        real_token_share=0.9,
+    )
+    training = TrainingMetrics(
+        epoch=3.0,
+        train_samples=4906,
+        train_runtime=83.2,
+        train_samples_per_second=176.9,
+        train_steps_per_second=5.5,
+        train_loss=0.7,
+        train_batch_size=32,
+        train_peak_bytes=None,
+    )
+    return RunResults(
+        Single(["DESC", other]), facts, training, validation, test, output_dir="runs/my-run"
+    )
+
+
+def write_example_run(
+    folder: RunFolder, *, text: str = TEXT, other: str = OTHER, data: str = "<b>.csv"
+) -> None:
+    """Write the files of a run from which its report is made."""
+    folder.path.mkdir()
+    config = {"data": {"data": data}, "model": {"model": "minilm"}}
+    write_json(folder.config_file, config | {"training": {"learning_rate": 1e-4}})
+    environment = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
+    write_json(folder.environment_file, environment | {"origins": {"model": "--model"}})
+    write_jsonl(folder.metrics_file, UPDATES + VALIDATIONS)
+    write_predictions(
+        folder,
+        ("What is a tsetse fly ?", "DESC", "DESC", 0.9),
+        ("What is an atom ?", "DESC", "DESC", 0.9),
+        ("Who was Galileo ?", other, other, 0.8),
+        (text, other, "DESC", 0.7),
+    )
+
+
+def write_predictions(folder: RunFolder, *rows: tuple[str, str, str, float]) -> None:
+    """Write the answers to test rows: text, true class, predicted class, probability."""
+    names = ("text", "label", "predicted", "probability")
+    write_jsonl(folder.predictions_file, [dict(zip(names, row, strict=True)) for row in rows])
