@@ -378,7 +378,7 @@ class _ScaledGradients:
         self._places.outside = "clipping"
         self._accelerator.clip_gradients(self._prepared, max_norm=max_norm)
 
-    def step(self) -> None:
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Step unless a gradient is infinite, and update the scale."""
         self._scaler.step(self._optimizer)
         self._places.outside = _SCALING
