@@ -9,6 +9,9 @@ The commands as functions:
     finetune.predict(results.output_dir, ["Who wrote Faust?"])
     finetune.compare("runs/one", "runs/another").runs
     finetune.find_batch(model="minilm", device="cpu").results
+
+In a notebook and on a terminal they show how far they are, as the commands do; not with
+``progress=False``, nor with an ``emit`` that receives the events of ``finetune.events``.
 """
 
 from importlib import import_module
@@ -21,5 +24,6 @@ __all__ = ["compare", "evaluate", "find_batch", "predict", "run"]
 def __getattr__(name: str) -> Any:
     """Load the functions when they are first used: torch and transformers take seconds."""
     if name in __all__:
-        return getattr(import_module(f"finetune.api.{name}"), name)
+        function = getattr(import_module(f"finetune.api.{name}"), name)
+        return import_module("finetune.cli.python_api").shown_live(function)
     raise AttributeError(f"module 'finetune' has no attribute {name!r}")

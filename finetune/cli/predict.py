@@ -93,8 +93,10 @@ def command(
             f"{len(pairs)} --text-pair for {len(texts)} texts", remedy="give one for each text"
         )
     open_run_folder(run)
-    # A moving line would stand between the answers.
-    with showing(quiet=quiet, no_progress=True) as emit, ExitStack() as stack:
+    # A moving line would stand beside what is typed.
+    is_typed = not texts and file in (None, Path("-"))
+    with ExitStack() as stack, ExitStack() as view:
+        emit = view.enter_context(showing(quiet=quiet, no_progress=no_progress or is_typed))
         write: Write = _show_json if as_json else _Lines().show
         if output is not None:
             from finetune.evaluation.answer_file import answer_file, check_output
@@ -115,6 +117,7 @@ def command(
         if output is not None:
             write = stack.enter_context(answer_file(output))
         for answers in pieces:
+            view.close()  # nor may it stand between the answers
             write(answers)
 
 

@@ -49,10 +49,23 @@ def open_view(*, is_quiet: bool, is_live: bool) -> Iterator[Emit]:
     """Yield an ``Emit`` that shows events, live if a terminal can; if quiet, warnings alone."""
     file = cast(TextIO, _Standing(sys.stderr)) if sys.stderr else None
     console = Console(file=file, stderr=True, soft_wrap=True, **LITERAL)
-    if is_quiet or not (is_live and _can_be_live(console)):
+    if is_quiet or not is_live:
         yield Lines(console, is_quiet=is_quiet).show
-        return
-    view = LiveView(console)
+    elif console.is_jupyter:
+        from finetune.cli.notebook import NotebookLive, make_recorder
+
+        view = LiveView(recorder := make_recorder())
+        with NotebookLive(view, recorder):
+            yield view.show
+    elif not _can_be_live(console):
+        yield Lines(console, is_quiet=False).show
+    else:
+        with _live_on_terminal(view := LiveView(console), console):
+            yield view.show
+
+
+@contextmanager
+def _live_on_terminal(view: "LiveView", console: Console) -> Iterator[None]:
     live = Live(
         view,
         console=console,
@@ -63,7 +76,7 @@ def open_view(*, is_quiet: bool, is_live: bool) -> Iterator[Emit]:
     )
     try:
         with live:
-            yield view.show
+            yield
     finally:  # a signal may have come while it started or stopped
         console.show_cursor()
 

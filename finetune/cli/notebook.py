@@ -1,0 +1,57 @@
+"""Shows a live view in the output of a notebook's cell, without widgets.
+
+Rich's own view of notebooks needs ipywidgets, which many installations of Jupyter lack.
+"""
+
+import io
+from importlib import import_module
+
+from rich.console import Console
+from rich.live import Live
+
+from finetune.cli.console import LITERAL
+from finetune.cli.progress import REFRESHES_A_SECOND, LiveView
+
+COLUMNS = 100
+PAGE = '<pre style="white-space: pre-wrap; margin: 0">{code}</pre>'
+
+
+def make_recorder() -> Console:
+    """Return a console whose text becomes HTML."""
+    return Console(
+        file=io.StringIO(),
+        record=True,
+        force_jupyter=False,
+        force_terminal=False,  # Jupyter sets FORCE_COLOR, and HTML has no cursor
+        width=COLUMNS,
+        soft_wrap=True,
+        **LITERAL,
+    )
+
+
+class NotebookLive(Live):
+    """Replaces the output of the cell with the lines so far and the running stage.
+
+    Args:
+        view: Prints its lines on a console of ``make_recorder``.
+        lines: That console.
+    """
+
+    def __init__(self, view: LiveView, lines: Console) -> None:
+        super().__init__(view, console=lines, refresh_per_second=REFRESHES_A_SECOND, transient=True)
+        self._frame = make_recorder()
+        display = import_module("IPython.display").display
+        self._output = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def refresh(self) -> None:
+        """Draw what stands there now; at the end the lines alone."""
+        with self._lock:
+            pages = [_html(self.console, clear=False)]
+            if self._started:
+                self._frame.print(self.renderable)
+                pages.append(_html(self._frame, clear=True))
+            self._output.update({"text/html": "".join(pages)}, raw=True)
+
+
+def _html(console: Console, *, clear: bool) -> str:
+    return console.export_html(clear=clear, inline_styles=True, code_format=PAGE)
