@@ -11,7 +11,8 @@ read in PyTorch 2.13:
     what                 on the CPU                 on MPS
     attention, without   …_flash_attention_for_cpu  …_attention_math_for_mps
       gradient, dropout
-    attention, with      …_flash_attention_for_cpu  in pieces: matmul, softmax and others
+    attention, with      …_flash_attention_for_cpu  in pieces: matmul, softmax and others, in fp32
+                                                    those of mps/attention.py
     linear layer         addmm, mm, t, view         linear, linear_backward
     autocast             in 16 bits: norms, sums    in fp32
 """
@@ -29,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from finetune.devices.cpu import CpuDevice
+from finetune.devices.mps.attention import training_attention
 from finetune.devices.mps.device import MpsDevice
 
 _aten = torch.ops.aten
@@ -103,7 +105,11 @@ def keeping_memory_as(kernels: Kernels) -> Iterator[None]:
 def dispatching_as_mps() -> Iterator[None]:
     """Let the CPU's tensors dispatch what MPS's would, in the whole process for a while."""
     functions = {functional.scaled_dot_product_attention: _attend_as_mps}
-    with _autocasting_to_fp32(_IN_FP32_ON_MPS) as library, _Replacing(functions):
+    with (
+        _autocasting_to_fp32(_IN_FP32_ON_MPS) as library,
+        training_attention(CpuDevice.name),
+        _Replacing(functions),
+    ):
         library.impl("linear", _linear, "AutogradCPU")
         yield
 

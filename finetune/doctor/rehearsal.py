@@ -65,6 +65,7 @@ class Rehearsal:
         of the first update; ``1 update`` and ``10 updates`` are the changes of the parameters.
         There is no dropout: devices draw different random numbers.
         """
+        device.choose_attention(longest_tokens=self.lengths[-1])
         training_state = _prepare(copy.deepcopy(self.model), self.structure, device, precision)
         evaluation = {
             f"{size} examples of up to {tokens} tokens": self._predict(training_state, size, tokens)

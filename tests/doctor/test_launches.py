@@ -20,7 +20,7 @@ from finetune.model.structure import find_structure
 from finetune.training.accelerator import inner_optimizer
 
 # An operation more than today's fails; one less is to be entered here.
-LAUNCHES = {"forward": 460, "loss": 9, "backward": 328, "clipping": 83, "optimizer": 8}
+LAUNCHES = {"forward": 367, "loss": 9, "backward": 316, "clipping": 83, "optimizer": 8}
 # Composites of a copy or a fill.
 SINGLE = {"clone", "copy_", "scalar_tensor"}
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "_unsafe_view"}

@@ -9,6 +9,7 @@ from torch.torch_version import TorchVersion
 
 from finetune.devices.base import BatchShapes, Device, gibibytes
 from finetune.devices.host import cpu_name, macos_major
+from finetune.devices.mps.attention import use_training_attention
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import UsageError
@@ -60,6 +61,10 @@ class MpsDevice(Device):
             "a Mac's GPU is one device: it trains in one process",
             remedy="start one process, or use --device cpu",
         )
+
+    def choose_attention(self, *, longest_tokens: int) -> None:
+        """Let training attend in few operations, whatever the length."""
+        use_training_attention(self.name)
 
 
 @dataclass(frozen=True)
