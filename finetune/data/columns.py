@@ -25,6 +25,8 @@ LABEL_NAMES = (
     *("topic", "y", "label_coarse", "coarse_label", "rating", "stars", "score", "polarity"),
     "similarity",
 )
+# What is to be learned: a rating or a score beside it may say something else of the row.
+TARGET = "target"
 # Words in the names of columns that hold neither.
 OTHER_WORDS = frozenset(
     (
@@ -98,7 +100,7 @@ class _Facts:
         # gold_label stands beside label1, label2 and so on, those of single annotators.
         plain = plain_name(self.name).removeprefix("gold_")
         if plain in known:
-            return 1000.0 if plain == known[0] else 6.0
+            return 1000.0 if plain == known[0] else 12.0 if plain == TARGET else 6.0
         spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", self.name).casefold()
         words = set(re.findall(r"[^\W\d_]+", spaced))
         return (4.0 if words & set(known) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)

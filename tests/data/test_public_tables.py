@@ -35,6 +35,7 @@ VALUES = {
     "json": lambda n: ("[0, 15]", "[3]", "[]", "[0]")[n % 4],
     "bars": lambda n: ("joy|fear", "joy", "fear", "fear|anger")[n % 4],
     "date": lambda n: f"2021-0{1 + n % 9}-1{n % 10}",
+    "verdict": lambda n: "rejected" if n % 8 == 0 else "approved",
     "count": lambda n: str(n * n % 17),
 }
 
@@ -115,8 +116,10 @@ def test_columns_of_0_and_1_are_labels_of_several_classes(
     [
         ("headline,body,label", "other text flag", "--text-column"),
         ("text,target,rating", "text score star", "--label-column"),
+        ("id,target,comment_text,severe_toxicity,created_date,rating,funny,likes",
+         "id score text score date verdict count count", "--label-column"),
     ],
-)
+)  # fmt: skip
 def test_what_is_open_is_asked_for(header: str, kinds: str, option: str, tmp_path: Path) -> None:
     options = write_table(tmp_path / "table.tsv", header, kinds)
     columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
