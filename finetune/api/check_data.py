@@ -87,13 +87,14 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
         emit=emit_and_keep,
     )
     findings = check_splits(given, task)
+    reads_pairs = "text_pair" in given["train"].column_names
     lengths = measure_tokens(given, config.model, emit=emit_and_keep)
     return DataReport(
         data=config.data.data,
         rows_of_a_run={split: len(rows) for split, rows in splits.items()},
         findings=findings,
         lengths=lengths,
-        suggestions=suggest_changes(findings, lengths=lengths),
+        suggestions=suggest_changes(findings, lengths=lengths, reads_pairs=reads_pairs),
         warnings=warnings,
     )
 

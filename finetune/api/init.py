@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from finetune.api.check_data import NOT_CUT, find_tokenizer, warn_of_unknown_words
 from finetune.config.schema import (
@@ -76,6 +77,7 @@ class TableFacts:
         longest_characters: Characters of the longest text.
         model: The model that was named, or one whose vocabulary suits the texts.
         suggested_max_length: Tokens that are enough for the texts, or an estimate.
+        longer_share: About how many of the texts are longer than the model reads at once, in 0..1.
     """
 
     file: str
@@ -99,6 +101,7 @@ class TableFacts:
     longest_characters: int
     model: str
     suggested_max_length: int
+    longer_share: float
 
 
 def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> TableFacts:
@@ -121,6 +124,7 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
     characters = pc.utf8_length(shown)
     labels = task.labels(column_of(rows, "label"))
     model = model or _suggest_model(shown)
+    lengths, max_tokens = _count_tokens(texts, model, emit=emit)
     return TableFacts(
         file=options.data,
         encoding=options.encoding,
@@ -142,7 +146,8 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         mean_characters=pc.mean(characters).as_py(),
         longest_characters=pc.max(characters).as_py(),
         model=model,
-        suggested_max_length=_suggest_max_length(texts, model, emit=emit),
+        suggested_max_length=suggest_max_length(lengths, max_tokens=max_tokens),
+        longer_share=float(np.mean(lengths > max_tokens)),
     )
 
 
@@ -168,6 +173,8 @@ def make_config(facts: TableFacts) -> str:
         "num_train_epochs": defaults.training.num_train_epochs,
         "batch_size": defaults.training.batch_size,
     }
+    if facts.longer_share and not facts.text_pair_column:
+        values["long_texts"] = defaults.model.long_texts
     if facts.class_rows:
         values["class_weights"] = defaults.training.class_weights
     heading = (
@@ -185,6 +192,10 @@ def _notes(facts: TableFacts) -> dict[str, str]:
         "max_length": (
             f"Here a text has {facts.mean_characters:,.0f} characters on average and "
             f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese."
+        ),
+        "long_texts": (
+            f"Here about {facts.longer_share:.1%} of the texts are longer than the model reads at "
+            "once."
         ),
         "num_train_epochs": (
             f"Here it is {_epochs(facts, 'full'):g}, or at most {_epochs(facts, 'head'):g} where "
@@ -227,14 +238,15 @@ def _suggest_model(texts: pyarrow.ChunkedArray) -> str:
     return MULTILINGUAL_MODEL if 2 * latin < len(letters) else Config().model.model
 
 
-def _suggest_max_length(texts: TextColumns, model: str, *, emit: Emit) -> int:
-    """Return the tokens that are enough, counted in a sample of large tables, or an estimate."""
+def _count_tokens(texts: TextColumns, model: str, *, emit: Emit) -> tuple[NDArray[np.int64], int]:
+    """Return the tokens of texts, or of a sample of many, and the most that a model reads at once.
+
+    Without a tokenizer they are an estimate.
+    """
     size_bytes = pc.binary_length(texts.joined).to_numpy().astype(np.int64)
     tokenizer = find_tokenizer(ModelConfig(model=model), emit=emit)
     if tokenizer is None:
-        return suggest_max_length(
-            size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, max_tokens=MOST_TOKENS
-        )
+        return size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, MOST_TOKENS
     if len(size_bytes) > SAMPLE_TEXTS:
         emit(Stage(f"in {SAMPLE_TEXTS:,} of the {len(size_bytes):,} texts, and in the longest"))
         rows = np.random.default_rng(0).choice(len(size_bytes), SAMPLE_TEXTS, replace=False)
@@ -242,4 +254,4 @@ def _suggest_max_length(texts: TextColumns, model: str, *, emit: Emit) -> int:
         texts = texts.take(np.sort(np.append(rows, longest)))
     encoded = encode_texts(tokenizer, *texts, max_length=NOT_CUT, emit=emit)
     warn_of_unknown_words(encoded, tokenizer, emit=emit)
-    return suggest_max_length(encoded.lengths, max_tokens=tokenizer.model_max_length)
+    return encoded.lengths, tokenizer.model_max_length

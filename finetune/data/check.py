@@ -27,6 +27,9 @@ LONG_TAIL = 2.0
 MOST_UNKNOWN = 0.05
 
 
+WINDOWS = "--long-texts windows, which reads all of them"
+
+
 @dataclass(frozen=True)
 class Repeats:
     """Rows that repeat an earlier row's text exactly, or ignoring case and spaces, and examples."""
@@ -269,7 +272,9 @@ def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
     )
 
 
-def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> list[Suggestion]:
+def suggest_changes(
+    findings: Findings, *, lengths: LengthFindings | None, reads_pairs: bool = False
+) -> list[Suggestion]:
     """Return what a user may want to change; ``None`` if the lengths are not known."""
     changes = [*findings.odd_labels, *_about_texts(findings)]
     if lengths and lengths.suggested_max_length > lengths.max_length:
@@ -285,7 +290,8 @@ def suggest_changes(findings: Findings, *, lengths: LengthFindings | None) -> li
             f"training texts longer than the model reads at once: {lengths.beyond_model:,}"
             f" ({share:.1%})"
         )
-        changes.append(Suggestion(found, "--long-texts windows, which reads all of them"))
+        remedy = "shorten the longer text of each" if reads_pairs else WINDOWS
+        changes.append(Suggestion(found, remedy))
     return changes
 
 

@@ -111,6 +111,8 @@ class Classifier:
 def _check_long_texts(
     long_texts: LongTexts, tokenizer: PreTrainedTokenizerFast, *, max_length: int, has_pairs: bool
 ) -> None:
+    # The library tokenizers (0.23) gives the tokens of all windows of a pair but the first the type
+    # of its first text.
     if has_pairs and long_texts.handling != "truncate":
         raise ConfigurationInvalid(
             f"--long-texts {long_texts.handling} is for single texts, and these are pairs",

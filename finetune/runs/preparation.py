@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 
-from finetune.config.schema import Config, ModelConfig, long_texts_of, mode_of
+from finetune.config.schema import Config, long_texts_of, mode_of
 from finetune.data.check import suggest_model
 from finetune.data.source import DataSource
 from finetune.data.tables import column_of, texts_of
@@ -179,7 +179,13 @@ def encode_rows(
         long_texts=long_texts_of(config.model),
         emit=emit,
     )
-    _report_long_texts(encoded, split, config.model, max_tokens=classifier.max_tokens, emit=emit)
+    can_be_longer = classifier.max_tokens > config.model.max_length
+    reads_pairs = "text_pair" in rows.column_names
+    remedies = [
+        *(["raise --max-length"] if can_be_longer else []),
+        *([] if reads_pairs else ["read all of it with --long-texts windows"]),
+    ]
+    _report_long_texts(encoded, split, remedies, emit=emit)
     if split == "train":
         unknown_tokens = encoded.count(classifier.tokenizer.unk_token_id)
         if found := suggest_model(unknown_tokens=unknown_tokens, tokens=int(encoded.offsets[-1])):
@@ -198,7 +204,7 @@ def encode_rows(
 
 
 def _report_long_texts(
-    encoded: EncodedTexts, split: str, options: ModelConfig, *, max_tokens: int, emit: Emit
+    encoded: EncodedTexts, split: str, remedies: Sequence[str], *, emit: Emit
 ) -> None:
     """Warn of texts that have lost tokens; say into how many windows others are cut."""
     longest = encoded.lengths.max()
@@ -213,13 +219,10 @@ def _report_long_texts(
         )
     elif lost := encoded.truncated_texts:
         texts = len(encoded.lengths)
-        can_be_longer = max_tokens > options.max_length
         emit(
             WarningMessage(
                 f"{lost:,} of the {texts:,} {split} texts ({lost / texts:.1%}) are longer than "
                 f"{longest} tokens and are truncated",
-                remedy="if the rest matters, "
-                + ("raise --max-length or " if can_be_longer else "")
-                + "read all of it with --long-texts windows",
+                remedy=f"if the rest matters, {' or '.join(remedies) or 'shorten them'}",
             )
         )

@@ -27,6 +27,7 @@ from finetune.tasks.base import (
 from finetune.tasks.intervals import spell_interval
 from finetune.tasks.labels import (
     find_separator,
+    listed_counts,
     map_lists,
     name_classes,
     sort_classes,
@@ -52,6 +53,8 @@ LEAST_ROWS_OF_THRESHOLD = 5
 # Two labels that stand together in so many of the rows that have either are nearly one.
 STRONG_OVERLAP = 0.9
 RARE_ROWS = 10
+# A class of fewer rows has little part in a loss that all rows share alike.
+SMALL_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -300,7 +303,19 @@ class Multi(Task):
         }
 
     def find_oddities(self, labels: NDArray[np.float32]) -> Iterator[tuple[str, str]]:
-        """Yield classes that nearly always stand together, and what to do about them."""
+        """Yield classes of all or of few rows, and those that nearly always stand together."""
+        counts = self.count_classes(labels)
+        if of_all := [name for name, rows in counts.items() if rows == len(labels)]:
+            found = f"classes that every training row has: {', '.join(of_all)}"
+            yield found, "leave them out: nothing can be learned of them"
+        few = {
+            name: rows
+            for name, rows in counts.items()
+            if RARE_ROWS <= rows < SMALL_SHARE * len(labels)
+        }
+        if few:
+            found = f"classes of fewer than {SMALL_SHARE:.0%} of the training rows"
+            yield f"{found}: {listed_counts(few)}", self.imbalance_remedy
         together = labels.T @ labels
         for first, second in combinations(range(len(self.class_names)), 2):
             either = together[first, first] + together[second, second] - together[first, second]

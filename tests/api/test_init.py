@@ -112,6 +112,17 @@ def test_uneven_classes_are_weighed_only_if_the_user_says_so_and_are_told_the_pr
     assert "costs accuracy" in explained
 
 
+def test_texts_longer_than_the_model_reads_are_told_beside_the_option(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    long = [{"text": f"{'the river ' * 40}{number}", "label": "praise"} for number in range(10)]
+    facts = look(tmp_path, [*rows(), *long], model=str(tiny_folder))
+    assert 0.1 < facts.longer_share < 0.6
+    explained = " ".join(make_config(facts).replace("#", "").split())
+    assert f"about {facts.longer_share:.1%} of the texts are longer than the model" in explained
+    assert "long_texts: truncate" in explained
+
+
 def test_the_epochs_of_a_small_table_are_told(tmp_path: Path) -> None:
     config = make_config(look(tmp_path, rows(praise=200)))
     explained = " ".join(config.replace("#", "").split())

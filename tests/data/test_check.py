@@ -9,6 +9,7 @@ import pytest
 from datasets import DatasetDict
 
 from finetune.data.check import (
+    WINDOWS,
     Balance,
     Conflict,
     Conflicts,
@@ -139,7 +140,9 @@ def test_the_suggested_length_cuts_nothing_but_a_long_tail(
     assert suggest_max_length(np.array(lengths), max_tokens=max_tokens) == suggested
 
 
-def remedies(splits: DatasetDict, *, max_length: int = 8, longest: int = 8) -> list[str]:
+def remedies(
+    splits: DatasetDict, *, max_length: int = 8, longest: int = 8, reads_pairs: bool = False
+) -> list[str]:
     tokens = np.array([longest])
     lengths = LengthFindings(
         model="tiny",
@@ -150,7 +153,8 @@ def remedies(splits: DatasetDict, *, max_length: int = 8, longest: int = 8) -> l
         unknown_share=0.0,
         splits={"train": measure_lengths(tokens, max_length=max_length)},
     )
-    return [change.remedy for change in suggest_changes(look(splits), lengths=lengths)]
+    changes = suggest_changes(look(splits), lengths=lengths, reads_pairs=reads_pairs)
+    return [change.remedy for change in changes]
 
 
 def even_rows(count: int = 10) -> list[tuple[str, str]]:
@@ -171,6 +175,13 @@ def test_cut_texts_suggest_a_length() -> None:
     splits = splits_of(train=even_rows())
     assert remedies(splits, max_length=16, longest=20) == ["--max-length 24"]
     assert remedies(splits, max_length=24, longest=20) == []
+
+
+def test_texts_longer_than_the_model_reads_suggest_windows_unless_they_are_pairs() -> None:
+    splits = splits_of(train=even_rows())
+    assert remedies(splits, max_length=512, longest=600) == [WINDOWS]
+    [remedy] = remedies(splits, max_length=512, longest=600, reads_pairs=True)
+    assert remedy.startswith("shorten")
 
 
 @pytest.mark.parametrize(
