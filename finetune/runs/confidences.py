@@ -89,7 +89,7 @@ def find_lowest_probabilities(
         )
     if target_precision is None:
         return dict.fromkeys(task.class_names, min_confidence or 0.0)
-    return _find_with_precision(folder, target_precision, emit=emit)
+    return _find_with_precision(folder, task, target_precision, emit=emit)
 
 
 def _check_range(option: str, value: float | None) -> None:
@@ -97,8 +97,10 @@ def _check_range(option: str, value: float | None) -> None:
         raise UsageError(f"{option} is {value:g}", remedy="give a share from 0 to 1, such as 0.95")
 
 
-def _find_with_precision(folder: RunFolder, precision: float, *, emit: Emit) -> Mapping[str, float]:
-    classes = _read_confidences(folder)
+def _find_with_precision(
+    folder: RunFolder, task: Task, precision: float, *, emit: Emit
+) -> Mapping[str, float]:
+    classes = _read_confidences(folder, task)
     lowest = {
         name: find_lowest_confidence(
             np.array(own.probabilities), np.array(own.is_right, bool), precision=precision
@@ -129,14 +131,15 @@ def _report(
         emit(WarningMessage(f"{message}: {missed}", remedy=remedy))
 
 
-def _read_confidences(folder: RunFolder) -> Mapping[str, ClassConfidences]:
+def _read_confidences(folder: RunFolder, task: Task) -> Mapping[str, ClassConfidences]:
     if not folder.confidences_file.is_file():
         raise UsageError(
             f"the run in {folder.path} has kept no confidences of validation rows",
             remedy="give --min-confidence, or make the run again with a --validation-fraction",
         )
     try:
-        classes = read_json(folder.confidences_file)["classes"]
+        found = read_json(folder.confidences_file)["classes"]
+        classes = {name: found[name] for name in task.class_names}
         return TypeAdapter(dict[str, ClassConfidences]).validate_python(classes)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelUnsupported(

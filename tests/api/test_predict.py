@@ -140,7 +140,10 @@ def test_limits_that_make_no_sense_are_refused(
 
 @pytest.mark.parametrize(
     ("content", "error", "expected"),
-    [(None, UsageError, "no confidences of validation"), ("{}", ModelUnsupported, "can't be read")],
+    [
+        (None, UsageError, "no confidences of validation"),
+        ('{"classes": {}}', ModelUnsupported, "can't be read"),
+    ],
 )
 def test_a_target_needs_the_confidences_of_the_run(
     content: str | None, error: type[Exception], expected: str, run_with_confidences: Path
