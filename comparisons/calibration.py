@@ -4,19 +4,21 @@
 
 For each seed, which draws the validation split too, on the test split: calibration error (ECE) in
 percent, loss and accuracy before and after, and how many answers differ; then coverage and
-precision with --target-precision, the last with its 95 % interval over all seeds. The last line is
-JSON.
+precision with --target-precision, the last with its 95 % interval over all seeds. The ECE of 545
+rows is about 2 % even where probabilities are right, so the summary also has that of all seeds'
+rows together. The last line is JSON.
 """
 
 import argparse
 import json
 import statistics
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import finetune
-from finetune.evaluation.calibration import wilson_interval
+from finetune.evaluation.calibration import BeforeAndAfter, CalibrationScores, wilson_interval
 from finetune.events import ignore
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
@@ -24,7 +26,9 @@ from finetune.runs.trained import TrainedModel
 from finetune.tasks.single import Single
 
 
-def run_once(options: dict[str, Any], *, precision: float) -> dict[str, float]:
+def run_once(
+    options: dict[str, Any], *, precision: float
+) -> tuple[dict[str, float], BeforeAndAfter]:
     """Train once; return what was found on the test split."""
     with tempfile.TemporaryDirectory() as parent:
         folder = RunFolder(Path(parent, "run"))
@@ -52,7 +56,7 @@ def run_once(options: dict[str, Any], *, precision: float) -> dict[str, float]:
         "rows": len(rows),
         "answered": len(answered),
         "right": sum(answered),
-    }
+    }, found
 
 
 def answers_before(folder: RunFolder, texts: list[str], *, device: str) -> list[str]:
@@ -68,8 +72,19 @@ def share_of_equal(answers: list[str], labels: list[str]) -> float:
     return 100 * statistics.mean(one == label for one, label in zip(answers, labels, strict=True))
 
 
-def summarize(found: list[dict[str, float]], *, precision: float) -> dict[str, Any]:
-    """Return the means of all seeds, and precision over all their answers."""
+def pool(found: list[CalibrationScores]) -> float:
+    """Return the ECE of all rows together, in percent."""
+    gaps, rows = defaultdict(float), 0
+    for one in (one for scores in found for one in scores.reliability.bins):
+        gaps[one.lower] += one.count * (one.confidence - one.accuracy)
+        rows += one.count
+    return 100 * sum(map(abs, gaps.values())) / rows
+
+
+def summarize(
+    found: list[dict[str, float]], splits: list[BeforeAndAfter], *, precision: float
+) -> dict[str, Any]:
+    """Return the means of all seeds, and ECE and precision over all their rows."""
     means = {name: statistics.mean(one[name] for one in found) for name in found[0]}
     rows, answered, right = (sum(one[name] for one in found) for name in
                              ("rows", "answered", "right"))  # fmt: skip
@@ -77,6 +92,8 @@ def summarize(found: list[dict[str, float]], *, precision: float) -> dict[str, A
     return {
         **{name: round(mean, 4) for name, mean in means.items()},
         "ece_ratio": round(means["ece_after"] / means["ece_before"], 3),
+        "pooled_ece_before": round(pool([one.before for one in splits]), 4),
+        "pooled_ece_after": round(pool([one.after for one in splits]), 4),
         "target_precision": precision,
         "coverage": round(answered / rows, 4),
         "precision": round(right / answered, 4) if answered else None,
@@ -100,11 +117,13 @@ def main() -> None:
     arguments = vars(parser.parse_args())
     seeds, precision = arguments.pop("seeds"), arguments.pop("target_precision")
     options = {name: value for name, value in arguments.items() if value is not None}
-    found = []
+    found, splits = [], []
     for seed in range(seeds):
-        found.append(run_once({**options, "seed": seed, "split_seed": seed}, precision=precision))
-        print(seed, json.dumps(found[-1]), flush=True)
-    print(json.dumps(summarize(found, precision=precision)))
+        own, split = run_once({**options, "seed": seed, "split_seed": seed}, precision=precision)
+        found.append(own)
+        splits.append(split)
+        print(seed, json.dumps(own), flush=True)
+    print(json.dumps(summarize(found, splits, precision=precision)))
 
 
 if __name__ == "__main__":
