@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """A new part of the work begins, such as ``reading TREC``, or a fact about it is known."""
+    """What the work does now, such as ``reading TREC``, or a fact that it has found."""
 
     message: str
 

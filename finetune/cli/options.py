@@ -40,7 +40,7 @@ device_option = click.option(
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
 no_progress_option = click.option(
-    "--no-progress", is_flag=True, help="Print progress as lines, not as a bar."
+    "--no-progress", is_flag=True, help="Print progress as lines, not live."
 )
 # Read by main, which alone sees errors.
 debug_option = click.option(

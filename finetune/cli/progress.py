@@ -134,8 +134,10 @@ class LiveView:
                 self._running.note_update(event)
             case Validation():
                 self._running.note_validation(event)
-            case WarningMessage() | Stage() | Probe():
-                self._console.print(_styled(event, style="dim"))
+            case WarningMessage():  # the terminal folds it, so that a command in it can be copied
+                self._console.print(_styled(event))
+            case Stage() | Probe():
+                self._console.print(_styled(event, style="dim"), soft_wrap=False)
 
     def __rich__(self) -> RenderableType:
         """Return the running stage: its progress, and in training what was reported last."""

@@ -64,7 +64,12 @@ RECORD: list[Event] = [*TRAINING, StageFinished("train", 4_323.0), StageStarted(
 def live_view(events: Sequence[Event], *, width: int = 80, has_colour: bool = False) -> list[str]:
     """Return what stands on a terminal after these events, the running stage at the end."""
     console = Console(
-        file=io.StringIO(), force_terminal=True, width=width, no_color=not has_colour, **LITERAL
+        file=io.StringIO(),
+        force_terminal=True,
+        width=width,
+        no_color=not has_colour,
+        soft_wrap=True,
+        **LITERAL,
     )
     view = LiveView(console)
     for event in events:
@@ -97,6 +102,13 @@ def test_a_finished_stage_stays_with_its_time_and_what_came_of_it() -> None:
     )
     assert re.fullmatch(r". evaluate +0.0 s *", lines[4])
     assert len(lines) == 5
+
+
+def test_a_long_fact_is_folded_between_words_and_a_warning_left_to_the_terminal() -> None:
+    words = "word " * 19 + "end"
+    fact, rest, warning, _ = live_view([Stage(words), WarningMessage(words), StageStarted("load")])
+    assert (CODE.sub("", fact).split() + CODE.sub("", rest).split()) == words.split()
+    assert CODE.sub("", warning) == f"warning: {words}"
 
 
 def test_a_running_training_shows_what_was_reported_last_in_two_lines() -> None:
