@@ -99,5 +99,5 @@ def test_cp_overwrites_nothing(command: Command) -> None:
 
 def test_cp_of_an_unknown_recipe_names_those_there_are(command: Command) -> None:
     outcome = command("config", "cp", "trec_haed")
-    outcome.assert_refused(2, "offline, trec_full, trec_head, trec_top2")
+    outcome.assert_refused(2, "offline, stsb_scores, trec_full, trec_head, trec_top2")
     assert not Path("trec_haed.yaml").exists()

@@ -1,4 +1,8 @@
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -6,6 +10,8 @@ from finetune.config.load import load_config
 from finetune.config.recipes import find_recipe, recipes_folder
 from finetune.config.schema import Config, mode_of
 from finetune.errors import ConfigurationInvalid
+from finetune.events import ignore
+from finetune.runs.data import load_run_data
 
 RECIPES = sorted(recipes_folder().glob("*.yaml"))
 
@@ -15,7 +21,10 @@ def load(name: str) -> Config:
 
 
 def test_the_recipes_are_found() -> None:
-    assert {path.stem for path in RECIPES} == {"offline", "trec_full", "trec_head", "trec_top2"}
+    assert {path.stem for path in RECIPES} == {
+        *("offline", "trec_full", "trec_head", "trec_top2"),
+        *("go_emotions_multi", "imdb_windows", "mrpc_pairs", "stsb_scores"),
+    }
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -36,6 +45,30 @@ def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
 def test_a_recipe_makes_what_its_name_says(name: str, data: str, model: str, mode: str) -> None:
     config = load(name)
     assert (config.data.data, config.model.model, mode_of(config.model)) == (data, model, mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "label", "values", "task"),
+    [
+        ("go_emotions_multi", ["text"], "labels", (["joy", "fear"], ["joy"]), "multi"),
+        ("imdb_windows", ["text"], "label", ("neg", "pos"), "single"),
+        ("mrpc_pairs", ["sentence1", "sentence2"], "label", ("no", "yes"), "single"),
+        ("stsb_scores", ["sentence1", "sentence2"], "score", (0.5, 0.75), "regression"),
+    ],
+)
+def test_a_recipe_reads_the_columns_of_its_data_set(
+    name: str, texts: Sequence[str], label: str, values: Sequence[Any], task: str, tmp_path: Path
+) -> None:
+    """A table of ours with these columns stands in for that of the Hub."""
+    rows = [
+        json.dumps({label: values[number % 2]} | {key: f"{key} {number}" for key in texts})
+        for number in range(60)
+    ]
+    table = tmp_path / "rows.jsonl"
+    table.write_text("\n".join(rows))
+    loaded = load_run_data(replace(load(name).data, data=str(table)), emit=ignore)
+    assert loaded.task.name == task
+    assert ("text_pair" in loaded.splits["train"].column_names) == (len(texts) == 2)
 
 
 @pytest.mark.parametrize("name", ["trec_head", "trec_head.yaml", "configs/trec_head.yaml"])
