@@ -10,6 +10,7 @@ from finetune.events import Emit, Stage, ignore
 from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
+    from finetune.export.coreml import Program
     from finetune.export.verify import Verification
     from finetune.runs.folder import RunFolder
     from finetune.runs.trained import TrainedModel
@@ -32,6 +33,19 @@ class ExportedFile:
     path: str
     size_bytes: int
     verification: "Verification | None"
+
+
+@dataclass(frozen=True)
+class CoreMLExport:
+    """A Core ML program, and what was checked of it: all but its answers, which need a Mac."""
+
+    path: str
+    size_bytes: int
+    program: "Program"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune export coreml --json`` prints."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,39 @@ def export_onnx(
     ]
     _refuse_difference(found.get(MODEL_FILE), target / MODEL_FILE)
     return Export(str(target), files)
+
+
+def export_coreml(
+    run: str | Path, *, output_dir: str | Path | None = None, emit: Emit = ignore
+) -> CoreMLExport:
+    """Write a run's model as a Core ML program, as ``finetune export coreml`` does.
+
+    Args:
+        run: The run folder.
+        output_dir: Where; by default the folder ``coreml`` of the run. An earlier export is
+            replaced.
+        emit: Is called with the events of ``finetune.events``.
+
+    Raises:
+        UsageError: If the package of the extra ``coreml`` is missing, or the output folder holds
+            something else.
+        ModelUnsupported: If coremltools can't convert the model.
+        FinetuneError: If what was written is not the run's model.
+    """
+    folder = open_run_folder(Path(run))
+    from finetune.export.coreml import MODEL_FILE, import_converter, read_program, write_coreml
+    from finetune.runs.trained import TrainedModel
+
+    import_converter()
+    target = Path(output_dir) if output_dir else folder.coreml_folder
+    trained = TrainedModel.load(folder, device="cpu", emit=emit)
+    emit(Stage(f"exporting {folder.path} to {target}"))
+    write_coreml(trained.classifier, target, max_length=trained.config.model.max_length)
+    file = target / MODEL_FILE
+    emit(Stage("reading the program"))
+    program = read_program(file, trained.classifier)
+    size_bytes = sum(one.stat().st_size for one in file.rglob("*") if one.is_file())
+    return CoreMLExport(str(file), size_bytes, program)
 
 
 def _verify(

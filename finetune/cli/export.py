@@ -15,6 +15,7 @@ EXAMPLES = """\b
 Examples:
   finetune export onnx runs/demo --verify
   finetune export onnx runs/demo --int8 --output-dir exported
+  finetune export coreml runs/demo
 """
 COLUMNS = ("labels as PyTorch's", "largest difference", "metric", "PyTorch's", "ms/text", "PyTorch")
 
@@ -51,6 +52,37 @@ def onnx(
         show_json(found.to_json())
     else:
         _show(found)
+
+
+@command.command(epilog=EXAMPLES)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    help="Folder to write; an earlier export there is replaced.  [default: RUN/coreml]",
+)
+@output_options
+def coreml(run: Path, *, output_dir: Path | None, as_json: bool, **output: bool) -> None:
+    """Write the model of the run folder RUN as a Core ML program, for apps on a Mac or an iPhone.
+
+    Needs pip install 'finetune-mps[coreml]', on a Mac or on Linux.
+    """
+    with showing(**output) as emit:
+        from finetune.api.export import export_coreml
+
+        found = export_coreml(run, output_dir=output_dir, emit=emit)
+    if as_json:
+        show_json(found.to_json())
+        return
+    program = found.program
+    folded = f", {' and '.join(program.folded)} folded into constants" * bool(program.folded)
+    show_lines(
+        f"{found.path}, {mebibytes(found.size_bytes)}",
+        f"checked: coremltools reads {program.operations:,} operations that take "
+        f"{' and '.join(program.inputs)} of {program.shortest} to {program.longest} tokens; "
+        f"{program.parameters:,} parameters of the model are in it, in fp16{folded}",
+        "not checked: its answers, which only a Mac computes",
+    )
 
 
 def _show(found: "Export") -> None:

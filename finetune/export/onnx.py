@@ -1,10 +1,5 @@
 """A classifier as ONNX, and what runs it: onnxruntime."""
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +8,7 @@ import torch
 from torch import nn
 
 from finetune.errors import ModelUnsupported, UsageError
-from finetune.files import writing_folder
+from finetune.export.folder import silence, writing_export
 from finetune.model.load import Classifier
 
 # The names that Hugging Face's optimum gives these files, so that its classes find them.
@@ -69,22 +64,10 @@ def write_onnx(classifier: Classifier, folder: Path, *, quantizes: bool) -> None
         UsageError: If the folder holds something else.
         ModelUnsupported: If PyTorch can't export the model.
     """
-    _check_target(folder)
-    with writing_folder(folder) as partial:
+    with writing_export(classifier, folder, name=MODEL_FILE) as partial:
         _write_model(classifier, partial / MODEL_FILE)
         if quantizes:
             _write_quantized(partial / MODEL_FILE, partial / QUANTIZED_FILE)
-        classifier.model.config.save_pretrained(partial)
-        classifier.tokenizer.save_pretrained(partial)
-
-
-def _check_target(folder: Path) -> None:
-    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_free and not (folder / MODEL_FILE).is_file():
-        raise UsageError(
-            f"{folder} holds something that no export wrote",
-            remedy="name a new folder with --output-dir",
-        )
 
 
 def import_runtime() -> Any:
@@ -117,7 +100,7 @@ def _write_model(classifier: Classifier, file: Path) -> None:
     example["input_ids"] += classifier.tokenizer.sep_token_id or 1
     example["attention_mask"] += 1
     try:
-        with _silence():
+        with silence():
             program = torch.onnx.export(
                 _Logits(model, names),
                 tuple(example.values()),
@@ -142,16 +125,5 @@ def _write_quantized(model: Path, file: Path) -> None:
     graph = onnx.load(model)
     # Shapes that the exporter wrote of transposed weights contradict those that are inferred.
     del graph.graph.value_info[:]
-    with _silence():
+    with silence():
         quantize_dynamic(graph, file, weight_type=QuantType.QInt8)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keep the exporter's progress and its advice on packages that are not there to itself."""
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)

@@ -50,6 +50,7 @@ class RunFolder:
         # What save_pretrained writes, and the model card.
         self.model_folder = self.path / "model"
         self.onnx_folder = self.path / "onnx"
+        self.coreml_folder = self.path / "coreml"
         self.tensorboard_folder = self.path / "tensorboard"
         # A folder step-N with what is needed to resume after N updates.
         self.checkpoints_folder = self.path / "checkpoints"

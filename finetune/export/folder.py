@@ -1,0 +1,52 @@
+"""The folder of an export: written whole, and nothing that is not an export replaced."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from finetune.errors import UsageError
+from finetune.files import writing_folder
+from finetune.model.load import Classifier
+
+
+@contextlib.contextmanager
+def writing_export(classifier: Classifier, folder: Path, *, name: str) -> Iterator[Path]:
+    """Yield an empty folder for an exported model; its config and tokenizer are put beside it.
+
+    Args:
+        classifier: What is exported.
+        folder: Where it will be; an export that is there, with a model of this name, is replaced.
+        name: Of the model.
+
+    Raises:
+        UsageError: If the folder holds something else.
+    """
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_free and not (folder / name).exists():
+        raise UsageError(
+            f"{folder} holds something that no export wrote",
+            remedy="name a new folder with --output-dir",
+        )
+    with writing_folder(folder) as partial:
+        yield partial
+        classifier.model.config.save_pretrained(partial)
+        classifier.tokenizer.save_pretrained(partial)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Keep a converter's progress and its advice on versions and packages to itself."""
+    logging.disable(logging.WARNING)
+    output = io.StringIO()
+    try:
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+            warnings.catch_warnings(action="ignore"),
+        ):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

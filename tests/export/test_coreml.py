@@ -1,0 +1,95 @@
+"""The Core ML programs that an export writes, for each architecture."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, save_tiny_model
+
+from finetune.errors import FinetuneError, ModelUnsupported
+from finetune.events import ignore
+from finetune.export.coreml import MODEL_FILE, read_program, write_coreml
+from finetune.model.load import Classifier, load_classifier
+from finetune.tasks.single import Single
+
+if TYPE_CHECKING:
+    from tiny_runs import Command
+
+coremltools = pytest.importorskip("coremltools", reason="needs the extra coreml")
+
+FOLDED = {"deberta-v2": ["deberta.encoder.rel_embeddings.weight"]}
+
+
+def load(folder: Path) -> Classifier:
+    task = Single(["a", "b", "c"])
+    return load_classifier(str(folder), revision=None, task=task, from_scratch=False, emit=ignore)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_program_takes_texts_of_any_length_and_has_the_models_weights(
+    tmp_path: Path, architecture: str
+) -> None:
+    classifier = load(save_tiny_model(tmp_path / "tiny", architecture))
+    write_coreml(classifier, tmp_path / "coreml", max_length=48)
+    file = tmp_path / "coreml" / MODEL_FILE
+    program = read_program(file, classifier)
+    assert sorted(program.inputs) == ["attention_mask", "input_ids"]
+    assert (program.shortest, program.longest) == (2, 48)
+    assert program.folded == FOLDED.get(architecture, [])
+    spec = coremltools.utils.load_spec(str(file))
+    (logits,) = spec.description.output
+    assert (logits.name, list(logits.type.multiArrayType.shape)) == ("logits", [1, 3])
+    labels = json.loads(spec.description.metadata.userDefined["id2label"])
+    assert list(labels.values()) == ["a", "b", "c"]
+    (block,) = spec.mlProgram.functions["main"].block_specializations.values()
+    kinds = [one.type for one in block.operations]
+    assert kinds.count("softmax") == 3  # one for each layer
+    assert (tmp_path / "coreml" / "tokenizer.json").is_file()
+
+    with torch.no_grad():
+        next(iter(classifier.model.parameters()))[7, 7] += 0.01
+    with pytest.raises(FinetuneError, match=r"it lacks .*embeddings.*weight"):
+        read_program(file, classifier)
+
+
+def test_a_model_that_can_not_be_converted_is_refused_with_the_reason(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier = load(tiny_folder)
+
+    def refuse(*inputs: torch.Tensor, **named: torch.Tensor) -> None:
+        raise NotImplementedError("Unsupported fx node fft\nand more")
+
+    monkeypatch.setattr(classifier.model, "forward", refuse)
+    with pytest.raises(ModelUnsupported, match=r"BertForSeq.*: Unsupported fx node fft$"):
+        write_coreml(classifier, tmp_path / "coreml", max_length=48)
+    assert not (tmp_path / "coreml").exists()
+
+
+@pytest.mark.slow
+def test_the_command_says_what_was_checked_and_what_not(
+    command: "Command", finished_run: Path, tmp_path: Path
+) -> None:
+    done = command("export", "coreml", finished_run, "--output-dir", tmp_path / "exported")
+    assert done.code == 0, done.errors
+    assert "of 2 to 64 tokens; 57 parameters" in done.output
+    assert "not checked: its answers" in done.output
+
+
+@pytest.mark.mps
+def test_a_mac_gives_the_logits_of_pytorch(tmp_path: Path, tiny_folder: Path) -> None:
+    classifier = load(tiny_folder)
+    write_coreml(classifier, tmp_path / "coreml", max_length=48)
+    program = coremltools.models.MLModel(str(tmp_path / "coreml" / MODEL_FILE))
+    for text in ("Who wrote Faust?", "by", "How old is the river Nile? " * 4):
+        inputs = classifier.tokenizer(text, truncation=True, max_length=48, return_tensors="pt")
+        with torch.inference_mode():
+            expected = classifier.model(**inputs).logits.numpy()
+        found = program.predict(
+            {name: one.numpy().astype(np.int32) for name, one in inputs.items()}
+        )
+        np.testing.assert_allclose(found["logits"], expected, atol=0.01)
