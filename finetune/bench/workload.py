@@ -1,6 +1,5 @@
 """What devices are timed at, and how to build it from a module with a batch."""
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -85,8 +84,7 @@ def build_module(
         optimizer = make_optimizer(trained) if make_optimizer else None
 
         def load(rows: int) -> Steps:
-            # All kernels, as PyTorch has them by default.
-            device.choose_attention(longest_tokens=sys.maxsize)
+            device.choose_attention(longest_tokens=None)
             batch = tree_map_only(
                 torch.Tensor, lambda one: one.to(device.torch_device), dict(make_batch(rows))
             )

@@ -72,11 +72,12 @@ class Device:
         self.synchronize()
         return time.perf_counter() - started
 
-    def choose_attention(self, *, longest_tokens: int) -> None:
+    def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Choose attention's kernels in this process by the longest text, where there are several.
 
         Args:
-            longest_tokens: The longest padded length that is to come.
+            longest_tokens: The longest padded length that is to come; None for the kernels that
+                PyTorch and transformers take by default.
         """
 
     def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:

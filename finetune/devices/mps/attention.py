@@ -23,12 +23,12 @@ class TrainingAttention:
     PyTorch composes that of 16 bits in fp32, which is left as it is.
 
     Args:
-        others: Attends in all other cases.
+        default: transformers' own function, which attends in all other cases.
         device_type: Of the tensors that it is for.
     """
 
-    def __init__(self, others: Callable[..., _Attended], *, device_type: str) -> None:
-        self._others, self._device_type = others, device_type
+    def __init__(self, default: Callable[..., _Attended], *, device_type: str) -> None:
+        self.default, self._device_type = default, device_type
         # All layers of a forward have the same mask.
         self._mask: torch.Tensor | None = None
         self._additive: torch.Tensor | None = None
@@ -51,7 +51,7 @@ class TrainingAttention:
             or not self._trains(query)
             or any(option is not None for option in options.values())
         ):
-            return self._others(
+            return self.default(
                 module, query, key, value, attention_mask,
                 dropout=dropout, scaling=scaling, **options,
             )  # fmt: skip
@@ -81,6 +81,15 @@ def use_training_attention(device_type: str) -> None:
     if not isinstance(attend, TrainingAttention):
         attend = TrainingAttention(attend, device_type=device_type)
         ALL_ATTENTION_FUNCTIONS.register(_SDPA, attend)
+
+
+def use_default_attention() -> None:
+    """Undo ``use_training_attention``."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    attend = ALL_ATTENTION_FUNCTIONS[_SDPA]
+    if isinstance(attend, TrainingAttention):
+        ALL_ATTENTION_FUNCTIONS.register(_SDPA, attend.default)
 
 
 @contextmanager

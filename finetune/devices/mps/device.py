@@ -9,7 +9,7 @@ from torch.torch_version import TorchVersion
 
 from finetune.devices.base import BatchShapes, Device, gibibytes
 from finetune.devices.host import cpu_name, macos_major
-from finetune.devices.mps.attention import use_training_attention
+from finetune.devices.mps.attention import use_default_attention, use_training_attention
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import UsageError
@@ -62,9 +62,12 @@ class MpsDevice(Device):
             remedy="start one process, or use --device cpu",
         )
 
-    def choose_attention(self, *, longest_tokens: int) -> None:
-        """Let training attend in few operations, whatever the length."""
-        use_training_attention(self.name)
+    def choose_attention(self, *, longest_tokens: int | None) -> None:
+        """Let training attend in few operations, whatever the length; None: as by default."""
+        if longest_tokens is None:
+            use_default_attention()
+        else:
+            use_training_attention(self.name)
 
 
 @dataclass(frozen=True)

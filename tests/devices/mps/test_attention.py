@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from finetune.devices.mps.attention import (
     TrainingAttention,
     training_attention,
+    use_default_attention,
     use_training_attention,
 )
 
@@ -87,4 +88,6 @@ def test_transformers_takes_it_on_its_device_alone(monkeypatch: pytest.MonkeyPat
     use_training_attention("mps")
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attend
     actual = gradients_of(model, BOOL_MASK)
+    use_default_attention()
+    assert not isinstance(ALL_ATTENTION_FUNCTIONS["sdpa"], TrainingAttention)
     assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
