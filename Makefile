@@ -9,7 +9,7 @@ COVERAGE := .coverage.json
 CACHES := $(COVERAGE) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run find-batch bench doctor test test-slow test-mps browser check format resolve-mac constraints clean
+.PHONY: help setup demo run find-batch bench doctor test test-slow test-mps browser screenshots check format resolve-mac constraints clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ browser: setup ## Get what the tests of pages in a browser need; without it they
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	cd .venv && npm pack --silent axe-core@$(AXE) && mkdir -p axe-core && \
 		tar -xzf axe-core-$(AXE).tgz -C axe-core --strip-components 1
+
+screenshots: browser ## Make docs/screenshots anew from a run
+	$(BIN)/python docs/screenshots.py
 
 check: setup ## Lint, check the format, the types, who imports whom, and the workflow of CI
 	$(BIN)/ruff check

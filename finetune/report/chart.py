@@ -17,6 +17,8 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 340.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
 MOST_TICKS = 5
+# Numbers that are nearer to each other, by themselves or as a share, are drawn as one.
+LEAST_SPREAD = 1e-9
 # More points than pixels show nothing more.
 MOST_POINTS = 600
 # Fewer are marked one by one.
@@ -82,7 +84,10 @@ class Scale:
         """Return the scale of an axis for some values."""
         low = min(values, default=0.0) if axis.low is None else axis.low
         high = max(values, default=1.0) if axis.high is None else axis.high
-        high = high if high > low else low + (abs(low) or 1.0)
+        size = max(abs(low), abs(high))
+        if high - low <= max(LEAST_SPREAD * size, LEAST_SPREAD):
+            widens_down = axis.low is None and high > LEAST_SPREAD
+            low, high = (low - size, high) if widens_down else (low, low + max(size, 1.0))
         step = _round_up((high - low) / MOST_TICKS)
         low = math.floor(low / step + 1e-9) * step if axis.low is None else low
         high = math.ceil(high / step - 1e-9) * step if axis.high is None else high

@@ -12,7 +12,8 @@ from finetune.runs.details import TextLengths
 from finetune.tasks.base import Figure
 
 Rows = Sequence[Mapping[str, Any]]
-UPDATE = Axis("update")
+# Of which the style sheet has colours.
+MOST_CURVES = 3
 # Below so many answers their accuracy says more about them than about the model.
 LEAST_ANSWERS = 10
 
@@ -22,19 +23,19 @@ def draw_curves(rows: Rows, figures: Sequence[Figure]) -> list[Chart]:
 
     Args:
         rows: Of ``metrics.jsonl``.
-        figures: The metrics; those that have a curve share one scale.
+        figures: The metrics; the first of those that have a curve share one scale.
     """
     losses = [
         Series("training", _points(rows, "loss")),
         Series("validation", _points(rows, "eval_loss")),
     ]
-    drawn = [one for one in figures if one.has_curve]
+    drawn = [one for one in figures if one.has_curve][:MOST_CURVES]
     metrics = [Series(one.name, _points(rows, f"eval_{one.key}")) for one in drawn]
     shares = any(one.is_share for one in drawn)
     values = Axis("metric", show=in_percent) if shares else Axis("metric")
     return [
-        *_chart("Loss", losses, UPDATE, Axis("loss")),
-        *_chart("Validation metrics", metrics, UPDATE, values),
+        *_chart("Loss", losses, _updates(rows), Axis("loss")),
+        *_chart("Validation metrics", metrics, _updates(rows), values),
     ]
 
 
@@ -46,8 +47,8 @@ def draw_speed_and_memory(rows: Rows) -> list[Chart]:
         for name, key in (("held by the process", "held_bytes"), ("in use", "memory_bytes"))
     ]
     return [
-        *_chart("Examples a second", speed, UPDATE, Axis("examples/s", low=0.0)),
-        *_chart("Memory of the device, GiB", memory, UPDATE, Axis("GiB", low=0.0)),
+        *_chart("Examples a second", speed, _updates(rows), Axis("examples/s", low=0.0)),
+        *_chart("Memory of the device, GiB", memory, _updates(rows), Axis("GiB", low=0.0)),
     ]
 
 
@@ -96,6 +97,11 @@ def draw_scatter(points: Points) -> list[Chart]:
         Series("equal", [(one, one) for one in ends], "guide"),
     ]
     return _chart("Predicted by true numbers", series, Axis("true"), Axis("predicted"))
+
+
+def _updates(rows: Rows) -> Axis:
+    """Return the axis of the updates, from the first to the last of the run."""
+    return Axis("update", low=0.0, high=float(max((row["update"] for row in rows), default=1)))
 
 
 def _points(rows: Rows, key: str) -> Points:

@@ -96,7 +96,8 @@ def describe_probabilities(calibration: Calibration | None, predictions: Rows) -
     is_right = np.array([row["predicted"] == row["label"] for row in rows])
     tables = []
     note = (
-        "Of the rows that are answered with a probability, that share should be right. The "
+        "Of the rows that are answered with a probability, that share should be right; points of "
+        "few rows may lie anywhere. The "
         "expected calibration error (ECE) is the mean distance from it"
     )
     if calibration:

@@ -1,7 +1,9 @@
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from importlib.resources import files
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,8 @@ def test_ticks_are_round_numbers() -> None:
     assert Scale.of(Axis("x"), [3.0, 97.0], 0, 100).ticks == [0, 20, 40, 60, 80, 100]
     shares = Scale.of(Axis("y", high=1.0), [0.93], 0, 100).ticks
     assert [in_percent(one) for one in shares] == ["92 %", "94 %", "96 %", "98 %", "100 %"]
+    always_right = Scale.of(Axis("y", high=1.0), [1.0, 1.0], 0, 100)
+    assert (always_right.low, always_right.high) == (0.0, 1.0)
     assert [plain(one) for one in (0.00005, 0.25, 1500.0, 2e6)] == [
         *("5e-05", "0.25", "1,500", "2,000,000")
     ]
@@ -59,6 +63,13 @@ def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> 
     assert "validation: 0.5 at 30" in words
     assert "80 %" in texts_of(metrics)
     assert "#" not in loss.draw()
+
+
+def test_every_series_of_a_chart_has_a_colour() -> None:
+    style = files("finetune.report").joinpath("style.css").read_text()
+    _, metrics = draw_curves(VALIDATIONS, METRICS[:1] * 5)
+    for number in range(1, len(metrics.series) + 1):
+        assert f".series-{number} " in style
 
 
 def test_what_has_no_points_is_not_drawn() -> None:
@@ -78,8 +89,6 @@ def test_a_long_run_gives_a_short_picture_with_its_last_point() -> None:
 
 
 def test_few_answers_do_not_make_a_curve_of_coverage() -> None:
-    import numpy as np
-
     probabilities = np.linspace(0.2, 1.0, 40)
     [chart] = draw_coverage(probabilities, probabilities > 0.5)
     assert chart.series[0].points[0] == (0.25, 1.0)
