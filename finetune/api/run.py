@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.config.options import Options
@@ -23,11 +23,14 @@ from finetune.runs.folder import (
     load_saved_config,
     next_free_folder,
     open_run_folder,
+    read_seeds,
+    seeds_file,
 )
 
 if TYPE_CHECKING:
     from finetune.devices.processes import Processes
     from finetune.runs.results import DryRun, RunResults
+    from finetune.runs.seeds import SeedResults
 
 AUTO = "auto"
 MAY_CHANGE_ON_RESUMING = frozenset(
@@ -50,18 +53,45 @@ MAY_CHANGE_ON_RESUMING = frozenset(
 )
 
 
+@overload
 def run(
     config: str | Path | None = None,
     *,
+    seeds: None = None,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
     **options: Unpack[Options],
-) -> "RunResults":
+) -> "RunResults": ...
+
+
+@overload
+def run(
+    config: str | Path | None = None,
+    *,
+    seeds: int,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit = ignore,
+    **options: Unpack[Options],
+) -> "SeedResults": ...
+
+
+def run(
+    config: str | Path | None = None,
+    *,
+    seeds: int | None = None,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit = ignore,
+    **options: Unpack[Options],
+) -> "RunResults | SeedResults":
     """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
 
     Args:
         config: A YAML file or the name of a recipe.
+        seeds: How many seeds to train, from ``seed`` on, with the same splits; each in a folder of
+            its own. A folder of them is resumed as that of a run.
         resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it; of a
             finished run, whose model a new run trains to more ``num_train_epochs``; ``auto``
             for the run in ``output_dir``, or for the newest of its default name, and a new run
@@ -78,6 +108,8 @@ def run(
             "a run is resumed with its own configuration", remedy="leave out --config"
         )
     given = _load(config, assignments, options)
+    if seeds is not None:
+        return _run_seeds(given, seeds, resume_from=resume_from_checkpoint, emit=emit)
     if read_launch().world_size == 1:
         return _decide(given, resume_from_checkpoint, emit=emit).do(emit=emit)
     from finetune.training.accelerator import join_processes
@@ -123,6 +155,7 @@ def _decide(given: LoadedConfig, resume_from_checkpoint: str | Path | None, *, e
     if resume_from_checkpoint is None:
         return _Work(given.config, origins=given.origins)
     if resume_from_checkpoint != AUTO:
+        _refuse_seeds(Path(resume_from_checkpoint))
         folder = open_run_folder(_run_of(Path(resume_from_checkpoint)), needs_model=False)
         if folder.has_finished and _wants_more_epochs(folder, given):
             origins = dict.fromkeys(SECTION_OF_OPTION, str(folder.config_file)) | given.origins
@@ -133,6 +166,39 @@ def _decide(given: LoadedConfig, resume_from_checkpoint: str | Path | None, *, e
         return _resume(found, given, emit=emit)
     emit(Stage("there is no run to resume: a new one begins"))
     return _Work(_over_a_killed_start(given.config), origins=given.origins)
+
+
+def _run_seeds(
+    given: LoadedConfig, count: int, *, resume_from: str | Path | None, emit: Emit
+) -> "SeedResults":
+    if count < 2:
+        raise UsageError(f"{count} seeds are not several", remedy="give --seeds 2 or more")
+    if (processes := read_launch().world_size) > 1:
+        raise UsageError(
+            f"several seeds are trained by one process, and there are {processes}",
+            remedy="leave out --seeds, or start without torchrun or accelerate launch",
+        )
+    from finetune.api.seeds import find_seeds, train_seeds
+
+    config, begun = given.config, None
+    if resume_from is not None:
+        begun = find_seeds(config, resume_from)
+        if begun is None:
+            emit(Stage("there are no seeds to go on with: new runs begin"))
+        elif first := begun.first_begun():
+            saved = load_saved_config(first)
+            check_changes(given, saved, RunFolder(begun.path))
+            config = with_changes(saved, given)
+    return train_seeds(config, count, begun=begun, origins=given.origins, emit=emit)
+
+
+def _refuse_seeds(path: Path) -> None:
+    if seeds_file(path).is_file():
+        raise UsageError(
+            f"{path} holds runs of several seeds",
+            remedy=f"go on with them: --seeds {len(read_seeds(path))} "
+            f"--resume-from-checkpoint {path}",
+        )
 
 
 def _over_a_killed_start(config: Config) -> Config:
@@ -159,7 +225,7 @@ def _find_run(config: Config) -> RunFolder | None:
 
 def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> _Work:
     saved = load_saved_config(folder)
-    _check_changes(given, saved, folder)
+    check_changes(given, saved, folder)
     if folder.has_finished:
         from finetune.runs.results import read_results
 
@@ -167,7 +233,7 @@ def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> _Work:
         shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
         emit(Stage(f"the run in {folder.path} has finished: nothing is left to do"))
         return _Work(saved, results=read_results(folder))
-    return _Work(_with_changes(saved, given), resumed=folder)
+    return _Work(with_changes(saved, given), resumed=folder)
 
 
 def dry_run(
@@ -217,14 +283,14 @@ def _continued(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Config:
     saved, done_epochs = load_saved_config(folder), read_results(folder).training.epoch
     own = {"num_train_epochs", "output_dir", "overwrite"}
     origins = {option: one for option, one in given.origins.items() if option not in own}
-    _check_changes(replace(given, origins=origins), saved, folder)
+    check_changes(replace(given, origins=origins), saved, folder)
     more_epochs = (given.config.training.num_train_epochs or 0) - done_epochs
     if more_epochs <= 0:
         raise UsageError(
             f"the run in {folder.path} has trained for {done_epochs:g} epochs",
             remedy="give more with --num-train-epochs",
         )
-    config = _with_changes(saved, given)
+    config = with_changes(saved, given)
     place = given.config.output.output_dir or next_free_folder(folder.path.parent, folder.path.name)
     emit(
         Stage(
@@ -255,7 +321,7 @@ def _changes(saved: Config, config: Config) -> list[str]:
     ]
 
 
-def _check_changes(given: LoadedConfig, saved: Config, folder: RunFolder) -> None:
+def check_changes(given: LoadedConfig, saved: Config, folder: RunFolder) -> None:
     """Refuse options that would make the rest of a run another run than its beginning."""
     output = replace(saved.output, output_dir=str(folder.path.resolve()))
     begun = replace(saved, output=output)
@@ -280,7 +346,7 @@ def _path(name: str) -> Path:
     return Path(name).expanduser()
 
 
-def _with_changes(saved: Config, given: LoadedConfig) -> Config:
+def with_changes(saved: Config, given: LoadedConfig) -> Config:
     """Return a run's configuration with those of the given options that may change."""
     changes: dict[str, dict[str, Any]] = {}
     for option in given.origins.keys() & MAY_CHANGE_ON_RESUMING:

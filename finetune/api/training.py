@@ -79,6 +79,26 @@ def train_on(
             return _complete(Run.resume(preparation, folder, emit=log))
 
 
+def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) -> Preparation:
+    """Train one of several seeds from where it stopped, or from its beginning.
+
+    Returns:
+        What the next may share: with what was chosen by measurements.
+
+    Raises:
+        FinetuneError: With an exit code and a remedy.
+        KeyboardInterrupt: If a signal stopped it.
+    """
+    resumes = folder.can_resume
+    held = lock(folder) if resumes else reserve_folder(folder.path, overwrite=True)
+    with held, out_of_memory_explained(folder, preparation):
+        start = Run.resume if resumes else Run.prepare
+        run = start(preparation, folder, emit=log)
+        log.write_to(folder)
+        _complete(run)
+        return run.preparation
+
+
 def _check_data(preparation: Preparation, continued: RunFolder) -> None:
     saved = Manifest.read(continued.manifest_file)
     if saved is not None:

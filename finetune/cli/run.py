@@ -1,10 +1,19 @@
 """``finetune run``."""
 
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.console import show_facts, show_json, show_lines, show_scores, showing
+from finetune.cli.console import (
+    show_facts,
+    show_json,
+    show_lines,
+    show_scores,
+    show_table,
+    showing,
+)
 from finetune.cli.help import GroupedCommand
 from finetune.cli.options import (
     assignments_option,
@@ -14,12 +23,18 @@ from finetune.cli.options import (
     output_options,
 )
 from finetune.devices.launch import read_launch
+from finetune.errors import UsageError
+
+if TYPE_CHECKING:
+    from finetune.runs.seeds import SeedResults
+    from finetune.tasks.base import Figure
 
 EXAMPLES = """\b
 Examples:
   finetune run                                BERT-base on TREC, from the Hub
   finetune run --freeze-core --device mps     only its head, on a Mac's GPU
   finetune run --config offline               without a network
+  finetune run --freeze-core --seeds 5        mean and interval of five seeds
 """
 
 
@@ -31,22 +46,42 @@ Examples:
     help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest of "
     "its default name, and starts a new run if there is none.",
 )
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Train N seeds, from --seed on, with the same splits; print mean and 95 % interval.",
+)
 @assignments_option
 @click.option("--dry-run", is_flag=True, help="Print what the run would do, and stop.")
 @config_options
 @output_options
-def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
+def command(
+    *,
+    dry_run: bool,
+    seeds: int | None,
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **flags: Any,
+) -> None:
     """Fine-tune a classifier and write a run folder."""
+    if dry_run and seeds is not None:
+        raise UsageError("--dry-run is of one seed", remedy="leave out --seeds or --dry-run")
     with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api import run as api
 
-        if dry_run:
+        if seeds is not None:
+            found = api.run(seeds=seeds, emit=emit, **given(flags))
+        elif dry_run:
             plan = api.dry_run(emit=emit, **given(flags)).to_json()
         else:
             results = api.run(emit=emit, **given(flags))
     if not read_launch().is_main:
         return
-    if dry_run and as_json:
+    if seeds is not None:
+        _show_seeds(found, as_json=as_json)
+    elif dry_run and as_json:
         show_json(plan)
     elif dry_run:
         show_facts({name: fact for name, fact in plan.items() if name != "schema_version"})
@@ -60,3 +95,33 @@ def command(*, dry_run: bool, as_json: bool, quiet: bool, no_progress: bool, **f
             f"{training.train_samples_per_second:.0f} examples/s",
             f"run folder: {results.output_dir}",
         )
+
+
+def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
+    if as_json:
+        show_json({**found.to_json(), "output_dir": found.output_dir})
+        return
+    from finetune.runs.seeds import folder_name
+
+    runs = list(found.runs.values())
+    figures, means = runs[0].test.figures, found.test
+    rows = [[folder_name(seed), *map(str, run.test.figures)] for seed, run in found.runs.items()]
+    rows.append(["mean", *(_spell(one, means[one.key].value) for one in figures)])
+    limits = [(one, means[one.key]) for one in figures]
+    rows.append(
+        [
+            "95 % interval",
+            *(f"{_spell(one, it.low)} to {_spell(one, it.high)}" for one, it in limits),
+        ]
+    )
+    columns = ("run", *(one.name for one in figures))
+    show_lines(f"test split of {runs[0].facts.data}, {runs[0].test.samples:,} rows", "")
+    show_table(columns, rows, numbers=columns[1:])
+    best = "not known, there is no validation split"
+    if found.best_seed is not None:
+        best = str(Path(found.output_dir) / folder_name(found.best_seed))
+    show_lines(f"best on validation: {best}", f"run folders: {found.output_dir}")
+
+
+def _spell(figure: "Figure", value: float) -> str:
+    return str(replace(figure, value=value))

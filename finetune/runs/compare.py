@@ -17,6 +17,7 @@ from finetune.evaluation.statistics import (
     paired_differences,
 )
 from finetune.runs.finished import FinishedRun
+from finetune.runs.results import best_of
 from finetune.tasks.base import Scores, Task, text_of
 
 SCHEMA_VERSION = 1
@@ -152,22 +153,14 @@ def best_run(runs: Sequence[FinishedRun]) -> FinishedRun:
     Raises:
         UsageError: If a run has no validation split.
     """
-    for run in runs:
-        if run.results.validation is None:
-            raise UsageError(
-                f"which run is the best is not known: {run.path} has no validation split",
-                remedy="compare with the first, --baseline first",
-            )
-    task = runs[0].results.task
-    metric = task.chosen_metric(runs[0].config.training.metric_for_best_model)
-    sign = -1 if metric in task.lower_is_better else 1
-    # The first of equals.
-    return max(runs, key=lambda run: sign * _validation(run)[metric])
-
-
-def _validation(run: FinishedRun) -> Mapping[str, float]:
-    assert run.results.validation is not None
-    return run.results.validation.metrics
+    metric = runs[0].config.training.metric_for_best_model
+    best = best_of({run: run.results for run in runs}, metric)
+    if best is None:
+        raise UsageError(
+            "which run is the best is not known: not all have a validation split",
+            remedy="compare with the first, --baseline first",
+        )
+    return best
 
 
 def _name_runs(runs: Sequence[FinishedRun]) -> list[str]:

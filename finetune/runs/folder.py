@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -249,12 +249,14 @@ def _numbered(parent: Path, name: str) -> Iterator[Path]:
 
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
-    """Return the run that a folder holds; one that was interrupted has no model yet.
+    """Return the run that a folder holds, the best of several seeds.
+
+    One that was interrupted has no model yet.
 
     Raises:
         NotARun: If there is no such folder, or it holds no run, or the model is missing.
     """
-    folder = RunFolder(path)
+    folder = RunFolder(_best_of_seeds(path) if seeds_file(path).is_file() else path)
     if not folder.config_file.is_file():
         raise NotARun(
             f"{path} is not a run folder: it has no {folder.config_file.name}",
@@ -266,6 +268,40 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             remedy="finish it with --resume-from-checkpoint",
         )
     return folder
+
+
+def seeds_file(path: Path) -> Path:
+    """Return what names the runs in a folder of several seeds."""
+    return path / "seeds.json"
+
+
+def read_seeds(path: Path) -> list[int]:
+    """Return the seeds of the runs in a folder of several seeds.
+
+    Raises:
+        NotARun: If its file can't be read.
+    """
+    return [int(seed) for seed in _read_seeds_file(path, "seeds")]
+
+
+def _best_of_seeds(path: Path) -> Path:
+    best = _read_seeds_file(path, "best")
+    if best is None:
+        raise NotARun(
+            f"{path} holds runs of several seeds, and which is the best is not known",
+            remedy=f"name one of them, such as {path}/seed-{read_seeds(path)[0]}",
+        )
+    return path / str(best)
+
+
+def _read_seeds_file(path: Path, name: str) -> Any:
+    try:
+        return read_json(seeds_file(path))[name]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotARun(
+            f"{seeds_file(path)} can't be read",
+            remedy="name one of the runs beside it, or start anew with --overwrite",
+        ) from error
 
 
 def load_saved_config(folder: RunFolder) -> "Config":

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from finetune.runs.preparation import Preparation
 
 SCHEMA_VERSION = 1
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,25 @@ class RunResults:
             },
             "calibration": self.calibration and asdict(self.calibration),
         }
+
+
+def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
+    """Return which run has the best model on its validation split, the first of equals.
+
+    Args:
+        runs: Of one task.
+        metric: What chose their models; None for the task's first.
+
+    Returns:
+        None if there are no runs, or one has no validation split.
+    """
+    scores = {name: run.validation.metrics for name, run in runs.items() if run.validation}
+    if not runs or len(scores) < len(runs):
+        return None
+    task = next(iter(runs.values())).task
+    metric = task.chosen_metric(metric)
+    sign = -1 if metric in task.lower_is_better else 1
+    return max(scores, key=lambda name: sign * scores[name][metric])
 
 
 def read_results(folder: RunFolder) -> RunResults:

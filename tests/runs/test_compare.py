@@ -62,7 +62,7 @@ def test_the_best_is_not_known_without_validation(finished_run: Path, tmp_path: 
     results = read_json(other / "all_results.json")
     del results["eval_loss"]
     write_json(other / "all_results.json", results)
-    with pytest.raises(UsageError, match="no validation split"):
+    with pytest.raises(UsageError, match="not all have a validation split"):
         finetune.compare(finished_run, other, baseline="best")
 
 

@@ -1,0 +1,173 @@
+"""``finetune run --seeds``: several trainings that differ in their seed, in one preparation."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from finetune.api.dry_run import RUNS_FOLDER, default_name
+from finetune.api.training import train_seed
+from finetune.config.schema import Config
+from finetune.devices.mps.awake import kept_awake
+from finetune.errors import Interrupted, NotARun, RunFolderNotEmpty
+from finetune.events import Emit, Stage
+from finetune.runs.folder import (
+    RunFolder,
+    lock,
+    reserve_folder,
+    reserve_new_folder,
+    seeds_file,
+)
+from finetune.runs.journal import WarningLog
+from finetune.runs.manifest import Manifest
+from finetune.runs.preparation import prepare
+from finetune.runs.seeds import SeedResults, SeedsFolder
+from finetune.training.interruption import signal_of
+
+
+def find_seeds(config: Config, resume_from: str | Path) -> SeedsFolder | None:
+    """Return the folder of several seeds that has begun; None for ``auto`` where there is none.
+
+    Args:
+        config: What names or makes the name of the folder, for ``auto``.
+        resume_from: The folder, or ``auto``.
+
+    Raises:
+        NotARun: If the folder that is named has no run to go on with.
+    """
+    if resume_from != "auto":
+        found = SeedsFolder(Path(resume_from).expanduser())
+        if not seeds_file(found.path).is_file() or found.first_begun() is None:
+            raise NotARun(
+                f"{found.path} has no runs of several seeds to go on with",
+                remedy="leave out --seeds to resume a single run, or start with --seeds alone",
+            )
+        return found
+    if config.output.output_dir is not None:
+        found = SeedsFolder(Path(config.output.output_dir).expanduser())
+        return found if seeds_file(found.path).is_file() else None
+    numbered = re.compile(rf"{re.escape(_default_name(config))}(-\d+)?")
+    begun = [
+        SeedsFolder(path)
+        for path in RUNS_FOLDER.glob("*")
+        if numbered.fullmatch(path.name) and seeds_file(path).is_file()
+    ]
+    unfinished = [one for one in begun if not one.is_complete]
+    return max(unfinished, key=lambda one: seeds_file(one.path).stat().st_mtime, default=None)
+
+
+def train_seeds(
+    config: Config,
+    count: int,
+    *,
+    begun: SeedsFolder | None,
+    origins: Mapping[str, str],
+    emit: Emit,
+) -> SeedResults:
+    """Train several seeds, from that of the configuration on; those that have finished stay.
+
+    Args:
+        config: All options.
+        count: How many seeds.
+        begun: The folder of those that have begun.
+        origins: The file, variable or flag of each option that one of them gives.
+        emit: Receives progress events.
+
+    Raises:
+        FinetuneError: With an exit code and a remedy.
+    """
+    first = config.training.seed
+    seeds = range(first, first + count)
+    with kept_awake(), _hold(config, begun) as held:
+        parent = SeedsFolder(held.path)
+        with _interruption_explained(parent, seeds):
+            _train_missing(config, seeds, parent, origins=origins, is_new=begun is None, emit=emit)
+        return parent.read(seeds, metric=config.training.metric_for_best_model)
+
+
+def _train_missing(
+    config: Config,
+    seeds: Sequence[int],
+    parent: SeedsFolder,
+    *,
+    origins: Mapping[str, str],
+    is_new: bool,
+    emit: Emit,
+) -> None:
+    metric, log = config.training.metric_for_best_model, WarningLog(emit)
+    missing = [seed for seed in seeds if is_new or not parent.run(seed).has_finished]
+    if not missing:
+        emit(Stage(f"the runs in {parent.path} have finished: nothing is left to do"))
+        return
+    preparation = prepare(_with_seed(config, missing[0]), origins=origins, emit=log)
+    if is_new:
+        parent.clear()
+    elif (before := parent.first_begun()) and (saved := Manifest.read(before.manifest_file)):
+        saved.check(Manifest.of(preparation), remedy="restore it, or train in another folder")
+    parent.write(parent.read(seeds, metric=metric))
+    for seed in missing:
+        emit(Stage(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
+        if seed != missing[0]:
+            preparation = preparation.with_seed(seed, emit=log)
+        preparation = train_seed(preparation, parent.run(seed), log=log)
+        parent.write(parent.read(seeds, metric=metric))
+
+
+def _with_seed(config: Config, seed: int) -> Config:
+    return replace(config, training=replace(config.training, seed=seed))
+
+
+def _default_name(config: Config) -> str:
+    return f"{default_name(config)}-seeds"
+
+
+def _hold(config: Config, begun: SeedsFolder | None) -> AbstractContextManager[RunFolder]:
+    if begun is not None:
+        return _locked(begun.path)
+    if config.output.output_dir is None:
+        return reserve_new_folder(RUNS_FOLDER, _default_name(config))
+    path = Path(config.output.output_dir).expanduser()
+    if seeds_file(path).is_file() and config.output.overwrite:
+        return _locked(path)
+    if seeds_file(path).is_file():
+        raise RunFolderNotEmpty(
+            f"{path} already holds runs of several seeds",
+            remedy="go on with them by --resume-from-checkpoint auto, delete them with "
+            "--overwrite, or choose another folder with --output-dir",
+        )
+    if RunFolder(path).config_file.is_file():
+        raise RunFolderNotEmpty(
+            f"{path} holds a single run", remedy="choose another folder with --output-dir"
+        )
+    return reserve_folder(path, overwrite=False)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(path)
+    with lock(folder):
+        yield folder
+
+
+@contextmanager
+def _interruption_explained(parent: SeedsFolder, seeds: Sequence[int]) -> Iterator[None]:
+    """Say how many seeds have finished, and how the others go on.
+
+    Raises:
+        Interrupted: In place of KeyboardInterrupt.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        finished = sum(parent.run(seed).has_finished for seed in seeds)
+        command = f"finetune run --seeds {len(seeds)} --resume-from-checkpoint"
+        has_begun = seeds_file(parent.path).is_file() and parent.first_begun()
+        raise Interrupted(
+            f"{str(stop) or 'stopped'}; {finished} of {len(seeds)} seeds have finished",
+            remedy=f"resume with: {command} {shlex.quote(str(parent.path))}"
+            if has_begun
+            else "start again with --overwrite: nothing was saved yet",
+            signal_number=signal_of(stop),
+        ) from None

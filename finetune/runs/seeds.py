@@ -1,0 +1,104 @@
+"""Several trainings of one configuration, which differ in their seed: their folder and results."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune.evaluation.statistics import Interval, mean_interval
+from finetune.files import write_json
+from finetune.runs.folder import RunFolder, read_seeds, seeds_file
+from finetune.runs.results import RunResults, best_of, read_results
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SeedResults:
+    """What runs with several seeds have found.
+
+    Args:
+        runs: Those that have finished, by seed.
+        seeds: All that are to be trained.
+        best_seed: That of the best model on the validation split; None where that is not known.
+        output_dir: The folder of their folders.
+    """
+
+    runs: Mapping[int, RunResults]
+    seeds: Sequence[int]
+    best_seed: int | None
+    output_dir: str
+
+    @property
+    def test(self) -> dict[str, Interval]:
+        """Mean of each test metric, with its 95 % interval; empty for fewer than two runs."""
+        metrics = [run.test.metrics for run in self.runs.values()]
+        if len(metrics) < 2:
+            return {}
+        return {name: mean_interval([one[name] for one in metrics]) for name in metrics[0]}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``seeds.json``."""
+        runs = {
+            folder_name(seed): {
+                "eval": run.validation and run.validation.metrics,
+                "test": run.test.metrics,
+            }
+            for seed, run in self.runs.items()
+        }
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "seeds": list(self.seeds),
+            "best": None if self.best_seed is None else folder_name(self.best_seed),
+            "test": {name: asdict(one) for name, one in self.test.items()},
+            "runs": runs,
+        }
+
+
+@dataclass(frozen=True)
+class SeedsFolder:
+    """The folder of several runs, ``seed-42`` and so on, and of ``seeds.json``."""
+
+    path: Path
+
+    def run(self, seed: int) -> RunFolder:
+        """Return the folder of one run."""
+        return RunFolder(self.path / folder_name(seed))
+
+    def first_begun(self) -> RunFolder | None:
+        """Return the first run that has a configuration."""
+        runs = map(self.run, read_seeds(self.path))
+        return next((one for one in runs if one.config_file.is_file()), None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its runs have finished."""
+        return all(self.run(seed).has_finished for seed in read_seeds(self.path))
+
+    def read(self, seeds: Sequence[int], *, metric: str | None) -> SeedResults:
+        """Return what those of some seeds have found that have finished.
+
+        Args:
+            seeds: All that are to be trained.
+            metric: The validation metric of the best; None for the task's first.
+        """
+        finished = [seed for seed in seeds if self.run(seed).has_finished]
+        runs = {seed: read_results(self.run(seed)) for seed in finished}
+        return SeedResults(runs, seeds, best_of(runs, metric), str(self.path))
+
+    def write(self, results: SeedResults) -> None:
+        """Write ``seeds.json``."""
+        write_json(seeds_file(self.path), results.to_json())
+
+    def clear(self) -> None:
+        """Delete the runs that ``seeds.json`` names, and the file."""
+        if seeds_file(self.path).is_file():
+            for seed in read_seeds(self.path):
+                shutil.rmtree(self.run(seed).path, ignore_errors=True)
+            seeds_file(self.path).unlink()
+
+
+def folder_name(seed: int) -> str:
+    """Return the name of a run's folder."""
+    return f"seed-{seed}"
