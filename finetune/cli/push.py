@@ -25,7 +25,8 @@ Examples:
     "report",
     flag_value=False,
     default=True,
-    help="Leave out report.html, which shows texts that the model gets wrong.",
+    help="Leave out report.html, which shows texts that the model gets wrong, and folders of this "
+    "machine.",
 )
 @click.option(
     "--allow-private-data",

@@ -66,6 +66,15 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
         assert emitted in text
 
 
+def test_the_lines_of_the_table_follow_one_another_as_markdown_wants(card_of: CardOf) -> None:
+    lines = card_of().text.splitlines()
+    first = lines.index("| Class | Precision | Recall | 95 % interval | F1 | Rows |")
+    end = lines.index("", first)
+    assert lines[first - 1] == ""
+    assert len(lines[first:end]) == 2 + len({line for line in lines if " % |" in line})
+    assert lines[first + 1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
+
+
 def test_names_of_classes_do_not_break_the_table(card_of: CardOf) -> None:
     assert "| a\\|b &lt;i&gt; | 100.0 % | 50.0 % | 9.5–90.5 % | 66.7 % | 2 |" in card_of().text
 
