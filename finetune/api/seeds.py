@@ -96,12 +96,12 @@ def _train_missing(
     is_new: bool,
     emit: Emit,
 ) -> None:
-    metric, log = config.training.metric_for_best_model, WarningLog(emit)
+    metric, shared = config.training.metric_for_best_model, WarningLog(emit)
     missing = [seed for seed in seeds if is_new or not parent.run(seed).has_finished]
     if not missing:
         emit(Stage(f"the runs in {parent.path} have finished: nothing is left to do"))
         return
-    preparation = prepare(_with_seed(config, missing[0]), origins=origins, emit=log)
+    preparation = prepare(_with_seed(config, missing[0]), origins=origins, emit=shared)
     if is_new:
         parent.clear()
     elif (before := parent.first_begun()) and (saved := Manifest.read(before.manifest_file)):
@@ -109,6 +109,7 @@ def _train_missing(
     parent.write(parent.read(seeds, metric=metric))
     for seed in missing:
         emit(Stage(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
+        log = shared.copy()
         if seed != missing[0]:
             preparation = preparation.with_seed(seed, emit=log)
         preparation = train_seed(preparation, parent.run(seed), log=log)

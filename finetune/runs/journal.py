@@ -69,6 +69,12 @@ class WarningLog:
             self._write()
         self._emit(event)
 
+    def copy(self) -> "WarningLog":
+        """Return a log of another run, which begins with the warnings not yet written."""
+        log = WarningLog(self._emit)
+        log._unwritten += self._unwritten
+        return log
+
     def write_to(self, folder: RunFolder) -> None:
         """Write the warnings so far, and those to come, to a run folder."""
         self._file = folder.warnings_file

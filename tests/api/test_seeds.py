@@ -11,6 +11,8 @@ import finetune
 from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
 from finetune.events import Event, Stage
 from finetune.files import read_json, write_json
+from finetune.runs.folder import RunFolder
+from finetune.runs.journal import read_warnings
 from finetune.runs.seeds import SeedResults
 
 
@@ -128,7 +130,7 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     shutil.copytree(parent, folder)
     (folder / "seed-42").rename(folder / "seed-7")
     write_json(folder / "seeds.json", {"seeds": [7, 43], "best": "seed-7"})
-    options = flags(max_train_samples=16, num_train_epochs=1)
+    options = flags(max_train_samples=16, num_train_epochs=1, max_length=8)
     arguments = ["run", "--seeds", 2, "--model", tiny_folder, "--output-dir", folder, *options]
     command(*arguments, "--dry-run").assert_refused(2, "--dry-run")
     outcome = command(*arguments, "--overwrite")
@@ -138,5 +140,9 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     assert starts[:6] == ["test", "run", "seed-42", "seed-43", "mean", "95"]
     assert f"run folders: {folder}" in outcome.output
     assert sorted(one.name for one in folder.iterdir()) == ["seed-42", "seed-43", "seeds.json"]
+    # The texts are prepared once, and what was odd about them is in the report of each.
+    warnings = [read_warnings(RunFolder(folder / name)) for name in ("seed-42", "seed-43")]
+    assert warnings[0] == warnings[1]
+    assert any("truncated" in one.message for one in warnings[0])
     config = (folder / "seed-42" / "config.yaml").read_text(encoding="utf-8")
     assert "max_train_samples: 16" in config
