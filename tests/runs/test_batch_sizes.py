@@ -91,6 +91,11 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
     emitted: list[Event] = []
     found = find(prepare_auto(tiny_folder, tmp_path, freeze_core=True), emitted)
     assert found == FoundSizes(training=16, evaluation=64, gradient_checkpointing=False)
+    assert {one.subject: one.value for one in found.choices} == {
+        "batch size without gradients": "64",
+        "batch size": "16",
+    }
+    assert all(one.value in one.measured for one in found.choices)
     assert probed_sizes(emitted) == [64, 16]
     assert [case.part for case in prober.cases] == ["features", "trainable"]
     assert Stage("batch size: 16, and 64 without gradients") in emitted
