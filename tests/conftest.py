@@ -75,6 +75,14 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def model_without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small pretrained encoder of which several processes compute what one does."""
+    from tiny_models import save_model_without_dropout
+
+    return save_model_without_dropout(tmp_path_factory.mktemp("models") / "without-dropout")
+
+
+@pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """The folder of a quick run that has finished; tests leave it as it is."""
     from tiny_runs import run_tiny

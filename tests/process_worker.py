@@ -1,7 +1,8 @@
 """Makes several runs in one process of a group: importing PyTorch takes longer than they do.
 
-Its argument is a JSON list: the options of each run, the number of the update at whose beginning
-the second process gets a signal, and of that in which its memory runs out; 0 for none.
+Its first argument is a JSON list: the options of each run, the number of the update at whose
+beginning the second process gets a signal, and of that in which its memory runs out; 0 for none.
+The second is a run that is used then, the third a file for what the main process finds.
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,5 +45,11 @@ def run(options: dict[str, Any], *, stopped_at: int, short_of_memory_at: int) ->
         finetune.run(**options)
 
 
-for options, stopped_at, short_of_memory_at in json.loads(sys.argv[1]):
+RUNS, USED, FOUND = sys.argv[1:]
+for options, stopped_at, short_of_memory_at in json.loads(RUNS):
     run(options, stopped_at=stopped_at, short_of_memory_at=short_of_memory_at)
+evaluation = finetune.evaluate(USED, device="cpu").to_json()
+answers = finetune.predict(USED, ["Who was he?", "How far?", "Why?"], device="cpu")
+if os.environ["RANK"] == "0":
+    found = [evaluation, [answer.result for answer in answers]]
+    Path(FOUND).write_text(json.dumps(found))

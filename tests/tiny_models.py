@@ -103,6 +103,16 @@ def save_tiny_model(folder: Path, architecture: str = "bert") -> Path:
     return folder
 
 
+def save_model_without_dropout(folder: Path) -> Path:
+    """Write a small encoder that computes the same in any number of processes."""
+    config = tiny_config("bert")
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(config).base_model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def save_uncuttable_model(folder: Path) -> Path:
     """Write a small encoder whose frozen layers can't be cut off, and return its folder."""
     ConvBertModel(ConvBertConfig(**SIZES, embedding_size=16)).save_pretrained(folder)

@@ -116,8 +116,9 @@ def _answer(
     emit: Emit,
 ) -> "Iterator[list[Answer]]":
     from finetune.runs.trained import TrainedModel
+    from finetune.training.accelerator import join_processes
 
-    model = TrainedModel.load(folder, device=device, emit=emit)
+    model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     count = FIRST_TEXTS
     for given in rows:
         start = 0

@@ -109,6 +109,9 @@ def run(
         )
     given = _load(config, assignments, options)
     if seeds is not None:
+        if read_launch().world_size > 1:
+            remedy = "start the seeds in one process, or each as a run of several"
+            raise UsageError("--seeds trains in one process", remedy=remedy)
         return _run_seeds(given, seeds, resume_from=resume_from_checkpoint, emit=emit)
     if read_launch().world_size == 1:
         return _decide(given, resume_from_checkpoint, emit=emit).do(emit=emit)

@@ -10,6 +10,8 @@ import sys
 import tempfile
 from typing import Any
 
+from finetune.devices.launch import environment_outside_group
+
 # What is read of the end of standard error.
 _TAIL_BYTES = 10_000
 
@@ -34,7 +36,8 @@ class Child:
             stderr=self._errors,
             bufsize=0,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            env=environment_outside_group()
+            | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         )
         self._received = b""
 

@@ -4,6 +4,7 @@ import errno
 import gc
 import importlib
 import os
+import socket
 import sys
 import traceback
 from contextlib import suppress
@@ -13,7 +14,8 @@ import click
 
 import finetune
 from finetune.devices.host import keep_freed_memory
-from finetune.errors import FinetuneError, Interrupted, NotWritten, UsageError
+from finetune.devices.launch import read_launch
+from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import raise_on_signal, signal_of
 
@@ -141,12 +143,20 @@ def _discard_output() -> None:
 
 def _leave(error: FinetuneError, arguments: list[str]) -> NoReturn:
     """Print an error and leave with its exit code; called while the error is handled."""
+    launch = read_launch()
     # A terminal that was closed takes no more words.
     with suppress(OSError):
         if "--debug" in arguments:
             click.echo(escape_controls(traceback.format_exc()), err=True)
-        click.echo(f"error: {escape_line(error.message)}", err=True)
-        click.echo(f"  try: {escape_line(error.remedy)}", err=True)
+        if launch.is_main:
+            click.echo(f"error: {escape_line(error.message)}", err=True)
+            click.echo(f"  try: {escape_line(error.remedy)}", err=True)
+        elif not isinstance(error, UsageError | Interrupted | ProcessLost):
+            place = f"process {launch.rank} on {socket.gethostname()}"
+            click.echo(f"error in {place}: {escape_line(error.message)}", err=True)
+    if launch.world_size > 1:
+        # At once: a GPU that adds up gradients waits for the other processes, and Python for it.
+        os._exit(error.exit_code)
     sys.exit(error.exit_code)
 
 

@@ -11,6 +11,7 @@ import click
 
 from finetune.cli.console import show_table, showing
 from finetune.cli.options import device_option, output_options
+from finetune.devices.launch import read_launch
 from finetune.devices.names import DeviceName
 from finetune.errors import DataUnreadable, UsageError
 from finetune.escaping import escape_controls, escape_line
@@ -114,7 +115,9 @@ def command(
             target_precision=target_precision,
             emit=emit,
         )
-        if output is not None:
+        if not read_launch().is_main:
+            write = _discard
+        elif output is not None:
             write = stack.enter_context(answer_file(output))
         for answers in pieces:
             view.close()  # nor may it stand between the answers
@@ -134,6 +137,10 @@ def _rows(
     if texts:
         return [[Row(text, pair=pair) for text, pair in zip_longest(texts, pairs)]]
     if file is None or file == Path("-"):
+        if read_launch().world_size > 1:
+            raise UsageError(
+                "several processes can't share standard input", remedy="name a file with --file"
+            )
         return read_lines(sys.stdin.buffer, name="standard input", encoding=reading["encoding"])
     from finetune.api.predict import read_texts
 
@@ -148,6 +155,10 @@ def _check_encoding(text: str) -> str:
             f"the text {text!r} is not UTF-8", remedy="set the terminal's encoding to UTF-8"
         ) from error
     return text
+
+
+def _discard(answers: "Sequence[Answer]") -> None:
+    """Leave the writing to the main process."""
 
 
 def _show_json(answers: "Sequence[Answer]") -> None:

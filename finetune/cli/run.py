@@ -54,12 +54,19 @@ Examples:
 )
 @assignments_option
 @click.option("--dry-run", is_flag=True, help="Print what the run would do, and stop.")
+@click.option(
+    "--num-processes",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Train in so many processes of this host, such as one for each GPU.  [default: 1]",
+)
 @config_options
 @output_options
 def command(
     *,
     dry_run: bool,
     seeds: int | None,
+    num_processes: int,
     as_json: bool,
     quiet: bool,
     no_progress: bool,
@@ -68,6 +75,10 @@ def command(
     """Fine-tune a classifier and write a run folder."""
     if dry_run and seeds is not None:
         raise UsageError("--dry-run is of one seed", remedy="leave out --seeds or --dry-run")
+    if num_processes > 1 and not dry_run and read_launch().world_size == 1:
+        from finetune.api.launch import run_in_processes
+
+        click.get_current_context().exit(run_in_processes(num_processes))
     with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api import run as api
 

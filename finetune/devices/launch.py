@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 
 # Of torchrun and of what it starts; with one of them left a child would wait for the group.
-_OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+_OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
 
 
@@ -27,15 +28,21 @@ def read_launch() -> Launch:
     """Return what the launcher has said; without one there is one process."""
     rank, world_size, local_rank, local_world_size = (
         int(os.environ.get(name, default))
-        for name, default in zip(_OF_A_GROUP[:4], ("0", "1", "0", "1"), strict=True)
+        for name, default in zip(_OF_A_GROUP, ("0", "1", "0", "1"), strict=True)
     )
     return Launch(rank, world_size, local_rank, local_world_size)
 
 
 def environment_outside_group() -> dict[str, str]:
-    """Return the environment for a child that takes no part in the group."""
-    return {
+    """Return the environment for a child that takes no part in the group, and has the same GPU."""
+    launch = read_launch()
+    if launch.world_size == 1:
+        return dict(os.environ)
+    outside = {
         name: value
         for name, value in os.environ.items()
         if name not in _OF_A_GROUP and not name.startswith(_PREFIXES)
     }
+    visible = outside.get(_VISIBLE_GPUS, "")
+    gpus = visible.split(",") if visible else list(map(str, range(launch.local_world_size)))
+    return outside | {_VISIBLE_GPUS: gpus[launch.local_rank % len(gpus)]}

@@ -10,6 +10,9 @@ from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.search import Found
 from finetune.config.schema import SearchConfig, precision_without_timing
 from finetune.config.sizes import parse_size
+from finetune.devices.base import Device
+from finetune.devices.host_memory import spare_bytes
+from finetune.devices.launch import read_launch
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Stage
 from finetune.runs.details import Choice
@@ -42,7 +45,8 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     """Search for the batch sizes of a run.
 
     Each search begins with the largest size worth trying, that of an update or of an evaluation, so
-    that mostly one probe is enough. It raises what ``Finder.find`` does.
+    that mostly one probe is enough. It raises what ``Finder.find`` does. Of several processes each
+    probes its own device, and the least is taken.
     """
     config, classifier = preparation.config, preparation.classifier
     checkpointing = config.training.gradient_checkpointing
@@ -55,25 +59,26 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     )  # fmt: skip
 
     def search(case: Case, *, most: int) -> Found:
-        bounds = bounds_of(config.search, limit=most, first=most)
+        bounds = _of_own_share(bounds_of(config.search, limit=most, first=most), preparation.device)
         finder = Finder(preparation.device, bounds, cache_folder(config.cache, "batches"), emit)
         found = finder.find(case)
         choices.append(_describe(found, case))
         return found
 
     choices: list[Choice] = []
+    rows_per_update = math.ceil(plan.rows_per_update / preparation.processes.count)
     emit(Stage("searching for the batch size"))
     evaluation = None
     is_one_size = preparation.device.shapes.counts_evaluation
     if stores_features(config.cache, case.mode) and make_feature_extractor(classifier) is not None:
-        most = plan.rows_per_update if is_one_size else config.training.eval_batch_size
+        most = rows_per_update if is_one_size else config.training.eval_batch_size
         evaluation = search(replace(case, part="features"), most=most).recommended
         case = replace(case, part="trainable")
     may_choose = case.mode.trains_encoder and classifier.model.supports_gradient_checkpointing
-    search_update = partial(search, most=plan.rows_per_update)
+    search_update = partial(search, most=rows_per_update)
     if checkpointing is None and may_choose:
         case, found = _choose_checkpointing(
-            case, search_update, rows_per_update=plan.rows_per_update, emit=emit
+            case, search_update, rows_per_update=rows_per_update, emit=emit
         )
     else:
         found = search_update(case)
@@ -81,7 +86,8 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     evaluation = evaluation or training
     if is_one_size:
         training = evaluation = min(training, evaluation)
-    sizes = FoundSizes(training, evaluation, case.gradient_checkpointing, choices)
+    own = FoundSizes(training, evaluation, case.gradient_checkpointing, choices)
+    sizes = _least(preparation.processes.gather(own))
     emit(Stage(f"batch size: {sizes.training}, and {sizes.evaluation} without gradients"))
     return sizes
 
@@ -130,6 +136,28 @@ def _describe(found: Found, case: Case) -> Choice:
     failed = found.first_failed
     note = f"{failed} does not fit into {found.budget_bytes / 2**30:.1f} GiB" if failed else ""
     return Choice(subject, str(found.recommended), "examples/s", speeds, note)
+
+
+def _least(found: Sequence[FoundSizes]) -> FoundSizes:
+    """Return sizes that fit in each of the processes that have found these."""
+    return replace(
+        found[0],
+        training=min(one.training for one in found),
+        evaluation=min(one.evaluation for one in found),
+        # It only makes memory less.
+        gradient_checkpointing=any(one.gradient_checkpointing for one in found),
+    )
+
+
+def _of_own_share(bounds: Bounds, device: Device) -> Bounds:
+    """Limit a search on a device that several processes of this host share to its part of it."""
+    processes = read_launch().local_world_size
+    if processes == 1 or not device.memory.is_shared:
+        return bounds
+    share_bytes = spare_bytes() // processes
+    return replace(
+        bounds, memory_limit_bytes=min(bounds.memory_limit_bytes or share_bytes, share_bytes)
+    )
 
 
 def bounds_of(options: SearchConfig, *, limit: int, first: int | None) -> Bounds:

@@ -13,6 +13,7 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import encode_rows
 from finetune.runs.trained import TrainedModel, model_reads_pairs
 from finetune.tasks.base import Scores, warn_unless_better
+from finetune.training.accelerator import join_processes
 
 
 def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:
@@ -66,7 +67,7 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
 
 
 def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: Emit) -> Scores:
-    model = TrainedModel.load(folder, device=device, emit=emit)
+    model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     emit(Stage(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
     examples = encode_rows(rows, split, model.classifier, config=model.config, emit=emit)
     logits = model.logits(examples)

@@ -1,5 +1,6 @@
 """A run: one training of a classifier, from its preparation to a folder with a model."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -389,7 +390,11 @@ def _batch_sizes(
     """Return the batch sizes of training and evaluation, one where both count as shapes."""
     options, device = preparation.config.training, preparation.device
     assert isinstance(options.batch_size, int), "auto has been replaced by what was found"
-    batch_size = BatchSize(options.batch_size, "batch size", device, emit)
+    examples, count = options.batch_size, preparation.processes.count
+    if count > 1:
+        # Where batches are filled up, all beyond a process's share of an update would be filling.
+        examples = min(examples, math.ceil(plan.rows_per_update / count))
+    batch_size = BatchSize(examples, "batch size", device, emit)
     batch_size.clamp(padded_length=plan.padded_lengths[-1])
     if device.shapes.counts_evaluation:
         return batch_size, batch_size

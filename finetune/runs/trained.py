@@ -1,7 +1,7 @@
 """The model of a finished run, loaded to be used."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from finetune.config.schema import Config, long_texts_of
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.processes import ALONE, Processes
 from finetune.devices.select import select_device
 from finetune.errors import NotARun
 from finetune.evaluation.predict import Predictor
@@ -35,13 +36,16 @@ class TrainedModel:
     reads_pairs: bool
 
     @classmethod
-    def load(cls, folder: RunFolder, *, device: str, emit: Emit) -> "TrainedModel":
+    def load(
+        cls, folder: RunFolder, *, device: str, emit: Emit, processes: Processes = ALONE
+    ) -> "TrainedModel":
         """Load the model that a run has saved.
 
         Args:
             folder: The run.
             device: One of ``DEVICE_NAMES``.
             emit: Receives progress events.
+            processes: Those that share the work; each calls all methods with the same arguments.
 
         Raises:
             ModelUnsupported: If the model's files are damaged.
@@ -62,6 +66,7 @@ class TrainedModel:
             chosen,
             _usable_precision(config, chosen, emit=emit),
             BatchSize(config.training.eval_batch_size, "evaluation batch size", chosen, emit),
+            processes.on(chosen),
         )
         return cls(config, classifier, chosen, predictor, model_reads_pairs(folder))
 
@@ -76,6 +81,16 @@ class TrainedModel:
 
         There is at least one text; ``pairs`` are the second texts.
         """
+        # Each process encodes its own texts too.
+        own = self.predictor.processes.slice(len(texts))
+        found = self._answer_alone(texts[own], pairs and pairs[own]) if texts[own] else None
+        pieces = self.predictor.processes.gather(found)
+        logits = np.concatenate([one for one in pieces if one is not None])
+        return self.classifier.task.answers(texts, logits, all_scores=all_scores)
+
+    def _answer_alone(
+        self, texts: Sequence[str], pairs: Sequence[str] | None
+    ) -> NDArray[np.float32]:
         options = self.config.model
         encoded = self.classifier.encode(
             texts, pairs, max_length=options.max_length, long_texts=long_texts_of(options)
@@ -84,18 +99,20 @@ class TrainedModel:
         if self.device.shapes.counts_evaluation:
             # Any number of pieces of texts may follow: powers of two give them the same shapes.
             lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
-        logits = self._logits(self.classifier.inputs(encoded), lengths)
-        return self.classifier.task.answers(texts, logits, all_scores=all_scores)
+        alone = replace(self.predictor, processes=ALONE)
+        return self._logits(self.classifier.inputs(encoded), lengths, alone)
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""
-        return self._logits(examples, examples.lengths)
+        return self._logits(examples, examples.lengths, self.predictor)
 
-    def _logits(self, examples: ModelInputs, lengths: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _logits(
+        self, examples: ModelInputs, lengths: NDArray[np.int64], predictor: Predictor
+    ) -> NDArray[np.float32]:
         """Return logits from batches of the padded lengths that suit texts of some lengths."""
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
         padded_lengths = self.classifier.padded_lengths(lengths, self.device.shapes)
-        return self.predictor.logits(examples, padded_lengths=padded_lengths)
+        return predictor.logits(examples, padded_lengths=padded_lengths)
 
 
 def model_reads_pairs(folder: RunFolder) -> bool:

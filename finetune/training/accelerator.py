@@ -19,7 +19,7 @@ from torch import distributed, nn
 
 from finetune.devices.base import Device, place
 from finetune.devices.launch import read_launch
-from finetune.devices.processes import LONGEST_SECONDS, Processes
+from finetune.devices.processes import ALONE, LONGEST_SECONDS, Processes
 from finetune.errors import FinetuneError, UsageError
 from finetune.training.clipping import clip_gradients
 
@@ -148,10 +148,12 @@ class Accelerator:
 
 
 def join_processes() -> Processes:
-    """Join the processes that a launcher has started.
+    """Join the processes that a launcher has started, if there are several.
 
     The group is gloo's, for values of the host; a device makes one of its own for its tensors.
     """
+    if read_launch().world_size == 1:
+        return ALONE
     # Without it Accelerate would warn, and set the number of threads, at every use.
     threads = max(1, torch.get_num_threads() // read_launch().local_world_size)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))

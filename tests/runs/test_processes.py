@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import save_tiny_model
 from tiny_runs import QUICK, run_tiny, weights_of
 
+import finetune
 from finetune.files import read_json, read_jsonl
 
 TOLERANCE = 1e-5
@@ -48,12 +48,8 @@ def assert_same(run: Path, other: Path) -> None:
 class Runs:
     """Runs of one process, and the same of two, which are made at one launch."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.model = save_tiny_model(folder / "tiny")
-        config = read_json(self.model / "config.json")
-        no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        (self.model / "config.json").write_text(json.dumps(config | no_dropout))
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model = folder, model
         for mode in MODES:
             run_tiny(self.alone(mode), model=self.model, **self._options(mode))
         self._stop_alone()
@@ -61,7 +57,8 @@ class Runs:
         works.append([self._of_two("full", "short of memory"), 0, 3])
         works.append([self._of_two("full", "stopped"), 3, 0])
         works.append([{"resume_from_checkpoint": str(self.together("resumed"))}, 0, 0])
-        self.launched = launch(works)
+        self.found = folder / "found.json"
+        self.launched = launch(works, self.alone("full"), self.found)
 
     def alone(self, name: str) -> Path:
         return self.folder / "alone" / name
@@ -95,7 +92,7 @@ def fail_at_update(number: int) -> Any:
     return emit
 
 
-def launch(works: list[list[Any]]) -> list[tuple[int, str]]:
+def launch(works: list[list[Any]], used: Path, found: Path) -> list[tuple[int, str]]:
     """Make runs in two processes with torchrun's environment; return exit codes and output."""
     worker = Path(__file__).parent.parent / "process_worker.py"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -104,7 +101,7 @@ def launch(works: list[list[Any]]) -> list[tuple[int, str]]:
     group |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), 2)
     started = [
         subprocess.Popen(
-            [sys.executable, str(worker), json.dumps(works)],
+            [sys.executable, str(worker), json.dumps(works), str(used), str(found)],
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(sys.path)}
             | {name: str(one) for name, one in (group | own).items()},
@@ -118,8 +115,8 @@ def launch(works: list[list[Any]]) -> list[tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("processes"))
+def runs(tmp_path_factory: pytest.TempPathFactory, model_without_dropout: Path) -> Runs:
+    return Runs(tmp_path_factory.mktemp("processes"), model_without_dropout)
 
 
 def test_two_processes_write_one_run_each_time_and_print_nothing_of_their_own(runs: Runs) -> None:
@@ -138,18 +135,29 @@ def test_losses_and_weights_of_two_processes_are_those_of_one(mode: str, runs: R
 def test_an_update_for_which_one_process_has_no_memory_is_taken_again_by_both(runs: Runs) -> None:
     assert_same(runs.together("short of memory"), runs.alone("full"))
     results = read_json(runs.together("short of memory") / "all_results.json")
-    assert results["train_batch_size"] == QUICK["batch_size"] // 2
+    assert results["train_batch_size"] == QUICK["batch_size"] // 2 // 2
 
 
 def test_two_processes_resume_a_run_of_one(runs: Runs) -> None:
     assert_same(runs.together("resumed"), runs.alone("full"))
 
 
+def test_two_processes_score_and_answer_as_one_does(runs: Runs) -> None:
+    evaluation, results = json.loads(runs.found.read_text())
+
+    expected = finetune.evaluate(runs.alone("full"), device="cpu").to_json()
+    assert evaluation["accuracy"] == expected["accuracy"]
+    assert evaluation["samples"] == expected["samples"]
+    texts = ["Who was he?", "How far?", "Why?"]
+    answers = finetune.predict(runs.alone("full"), texts, device="cpu")
+    for result, answer in zip(results, answers, strict=True):
+        assert result["label"] == answer.result["label"]
+        assert result["score"] == pytest.approx(answer.result["score"], abs=TOLERANCE)
+
+
 def test_one_process_resumes_a_run_of_two_that_a_signal_to_the_second_has_stopped(
     runs: Runs, tmp_path: Path
 ) -> None:
-    import finetune
-
     stopped = shutil.copytree(runs.together("stopped"), tmp_path / "stopped")
     assert [one.name for one in (stopped / "checkpoints").glob("step-*")] == ["step-3"]
 
