@@ -14,7 +14,7 @@ import click
 
 import finetune
 from finetune.devices.host import keep_freed_memory
-from finetune.devices.launch import read_launch
+from finetune.devices.launch import Launch, read_launch
 from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import raise_on_signal, signal_of
@@ -151,13 +151,20 @@ def _leave(error: FinetuneError, arguments: list[str]) -> NoReturn:
         if launch.is_main:
             click.echo(f"error: {escape_line(error.message)}", err=True)
             click.echo(f"  try: {escape_line(error.remedy)}", err=True)
-        elif not isinstance(error, UsageError | Interrupted | ProcessLost):
+        elif _shows_too(launch, error):
             place = f"process {launch.rank} on {socket.gethostname()}"
             click.echo(f"error in {place}: {escape_line(error.message)}", err=True)
     if launch.world_size > 1:
         # At once: a GPU that adds up gradients waits for the other processes, and Python for it.
         os._exit(error.exit_code)
     sys.exit(error.exit_code)
+
+
+def _shows_too(launch: Launch, error: FinetuneError) -> bool:
+    """Return whether a process beside the main one shows its error, which may be that of all."""
+    if isinstance(error, ProcessLost):
+        return launch.local_rank == 0
+    return not isinstance(error, UsageError | Interrupted)
 
 
 def _quieten_libraries() -> None:

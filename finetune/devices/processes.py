@@ -1,5 +1,6 @@
 """What the processes of a run do together: add up, agree, wait for one another."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +15,13 @@ from finetune.devices.base import Device, DeviceMemory, OutOfMemoryElsewhere
 from finetune.errors import ProcessLost
 
 Value = TypeVar("Value")
+# Where in gloo's source an error arose.
+_PLACE = re.compile(r"^\[\S+\] ")
 
 # Where all do the same work at the same time, one that is so much later than this one is lost.
-_SECONDS_LATE = 20
+SECONDS_LATE = 20
 _TIMES_OWN_WORK = 2
+_LONGEST_SUM_SECONDS = 20
 # What only one does, such as a search or a download, may keep the others waiting for so long.
 LONGEST_SECONDS = 4 * 3600
 
@@ -62,9 +66,13 @@ class Processes:
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by its sum over all processes, in place; does not wait for a GPU."""
-        if self.count > 1:
-            with _loss_noticed():
-                distributed.all_reduce(tensor, group=self.of_device)
+        if self.count == 1:
+            return
+        with _loss_noticed():
+            work = distributed.all_reduce(tensor, group=self.of_device, async_op=True)
+            assert work is not None
+            # On a GPU a limit would have the host wait.
+            work.wait() if self.of_device else work.wait(timedelta(seconds=_LONGEST_SUM_SECONDS))
 
     def broadcast(self, make: Callable[[], Value]) -> Value:
         """Return what ``make`` returns in the main process, which alone calls it."""
@@ -99,9 +107,9 @@ class Processes:
         """Return whether a flag is set in any process."""
         return bool(self.highest(int(flag)))
 
-    def wait(self) -> None:
-        """Wait until all processes have come here."""
-        self.highest(0)
+    def wait(self, *, seconds: float = LONGEST_SECONDS) -> None:
+        """Wait until all processes have come here, at most so many seconds."""
+        self.highest(0, seconds=seconds)
 
     @contextmanager
     def failing_together(
@@ -134,7 +142,7 @@ ALONE = Processes()
 
 
 def _patience(*, since: float) -> float:
-    return _SECONDS_LATE + _TIMES_OWN_WORK * (time.monotonic() - since)
+    return SECONDS_LATE + _TIMES_OWN_WORK * (time.monotonic() - since)
 
 
 @contextmanager
@@ -144,7 +152,7 @@ def _loss_noticed() -> Iterator[None]:
     except RuntimeError as error:
         raise ProcessLost(
             "another process of the run has ended, or no longer answers "
-            f"({str(error).partition(chr(10))[0]})",
+            f"({_PLACE.sub('', str(error)).partition('. ')[0].splitlines()[0]})",
             remedy="see the error of that process; --resume-from-checkpoint auto goes on from the "
             "last checkpoint",
         ) from error

@@ -10,6 +10,7 @@ import torch
 from finetune import events
 from finetune.devices.base import gibibytes
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.processes import LONGEST_SECONDS, SECONDS_LATE
 from finetune.errors import LossNotFinite
 from finetune.events import Emit
 from finetune.model.freeze import set_training
@@ -155,8 +156,9 @@ def _train_epoch(
         log.add(batch, loss)
         if progress.updates % settings.logging_updates == 0:
             log.write()
-            # The main process may have taken its time to write, or to check its device.
-            processes.wait()
+            # The main process may take its time to compare its device with the CPU.
+            is_compared = not training_state.device.is_reference
+            processes.wait(seconds=LONGEST_SECONDS if is_compared else SECONDS_LATE)
         if settings.should_stop():
             return
         if saver.is_due():

@@ -1,11 +1,14 @@
 """``finetune run`` in several processes of this host, some of which die."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,12 +21,19 @@ pytestmark = pytest.mark.slow
 LONG = {"num_train_epochs": 40, "max_train_samples": 32, "save_steps": 1, "save_total_limit": 5}
 
 
-def run_flags(folder: Path, model: Path) -> list[str]:
-    return ["run", *flags(**LONG), "--model", str(model), "--output-dir", str(folder)]
+# Few validations and checkpoints, at which one process may wait long for another.
+MANY_UPDATES = {
+    "num_train_epochs": 2, "max_train_samples": 400, "batch_size": 2, "save_steps": 50,
+    "logging_steps": 50,
+}  # fmt: skip
+
+
+def run_flags(folder: Path, model: Path, options: dict[str, Any] = LONG) -> list[str]:
+    return ["run", *flags(**options), "--model", str(model), "--output-dir", str(folder)]
 
 
 def await_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
-    while process.poll() is None and not list(folder.glob("checkpoints/step-?")):
+    while process.poll() is None and not list(folder.glob("checkpoints/step-*[0-9]")):
         time.sleep(0.05)
 
 
@@ -103,4 +113,87 @@ def test_torchrun_restarts_a_run_whose_process_was_killed(
 
     assert process.returncode == 0, errors
     assert "resuming after update" in errors
+    assert_same_weights(folder, whole_run)
+
+
+class TwoHosts:
+    """Two network namespaces of this machine, joined by one cable."""
+
+    def __init__(self, name: str) -> None:
+        self.names = [f"{name}{host}" for host in range(2)]
+        ends = [f"{one}e" for one in self.names]
+        for one in self.names:
+            ip("netns", "add", one)
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for host, (one, end) in enumerate(zip(self.names, ends, strict=True)):
+            ip("link", "set", end, "netns", one)
+            ip("-n", one, "addr", "add", f"10.199.0.{host + 1}/24", "dev", end)
+            ip("-n", one, "link", "set", "lo", "up")
+        self.plug("up")
+
+    def plug(self, state: str) -> None:
+        """Connect the cable, or cut it at the second host: ``up`` or ``down``."""
+        for one in self.names if state == "up" else self.names[1:]:
+            ip("-n", one, "link", "set", f"{one}e", state)
+
+    def start(self, *arguments: str) -> list[subprocess.Popen[str]]:
+        """Start a run of one process on each host with torchrun."""
+        return [
+            subprocess.Popen(
+                [
+                    "ip", "netns", "exec", one, sys.executable, "-m", "torch.distributed.run",
+                    "--nnodes=2", f"--node-rank={host}", "--nproc-per-node=1",
+                    "--master-addr=10.199.0.1", "--master-port=29512", "-m", "finetune",
+                    *arguments, "--resume-from-checkpoint", "auto",
+                ],
+                env=os.environ | {"GLOO_SOCKET_IFNAME": f"{one}e"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for host, one in enumerate(self.names)
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        for one in self.names:
+            ip("netns", "del", one)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[TwoHosts]:
+    try:
+        hosts = TwoHosts(f"ft{os.getpid() % 10000}")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespace can be made here: {error}")
+    yield hosts
+    hosts.close()
+
+
+def test_a_host_that_is_cut_off_ends_the_run_on_both_which_is_started_again(
+    two_hosts: TwoHosts, tmp_path: Path, model_without_dropout: Path
+) -> None:
+    folder, whole_run = tmp_path / "run", tmp_path / "whole"
+    run_tiny(whole_run, model=model_without_dropout, **MANY_UPDATES)
+    arguments = run_flags(folder, model_without_dropout, MANY_UPDATES)
+    started = two_hosts.start(*arguments)
+    await_checkpoint(folder, started[0])
+    two_hosts.plug("down")
+    cut_at = time.monotonic()
+    ended = [process.communicate(timeout=120) for process in started]
+
+    assert time.monotonic() - cut_at < 30
+    for process, (_, errors) in zip(started, ended, strict=True):
+        assert process.returncode == 1
+        assert "another process of the run has ended, or no longer answers" in errors
+
+    two_hosts.plug("up")
+    started = two_hosts.start(*arguments)
+    ended = [process.communicate(timeout=300) for process in started]
+
+    assert [process.returncode for process in started] == [0, 0], ended
+    assert "resuming after update" in ended[0][1]
     assert_same_weights(folder, whole_run)

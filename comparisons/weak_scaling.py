@@ -1,0 +1,193 @@
+"""How updates and frozen features scale from one process to two on one host.
+
+Starts itself through ``torch.distributed.run``. Updates: BERT-base from its configuration, all of
+it in bf16, on texts as long as TREC's, with so many rows a process. Features: those of BERT-base's
+frozen layers for so many rows in all, into an empty store.
+
+    python comparisons/weak_scaling.py --device cuda --rows 32 256 --feature-rows 200000
+
+The last line is JSON: examples a second by processes and rows a process, the share of twice the
+speed of one process that two reach (weak scaling), and the seconds of the features by processes.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from finetune.bench.bert import (
+    CLASSES,
+    SEED,
+    bert_base,
+    bert_structure,
+    read_lengths,
+    repeat,
+    texts_of,
+)
+from finetune.devices.base import Device, place
+from finetune.devices.batch_size import BatchSize
+from finetune.devices.processes import Processes
+from finetune.devices.select import select_device
+from finetune.events import ignore
+from finetune.model.feature_extractor import split_frozen
+from finetune.model.feature_store import FeatureStore
+from finetune.model.features import FrozenLayers, with_features
+from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.mode import Mode
+from finetune.tasks.single import cross_entropy
+from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
+from finetune.tokenization.examples import Examples, inputs_of_texts
+from finetune.training.accelerator import join_processes
+from finetune.training.micro_batches import move_batches
+from finetune.training.out_of_memory import update_with_retries
+from finetune.training.schedule import Schedule
+from finetune.training.training_state import Hyperparameters, prepare_training
+
+FEATURES_BATCH_SIZE = 64
+STORE_BYTES = 2**40
+
+
+def make_examples(rows: int, data_dir: Path | None) -> Examples:
+    """Return rows of random tokens, as long as those of TREC or of the bundled questions."""
+    lengths = repeat(read_lengths(data_dir), rows)
+    inputs = inputs_of_texts(texts_of(lengths), takes_4d_mask=bert_structure().takes_4d_mask)
+    labels, weights = np.arange(rows) % CLASSES, np.ones(rows, np.float32)
+    return Examples(inputs.inputs_of, inputs.lengths, labels, weights)
+
+
+def time_updates(
+    device: Device, processes: Processes, *, rows: int, updates: int, data_dir: Path | None
+) -> float:
+    """Return the examples a second of updates of so many rows a process, once all are captured."""
+    effective = rows * processes.count
+    examples = make_examples(updates * effective, data_dir)
+    padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
+    device.choose_attention(longest_tokens=padded_lengths[-1])
+    state = prepare_training(
+        bert_base(),
+        head=bert_structure().head,
+        device=device,
+        precision="bf16",
+        losses=cross_entropy,
+        hyperparameters=Hyperparameters(
+            optimizer="adamw",
+            schedule=Schedule(peak=1e-5, warmup_updates=0, total_updates=updates),
+            head_lr_multiplier=1.0,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+        ),
+        processes=processes,
+    )
+    set_training(state.model)
+    batches = plan_epoch(
+        examples.lengths, effective_batch_size=effective, padded_lengths=padded_lengths, seed=SEED,
+        epoch=0,
+    )  # fmt: skip
+    # The first pass captures each shape.
+    seconds = 0.0
+    for _ in range(2):
+        processes.wait()
+        started = time.perf_counter()
+        moved = move_batches(examples, batches, device=device, processes=processes)
+        size = BatchSize(rows, "batch size", device, ignore)
+        for number, (_, cut) in enumerate(moved):
+            update_with_retries(state, number, cut=cut, batch_size=size)
+        device.synchronize()
+        seconds = time.perf_counter() - started
+    if state.why_not_captured:
+        print(f"not captured: {state.why_not_captured}", file=sys.stderr)
+    return len(examples.labels) / seconds
+
+
+def time_features(
+    device: Device, processes: Processes, *, rows: int, data_dir: Path | None
+) -> float:
+    """Return the seconds of the frozen layers' features of so many rows in all."""
+    model, structure = bert_base(), bert_structure()
+    freeze_parameters(model, structure, mode=Mode("head"))
+    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
+    assert extractor is not None
+    place(model, device.torch_device)
+    layers = FrozenLayers(extractor, "", device, "bf16", structure.takes_4d_mask)
+    folder = processes.broadcast(lambda: tempfile.mkdtemp(prefix="weak-scaling-"))
+    seconds = 0.0
+    # The first, of few rows, warms up.
+    for count in (min(rows, 64 * FEATURES_BATCH_SIZE), rows):
+        examples = make_examples(count, data_dir)
+        padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
+        device.choose_attention(longest_tokens=padded_lengths[-1])
+        processes.wait()
+        started = time.perf_counter()
+        with_features(
+            examples,
+            layers,
+            FeatureStore(Path(folder) / str(count), limit_bytes=STORE_BYTES),
+            padded_lengths=padded_lengths,
+            batch_size=FEATURES_BATCH_SIZE,
+            notes={"split": "train"},
+            emit=ignore,
+            processes=processes,
+        )
+        seconds = time.perf_counter() - started
+    return seconds
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Measure in one process of a group; the main one prints a line of JSON."""
+    device = select_device(arguments.device, emit=ignore)
+    processes = join_processes().on(device)
+    found = {
+        f"updates of {rows} rows": time_updates(
+            device, processes, rows=rows, updates=arguments.updates, data_dir=arguments.data_dir
+        )
+        for rows in arguments.rows
+    }
+    if arguments.feature_rows:
+        found["features"] = time_features(
+            device, processes, rows=arguments.feature_rows, data_dir=arguments.data_dir
+        )
+    if processes.is_main:
+        print(json.dumps(found), flush=True)
+
+
+def launch(processes: int) -> dict[str, float]:
+    """Return what so many processes of this host measure."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        f"--nproc-per-node={processes}", __file__, "--worker", *sys.argv[1:],
+    ]  # fmt: skip
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(answer.stdout.splitlines()[-1])
+    print(f"{processes}: {found}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Parse the arguments, measure with one process and with two, print a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rows", type=int, nargs="*", default=[32, 256], help="rows a process")
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--feature-rows", type=int, default=200_000, help="0: no features")
+    parser.add_argument("--data-dir", type=Path, help="folder of TREC's raw files")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        work(arguments)
+        return
+    alone, together = launch(1), launch(2)
+    summary = {"device": arguments.device, "1": alone, "2": together}
+    names = [name for name in alone if name != "features"]
+    summary["efficiency"] = {name: together[name] / (2 * alone[name]) for name in names}
+    if "features" in alone:
+        summary["speedup of features"] = alone["features"] / together["features"]
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()
