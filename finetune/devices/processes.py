@@ -21,7 +21,6 @@ _PLACE = re.compile(r"^\[\S+\] ")
 # Where all do the same work at the same time, one that is so much later than this one is lost.
 SECONDS_LATE = 20
 _TIMES_OWN_WORK = 2
-_LONGEST_SUM_SECONDS = 20
 # What only one does, such as a search or a download, may keep the others waiting for so long.
 LONGEST_SECONDS = 4 * 3600
 
@@ -72,7 +71,7 @@ class Processes:
             work = distributed.all_reduce(tensor, group=self.of_device, async_op=True)
             assert work is not None
             # On a GPU a limit would have the host wait.
-            work.wait() if self.of_device else work.wait(timedelta(seconds=_LONGEST_SUM_SECONDS))
+            work.wait() if self.of_device else work.wait(timedelta(seconds=SECONDS_LATE))
 
     def broadcast(self, make: Callable[[], Value]) -> Value:
         """Return what ``make`` returns in the main process, which alone calls it."""

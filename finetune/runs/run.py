@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.processes import Processes
+from finetune.devices.processes import SECONDS_LATE, Processes
 from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Stage, stage
@@ -210,7 +210,7 @@ class Run:
             ),
             stop_on_signal() as request,
         ):
-            stop = AgreedStop(request, self.processes.highest)
+            stop = AgreedStop(request, partial(self.processes.highest, seconds=SECONDS_LATE))
             settings = self._loop_settings(should_stop=stop)
             with self.checkpoints:
                 train(self.training_state, self.examples["train"], self.progress, settings)

@@ -122,6 +122,8 @@ def train(
             training_state.optimizer.zero_grad(set_to_none=True)
             saver.check()
             _validate(progress, settings, total_updates=total_updates)
+        # The main process may take its time to keep the best model.
+        training_state.processes.wait()
         stops = settings.should_stop()
         if settings.saves_each_epoch or stops:
             saver.save()

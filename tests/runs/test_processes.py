@@ -152,7 +152,7 @@ def test_two_processes_score_and_answer_as_one_does(runs: Runs) -> None:
     answers = finetune.predict(runs.alone("full"), texts, device="cpu")
     for result, answer in zip(results, answers, strict=True):
         assert result["label"] == answer.result["label"]
-        assert result["score"] == pytest.approx(answer.result["score"], abs=TOLERANCE)
+        assert result["probability"] == pytest.approx(answer.result["probability"], abs=TOLERANCE)
 
 
 def test_one_process_resumes_a_run_of_two_that_a_signal_to_the_second_has_stopped(
