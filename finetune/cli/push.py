@@ -25,8 +25,7 @@ Examples:
     "report",
     flag_value=False,
     default=True,
-    help="Leave out report.html, which shows texts that the model gets wrong, and folders of this "
-    "machine.",
+    help="Leave out report.html, which shows texts that the model gets wrong.",
 )
 @click.option(
     "--allow-private-data",

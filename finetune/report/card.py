@@ -7,14 +7,12 @@ from pathlib import Path
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.config.schema import Config
 from finetune.data.load import HUB_PREFIX
 from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
-from finetune.model.source import MINILM, MINILM_REPOSITORY
+from finetune.report.names import hub_id, name_of_data, name_of_model, without_folders
 from finetune.report.templates import capitalize
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.inference import with_inference
@@ -44,7 +42,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         task=results.task,
         capitalize=capitalize,
         base=_as_code(_public_name(results.facts.model)),
-        data=_as_code(_name_of_data(results.facts.data)),
+        data=_as_code(_title_of_data(results.facts.data)),
         cell=_as_words,
         reads_pairs=model_reads_pairs(folder),
         options=options,
@@ -58,7 +56,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
 
 def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:
     facts, test = results.facts, results.test
-    data = _name_of_data(facts.data)
+    data = _title_of_data(facts.data)
     dataset_id, part = DATASET_IDS.get(data), config.data.label if data in DATASET_IDS else None
     if facts.data.startswith(HUB_PREFIX):
         dataset_id, _, part = data.partition(":")
@@ -77,7 +75,7 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
     ]
     return ModelCardData(
         model_name=name,
-        base_model=_hub_id(facts.model),
+        base_model=hub_id(facts.model),
         datasets=[dataset_id] if dataset_id else None,
         library_name="transformers",
         pipeline_tag="text-classification",
@@ -87,38 +85,24 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
     )
 
 
-def _hub_id(source: str) -> str | None:
-    """Return the Hub id that the name of a model is, or None for what lies here."""
-    if source == MINILM:
-        return MINILM_REPOSITORY
-    try:
-        validate_repo_id(source)
-    except HFValidationError:
-        return None
-    return None if Path(source).exists() else source
+def _public_name(model: str) -> str:
+    return hub_id(model) or name_of_model(model)
 
 
-def _public_name(source: str) -> str:
-    return _hub_id(source) or Path(source).name
-
-
-def _name_of_data(source: str) -> str:
-    if source.startswith(HUB_PREFIX):
-        return source.removeprefix(HUB_PREFIX).partition("@")[0]
-    return Path(source).name
+def _title_of_data(data: str) -> str:
+    if data.startswith(HUB_PREFIX):
+        return data.removeprefix(HUB_PREFIX).partition("@")[0]
+    return name_of_data(data)
 
 
 def _public_config(config: Config) -> str:
     """Return the options that decide the model as YAML, without folders of this machine."""
-    data, model = asdict(config.data), asdict(config.model)
-    data |= {"data": _name_of_data(data["data"]), "data_dir": None}
-    for option in ("validation_file", "test_file", "label_names"):
-        data[option] = data[option] and Path(data[option]).name
-    model["model"] = _public_name(model["model"])
-    sections = {"data": data, "model": model, "training": asdict(config.training)}
+    sections = asdict(without_folders(config))
+    sections["data"]["data_dir"] = None
+    sections["model"]["model"] = _public_name(config.model.model)
     given = {
-        name: {option: value for option, value in options.items() if value is not None}
-        for name, options in sections.items()
+        name: {option: value for option, value in sections[name].items() if value is not None}
+        for name in ("data", "model", "training")
     }
     shown = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
     return shown if shown == escape_controls(shown) else yaml.safe_dump(given, sort_keys=False)

@@ -1,10 +1,20 @@
 """The report: a run's results as one page, ``report.html``, that needs no other file."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from finetune.config.schema import Config
+from finetune.events import WarningMessage
 from finetune.files import read_json, read_jsonl, write_text_atomically
 from finetune.report.charts import draw_curves
+from finetune.report.names import (
+    name_of_data,
+    name_of_model,
+    remove_folders,
+    without_folders,
+)
 from finetune.report.sections import (
     Section,
     describe_configuration,
@@ -21,7 +31,10 @@ from finetune.tasks.base import MOST_MISTAKES
 
 
 def write_report(folder: RunFolder, results: RunResults) -> Path:
-    """Write or replace the report of a finished run, and return its path."""
+    """Write or replace the report of a finished run, and return its path.
+
+    The report may be published: of a path on this machine it names at most the last part.
+    """
     name = folder.path.resolve().name
     predictions = read_jsonl(folder.predictions_file)
     mistakes = results.task.mistakes(predictions)
@@ -33,19 +46,28 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         describe_probabilities(results.calibration, predictions),
         [describe_speed(results, journal)],
         describe_details(results.details),
-        describe_configuration(config, environment, name=name),
+        describe_configuration(without_folders(config), environment, name=name),
     )
+    facts = results.facts
     page = TEMPLATES.get_template("report.html.j2").render(
         name=name,
-        facts=results.facts,
+        facts=replace(facts, data=name_of_data(facts.data), model=name_of_model(facts.model)),
         training=results.training,
         validation=results.validation,
         test=results.test,
         # That of the test split comes last, when the page is written, and stands on it anyway.
-        warnings=[one for one in read_warnings(folder) if one.message != results.test.warning],
+        warnings=[
+            one for one in _warnings_of(folder, config) if one.message != results.test.warning
+        ],
         sections=[one for one in sections if one.has_content],
         groups={group: title for own in mistakes.groups for group, title in own.items()},
         first_mistakes=MOST_MISTAKES,
     )
     write_text_atomically(folder.report_file, page)
     return folder.report_file
+
+
+def _warnings_of(folder: RunFolder, config: Config) -> Iterator[WarningMessage]:
+    for one in read_warnings(folder):
+        message, remedy = (remove_folders(text, config) for text in (one.message, one.remedy))
+        yield WarningMessage(message, remedy=remedy)

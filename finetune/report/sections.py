@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -202,7 +203,7 @@ def describe_configuration(
     yield Section("repeat", "Repeat the run", note, command=command)
     origins = environment.get("origins", {})
     rows = [
-        (f"{section}.{option}", _spell(value), origins.get(option) or _origin_of(option, value))
+        (f"{section}.{option}", _spell(value), _origin_of(option, value, origins))
         for section, options in asdict(config).items()
         for option, value in options.items()
     ]
@@ -217,8 +218,10 @@ def describe_configuration(
     yield Section("environment", table.title, tables=[table], summary="Versions and machine")
 
 
-def _origin_of(option: str, value: Any) -> str:
-    """Return where a value comes from that no file, variable or flag has given."""
+def _origin_of(option: str, value: Any, origins: Mapping[str, str]) -> str:
+    """Return the file, by its name, the variable or the flag that has given a value."""
+    if option in origins:
+        return Path(origins[option]).name
     defaults = {name: one for own in asdict(Config()).values() for name, one in own.items()}
     return "default" if value == defaults[option] else "chosen for model and data"
 

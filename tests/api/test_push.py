@@ -55,7 +55,9 @@ def test_a_run_arrives_byte_for_byte_seen_by_its_owner_only(
     assert found["url"] == f"{hub.endpoint}/{NAME}"
     assert (found["commit"], found["public"]) == (MAIN_COMMIT, False)
     assert json.loads(planned.output) == found | {"commit": None}
-    assert contents(hub.folders["models"][NAME]) == expected_files(finished_run)
+    uploaded = contents(hub.folders["models"][NAME])
+    assert uploaded == expected_files(finished_run)
+    assert str(finished_run.parent).encode() not in uploaded["report.html"]
     assert hub.private == {NAME}
     assert hub.messages == [f"Upload finished (finetune {finetune.__version__})"]
     assert TOKEN not in done.output + done.errors

@@ -34,7 +34,7 @@ OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = t
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with all of its sections, whose texts and names are hostile and long."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "a run")
-    write_example_run(folder, text=HOSTILE, other=HOSTILE, data=HOSTILE)
+    write_example_run(folder, text=HOSTILE, other=HOSTILE, column=HOSTILE)
     words = {"message": f"{HOSTILE} is odd", "remedy": "w" * 300}
     write_jsonl(folder.warnings_file, [words])
     rows = [(f"{HOSTILE} {'x' * n}", HOSTILE, "DESC", n / 50) for n in range(40)]

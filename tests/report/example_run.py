@@ -87,11 +87,11 @@ def example_results(*, other: str = OTHER) -> RunResults:
 
 
 def write_example_run(
-    folder: RunFolder, *, text: str = TEXT, other: str = OTHER, data: str = "<b>.csv"
+    folder: RunFolder, *, text: str = TEXT, other: str = OTHER, column: str = "<b>.csv"
 ) -> None:
     """Write the files of a run from which its report is made."""
     folder.path.mkdir()
-    config = {"data": {"data": data}, "model": {"model": "minilm"}}
+    config = {"data": {"text_column": column}, "model": {"model": "minilm"}}
     write_json(folder.config_file, config | {"training": {"learning_rate": 1e-4}})
     environment = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
     write_json(folder.environment_file, environment | {"origins": {"model": "--model"}})

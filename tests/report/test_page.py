@@ -15,7 +15,7 @@ from report.example_run import (
     write_predictions,
 )
 
-from finetune.files import write_jsonl
+from finetune.files import write_json, write_jsonl
 from finetune.report.page import write_report
 from finetune.report.templates import duration
 from finetune.runs.folder import RunFolder
@@ -101,6 +101,31 @@ def test_what_users_wrote_is_escaped(folder: RunFolder, results: RunResults) -> 
     assert TEXT in page.text
     assert "<b>.csv" in page.text
     assert "<i>" in page.text
+
+
+def test_folders_of_this_machine_do_not_show(folder: RunFolder, results: RunResults) -> None:
+    secret = "/home/ada l/secret"
+    paths = {name: f"{secret}/{name}.csv" for name in ("data", "test_file", "label_names")}
+    config = {
+        "data": paths | {"data_dir": f"{secret}/trec"},
+        "model": {"model": f"{secret}/encoder"},
+        "output": {"output_dir": f"{secret}/runs/one"},
+        "cache": {"cache_dir": f"{secret}/cache"},
+    }
+    write_json(folder.config_file, config)
+    write_json(folder.environment_file, {"origins": {"data": f"{secret}/my.yaml"}})
+    warning = {
+        "message": f"the encoding of {secret}/data.csv is a guess",
+        "remedy": "see ~/a/b.txt",
+    }
+    write_jsonl(folder.warnings_file, [warning])
+    facts = replace(results.facts, data=paths["data"], model=f"{secret}/encoder")
+
+    page = report_of(folder, replace(results, facts=facts))
+
+    for shown in ("encoder · data.csv", "my.yaml", "encoding of data.csv is", "See b.txt", "trec"):
+        assert shown in page.text, shown
+    assert "secret" not in page.text.lower()
 
 
 def test_page_needs_nothing_from_elsewhere(folder: RunFolder, results: RunResults) -> None:
