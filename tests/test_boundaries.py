@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parent.parent / "finetune"
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
 TRAINING_ONLY = {"evaluate", "sklearn", "matplotlib"}
@@ -87,19 +85,17 @@ def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
     assert named == modules - {"__main__.py"}
 
 
-def modules_after(code: str, *, of: set[str] = HEAVY) -> set[str]:
-    """Return which of some packages a fresh interpreter has imported after the code."""
-    report = f"import sys; print(*sorted({of} & sys.modules.keys()), file=sys.stderr)"
-    process = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True
-    )
+def loaded_after(*steps: str) -> list[set[str]]:
+    """Return the packages that a fresh interpreter has imported after each piece of code."""
+    report = 'print(*(name for name in sys.modules if "." not in name), file=sys.stderr)'
+    code = "\n".join(f"{step}\nimport sys; {report}" for step in steps)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    return of & set(process.stderr.split())
+    return [set(line.split()) for line in process.stderr.splitlines()[-len(steps) :]]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
+def test_light_modules_import_nothing_heavy() -> None:
+    modules = [
         "finetune",
         "finetune.errors",
         "finetune.events",
@@ -108,10 +104,11 @@ def modules_after(code: str, *, of: set[str] = HEAVY) -> set[str]:
         "finetune.cli.main",
         # So that its child process can begin before PyTorch is imported.
         "finetune.api.bench",
-    ],
-)
-def test_light_module_imports_nothing_heavy(module: str) -> None:
-    assert modules_after(f"import {module}") == set()
+    ]
+    loaded = loaded_after(*(f"import {module}" for module in modules))
+    assert {name: found & HEAVY for name, found in zip(modules, loaded, strict=True)} == {
+        name: set() for name in modules
+    }
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -121,19 +118,20 @@ sys.argv = ["finetune", "run", "--help"]
 with contextlib.suppress(SystemExit):
     runpy.run_module("finetune", run_name="__main__")
 """
-    assert modules_after(code) == set()
+    [loaded] = loaded_after(code)
+    assert loaded & HEAVY == set()
 
 
-@pytest.mark.parametrize(
-    ("module", "unused"),
-    [
+def test_a_command_leaves_out_what_only_training_needs() -> None:
+    # One process, since each imports PyTorch for seconds: who needs less comes first.
+    unused = {
+        "finetune.report.compare": TRAINING_ONLY | {"torch", "transformers", "datasets"},
+        "finetune.runs.finished": {"torch", "transformers", "datasets", "pyarrow"},
         # transformers itself imports accelerate when it loads a model.
-        ("finetune.runs.trained", TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}),
-        ("finetune.api.dry_run", TRAINING_ONLY),
-        ("finetune.report.compare", TRAINING_ONLY | {"torch", "transformers", "datasets"}),
-        ("finetune.runs.finished", {"torch", "transformers", "datasets", "pyarrow"}),
-        ("finetune.api.bench_session", {"datasets", "evaluate", "pandas", "sklearn"}),
-    ],
-)
-def test_a_command_leaves_out_what_only_training_needs(module: str, unused: set[str]) -> None:
-    assert modules_after(f"import {module}", of=unused) == set()
+        "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
+        "finetune.api.bench_session": {"datasets", "evaluate", "pandas", "sklearn"},
+        "finetune.api.dry_run": TRAINING_ONLY,
+    }
+    loaded = loaded_after(*(f"import {module}" for module in unused))
+    for (module, names), found in zip(unused.items(), loaded, strict=True):
+        assert found & names == set(), module

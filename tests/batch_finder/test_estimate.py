@@ -52,8 +52,11 @@ def live_memory(case: Case) -> MemoryModel:
     return estimate_module.model_live_memory(case)
 
 
-def tiny_case(architecture: str = "bert", *, device: str = "cpu", mode: str = "full") -> Case:
-    config = tiny_config(architecture).to_dict()
+def tiny_case(
+    architecture: str = "bert", *, device: str = "cpu", mode: str = "full", layers: int = 2
+) -> Case:
+    sizes = tiny_config(architecture).to_dict()
+    config = sizes | {"num_hidden_layers": layers}
     return Case(
         device,
         architecture_of(config),
@@ -92,7 +95,7 @@ def bert_base_case(device: str, *, mode: str, padded_length: int) -> Case:
     ],
 )
 def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
-    case = replace(tiny_case(mode=Mode(mode)), part=part)
+    case = replace(tiny_case(mode=Mode(mode), layers=3), part=part)
     with LiveMemory() as memory:
         trial = build_trial(case, device=CpuDevice())
         trial.begin()
@@ -118,7 +121,7 @@ def test_an_update_on_features_takes_no_more_than_one_on_texts() -> None:
 )
 def test_every_architecture_takes_more_to_train_than_its_head(architecture: str) -> None:
     full, head = (
-        live_peaks(tiny_case(architecture, device="mps", mode=Mode(mode)), [64])
+        live_peaks(tiny_case(architecture, device="mps", mode=Mode(mode), layers=3), [64])
         for mode in ("full", "head")
     )
     assert full > head

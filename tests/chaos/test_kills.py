@@ -1,4 +1,4 @@
-"""SIGKILL at random moments; ``KILLED_RUNS=300`` in the environment for so many runs."""
+"""SIGKILL at random moments; ``KILLED_RUNS=N`` in the environment for another number of runs."""
 
 import json
 import os
@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("usual_runs", [2, pytest.param(300, marks=pytest.mark.slow)])
-def test_killed_runs_end_as_if_nothing_had_happened(
-    usual_runs: int, tiny_folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_killed_runs_end_as_if_nothing_had_happened(tiny_folder: Path, tmp_path: Path) -> None:
     program = Path(__file__).with_name("kills.py")
-    runs = int(os.environ.get("KILLED_RUNS", usual_runs))
+    runs = int(os.environ.get("KILLED_RUNS", "300"))
     arguments = [str(tiny_folder), str(tmp_path), str(runs), "0"]
     child = subprocess.run(
         [sys.executable, str(program), *arguments], capture_output=True, text=True, cwd=tmp_path

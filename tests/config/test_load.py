@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from finetune.config.load import LoadedConfig, check_option, dump_config, load_config
@@ -423,6 +423,7 @@ def sections() -> st.SearchStrategy[Config]:
     )
 
 
+@settings(max_examples=30)  # each has all options
 @given(config=sections())
 def test_a_configuration_reads_back_as_it_was_written(
     config: Config, tmp_path_factory: pytest.TempPathFactory

@@ -52,7 +52,11 @@ def test_run_of_a_device_that_begins_to_err_goes_on_from_its_last_good_checkpoin
     assert results.training.epoch == 4
 
 
-@pytest.mark.parametrize("trained", [{"freeze_core": True}, {"train_layers": 1}], ids=str)
+@pytest.mark.parametrize(
+    "trained",
+    [pytest.param({"freeze_core": True}, marks=pytest.mark.slow), {"train_layers": 1}],
+    ids=str,
+)
 def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
     trained: dict[str, Any], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

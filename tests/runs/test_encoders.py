@@ -24,7 +24,6 @@ MODES: dict[str, dict[str, Any]] = {
     "classifier": {"head": "classifier"},
 }
 QUICK_CASES = {
-    ("bert", "classifier"),
     ("distilbert", "head"),
     ("roberta", "full"),
     ("electra", "classifier"),
