@@ -50,33 +50,37 @@ def accumulate_gradients(
     return torch.stack(parts).sum()
 
 
-def flatten_gradients(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
-    """Return a copy of all gradients and of the loss, of shape [numbers + 1], to be added up."""
-    gradients = [one.reshape(-1) for one in _gradients(optimizer)]
-    return torch.cat([*gradients, loss.reshape(1)])
+def copy_gradients(optimizer: torch.optim.Optimizer, *, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy of all gradients end to end, of shape [numbers], to be added up."""
+    own = _gradients(optimizer)
+    flat = own[0].new_empty(sum(one.numel() for one in own), dtype=dtype)
+    torch._foreach_copy_(_views(flat, own), own)
+    return flat
 
 
 def add_up_gradients(
     optimizer: torch.optim.Optimizer, flat: torch.Tensor, processes: Processes
-) -> torch.Tensor:
-    """Give the parameters the sum of all processes' gradients, and return that of the losses.
+) -> None:
+    """Give the parameters the sum of all processes' gradients.
 
     Args:
-        optimizer: Whose gradients ``flatten_gradients`` has copied.
+        optimizer: Whose gradients ``copy_gradients`` has copied.
         flat: What it returned; changed in place.
         processes: Those that add up.
     """
     processes.add_up(flat)
-    start = 0
-    for gradient in _gradients(optimizer):
-        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-        start += gradient.numel()
-    return flat[-1].clone()
+    own = _gradients(optimizer)
+    torch._foreach_copy_(own, _views(flat, own))
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     trained = (one for group in optimizer.param_groups for one in group["params"])
     return [one.grad for one in trained if one.grad is not None]
+
+
+def _views(flat: torch.Tensor, shaped: list[torch.Tensor]) -> list[torch.Tensor]:
+    pieces = torch.split(flat, [one.numel() for one in shaped])
+    return [piece.view_as(one) for piece, one in zip(pieces, shaped, strict=True)]
 
 
 def weighted_loss(logits: torch.Tensor, micro_batch: UpdatePart, losses: Losses) -> torch.Tensor:

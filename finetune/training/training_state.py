@@ -15,7 +15,7 @@ from finetune.training.gradients import (
     Losses,
     accumulate_gradients,
     add_up_gradients,
-    flatten_gradients,
+    copy_gradients,
 )
 from finetune.training.micro_batches import MicroBatch, UpdatePart
 from finetune.training.optimizer import build_optimizer, set_learning_rate
@@ -92,7 +92,7 @@ class TrainingState:
         if self.processes.count == 1:
             self._clip_gradients()
             return partial(self._step, loss)
-        return partial(self._step_together, flatten_gradients(self.optimizer, loss))
+        return partial(self._step_together, loss, self._copy_gradients())
 
     def _drop_gradients(self) -> None:
         """Free the gradients that an update leaves which is not captured, for what is captured."""
@@ -107,10 +107,19 @@ class TrainingState:
         self.step(number)
         return loss
 
-    def _step_together(self, flat: torch.Tensor, number: int) -> torch.Tensor:
-        loss = add_up_gradients(self.optimizer, flat, self.processes)
+    def _step_together(self, loss: torch.Tensor, flat: torch.Tensor, number: int) -> torch.Tensor:
+        self._add_up(loss, flat)
         self._clip_gradients()
         return self._step(loss, number)
+
+    def _copy_gradients(self) -> torch.Tensor:
+        # In bf16 autocast, products give gradients of 16 bits: half as much goes between devices.
+        is_half = self.accelerator.precision == "bf16"
+        return copy_gradients(self.optimizer, dtype=torch.bfloat16 if is_half else torch.float32)
+
+    def _add_up(self, loss: torch.Tensor, flat: torch.Tensor) -> None:
+        self.processes.add_up(loss)
+        add_up_gradients(self.optimizer, flat, self.processes)
 
     @property
     def why_not_captured(self) -> str | None:
@@ -123,8 +132,7 @@ class TrainingState:
         """Do what comes before the optimizer's step; return the loss, a scalar on the device."""
         loss = self._go_backward(micro_batches)
         if self.processes.count > 1:
-            flat = flatten_gradients(self.optimizer, loss)
-            loss = add_up_gradients(self.optimizer, flat, self.processes)
+            self._add_up(loss, self._copy_gradients())
         self._clip_gradients()
         return loss
 
