@@ -185,7 +185,7 @@ def _run_seeds(
 
     config, begun = given.config, None
     if resume_from is not None:
-        begun = find_seeds(config, resume_from)
+        begun = find_seeds(config, count, resume_from=resume_from)
         if begun is None:
             emit(Stage("there are no seeds to go on with: new runs begin"))
         elif first := begun.first_begun():

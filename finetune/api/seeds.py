@@ -27,11 +27,14 @@ from finetune.runs.seeds import SeedResults, SeedsFolder
 from finetune.training.interruption import signal_of
 
 
-def find_seeds(config: Config, resume_from: str | Path) -> SeedsFolder | None:
+def find_seeds(config: Config, count: int, *, resume_from: str | Path) -> SeedsFolder | None:
     """Return the folder of several seeds that has begun; None for ``auto`` where there is none.
+
+    By its default name, ``auto`` finds the newest that has not finished or has fewer seeds.
 
     Args:
         config: What names or makes the name of the folder, for ``auto``.
+        count: How many seeds it is to have.
         resume_from: The folder, or ``auto``.
 
     Raises:
@@ -54,7 +57,7 @@ def find_seeds(config: Config, resume_from: str | Path) -> SeedsFolder | None:
         for path in RUNS_FOLDER.glob("*")
         if numbered.fullmatch(path.name) and seeds_file(path).is_file()
     ]
-    unfinished = [one for one in begun if not one.is_complete]
+    unfinished = [one for one in begun if not one.has_finished(count)]
     return max(unfinished, key=lambda one: seeds_file(one.path).stat().st_mtime, default=None)
 
 

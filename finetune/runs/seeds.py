@@ -71,10 +71,10 @@ class SeedsFolder:
         runs = map(self.run, read_seeds(self.path))
         return next((one for one in runs if one.config_file.is_file()), None)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all of its runs have finished."""
-        return all(self.run(seed).has_finished for seed in read_seeds(self.path))
+    def has_finished(self, count: int) -> bool:
+        """Return whether its runs are so many, or more, and have all finished."""
+        seeds = read_seeds(self.path)
+        return len(seeds) >= count and all(self.run(seed).has_finished for seed in seeds)
 
     def read(self, seeds: Sequence[int], *, metric: str | None) -> SeedResults:
         """Return what those of some seeds have found that have finished.

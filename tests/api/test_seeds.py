@@ -16,8 +16,8 @@ from finetune.runs.journal import read_warnings
 from finetune.runs.seeds import SeedResults
 
 
-def run_seeds(folder: Path, *, model: Path, seeds: int = 2, **options: Any) -> SeedResults:
-    options = QUICK | {"output_dir": str(folder), "model": str(model)} | options
+def run_seeds(folder: Path | None, *, model: Path, seeds: int = 2, **options: Any) -> SeedResults:
+    options = QUICK | {"output_dir": folder and str(folder), "model": str(model)} | options
     return finetune.run(seeds=seeds, **options)
 
 
@@ -91,6 +91,24 @@ def test_options_of_seeds_that_have_begun_may_not_change(parent: Path, tiny_fold
         flag = "--" + option.replace("_", "-")
         with pytest.raises(ConfigurationInvalid, match=f"{flag} changes a run that has begun"):
             run_seeds(parent, model=tiny_folder, resume_from_checkpoint="auto", **{option: value})
+
+
+def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
+    parent: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / f"questions-{tiny_folder.name}-full-seeds"
+    shutil.copytree(parent, folder)
+    results = run_seeds(None, model=tiny_folder, seeds=3, resume_from_checkpoint="auto")
+    assert [*results.runs] == [42, 43, 44]
+    assert sorted(one.name for one in folder.iterdir()) == [
+        "seed-42",
+        "seed-43",
+        "seed-44",
+        "seeds.json",
+    ]
+    assert have_same_bits(weights_of(folder / "seed-42"), weights_of(parent / "seed-42"))
+    assert [one.name for one in folder.parent.iterdir()] == [folder.name]
 
 
 @pytest.mark.parametrize(
