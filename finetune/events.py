@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Stage:
+class InfoMessage:
     """What the work does now, such as ``reading TREC``, or a fact that it has found."""
 
     message: str
@@ -55,7 +55,7 @@ class WarningMessage:
 
 @dataclass(frozen=True)
 class Advance:
-    """How far the work that a ``Stage`` announced has come.
+    """How far the work that an ``InfoMessage`` announced has come.
 
     Args:
         done: Rows done so far.
@@ -134,7 +134,14 @@ class Validation:
 
 
 Event = (
-    Stage | StageStarted | StageFinished | Advance | Probe | WarningMessage | Update | Validation
+    InfoMessage
+    | StageStarted
+    | StageFinished
+    | Advance
+    | Probe
+    | WarningMessage
+    | Update
+    | Validation
 )
 Emit = Callable[[Event], None]
 

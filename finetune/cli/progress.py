@@ -21,8 +21,8 @@ from finetune.events import (
     Advance,
     Emit,
     Event,
+    InfoMessage,
     Probe,
-    Stage,
     StageFinished,
     StageStarted,
     Update,
@@ -136,7 +136,7 @@ class LiveView:
                 self._running.note_validation(event)
             case WarningMessage():  # the terminal folds it, so that a command in it can be copied
                 self._console.print(_styled(event))
-            case Stage() | Probe():
+            case InfoMessage() | Probe():
                 self._console.print(_styled(event, style="dim"), soft_wrap=False)
 
     def __rich__(self) -> RenderableType:

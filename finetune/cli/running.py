@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from finetune.events import (
     Advance,
     Event,
+    InfoMessage,
     Probe,
-    Stage,
     StageFinished,
     StageStarted,
     Update,
@@ -102,7 +102,7 @@ class Running:
 def line_of(event: Event) -> str:
     """Return an event in words."""
     match event:
-        case Stage():
+        case InfoMessage():
             return event.message
         case StageStarted():
             return event.name

@@ -31,7 +31,9 @@ def wilson_interval(
     share, squared = np.asarray(right / rows, np.float64), errors**2
     middle = share + squared / (2 * rows)
     half = errors * np.sqrt(share * (1 - share) / rows + squared / (4 * rows**2))
-    return (middle - half) / (1 + squared / rows), (middle + half) / (1 + squared / rows)
+    # Rounding may leave a little less than 0.
+    low = np.maximum(middle - half, 0.0)
+    return low / (1 + squared / rows), (middle + half) / (1 + squared / rows)
 
 
 def spell_interval(share: float, rows: int) -> str:

@@ -45,7 +45,11 @@ def search(
 
 
 def messages(emitted: list[Event]) -> list[str]:
-    return [one.message for one in emitted if isinstance(one, events.Stage | events.WarningMessage)]
+    return [
+        one.message
+        for one in emitted
+        if isinstance(one, events.InfoMessage | events.WarningMessage)
+    ]
 
 
 def test_a_whole_model_has_one_search(prober: SimulatedProber) -> None:

@@ -39,7 +39,15 @@ from finetune.errors import (
     RunFolderNotEmpty,
     UsageError,
 )
-from finetune.events import Event, Stage, StageFinished, StageStarted, Update, Validation, ignore
+from finetune.events import (
+    Event,
+    InfoMessage,
+    StageFinished,
+    StageStarted,
+    Update,
+    Validation,
+    ignore,
+)
 from finetune.files import read_json, read_jsonl
 from finetune.model.load import Classifier
 
@@ -259,7 +267,7 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
         *("train", "save", "evaluate", "report"),
     ]
     assert [event.name for event in emitted if isinstance(event, StageFinished)] == started
-    stages = " ".join(event.message for event in emitted if isinstance(event, Stage))
+    stages = " ".join(event.message for event in emitted if isinstance(event, InfoMessage))
     for word in ("device", "questions", "32 train", "mode full", "learning rate 0.001", "test"):
         assert word in stages
     last = [event for event in emitted if isinstance(event, Update)][-1]
