@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class InfoMessage:
+class Info:
     """What the work does now, such as ``reading TREC``, or a fact that it has found."""
 
     message: str
@@ -55,7 +55,7 @@ class WarningMessage:
 
 @dataclass(frozen=True)
 class Advance:
-    """How far the work that an ``InfoMessage`` announced has come.
+    """How far the work that an ``Info`` announced has come.
 
     Args:
         done: Rows done so far.
@@ -133,16 +133,7 @@ class Validation:
     is_best: bool
 
 
-Event = (
-    InfoMessage
-    | StageStarted
-    | StageFinished
-    | Advance
-    | Probe
-    | WarningMessage
-    | Update
-    | Validation
-)
+Event = Info | StageStarted | StageFinished | Advance | Probe | WarningMessage | Update | Validation
 Emit = Callable[[Event], None]
 
 

@@ -8,7 +8,7 @@ from tiny_runs import QUICK
 
 from finetune.config.load import load_config
 from finetune.config.schema import Config
-from finetune.events import Emit, Event, InfoMessage, WarningMessage, ignore
+from finetune.events import Emit, Event, Info, WarningMessage, ignore
 from finetune.runs.folder import reserve_folder
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
@@ -51,9 +51,7 @@ def parameters_of(run: Run) -> dict[str, torch.Tensor]:
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
-def was_emitted(
-    events: list[Event], kind: type[InfoMessage] | type[WarningMessage], words: str
-) -> bool:
+def was_emitted(events: list[Event], kind: type[Info] | type[WarningMessage], words: str) -> bool:
     """Return whether some stage or warning has these words."""
     return any(isinstance(event, kind) and words in event.message for event in events)
 

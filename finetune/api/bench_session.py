@@ -16,7 +16,7 @@ from finetune.bench.timer import FULL, QUICK
 from finetune.bench.workloads import Choice, list_workloads
 from finetune.devices.base import Device
 from finetune.devices.host import cpu_name
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.report.templates import duration
 
 _LIBRARIES = (finetune, torch, transformers)
@@ -41,12 +41,12 @@ class Session:
         is_searched = "training" in self.choice.groups and not self.choice.is_quick
         searched = self.devices if is_searched else []
         seconds = self._estimate_seconds() + len(searched) * MOST_SEARCH_SECONDS
-        self.emit(InfoMessage(f"this takes about {duration(seconds)}"))
+        self.emit(Info(f"this takes about {duration(seconds)}"))
         self.choice = replace(self.choice, found=find_article_sizes(searched, emit=self.emit))
         workloads = list_workloads(self.choice)
         timed = supervisor.time_all(self.choice, workloads, [one.name for one in self.devices])
         for number, workload in enumerate(workloads, start=1):
-            self.emit(InfoMessage(f"{number}/{len(workloads)} {workload.group}: {workload.name}"))
+            self.emit(Info(f"{number}/{len(workloads)} {workload.group}: {workload.name}"))
             self.rows += next(timed)
 
     def _estimate_seconds(self) -> float:

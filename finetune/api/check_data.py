@@ -23,7 +23,7 @@ from finetune.data.load import load_data
 from finetune.data.split import split_table
 from finetune.data.tables import texts_of
 from finetune.errors import FinetuneError
-from finetune.events import Emit, Event, InfoMessage, WarningMessage
+from finetune.events import Emit, Event, Info, WarningMessage
 from finetune.model.source import load_tokenizer
 from finetune.runs.data import data_options, split_options
 from finetune.tokenization.encode import EncodedTexts, encode_texts
@@ -132,7 +132,7 @@ def measure_tokens(
 
 def find_tokenizer(options: ModelConfig, *, emit: Emit) -> PreTrainedTokenizerFast | None:
     """Return the tokenizer that counts tokens, or None, with a warning, if it can't be had."""
-    emit(InfoMessage(f"counting tokens as {options.model} does"))
+    emit(Info(f"counting tokens as {options.model} does"))
     try:
         return load_tokenizer(options.model, revision=options.revision)
     except FinetuneError as error:

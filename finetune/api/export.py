@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.errors import FinetuneError
-from finetune.events import Emit, InfoMessage, ignore
+from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def export_onnx(
     import_runtime()
     target = Path(output_dir) if output_dir else folder.onnx_folder
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
-    emit(InfoMessage(f"exporting {folder.path} to {target}"))
+    emit(Info(f"exporting {folder.path} to {target}"))
     write_onnx(trained.classifier, target, quantizes=int8)
     written = {MODEL_FILE: verify} | ({QUANTIZED_FILE: True} if int8 else {})
     compared = [target / name for name, is_compared in written.items() if is_compared]
@@ -126,10 +126,10 @@ def export_coreml(
     import_converter()
     target = Path(output_dir) if output_dir else folder.coreml_folder
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
-    emit(InfoMessage(f"exporting {folder.path} to {target}"))
+    emit(Info(f"exporting {folder.path} to {target}"))
     write_coreml(trained.classifier, target, max_length=trained.config.model.max_length)
     file = target / MODEL_FILE
-    emit(InfoMessage("reading the program"))
+    emit(Info("reading the program"))
     program = read_program(file, trained.classifier)
     size_bytes = sum(one.stat().st_size for one in file.rglob("*") if one.is_file())
     return CoreMLExport(str(file), size_bytes, program)
@@ -153,7 +153,7 @@ def _verify(
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
     found = {}
     for file in files:
-        emit(InfoMessage(f"comparing {file.name} with PyTorch on {len(rows):,} test rows"))
+        emit(Info(f"comparing {file.name} with PyTorch on {len(rows):,} test rows"))
         found[file.name] = verify(trained, OnnxModel(file), examples)
     return found
 

@@ -29,7 +29,7 @@ from finetune.errors import (
     ModelUnsupported,
     UsageError,
 )
-from finetune.events import Emit, InfoMessage, WarningMessage, ignore
+from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import write_json
 from finetune.model.mode import Mode
 from finetune.model.shape import load_shape, most_positions
@@ -185,9 +185,7 @@ def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:
         estimates = []
         for mode in task.modes:
             case = task.case(device, mode, each)
-            task.emit(
-                InfoMessage(f"estimating {mode} at {case.padded_length} tokens on {mac.name}")
-            )
+            task.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
             estimates += [
                 estimate_parts(case, mac, stores_features=is_stored, limit=texts.rows)
                 for is_stored in dict.fromkeys([stores_features(task.config.cache, mode), False])
@@ -245,5 +243,5 @@ def _measure_data(task: _Task) -> _Texts:
         int(encode_texts(tokenizer, *texts_of(split), max_length=max_length).lengths.max())
         for split in table.values()
     )
-    task.emit(InfoMessage(f"the longest text of {options.data} has {longest_tokens} tokens"))
+    task.emit(Info(f"the longest text of {options.data} has {longest_tokens} tokens"))
     return replace(found, longest_tokens=longest_tokens)

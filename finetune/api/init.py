@@ -29,7 +29,7 @@ from finetune.data.tables import (
     open_tables,
     texts_of,
 )
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.model.mode import Mode
 from finetune.runs.data import split_options
 from finetune.tasks.single import Single
@@ -248,9 +248,7 @@ def _count_tokens(texts: TextColumns, model: str, *, emit: Emit) -> tuple[NDArra
     if tokenizer is None:
         return size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, MOST_TOKENS
     if len(size_bytes) > SAMPLE_TEXTS:
-        emit(
-            InfoMessage(f"in {SAMPLE_TEXTS:,} of the {len(size_bytes):,} texts, and in the longest")
-        )
+        emit(Info(f"in {SAMPLE_TEXTS:,} of the {len(size_bytes):,} texts, and in the longest"))
         rows = np.random.default_rng(0).choice(len(size_bytes), SAMPLE_TEXTS, replace=False)
         longest = np.argsort(size_bytes)[-LONGEST_TEXTS:]
         texts = texts.take(np.sort(np.append(rows, longest)))

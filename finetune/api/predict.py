@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from finetune.devices.names import DeviceName
 from finetune.errors import UsageError
-from finetune.events import Emit, InfoMessage, ignore
+from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task, open_run_folder
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _withhold(
         texts += len(kept)
         unanswered += sum(answer.result["label"] is None for answer in kept)
         yield kept
-    emit(InfoMessage(f"{unanswered:,} of {texts:,} texts are left unanswered"))
+    emit(Info(f"{unanswered:,} of {texts:,} texts are left unanswered"))
 
 
 def _answer(

@@ -7,7 +7,7 @@ from typing import Any
 
 import finetune
 from finetune.errors import NotARun, UsageError
-from finetune.events import Emit, InfoMessage, WarningMessage, ignore
+from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.runs.folder import RunFolder, load_saved_config, open_run_folder
 
 SCHEMA_VERSION = 1
@@ -78,7 +78,7 @@ def push(
     from finetune.hub import upload_model
 
     size_mib = sum(file.size_bytes for file in files) / 2**20
-    emit(InfoMessage(f"uploading {len(files)} files, {size_mib:,.1f} MiB, to {repository}"))
+    emit(Info(f"uploading {len(files)} files, {size_mib:,.1f} MiB, to {repository}"))
     message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
     done = upload_model(paths, repository, public=public, revision=revision, message=message)
     if public and not done.is_public:

@@ -17,7 +17,7 @@ from finetune.config.options import Options
 from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.devices.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.events import Emit, InfoMessage, ignore
+from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import (
     RunFolder,
     load_saved_config,
@@ -167,7 +167,7 @@ def _decide(given: LoadedConfig, resume_from_checkpoint: str | Path | None, *, e
         return _resume(folder, given, emit=emit)
     if (found := _find_run(given.config)) is not None:
         return _resume(found, given, emit=emit)
-    emit(InfoMessage("there is no run to resume: a new one begins"))
+    emit(Info("there is no run to resume: a new one begins"))
     return _Work(_over_a_killed_start(given.config), origins=given.origins)
 
 
@@ -187,7 +187,7 @@ def _run_seeds(
     if resume_from is not None:
         begun = find_seeds(config, count, resume_from=resume_from)
         if begun is None:
-            emit(InfoMessage("there are no seeds to go on with: new runs begin"))
+            emit(Info("there are no seeds to go on with: new runs begin"))
         elif first := begun.first_begun():
             saved = load_saved_config(first)
             check_changes(given, saved, RunFolder(begun.path))
@@ -234,7 +234,7 @@ def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> _Work:
 
         # A kill at the very end leaves checkpoints that nobody needs.
         shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
-        emit(InfoMessage(f"the run in {folder.path} has finished: nothing is left to do"))
+        emit(Info(f"the run in {folder.path} has finished: nothing is left to do"))
         return _Work(saved, results=read_results(folder))
     return _Work(with_changes(saved, given), resumed=folder)
 
@@ -296,7 +296,7 @@ def _continued(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Config:
     config = with_changes(saved, given)
     place = given.config.output.output_dir or next_free_folder(folder.path.parent, folder.path.name)
     emit(
-        InfoMessage(
+        Info(
             f"the model of {folder.path} is trained for {more_epochs:g} more epochs on the same "
             f"data, in {place}, with a new optimizer, a new learning rate schedule"
             + "".join(f", {change}" for change in _changes(saved, config))

@@ -12,7 +12,7 @@ from finetune.api.training import train_seed
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
 from finetune.errors import Interrupted, NotARun, RunFolderNotEmpty
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.runs.folder import (
     RunFolder,
     lock,
@@ -102,7 +102,7 @@ def _train_missing(
     metric, shared = config.training.metric_for_best_model, WarningLog(emit)
     missing = [seed for seed in seeds if is_new or not parent.run(seed).has_finished]
     if not missing:
-        emit(InfoMessage(f"the runs in {parent.path} have finished: nothing is left to do"))
+        emit(Info(f"the runs in {parent.path} have finished: nothing is left to do"))
         return
     preparation = prepare(_with_seed(config, missing[0]), origins=origins, emit=shared)
     if is_new:
@@ -111,7 +111,7 @@ def _train_missing(
         saved.check(Manifest.of(preparation), remedy="restore it, or train in another folder")
     parent.write(parent.read(seeds, metric=metric))
     for seed in missing:
-        emit(InfoMessage(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
+        emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
         log = shared.copy()
         if seed != missing[0]:
             preparation = preparation.with_seed(seed, emit=log)

@@ -14,7 +14,7 @@ from finetune.batch_finder.results import BatchResult, EstimateResult
 from finetune.batch_finder.search import Found, SearchedSizes
 from finetune.devices.mps.chips import Mac
 from finetune.errors import BatchDoesNotFit, ModelUnsupported
-from finetune.events import InfoMessage, WarningMessage
+from finetune.events import Info, WarningMessage
 
 # What is found where a part does not fit, so that nothing does.
 _NOTHING = SearchedSizes(
@@ -43,7 +43,7 @@ def search_parts(case: Case, finder: Finder, *, stores_features: bool) -> BatchR
     found: dict[Part, Found] = {}
     for part in parts:
         what = f"{case.mode}{_DESCRIPTIONS[part]}, {case.padded_length} tokens"
-        finder.emit(InfoMessage(f"searching on {finder.device.name}: {what}"))
+        finder.emit(Info(f"searching on {finder.device.name}: {what}"))
         try:
             found[part] = finder.find(replace(case, part=part))
         except BatchDoesNotFit as error:

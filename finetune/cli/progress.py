@@ -21,7 +21,7 @@ from finetune.events import (
     Advance,
     Emit,
     Event,
-    InfoMessage,
+    Info,
     Probe,
     StageFinished,
     StageStarted,
@@ -136,7 +136,7 @@ class LiveView:
                 self._running.note_validation(event)
             case WarningMessage():  # the terminal folds it, so that a command in it can be copied
                 self._console.print(_styled(event))
-            case InfoMessage() | Probe():
+            case Info() | Probe():
                 self._console.print(_styled(event, style="dim"), soft_wrap=False)
 
     def __rich__(self) -> RenderableType:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from finetune.events import (
     Advance,
     Event,
-    InfoMessage,
+    Info,
     Probe,
     StageFinished,
     StageStarted,
@@ -102,7 +102,7 @@ class Running:
 def line_of(event: Event) -> str:
     """Return an event in words."""
     match event:
-        case InfoMessage():
+        case Info():
             return event.message
         case StageStarted():
             return event.name

@@ -16,7 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.errors import DataUnreadable
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.tasks.labels import is_number
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -108,7 +108,7 @@ def read_delimited(
         # Many files with tabs know no quotes, and a text may then begin with one and never end it.
         dialect = replace(dialect, quote=None)
         rows = _read_rows(text, dialect, path=path)
-        emit(InfoMessage(f"quotes in {path} are part of the texts"))
+        emit(Info(f"quotes in {path} are part of the texts"))
     columns, has_header = name_columns(rows, header=header, known=known, path=path, emit=emit)
     return DelimitedTable(columns, dialect, has_header)
 
@@ -133,14 +133,10 @@ def name_columns(
     ]
     table = table.rename_columns(_numbered_names(names))
     if blank and len(table):  # as spreadsheets write them
-        emit(InfoMessage(f"blank columns of {path} dropped: {len(blank)}"))
+        emit(Info(f"blank columns of {path} dropped: {len(blank)}"))
         table = table.select([n for n in range(table.num_columns) if n not in blank])
     if not has_header:
-        emit(
-            InfoMessage(
-                f"{path} has no header row: its columns are {', '.join(table.column_names)}"
-            )
-        )
+        emit(Info(f"{path} has no header row: its columns are {', '.join(table.column_names)}"))
     if len(set(table.column_names)) < table.num_columns:
         raise DataUnreadable(
             f"two columns of {path} have the same name: {table.column_names}",

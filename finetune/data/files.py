@@ -20,7 +20,7 @@ from finetune.data.encoding import DecodedText, decode
 from finetune.data.packed import GZIP, SUFFIXES, ZIP, read_content
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
-from finetune.events import Emit, InfoMessage, WarningMessage
+from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.labels import map_lists
 
 KINDS_BY_FIRST_BYTES = {
@@ -88,13 +88,13 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
         return _read_workbook(content, options, path=path, emit=emit)
     kind = kind_of(content, path=name)
     if kind == ".parquet":
-        emit(InfoMessage(f"reading {path}"))
+        emit(Info(f"reading {path}"))
         return _read_parquet(path, content, emit=emit)
     decoded = decode(content, path=path, encoding=options.encoding)
     del content  # the texts once are enough
     warn_of_rivals(decoded, path=path, emit=emit)
     if kind == ".jsonl":
-        emit(InfoMessage(f"reading {path}: encoding {decoded.encoding}"))
+        emit(Info(f"reading {path}: encoding {decoded.encoding}"))
         return _read_json_lines(decoded, path=path, emit=emit)
     return _read_delimited(decoded, options, suffix=name.suffix, path=path, emit=emit)
 
@@ -102,7 +102,7 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
 def _read_workbook(content: bytes, options: DataOptions, *, path: Path, emit: Emit) -> RawTable:
     from finetune.data.workbook import read_workbook
 
-    emit(InfoMessage(f"reading {path}: an Excel workbook"))
+    emit(Info(f"reading {path}: an Excel workbook"))
     rows = read_workbook(content, path=path)
     known = options.named_columns
     columns, _ = name_columns(rows, header=options.header, known=known, path=path, emit=emit)
@@ -121,7 +121,7 @@ def _read_delimited(
         emit=emit,
     )
     delimiter, encoding = DELIMITERS[table.dialect.delimiter], decoded.encoding
-    emit(InfoMessage(f"reading {path}: encoding {encoding}, delimiter {delimiter}"))
+    emit(Info(f"reading {path}: encoding {encoding}, delimiter {delimiter}"))
 
     def lines() -> list[int]:
         # Read again, not to hold all of it until then.
@@ -396,7 +396,7 @@ def _list_as_text(values: Sequence[Any] | None) -> str:
 def _report_left_out(names: Sequence[str], *, path: Path, emit: Emit) -> None:
     if names:
         listed = ", ".join(map(repr, map(_mended, names)))
-        emit(InfoMessage(f"columns of {path} left out, neither texts nor numbers: {listed}"))
+        emit(Info(f"columns of {path} left out, neither texts nor numbers: {listed}"))
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:

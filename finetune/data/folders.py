@@ -12,7 +12,7 @@ from finetune.data.files import RawTable
 from finetune.data.hub_tables import SPLIT_OF_WORD
 from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound, DataUnreadable
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 
 TEXT_SUFFIXES = (".txt", "")
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
@@ -59,11 +59,7 @@ def _read_classes(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
         )
     texts, encoding = _read_texts(files, options, path=path)
     classes = len({file.parent for file in files})
-    emit(
-        InfoMessage(
-            f"reading {path}: {len(files):,} texts in {classes} folders, encoding {encoding}"
-        )
-    )
+    emit(Info(f"reading {path}: {len(files):,} texts in {classes} folders, encoding {encoding}"))
     columns = {
         "text": pyarrow.array(texts, "string"),
         "label": pyarrow.array([file.parent.name for file in files], "string"),

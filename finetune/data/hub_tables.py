@@ -7,7 +7,7 @@ from pathlib import Path
 
 from finetune import hub
 from finetune.errors import DataError, DataNotFound, HubNotReachable
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 
 # There the Hub keeps its own copy of most datasets, as Parquet, even of those made by a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
@@ -36,7 +36,7 @@ def fetch_splits(
         ChecksumDiffers: If a file arrived damaged.
         HubNotReachable: If the Hub does not answer and the cache does not hold the files.
     """
-    emit(InfoMessage(f"loading {repository} from the Hub"))
+    emit(Info(f"loading {repository} from the Hub"))
     dataset, splits = _find_files(repository, part, revision=revision)
     # The training split comes last, so that a cache that holds it holds everything.
     dataset.fetch(name for split in splits.keys() - {"train"} for name in splits[split])

@@ -29,7 +29,7 @@ from finetune.data.tables import (
 )
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, UsageError
-from finetune.events import Emit, InfoMessage, ignore
+from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO, find_kind
@@ -73,7 +73,7 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
             folder = _expand(options.data_dir)
             return load_trec(folder=folder, label=options.label, emit=emit)
         case "questions":
-            emit(InfoMessage("reading the questions that come with the package"))
+            emit(Info("reading the questions that come with the package"))
             return load_questions()
         case "a file":
             files = _files_of(options)
@@ -104,7 +104,7 @@ def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) ->
         emit=emit,
     )
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
-    emit(InfoMessage(f"data: {options.data}, {counts} rows, {given.task.label_kinds}"))
+    emit(Info(f"data: {options.data}, {counts} rows, {given.task.label_kinds}"))
     loaded = replace(given, splits=splits)
     del given  # the rows before they were split
     return_freed_memory()

@@ -15,7 +15,7 @@ from finetune.data.hub_tables import SPLIT_OF_WORD
 from finetune.data.packed import read_content
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 
 Tables = Mapping[str, Sequence[RawTable]]
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
@@ -45,7 +45,7 @@ def divide_tables(tables: Tables, options: DataOptions, *, emit: Emit) -> Tables
     for one in names:
         splits = _splits_in(table.columns[one])
         if splits and (name or plain_name(one) in SPLIT_NAMES):
-            emit(InfoMessage(f"splits from column {one!r}; --split-column none ignores it"))
+            emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
             return _divide(table, one, splits)
     if name is not None:
         raise DataError(
@@ -77,7 +77,7 @@ def name_labels(tables: Tables, label: str, options: DataOptions, *, emit: Emit)
     }
     named = _name_all(given, names, path=path)
     first = next(iter(sorted(named, key=len)), "")
-    emit(InfoMessage(f"names of labels from {path}: {first} is {named.get(first)}"))
+    emit(Info(f"names of labels from {path}: {first} is {named.get(first)}"))
     return {
         split: [_with_names(one, label, named, names) for one in own]
         for split, own in tables.items()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from finetune.data.repeats import number_texts
 from finetune.data.tables import column_of, dataset_of, texts_of
 from finetune.errors import DataError
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.tasks.base import Task
 
 
@@ -127,7 +127,7 @@ def _with_missing_splits(
         splits |= {"train": train.table, name: held_out.table}
     if "test" in missing:
         emit(
-            InfoMessage(
+            Info(
                 f"no test file: a random {options.test_fraction:.0%} is held out as the test split,"
                 f" {len(splits['test'])} of {given_rows} rows"
             )

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound, DataUnreadable, UsageError
-from finetune.events import Emit, InfoMessage, WarningMessage
+from finetune.events import Emit, Info, WarningMessage
 
 # As much as a pipe holds.
 CHUNK_BYTES = 2**16
@@ -114,7 +114,7 @@ def _read_table(
     )
     chosen = choose_text_columns(columns, options, reads_pairs=reads_pairs, table=str(path))
     named = " and ".join(repr(",".join(names)) for names in chosen if names)
-    emit(InfoMessage(f"texts from column {named} of {path}"))
+    emit(Info(f"texts from column {named} of {path}"))
     return _pieces(chain(sample, records), chosen, path, emit)
 
 

@@ -29,7 +29,7 @@ from finetune.data.parts import Tables, divide_tables, name_labels
 from finetune.data.source import DataOptions, LoadedData
 from finetune.devices import host
 from finetune.errors import DataError
-from finetune.events import Emit, InfoMessage, WarningMessage
+from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
 from finetune.tasks.choose import choose_kind
 from finetune.tasks.labels import listed_counts
@@ -218,7 +218,7 @@ def _choose_kind(
 ) -> type[Task]:
     distinct = {one for column in labels for one in pc.unique(column).to_pylist()}
     kind, reason = choose_kind(options.task, distinct, names=names)
-    emit(InfoMessage(f"task: {kind.name}, {reason}"))
+    emit(Info(f"task: {kind.name}, {reason}"))
     return kind
 
 
@@ -244,11 +244,11 @@ def read_table(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
 def choose_table_columns(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
     """Return the columns of a table that are named, or else guessed, and report them."""
     if table.flags and options.label_column is None:
-        emit(InfoMessage(f"columns of 0 and 1 taken for labels: {table.flags}"))
+        emit(Info(f"columns of 0 and 1 taken for labels: {table.flags}"))
         options = replace(options, label_column=table.flags)
     columns = choose_columns(table.columns, options, table=str(table.path))
     second = f", second texts from {columns.pair}" if columns.pair else ""
-    emit(InfoMessage(f"texts from column {columns.text}{second}, labels from {columns.label}"))
+    emit(Info(f"texts from column {columns.text}{second}, labels from {columns.label}"))
     return columns
 
 

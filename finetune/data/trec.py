@@ -17,7 +17,7 @@ from finetune.data.files import read_file
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
-from finetune.events import Emit, InfoMessage, WarningMessage
+from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.single import Single
 
 HUB_REPOSITORY = "CogComp/trec"
@@ -111,12 +111,12 @@ def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
 
 
 def _fetch(emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:
-    emit(InfoMessage(f"loading {HUB_REPOSITORY} from the Hub"))
+    emit(Info(f"loading {HUB_REPOSITORY} from the Hub"))
     names = {split: f"default/{split}/0000.parquet" for split in PUBLISHED}
     try:
         snapshot = hub.fetch_dataset(HUB_REPOSITORY, names.values(), commit=HUB_REVISION)
     except (HubNotReachable, DataNotFound) as error:
-        emit(InfoMessage(f"{error}; trying {ORIGINAL_ADDRESS}"))
+        emit(Info(f"{error}; trying {ORIGINAL_ADDRESS}"))
         return _read_folder(_fetch_raw_files(), emit)
     splits = {split: _read_parquet(snapshot.folder / name, emit) for split, name in names.items()}
     return splits, (DataSource(f"hub:{HUB_REPOSITORY}", commit=snapshot.commit),)
@@ -138,7 +138,7 @@ def _fetch_raw_files() -> Path:
 
 
 def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:
-    emit(InfoMessage(f"reading TREC from {folder}"))
+    emit(Info(f"reading TREC from {folder}"))
     if not (folder / PUBLISHED["train"].name).is_file():
         raise DataNotFound(
             f"there is no file {folder / PUBLISHED['train'].name}",

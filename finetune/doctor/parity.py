@@ -13,7 +13,7 @@ from finetune.devices.precision import without_tf32
 from finetune.devices.select import check_precision, select_device
 from finetune.doctor.models import pretrained_classifier, random_classifier, with_stars
 from finetune.doctor.rehearsal import Rehearsal, Tensors, plan_rehearsal
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.model.mode import Mode
 from finetune.runs.precision import note_parity
 from finetune.training.tolerances import (
@@ -127,9 +127,9 @@ def check_parity(
 ) -> ParityReport:
     """Compare a device with the CPU by the evaluations and updates of a model."""
     with without_tf32():
-        emit(InfoMessage("computing on the CPU in fp32"))
+        emit(Info("computing on the CPU in fp32"))
         expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
-        emit(InfoMessage(f"computing on {device.name} ({device.description}) in {precision}"))
+        emit(Info(f"computing on {device.name} ({device.description}) in {precision}"))
         actual = rehearsal.on(device, precision=precision)
         differences = tuple(compare(actual, expected, tolerance=TOLERANCES[precision]))
     return ParityReport(device.name, precision, differences)

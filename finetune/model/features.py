@@ -16,7 +16,7 @@ from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.precision import autocast
 from finetune.devices.processes import ALONE, LONGEST_SECONDS, Processes
-from finetune.events import Advance, Emit, InfoMessage, WarningMessage
+from finetune.events import Advance, Emit, Info, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.feature_store import FeatureStore, key_of
 from finetune.tokenization.buckets import Batch, plan_extraction
@@ -182,7 +182,7 @@ class _Extraction:
         lines = store.read(key, emit=self.emit)
         rows, split = len(self.examples.labels), self.notes["split"]
         verb = "computing" if lines is None else "reusing"
-        self.emit(InfoMessage(f"{verb} features of the frozen layers for {rows:,} {split} rows"))
+        self.emit(Info(f"{verb} features of the frozen layers for {rows:,} {split} rows"))
         return self._compute(store, key=key) if lines is None else lines
 
     def key_parts(self) -> Iterator[str | torch.Tensor]:

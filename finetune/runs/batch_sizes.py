@@ -14,7 +14,7 @@ from finetune.devices.base import Device
 from finetune.devices.host_memory import spare_bytes
 from finetune.devices.launch import read_launch
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.runs.details import Choice
 from finetune.runs.features import cache_folder, make_feature_extractor, stores_features
 from finetune.runs.plan import TrainingPlan
@@ -67,7 +67,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
 
     choices: list[Choice] = []
     rows_per_update = math.ceil(plan.rows_per_update / preparation.processes.count)
-    emit(InfoMessage("searching for the batch size"))
+    emit(Info("searching for the batch size"))
     evaluation = None
     is_one_size = preparation.device.shapes.counts_evaluation
     if stores_features(config.cache, case.mode) and make_feature_extractor(classifier) is not None:
@@ -88,7 +88,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
         training = evaluation = min(training, evaluation)
     own = FoundSizes(training, evaluation, case.gradient_checkpointing, choices)
     sizes = _least(preparation.processes.gather(own))
-    emit(InfoMessage(f"batch size: {sizes.training}, and {sizes.evaluation} without gradients"))
+    emit(Info(f"batch size: {sizes.training}, and {sizes.evaluation} without gradients"))
     return sizes
 
 
@@ -105,22 +105,18 @@ def _choose_checkpointing(
         plain = search(case)
     except BatchDoesNotFit:
         found = search(with_checkpointing)
-        emit(
-            InfoMessage(
-                "gradient checkpointing: on, without it not even one example fits in memory"
-            )
-        )
+        emit(Info("gradient checkpointing: on, without it not even one example fits in memory"))
         return with_checkpointing, found
     pieces = math.ceil(rows_per_update / plain.recommended)
     if pieces == 1 or not plain.is_short_of_memory:
         return case, plain
-    emit(InfoMessage("searching again, with gradient checkpointing"))
+    emit(Info("searching again, with gradient checkpointing"))
     found = search(with_checkpointing)
     speedup = found.examples_per_second / plain.examples_per_second
     has_fewer_pieces = math.ceil(rows_per_update / found.recommended) < pieces
     is_on = has_fewer_pieces and speedup >= FASTER
     emit(
-        InfoMessage(
+        Info(
             f"gradient checkpointing: {'on' if is_on else 'off'}, with it the batch size is "
             f"{found.recommended} instead of {plain.recommended}, at {speedup:.2f} times the speed"
         )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finetune.events import Emit, InfoMessage, WarningMessage
+from finetune.events import Emit, Info, WarningMessage
 from finetune.model.load import Classifier
 from finetune.tasks.base import Labels, Task
 
@@ -41,18 +41,10 @@ def finish_task(
     folded = tuned.fold(parameters)
     after, _ = predict()
     if not are_proportional(before, after, factor=folded.temperature):
-        emit(
-            InfoMessage(
-                "the probabilities are not calibrated: the logits do not follow the last layer"
-            )
-        )
+        emit(Info("the probabilities are not calibrated: the logits do not follow the last layer"))
         _restore(parameters, saved)
         return replace(tuned, temperature=1.0).fold(parameters), (before, labels)
-    emit(
-        InfoMessage(
-            f"the logits are divided by {folded.temperature:.3g}, fitted on validation rows"
-        )
-    )
+    emit(Info(f"the logits are divided by {folded.temperature:.3g}, fitted on validation rows"))
     changed = _count_changes((tuned, before), (folded, after), labels)
     if changed:
         message = f"rounding has changed {changed:,} of {len(labels):,} answers to validation rows"

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from finetune.errors import ModelUnsupported, UsageError
 from finetune.evaluation.calibration import find_lowest_confidence
-from finetune.events import Emit, InfoMessage, WarningMessage
+from finetune.events import Emit, Info, WarningMessage
 from finetune.files import read_json, write_json
 from finetune.runs.calibration import Predicted
 from finetune.runs.folder import RunFolder
@@ -119,7 +119,7 @@ def _report(
     emit: Emit,
 ) -> None:
     reached = ", ".join(f"{name} {low:.3f}" for name, low in lowest.items() if low is not None)
-    emit(InfoMessage(f"lowest probability for precision {precision:g}: {reached or 'none'}"))
+    emit(Info(f"lowest probability for precision {precision:g}: {reached or 'none'}"))
     missed = ", ".join(
         f"{name} ({len(classes[name].is_right):,} rows)"
         for name, low in lowest.items()

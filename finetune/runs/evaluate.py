@@ -6,7 +6,7 @@ from datasets import Dataset
 
 from finetune.data.load import load_rows
 from finetune.errors import DataError, NotARun
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.runs.data import data_options, load_run_data
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.manifest import Manifest
@@ -68,7 +68,7 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
 
 def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: Emit) -> Scores:
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
-    emit(InfoMessage(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
+    emit(Info(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
     examples = encode_rows(rows, split, model.classifier, config=model.config, emit=emit)
     logits = model.logits(examples)
     scores = model.classifier.task.score(logits, examples.labels)

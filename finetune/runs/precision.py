@@ -14,7 +14,7 @@ from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Emit, InfoMessage, WarningMessage, ignore
+from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import read_json, write_json
 from finetune.model.feature_store import key_of
 from finetune.runs.details import Choice
@@ -49,9 +49,9 @@ def with_precision(
         lambda: None if reason else _find_timing(preparation, plan, batch_size)
     )
     if timing is None:
-        emit(InfoMessage(f"precision: fp32, {reason or 'as memory ran out when bf16 was timed'}"))
+        emit(Info(f"precision: fp32, {reason or 'as memory ran out when bf16 was timed'}"))
     else:
-        emit(InfoMessage(f"precision: {timing.precision}, {timing}; --precision sets another"))
+        emit(Info(f"precision: {timing.precision}, {timing}; --precision sets another"))
     if timing and not timing.do_results_agree:
         found = f"in bf16 the logits of a batch are off by {timing.logits_error:.0%}"
         remedy = "the run is in fp32; finetune doctor --parity --precision bf16 shows more"

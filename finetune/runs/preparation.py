@@ -16,7 +16,7 @@ from finetune.data.tables import column_of, texts_of
 from finetune.devices.base import Device
 from finetune.devices.processes import ALONE, Processes
 from finetune.devices.select import check_precision, select_device
-from finetune.events import Emit, InfoMessage, WarningMessage, stage
+from finetune.events import Emit, Info, WarningMessage, stage
 from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import Classifier, load_classifier
@@ -121,9 +121,7 @@ def prepare(
     check_precision(device, precision)
     processes = processes.on(device)
     several = f", {processes.count} processes" if processes.count > 1 else ""
-    emit(
-        InfoMessage(f"device: {device.name} ({device.description}){several}, precision {precision}")
-    )
+    emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     is_balanced = config.training.class_weights == "balanced"
     with stage("load", emit):
         loaded = load_run_data(config.data, emit=emit)
@@ -133,11 +131,7 @@ def prepare(
         task.chosen_metric(config.training.metric_for_best_model)
         classifier = load_for_training(config, task=task, device=device, emit=emit)
     if is_balanced:
-        emit(
-            InfoMessage(
-                "class weights: every class counts the same in the loss, instead of every row"
-            )
-        )
+        emit(Info("class weights: every class counts the same in the loss, instead of every row"))
     started = time.perf_counter()
     with stage("encode", emit):
         examples = {
@@ -167,7 +161,7 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
         enable_gradient_checkpointing(classifier.model, device)
     trained, total = count_parameters(classifier.model)
     emit(
-        InfoMessage(
+        Info(
             f"model: {config.model.model}, mode {mode}, {trained:,} of {total:,} parameters train "
             f"({trained / total:.1%})"
         )
@@ -218,7 +212,7 @@ def _report_long_texts(
         texts, windows = len(encoded.windows.counts), len(encoded.lengths)
         cut = np.count_nonzero(encoded.windows.counts > 1)
         emit(
-            InfoMessage(
+            Info(
                 f"{cut:,} of the {texts:,} {split} texts ({cut / texts:.1%}) are longer than "
                 f"{longest} tokens: {windows:,} windows in all"
             )

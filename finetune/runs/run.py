@@ -17,7 +17,7 @@ from finetune.devices.batch_size import BatchSize
 from finetune.devices.processes import SECONDS_LATE, Processes
 from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
-from finetune.events import Emit, InfoMessage, stage
+from finetune.events import Emit, Info, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.save import save_classifier
@@ -126,7 +126,7 @@ class Run:
         run.progress.seconds += prepared_seconds
         if processes.is_main:
             continue_journal(folder, updates=run.progress.updates)
-        emit(InfoMessage(f"resuming after update {run.progress.updates:,}"))
+        emit(Info(f"resuming after update {run.progress.updates:,}"))
         return run
 
     @classmethod
@@ -196,7 +196,7 @@ class Run:
         """
         schedule = self.plan.schedule
         self.emit(
-            InfoMessage(
+            Info(
                 f"training: {schedule.total_updates:,} updates of "
                 f"{self.plan.effective_batch_size} examples, learning rate {schedule.peak:g}, "
                 f"{self.plan.real_token_share():.1%} of the tokens are not padding"

@@ -5,7 +5,7 @@ import torch
 
 from finetune.config.schema import precision_without_timing
 from finetune.devices.precision import autocast
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 from finetune.runs.details import Choice
 from finetune.runs.preparation import Preparation
 
@@ -34,7 +34,7 @@ def choose_run_threads(preparation: Preparation, *, emit: Emit) -> Preparation:
     chosen = device.choose_threads(forward)
     if chosen is None:
         return preparation
-    emit(InfoMessage(str(chosen)))
+    emit(Info(str(chosen)))
     milliseconds = {str(threads): 1e3 * one for threads, one in chosen.seconds.items()}
     note = f"other processes take {chosen.busy_share:.0%} of the CPU"
     return preparation.with_choices(

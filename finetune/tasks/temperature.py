@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.events import Emit, InfoMessage
+from finetune.events import Emit, Info
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def fit_temperature(
     if len(labels) < LEAST_ROWS or wrong_answers < LEAST_WRONG_ANSWERS:
         found = f"{len(labels):,} validation rows, {wrong_answers:,} wrong answers"
         wanted = f"needs {LEAST_ROWS} and {LEAST_WRONG_ANSWERS}"
-        emit(InfoMessage(f"the probabilities are not calibrated: that {wanted}, there are {found}"))
+        emit(Info(f"the probabilities are not calibrated: that {wanted}, there are {found}"))
         return 1.0
     import torch
     from scipy.optimize import minimize_scalar

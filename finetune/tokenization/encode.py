@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from finetune.events import Advance, Emit, InfoMessage, ignore
+from finetune.events import Advance, Emit, Info, ignore
 from finetune.tokenization.long_texts import TRUNCATED, LongTexts
 from finetune.tokenization.windows import Windows, head_and_tail
 
@@ -169,7 +169,7 @@ def _pieces(
         is_end = done == len(texts) and reported > started
         if is_end or now - reported > SECONDS_BETWEEN_REPORTS:
             if reported == started:
-                emit(InfoMessage(f"encoding {len(texts):,} texts"))
+                emit(Info(f"encoding {len(texts):,} texts"))
             reported = now
             emit(Advance(done, len(texts)))
 

@@ -26,7 +26,7 @@ from finetune.errors import (
     ModelUnsupported,
     UsageError,
 )
-from finetune.events import Event, InfoMessage
+from finetune.events import Event, Info
 from finetune.tasks.single import Single
 
 __all__ = ["prober"]
@@ -83,7 +83,7 @@ def search(emitted: list[Event] | None = None, **options: Any) -> tuple[BatchRes
 
 
 def messages(emitted: list[Event]) -> list[str]:
-    return [one.message for one in emitted if isinstance(one, InfoMessage | events.WarningMessage)]
+    return [one.message for one in emitted if isinstance(one, Info | events.WarningMessage)]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
     ).results
     # Of 60 rows, 6 are held out to test and 6 to validate.
     assert (result.max_verified, result.padded_length) == (48, 15)
-    assert InfoMessage(f"the longest text of {table} has 15 tokens") in emitted
+    assert Info(f"the longest text of {table} has 15 tokens") in emitted
 
 
 def test_options_of_the_search_reach_the_child(prober: SimulatedProber, tiny_folder: Path) -> None:
@@ -245,7 +245,7 @@ def test_trec_is_measured_by_the_models_own_tokenizer(tiny_folder: Path, tmp_pat
     emitted: list[Event] = []
     estimates(model=tiny_folder, data_dir=folder, freeze_core=True, feature_cache=False,
               emitted=emitted)  # fmt: skip
-    assert InfoMessage("the longest text of trec has 16 tokens") in emitted
+    assert Info("the longest text of trec has 16 tokens") in emitted
 
 
 @pytest.mark.usefixtures("offline_trec")

@@ -8,7 +8,7 @@ from tiny_runs import TEXTS
 
 import finetune
 from finetune.errors import ModelUnsupported, NotARun, UsageError
-from finetune.events import Event, InfoMessage, WarningMessage
+from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
 
@@ -86,7 +86,7 @@ def test_less_sure_answers_are_left_out_and_counted(finished_run: Path) -> None:
         assert (answer.probability, answer.probabilities) == (
             before.probability, before.probabilities,
         )  # fmt: skip
-    assert emitted[-1] == InfoMessage("25 of 40 texts are left unanswered")
+    assert emitted[-1] == Info("25 of 40 texts are left unanswered")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tiny_runs import QUICK, TEXTS, Command, flags, have_same_bits, weights_of
 
 import finetune
 from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
-from finetune.events import Event, InfoMessage
+from finetune.events import Event, Info
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
@@ -27,7 +27,7 @@ def parent(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("seeds") / "both"
 
     def stop_at_the_second(event: Event) -> None:
-        if isinstance(event, InfoMessage) and event.message.startswith("seed 43"):
+        if isinstance(event, Info) and event.message.startswith("seed 43"):
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted, match="1 of 2 seeds have finished") as caught:
@@ -36,9 +36,7 @@ def parent(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert read_json(folder / "seeds.json")["best"] == "seed-42"
     events: list[Event] = []
     finetune.run(seeds=2, resume_from_checkpoint=str(folder), emit=events.append)
-    begun = [
-        one.message for one in events if isinstance(one, InfoMessage) and one.message[:5] == "seed "
-    ]
+    begun = [one.message for one in events if isinstance(one, Info) and one.message[:5] == "seed "]
     assert begun == ["seed 43, 2 of 2"]
     return folder
 

@@ -11,7 +11,7 @@ import finetune
 from finetune.api.dry_run import default_name
 from finetune.config.schema import Config, DataConfig
 from finetune.errors import FinetuneError, Interrupted, ModelNotFound
-from finetune.events import Event, InfoMessage
+from finetune.events import Event, Info
 
 ONE_UPDATE: dict[str, Any] = QUICK | {
     "max_train_samples": 16,
@@ -59,7 +59,7 @@ def test_the_folder_is_reserved_before_anything_is_loaded(
 
 
 def interrupt(event: Event) -> None:
-    if isinstance(event, InfoMessage) and event.message.startswith("model"):
+    if isinstance(event, Info) and event.message.startswith("model"):
         raise KeyboardInterrupt
 
 

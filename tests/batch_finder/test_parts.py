@@ -45,11 +45,7 @@ def search(
 
 
 def messages(emitted: list[Event]) -> list[str]:
-    return [
-        one.message
-        for one in emitted
-        if isinstance(one, events.InfoMessage | events.WarningMessage)
-    ]
+    return [one.message for one in emitted if isinstance(one, events.Info | events.WarningMessage)]
 
 
 def test_a_whole_model_has_one_search(prober: SimulatedProber) -> None:

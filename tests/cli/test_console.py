@@ -10,12 +10,12 @@ import pytest
 from rich.cells import cell_len
 
 from finetune.cli.console import as_text, shorten, show_scores, show_table, showing
-from finetune.events import Advance, Event, InfoMessage, Update, Validation, WarningMessage
+from finetune.events import Advance, Event, Info, Update, Validation, WarningMessage
 from finetune.tasks.single import ClassScores, SingleScores
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
-    InfoMessage("reading [bold]things[/] :smile:"),
+    Info("reading [bold]things[/] :smile:"),
     WarningMessage("something is [red]odd[/]", remedy="look at it"),
     WarningMessage("something else is odd"),
     Update(
@@ -96,7 +96,7 @@ def test_quiet_counts_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_long_line_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
     with showing(quiet=False, no_progress=False) as emit:
-        emit(InfoMessage("word " * 100))
+        emit(Info("word " * 100))
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

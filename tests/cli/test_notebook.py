@@ -7,7 +7,7 @@ import pytest
 
 from finetune.cli.notebook import NotebookLive, make_recorder
 from finetune.cli.progress import LiveView
-from finetune.events import InfoMessage, StageFinished, StageStarted
+from finetune.events import Info, StageFinished, StageStarted
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_notebook_shows_the_running_stage_and_at_the_end_the_lines_alone(
     with NotebookLive(view, recorder) as live:
         view.show(StageFinished("load", 2.34))
         view.show(StageStarted("evaluate"))
-        view.show(InfoMessage("<b>bold</b>"))
+        view.show(Info("<b>bold</b>"))
         live.refresh()
     running, end = pages[-2:]
     assert "evaluate" in running

@@ -13,7 +13,7 @@ from finetune.cli.running import Count, clock
 from finetune.events import (
     Advance,
     Event,
-    InfoMessage,
+    Info,
     StageFinished,
     StageStarted,
     Update,
@@ -47,7 +47,7 @@ def validation(number: int, *, epoch: float, accuracy: float, is_best: bool) -> 
 
 TRAINING: list[Event] = [
     StageStarted("load"),
-    InfoMessage("data: 日本語.csv, 👩🏽‍🚀 שלום \x1b[2J"),
+    Info("data: 日本語.csv, 👩🏽‍🚀 שלום \x1b[2J"),
     WarningMessage("something is [red]odd[/]", remedy="look at it"),
     StageFinished("load", 2.34),
     StageStarted("threads"),
@@ -106,9 +106,7 @@ def test_a_finished_stage_stays_with_its_time_and_what_came_of_it() -> None:
 
 def test_a_long_fact_is_folded_between_words_and_a_warning_left_to_the_terminal() -> None:
     words = "word " * 19 + "end"
-    fact, rest, warning, _ = live_view(
-        [InfoMessage(words), WarningMessage(words), StageStarted("load")]
-    )
+    fact, rest, warning, _ = live_view([Info(words), WarningMessage(words), StageStarted("load")])
     assert (CODE.sub("", fact).split() + CODE.sub("", rest).split()) == words.split()
     assert CODE.sub("", warning) == f"warning: {words}"
 

@@ -3,13 +3,13 @@ import pytest
 import finetune
 from finetune.cli import python_api
 from finetune.cli.python_api import shown_live
-from finetune.events import Emit, Event, InfoMessage, ignore
+from finetune.events import Emit, Event, Info, ignore
 
 
 @shown_live
 def work(subject: str, *, emit: Emit = ignore) -> str:
     """Do some work."""
-    emit(InfoMessage(f"working on {subject}"))
+    emit(Info(f"working on {subject}"))
     return subject
 
 
@@ -27,7 +27,7 @@ def test_where_someone_watches_events_are_shown_unless_the_caller_takes_them(
     emitted: list[Event] = []
     work("it", emit=emitted.append)
     work("it", progress=False)
-    assert emitted == [InfoMessage("working on it")]
+    assert emitted == [Info("working on it")]
     assert capsys.readouterr() == ("", "")
 
 

@@ -14,7 +14,7 @@ from finetune.data.delimited import Dialect, _read_by_arrow
 from finetune.data.files import RawTable, read_file
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
-from finetune.events import Event, InfoMessage
+from finetune.events import Event, Info
 
 ROWS = [
     ("plain", "a"),
@@ -33,7 +33,7 @@ def read(
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     emitted: list[Event] = []
     table = read_file(path, DataOptions("", "", **options), emit=emitted.append)
-    return table, "; ".join(event.message for event in emitted if isinstance(event, InfoMessage))
+    return table, "; ".join(event.message for event in emitted if isinstance(event, Info))
 
 
 def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:

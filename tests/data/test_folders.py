@@ -8,7 +8,7 @@ from finetune.data.folders import digest_folder
 from finetune.data.load import load_data
 from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound
-from finetune.events import Event, InfoMessage
+from finetune.events import Event, Info
 
 
 def write(root: Path, **texts: str) -> Path:
@@ -42,7 +42,7 @@ def test_splits_and_classes_are_folders(tmp_path: Path) -> None:
         "train": [("dull", "neg"), ("great\nfun", "pos")],
         "test": [("schön", "pos")],
     }
-    said = [event.message for event in emitted if isinstance(event, InfoMessage)]
+    said = [event.message for event in emitted if isinstance(event, Info)]
     assert any("2 texts in 2 folders, encoding" in one for one in said)
     assert rows_of(root / "train") == {"train": [("dull", "neg"), ("great\nfun", "pos")]}
 

@@ -9,7 +9,7 @@ import pytest
 from finetune.data.load import load_data, load_rows, source_name
 from finetune.data.source import DataOptions, LoadedData
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Event, InfoMessage
+from finetune.events import Event, Info
 from finetune.tasks.single import Single
 
 
@@ -26,7 +26,7 @@ def test_the_questions_of_the_package_need_nothing_else() -> None:
     table = loaded.splits
     assert set(table) == {"train", "test"}
     assert table["train"].column_names == ["text", "label"]
-    assert [type(event) for event in emitted] == [InfoMessage]
+    assert [type(event) for event in emitted] == [Info]
 
 
 def test_trec_is_read_from_a_folder(tmp_path: Path) -> None:

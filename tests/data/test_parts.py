@@ -7,7 +7,7 @@ import pytest
 from finetune.data.load import load_data, load_rows
 from finetune.data.source import DataOptions, LoadedData
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Event, InfoMessage, ignore
+from finetune.events import Event, Info, ignore
 
 ROWS = "text,split,label\na 1,train,x\nb 2,Dev,y\nc 3,test,x\nd 4,train,y\n"
 
@@ -29,7 +29,7 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     assert {split: rows["text"][:] for split, rows in found.items()} == {
         "train": ["a 1", "d 4"], "validation": ["b 2"], "test": ["c 3"],
     }  # fmt: skip
-    assert any("'split'" in one.message for one in emitted if isinstance(one, InfoMessage))
+    assert any("'split'" in one.message for one in emitted if isinstance(one, Info))
     whole = load(table, split_column="none")
     assert whole.splits["train"].num_rows == 4
     options = DataOptions(str(table), "label-coarse")

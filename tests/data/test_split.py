@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from finetune.data.split import SplitOptions, hold_out, split_table
 from finetune.data.tables import make_table
 from finetune.errors import DataError
-from finetune.events import Event, InfoMessage
+from finetune.events import Event, Info
 from finetune.tasks.single import Single
 
 CLASSES = ("many", "some", "few")
@@ -140,7 +140,7 @@ def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -
     }
     assert set.union(*(set(rows["text"]) for rows in splits.values())) == set(table["text"])
     [stage] = emitted
-    assert isinstance(stage, InfoMessage)
+    assert isinstance(stage, Info)
     assert stage.message == (
         "no test file: a random 20% is held out as the test split, 20 of 100 rows"
     )

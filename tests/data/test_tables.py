@@ -14,7 +14,7 @@ from finetune.data.source import DataOptions
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Event, InfoMessage, WarningMessage
+from finetune.events import Event, Info, WarningMessage
 
 TREC_DIR = Path(
     os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
@@ -288,7 +288,7 @@ def test_the_columns_are_reported_with_the_reason(tmp_path: Path) -> None:
     emitted: list[Event] = []
     read(path, emitted=emitted, text="review")
     assert (
-        InfoMessage(
+        Info(
             "texts from column 'review' (named with --text-column), labels from 'stars' (its"
             " name says so)"
         )

@@ -21,7 +21,7 @@ from finetune.errors import (
     HubNotReachable,
     UsageError,
 )
-from finetune.events import Emit, Event, InfoMessage, WarningMessage
+from finetune.events import Emit, Event, Info, WarningMessage
 
 TREC_DIR = Path(
     os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
@@ -173,7 +173,7 @@ def test_a_hub_without_trec_leads_to_the_original_address(
         again = load(None)
     assert contents(table) == contents(again)
     assert contents(table) == contents(load(raw))
-    assert any(isinstance(event, InfoMessage) and address in event.message for event in emitted)
+    assert any(isinstance(event, Info) and address in event.message for event in emitted)
 
 
 def test_damage_on_the_way_is_not_hidden_by_the_other_address(tmp_path: Path) -> None:

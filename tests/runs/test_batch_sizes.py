@@ -19,7 +19,7 @@ from tiny_runs import run_tiny
 from tiny_training import give_few_shapes
 
 from finetune import events
-from finetune.events import Event, InfoMessage, ignore
+from finetune.events import Event, Info, ignore
 from finetune.runs.batch_sizes import FoundSizes, find_sizes
 from finetune.runs.plan import plan_training
 from finetune.runs.preparation import Preparation
@@ -98,7 +98,7 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
     assert all(one.value in one.measured for one in found.choices)
     assert probed_sizes(emitted) == [64, 16]
     assert [case.part for case in prober.cases] == ["features", "trainable"]
-    assert InfoMessage("batch size: 16, and 64 without gradients") in emitted
+    assert Info("batch size: 16, and 64 without gradients") in emitted
 
 
 def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
@@ -143,7 +143,7 @@ def test_checkpointing_is_used_where_larger_pieces_of_the_effective_batch_are_fa
     assert [case.gradient_checkpointing for case in prober.cases] == [False, True]
     assert kept["gradient_checkpointing"] is is_on
     said = "on, with it the batch size is 16 instead" if is_on else "off, with it"
-    assert was_emitted(emitted, InfoMessage, f"gradient checkpointing: {said}")
+    assert was_emitted(emitted, Info, f"gradient checkpointing: {said}")
 
 
 def test_checkpointing_is_used_where_nothing_fits_without_it(

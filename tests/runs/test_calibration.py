@@ -12,7 +12,7 @@ from torch import nn
 from transformers import pipeline
 
 import finetune
-from finetune.events import Event, InfoMessage, ignore
+from finetune.events import Event, Info, ignore
 from finetune.files import read_json, read_jsonl
 from finetune.model.load import load_classifier
 from finetune.runs.calibration import finish_task
@@ -104,4 +104,4 @@ def test_logits_that_do_not_follow_the_last_layer_are_left_as_they_are(tiny_fold
     assert task.temperature == 1
     assert torch.equal(layer.weight, saved)
     assert np.array_equal(logits, predict()[0])
-    assert any("not calibrated" in one.message for one in emitted if isinstance(one, InfoMessage))
+    assert any("not calibrated" in one.message for one in emitted if isinstance(one, Info))

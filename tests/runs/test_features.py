@@ -43,7 +43,7 @@ from finetune.devices import host_memory
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
-from finetune.events import Advance, Emit, Event, InfoMessage, Update, WarningMessage, ignore
+from finetune.events import Advance, Emit, Event, Info, Update, WarningMessage, ignore
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder, lock
 from finetune.runs.plan import plan_training
@@ -121,14 +121,12 @@ def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
         tmp_path / "stored", model=model, cache_dir=str(tmp_path / "cache"),
         emit=emitted.append, **options,
     )  # fmt: skip
-    assert was_emitted(
-        emitted, InfoMessage, "computing features of the frozen layers for 32 train rows"
-    )
+    assert was_emitted(emitted, Info, "computing features of the frozen layers for 32 train rows")
     emitted.clear()
     plain = train_tiny(
         tmp_path / "plain", model=model, feature_cache=False, emit=emitted.append, **options
     )
-    assert not was_emitted(emitted, InfoMessage, "features")
+    assert not was_emitted(emitted, Info, "features")
     return stored, plain
 
 
@@ -241,8 +239,8 @@ def computes(preparation: Preparation) -> bool:
     """Return whether features of the training split had to be computed, not read from the store."""
     train = {"train": preparation.examples["train"]}
     emitted = Extraction(replace(preparation, examples=train)).emitted
-    computed = was_emitted(emitted, InfoMessage, "computing features")
-    assert computed != was_emitted(emitted, InfoMessage, "reusing features")
+    computed = was_emitted(emitted, Info, "computing features")
+    assert computed != was_emitted(emitted, Info, "reusing features")
     return computed
 
 
@@ -436,7 +434,7 @@ def test_a_second_seed_has_no_forward_of_the_frozen_layers(
     assert len(examples) == layers * 2 * (2 + 2)
     for split, count in {"train": 32, "validation": 81, "test": 270}.items():
         words = f"reusing features of the frozen layers for {count} {split} rows"
-        assert was_emitted(emitted, InfoMessage, words)
+        assert was_emitted(emitted, Info, words)
 
 
 def test_the_same_run_on_reused_features_has_the_same_bits(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.events import Event, InfoMessage, Update, Validation, WarningMessage
+from finetune.events import Event, Info, Update, Validation, WarningMessage
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal, WarningLog, continue_journal, read_warnings
@@ -28,7 +28,7 @@ def update(number: int) -> Update:
 def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path), list[Event]()
     events: list[Event] = [
-        InfoMessage("training"),
+        Info("training"),
         update(1),
         Validation(update=1, epoch=0.1, metrics={"accuracy": 0.5}, is_best=True),
     ]
@@ -108,7 +108,7 @@ def test_warnings_from_before_and_after_a_run_has_a_folder_are_kept_once(tmp_pat
     log(early)
     assert read_warnings(folder) == ()
     log.write_to(folder)
-    for event in (InfoMessage("training"), late, early):
+    for event in (Info("training"), late, early):
         log(event)
-    assert emitted == [early, InfoMessage("training"), late, early]
+    assert emitted == [early, Info("training"), late, early]
     assert read_warnings(folder) == [early, late]

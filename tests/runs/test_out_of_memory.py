@@ -16,7 +16,7 @@ from torch import nn
 
 import finetune
 from finetune.errors import BatchDoesNotFit, Interrupted
-from finetune.events import Event, InfoMessage, Update, Validation, WarningMessage
+from finetune.events import Event, Info, Update, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
 
 OUT_OF_MEMORY = (
@@ -229,9 +229,7 @@ def test_memory_that_runs_out_in_a_step_names_the_command_that_resumes(
     assert shlex.split(line) == ["--resume-from-checkpoint", str(run), "--batch-size", "8"]
     emitted: list[Event] = []
     results = finetune.run(resume_from_checkpoint=run, batch_size=8, emit=emitted.append)
-    assert any(
-        isinstance(event, InfoMessage) and "after update 2" in event.message for event in emitted
-    )
+    assert any(isinstance(event, Info) and "after update 2" in event.message for event in emitted)
     assert (results.training.epoch, results.training.train_batch_size) == (2.0, 8)
     updates = [row["update"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
     assert updates == [1, 2, 3, 4]

@@ -17,7 +17,7 @@ import finetune
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFit, Interrupted
-from finetune.events import Emit, Event, InfoMessage, Update, WarningMessage, ignore
+from finetune.events import Emit, Event, Info, Update, WarningMessage, ignore
 from finetune.files import read_json
 from finetune.runs import precision
 from finetune.runs.manifest import Manifest
@@ -103,7 +103,7 @@ def test_the_choice_and_both_timings_are_shown_and_kept(
     run, cache = tmp_path / "run", str(tmp_path / "cache")
     run_tiny(run, model=tiny_folder, cache_dir=cache, emit=events.append, **SHORT)
     words = "one update takes 200.0 ms in fp32 and 100.0 ms in bf16"
-    assert was_emitted(events, InfoMessage, f"precision: bf16, {words}")
+    assert was_emitted(events, Info, f"precision: bf16, {words}")
     results = read_json(run / "all_results.json")
     assert results["precision"] == "bf16"
     assert results["precision_timing"]["seconds"] == {"fp32": 0.2, "bf16": 0.1}

@@ -25,7 +25,7 @@ from tiny_runs import (
 
 import finetune
 from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, NotARun, UsageError
-from finetune.events import Emit, Event, InfoMessage, StageStarted, Update, WarningMessage
+from finetune.events import Emit, Event, Info, StageStarted, Update, WarningMessage
 from finetune.files import read_json
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 
@@ -234,7 +234,7 @@ def test_the_error_names_the_command_that_resumes(tiny_folder: Path, tmp_path: P
 def test_resuming_reports_where_it_continues(stopped_run: Path) -> None:
     emitted: list[Event] = []
     finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
-    assert any(isinstance(event, InfoMessage) and "update 3" in event.message for event in emitted)
+    assert any(isinstance(event, Info) and "update 3" in event.message for event in emitted)
     assert [event.update for event in emitted if isinstance(event, Update)] == [4]
 
 
@@ -338,7 +338,7 @@ def test_a_finished_run_can_be_trained_further_in_a_new_folder(
     )
     assert results.output_dir == str(tmp_path / "run-2")
     assert results.training.epoch == 1.0
-    first = next(event for event in emitted if isinstance(event, InfoMessage))
+    first = next(event for event in emitted if isinstance(event, Info))
     assert "for 1 more epochs" in first.message
     assert "new learning rate schedule, batch_size 8 in place of 16" in first.message
     assert f"model: {run / 'model'}\n" in (tmp_path / "run-2" / "config.yaml").read_text()
@@ -367,9 +367,7 @@ def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
     stop_run(run, after_update=3, **options)
     run_tiny(run, **options, emit=emitted.append)
     assert_same_run(run, whole_run)
-    assert any(
-        isinstance(event, InfoMessage) and "after update 3" in event.message for event in emitted
-    )
+    assert any(isinstance(event, Info) and "after update 3" in event.message for event in emitted)
     run_tiny(run, **options)
     assert_same_run(run, whole_run)
     with pytest.raises(ConfigurationInvalid, match="--seed changes a run"):

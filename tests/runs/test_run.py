@@ -41,7 +41,7 @@ from finetune.errors import (
 )
 from finetune.events import (
     Event,
-    InfoMessage,
+    Info,
     StageFinished,
     StageStarted,
     Update,
@@ -267,7 +267,7 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
         *("train", "save", "evaluate", "report"),
     ]
     assert [event.name for event in emitted if isinstance(event, StageFinished)] == started
-    stages = " ".join(event.message for event in emitted if isinstance(event, InfoMessage))
+    stages = " ".join(event.message for event in emitted if isinstance(event, Info))
     for word in ("device", "questions", "32 train", "mode full", "learning rate 0.001", "test"):
         assert word in stages
     last = [event for event in emitted if isinstance(event, Update)][-1]

@@ -6,7 +6,7 @@ from tiny_runs import have_same_bits, run_tiny, weights_of
 
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.threads import ThreadChoice
-from finetune.events import Event, InfoMessage
+from finetune.events import Event, Info
 from finetune.files import read_json
 
 
@@ -24,9 +24,7 @@ def test_a_run_says_how_many_threads_it_takes_and_trains_the_same(
     events: list[Event] = []
     run_tiny(tmp_path / "chosen", model=tiny_folder, emit=events.append)
     assert len(logits) == 1
-    assert any(
-        isinstance(e, InfoMessage) and e.message.startswith("CPU threads: 1, ") for e in events
-    )
+    assert any(isinstance(e, Info) and e.message.startswith("CPU threads: 1, ") for e in events)
     [choice] = read_json(tmp_path / "chosen" / "all_results.json")["details"]["choices"]
     assert (choice["subject"], choice["value"]) == ("CPU threads", "1")
     assert choice["measured"] == {"2": 20.0, "1": 10.0}

@@ -14,7 +14,7 @@ from transformers import pipeline
 
 import finetune
 from finetune.errors import ConfigurationInvalid, Interrupted
-from finetune.events import Event, InfoMessage, Update, WarningMessage
+from finetune.events import Event, Info, Update, WarningMessage
 from finetune.files import read_json, write_json
 from finetune.tokenization.long_texts import LongTexts
 
@@ -160,8 +160,8 @@ def test_texts_of_several_windows_are_counted_and_others_warned_of(tiny_folder: 
     prepare_tiny(tiny_folder, emit=events.append, **WINDOWS)
     prepare_tiny(tiny_folder, emit=events.append, max_length=10)
 
-    assert was_emitted(events, InfoMessage, "train texts (")
-    assert was_emitted(events, InfoMessage, "windows in all")
+    assert was_emitted(events, Info, "train texts (")
+    assert was_emitted(events, Info, "windows in all")
     remedies = {event.remedy for event in events if isinstance(event, WarningMessage)}
     assert any("--long-texts windows" in remedy for remedy in remedies)
 

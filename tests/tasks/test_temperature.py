@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from finetune.events import Event, InfoMessage, ignore
+from finetune.events import Event, Info, ignore
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
@@ -76,7 +76,7 @@ def test_with_too_few_rows_or_wrong_answers_there_is_no_temperature(rows: int, w
 
     assert found == 1
     [stage] = emitted
-    assert isinstance(stage, InfoMessage)
+    assert isinstance(stage, Info)
     assert f"{rows} validation rows, {wrong} wrong" in stage.message
 
 
