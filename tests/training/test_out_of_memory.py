@@ -170,11 +170,11 @@ QUICK_PLACES = {(0.0, True), (0.3, False), (0.6, True), (0.9, False), (0.99, Tru
 def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_update: bool) -> None:
     expected, training = Training(batch_size=4), Training(batch_size=8)
     before = training.parameters()
-    failing = 0 if is_first_update else 2
+    failing = 0 if is_first_update else 1
     at = round(place * (operations_before_the_step() - 1))
     scarce = ScarceMemory(4, at=at, error=ERRORS[0])
 
-    for number in range(4):
+    for number in range(3):
         expected.take(number)
         if number == failing:
             with scarce:
@@ -207,7 +207,10 @@ def test_memory_may_run_out_while_the_optimizers_state_is_made(at: int) -> None:
 @pytest.mark.parametrize(
     ("error", "only"),
     [
-        *((error, "addmm") for error in ERRORS),
+        *(
+            pytest.param(error, "addmm", marks=() if number in (0, 1, 4) else pytest.mark.slow)
+            for number, error in enumerate(ERRORS)
+        ),
         (ERRORS[0], "native_layer_norm_backward"),
         (ERRORS[2], "_foreach_norm"),
     ],
@@ -218,9 +221,9 @@ def test_each_text_of_each_device_is_recovered_from(only: str, error: Exception)
     scarce = ScarceMemory(4, at=0, only=only, error=error)
 
     with scarce:
-        losses = [training.take(number, scarce) for number in range(3)]
+        losses = [training.take(number, scarce) for number in range(2)]
 
-    assert losses == pytest.approx([expected.take(number) for number in range(3)], abs=1e-6)
+    assert losses == pytest.approx([expected.take(number) for number in range(2)], abs=1e-6)
     assert scarce.failures == 1
     assert_same(training, expected)
 

@@ -51,12 +51,12 @@ class Planted:
         model = model or tiny_model(classes=CLASSES)
         structure = find_structure(model)
         freeze_parameters(model, structure, mode=Mode(mode))
-        examples, device = random_examples(), CpuDevice()
+        examples, device = random_examples(8), CpuDevice()
         self.batches = 0
 
         def cut(batch_size: int) -> Iterator[MicroBatch]:
             self.batches += 1
-            batch = Batch(np.arange(8), padded_length=16)
+            batch = Batch(np.arange(4), padded_length=16)
             return cut_batch(examples, batch, batch_size=batch_size, device=device)
 
         return time_precisions(
@@ -71,7 +71,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Planted:
     return Planted(monkeypatch)
 
 
-@pytest.mark.parametrize("mode", ["full", "last-1", "head"])
+@pytest.mark.parametrize("mode", ["full", "head"])
 def test_bf16_is_chosen_where_it_is_clearly_faster(planted: Planted, mode: str) -> None:
     planted.bf16_seconds = 0.5
     timing = planted.time(mode=mode)
