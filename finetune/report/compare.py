@@ -1,6 +1,7 @@
 """The tables and the page of ``finetune compare``."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from finetune.evaluation.statistics import Interval
@@ -11,9 +12,12 @@ from finetune.tasks.base import Figure, Table
 
 def render_comparison(comparison: Comparison) -> str:
     """Return ``compare.html``, which needs no other file."""
-    return TEMPLATES.get_template("compare.html.j2").render(
-        comparison=comparison, tables=tabulate(comparison)
-    )
+    names = {run.name for run in comparison.runs}
+    tables = [
+        replace(one, columns=[name if name in names else capitalize(name) for name in one.columns])
+        for one in tabulate(comparison)
+    ]
+    return TEMPLATES.get_template("compare.html.j2").render(comparison=comparison, tables=tables)
 
 
 def tabulate(comparison: Comparison) -> list[Table]:

@@ -1,0 +1,35 @@
+"""A comparison of three runs that never were, with all that its page can show."""
+
+from dataclasses import replace
+
+from report.example_run import example_results
+
+from finetune.evaluation.statistics import Interval
+from finetune.runs.compare import ComparedRun, Comparison, DifferingRow, Versus
+
+
+def example_comparison(*, text: str, name: str, value: str) -> Comparison:
+    """Return a comparison.
+
+    Args:
+        text: Of the rows that differ.
+        name: Of a run.
+        value: Of an option that differs, and of a class.
+    """
+    results = example_results(other=value)
+    rows = [DifferingRow(number, text, "DESC", value, "DESC") for number in range(3)]
+    better = Versus(
+        differences={"accuracy": Interval(0.012, -0.004, 0.029)},
+        better=1204,
+        worse=3,
+        p_value=0.012,
+        better_rows=rows,
+        worse_rows=[replace(row, baseline="DESC", run=value) for row in rows],
+    )
+    runs = [
+        ComparedRun("trec-minilm-full", "runs/trec-minilm-full", results.test, None),
+        ComparedRun("trec-minilm-head", "runs/trec-minilm-head", results.test, better),
+        ComparedRun(name, f"runs/{name}", results.test, replace(better, worse_rows=[])),
+    ]
+    options = {"learning_rate": [2e-05, 1e-3, 2e-05], "data": ["trec", "trec", value]}
+    return Comparison(results.task, 1207, runs[0].name, runs, options)
