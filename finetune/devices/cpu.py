@@ -33,8 +33,8 @@ class CpuDevice(Device):
     is_reference = True
 
     def __init__(self) -> None:
-        memory = gibibytes(psutil.virtual_memory().total)
-        self.description = f"{torch.get_num_threads()} CPU threads, {memory}"
+        memory, threads = gibibytes(psutil.virtual_memory().total), torch.get_num_threads()
+        self.description = f"{threads} CPU thread{'s' if threads > 1 else ''}, {memory}"
         self.memory = CpuMemory()
         # Any: a new shape costs nothing, each padding token does.
         self.shapes = BatchShapes()

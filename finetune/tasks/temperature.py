@@ -41,9 +41,9 @@ def fit_temperature(
         emit: Receives the reason where it is 1.
     """
     if len(labels) < LEAST_ROWS or wrong_answers < LEAST_WRONG_ANSWERS:
-        found = f"{len(labels):,} validation rows, {wrong_answers:,} wrong answers"
-        wanted = f"needs {LEAST_ROWS} and {LEAST_WRONG_ANSWERS}"
-        emit(Info(f"the probabilities are not calibrated: that {wanted}, there are {found}"))
+        wanted = f"{LEAST_ROWS} validation rows and {LEAST_WRONG_ANSWERS} wrong answers"
+        found = f"there are {len(labels):,} and {wrong_answers:,}"
+        emit(Info(f"the probabilities are not calibrated: that takes {wanted}, {found}"))
         return 1.0
     import torch
     from scipy.optimize import minimize_scalar

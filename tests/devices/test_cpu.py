@@ -26,10 +26,15 @@ def test_it_computes_in_fp32_and_bf16() -> None:
         assert torch.nn.Linear(8, 8)(torch.ones(8, 8)).dtype == torch.bfloat16
 
 
-def test_it_describes_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+@pytest.mark.parametrize(
+    ("threads", "description"), [(2, "2 CPU threads, 23.4 GiB"), (1, "1 CPU thread, 23.4 GiB")]
+)
+def test_it_describes_threads_and_memory(
+    threads: int, description: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=25_125_558_682))
-    assert CpuDevice().description == "2 CPU threads, 23.4 GiB"
+    assert CpuDevice().description == description
 
 
 def test_a_filled_tensor_shows_in_the_memory_in_use_and_in_the_peak() -> None:
