@@ -75,9 +75,9 @@ def test_with_too_few_rows_or_wrong_answers_there_is_no_temperature(rows: int, w
     )
 
     assert found == 1
-    [stage] = emitted
-    assert isinstance(stage, Info)
-    assert f"{rows} validation rows, {wrong} wrong" in stage.message
+    [event] = emitted
+    assert isinstance(event, Info)
+    assert event.message.endswith(f"there are {rows} and {wrong}")
 
 
 @pytest.mark.parametrize(
