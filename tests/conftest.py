@@ -1,6 +1,7 @@
 """Shield the tests from the machine they run on, and it from them; share one model and one run."""
 
 import atexit
+import gc
 import os
 import signal
 import tempfile
@@ -48,6 +49,11 @@ os.fsync = lambda descriptor: None
 # sends, here and in child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of garbage collections what imports have made: none of it is ever garbage."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -276,7 +276,7 @@ def test_data_that_is_missing(line: str, command: Command, folder: Path) -> None
     refuse(command, folder, 3, *line.split(), *model)
 
 
-@pytest.mark.parametrize("line", FLAGS[::9])
+@pytest.mark.parametrize("line", FLAGS[::24])
 def test_a_flag_in_a_process_of_its_own(line: str, folder: Path) -> None:
     child = finetune_in_a_child(*line.split())
     assert (child.returncode, child.stdout) == (2, "")
