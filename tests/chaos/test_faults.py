@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_after_any_byte_loses_nothing(
         [warning] = save_step(run, 4, training_state)
         assert isinstance(warning, WarningMessage)
 
-    for limit_bytes in range(0, longest_bytes, longest_bytes // 12):
+    for limit_bytes in range(0, longest_bytes, longest_bytes // 6):
         run = shutil.copytree(saved_run, saved_run.with_name(str(limit_bytes)))
         assert in_a_child(work) == (signal.SIGXFSZ if kills else 0)
         assert_nothing_is_lost(run, training_state)

@@ -33,6 +33,7 @@ def find_batch(command: Command, tiny_folder: Path, tmp_path: Path) -> Command:
     return find
 
 
+@pytest.mark.slow
 def test_a_real_search_shows_a_table_and_keeps_a_picture_and_its_results(
     find_batch: Command, tmp_path: Path
 ) -> None:

@@ -225,7 +225,7 @@ def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
             seconds("-m", "finetune", "--help"),
             seconds("-m", "finetune", "run", "--help"),
         )
-        for _ in range(7)
+        for _ in range(5)
     ]
     hello_seconds, help_seconds, run_help_seconds = map(
         statistics.median, zip(*rounds, strict=True)

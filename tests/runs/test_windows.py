@@ -105,8 +105,8 @@ def test_a_run_resumes_within_an_epoch_bit_for_bit(
 @pytest.mark.parametrize(
     ("mode", "pooling"),
     [
-        ({"freeze_core": True}, "max"),
         ({"train_layers": 1}, "mean"),
+        pytest.param({"freeze_core": True}, "max", marks=pytest.mark.slow),
         pytest.param({"freeze_core": True}, "mean", marks=pytest.mark.slow),
         pytest.param({"train_layers": 1}, "max", marks=pytest.mark.slow),
     ],
