@@ -25,7 +25,13 @@ def prepare_on_other(model: Path, **options: Any) -> Preparation:
     return replace(prepare_tiny(model, **options), device=OtherDevice())
 
 
-@pytest.mark.parametrize("share", [math.inf, -1.0], ids=["always checked", "checked too late"])
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(math.inf, id="always checked", marks=pytest.mark.slow),
+        pytest.param(-1.0, id="checked too late"),
+    ],
+)
 def test_run_of_a_device_that_begins_to_err_goes_on_from_its_last_good_checkpoint(
     share: float, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

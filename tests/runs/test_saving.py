@@ -46,7 +46,9 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Pa
     return run
 
 
-@pytest.mark.parametrize(("at_update", "kept"), [(4, [3]), (8, [4, 6])])
+@pytest.mark.parametrize(
+    ("at_update", "kept"), [pytest.param(4, [3], marks=pytest.mark.slow), (8, [4, 6])]
+)
 def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
     at_update: int, kept: list[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
