@@ -9,6 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from finetune.training.accelerator import inner_optimizer
 from finetune.training.training_state import TrainingState
 
 _IN_PLACE = (torch.ops.aten.addcmul_.default, torch.ops.aten.addcdiv_.default)
@@ -152,10 +153,11 @@ def plant(training_state: TrainingState, fault: TorchFunctionMode) -> None:
 
 def plant_in_steps(training_state: TrainingState, fault: TorchDispatchMode) -> None:
     """Let the optimizer's steps run under a fault."""
-    step = training_state.optimizer.step
+    optimizer = inner_optimizer(training_state.optimizer)
+    step = optimizer.step
 
     def step_under_fault() -> None:
         with fault:
             step()
 
-    training_state.optimizer.step = step_under_fault  # type: ignore[method-assign]
+    optimizer.step = step_under_fault  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ class Choice:
     Args:
         subject: An option, or something else that was chosen, in words.
         value: The chosen one.
-        quantity: What was measured, with its unit, such as ``ms an update``.
+        quantity: What was measured, with its unit, such as ``ms for one update``.
         measured: By value.
         note: What else led to it.
     """

@@ -66,7 +66,7 @@ def _describe(timing: PrecisionTiming) -> Choice:
     milliseconds = {name: 1e3 * one for name, one in timing.seconds.items()}
     error = timing.logits_error
     note = "" if error is None else f"in bf16 the logits of a batch are off by {error:.1%}"
-    return Choice("precision", timing.precision, f"ms a {timing.work}", milliseconds, note)
+    return Choice("precision", timing.precision, f"ms for one {timing.work}", milliseconds, note)
 
 
 def _why_not_timed(

@@ -24,7 +24,7 @@ VALIDATIONS = [
     {"kind": "validation", "update": 40, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
 ]
 DETAILS = RunDetails(
-    choices=[Choice("precision", "bf16", "ms an update", {"bf16": 8.0, "fp32": 12.0})],
+    choices=[Choice("precision", "bf16", "ms for one update", {"bf16": 8.0, "fp32": 12.0})],
     lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32, 4, [1000, 3906])},
     parameters={
         **dict.fromkeys(("layer 1", "layer 2"), ParameterCount(0, 30)),

@@ -107,7 +107,9 @@ def test_the_choice_and_both_timings_are_shown_and_kept(
     results = read_json(run / "all_results.json")
     assert results["precision"] == "bf16"
     assert results["precision_timing"]["seconds"] == {"fp32": 0.2, "bf16": 0.1}
-    assert words in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "200 ms for one update" in page
+    assert "100 ms for one update" in page
     assert words in (run / "model" / "README.md").read_text()
     manifest = Manifest.read(run / "manifest.json")
     assert manifest is not None
