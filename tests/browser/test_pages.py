@@ -24,7 +24,8 @@ from finetune.runs.folder import RunFolder
 if TYPE_CHECKING:
     from browser.conftest import Browser
 
-pytestmark = pytest.mark.browser
+# A browser starts, and axe-core takes seconds a page.
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MARKUP, ARABIC = "<img src=x onerror=alert(1)></td> {{ 7 * 7 }}", "\u0645\u0631\u062d\u0628\u0627"
 HOSTILE = f"{MARKUP} {ARABIC} \x1b[2J \u202etxet\u202c"

@@ -16,8 +16,6 @@ from tiny_runs import QUICK, run_tiny, weights_of
 import finetune
 from finetune.files import read_json, read_jsonl
 
-pytestmark = pytest.mark.slow  # six runs of two processes, which import PyTorch
-
 TOLERANCE = 1e-5
 MODES: dict[str, dict[str, Any]] = {
     "full": {},
