@@ -18,7 +18,7 @@ from tiny_runs import finetune_in_a_child, flags, run_tiny, start_finetune, weig
 pytestmark = pytest.mark.slow
 
 # So that a run can be caught in the middle, and is the same with any number of processes.
-LONG = {"num_train_epochs": 40, "max_train_samples": 32, "save_steps": 1, "save_total_limit": 5}
+LONG = {"num_train_epochs": 150, "max_train_samples": 32, "save_steps": 1, "save_total_limit": 5}
 
 
 # Few validations and checkpoints, at which one process may wait long for another.
@@ -91,29 +91,6 @@ def test_ctrl_c_stops_all_processes_after_one_update(
     assert output == ""
     assert errors.count("stopped after update") == 1
     assert "Traceback" not in errors
-
-
-def test_torchrun_restarts_a_run_whose_process_was_killed(
-    tmp_path: Path, model_without_dropout: Path, whole_run: Path
-) -> None:
-    folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-            "--max-restarts=1", "-m", "finetune", *run_flags(folder, model_without_dropout),
-            "--resume-from-checkpoint", "auto",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    await_checkpoint(folder, process)
-    workers_of(process)[0].kill()
-    _, errors = process.communicate()
-
-    assert process.returncode == 0, errors
-    assert "resuming after update" in errors
-    assert_same_weights(folder, whole_run)
 
 
 class TwoHosts:

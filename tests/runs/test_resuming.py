@@ -515,17 +515,17 @@ def test_ctrl_c_on_the_command_leaves_a_run_that_resumes_bit_for_bit(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    options: dict[str, Any] = {"num_train_epochs": 8}  # time enough to press a key
+    options: dict[str, Any] = {"num_train_epochs": 40}  # time enough to press a key
     process = start_finetune("run", "--model", tiny_folder, "--output-dir", run, *flags(**options))
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("update 2/"):
+        if line.startswith("training:"):
             process.send_signal(signal.SIGINT)
             break
     output, errors = process.communicate()
     assert process.returncode == 130, errors
     assert output == ""
-    assert re.search(r"^error: stopped after update \d+ of 32$", errors, re.MULTILINE)
+    assert re.search(r"^error: stopped after update \d+ of 160$", errors, re.MULTILINE)
     assert f"  try: resume with: finetune run --resume-from-checkpoint {run}\n" in errors
     assert "Traceback" not in errors
 
