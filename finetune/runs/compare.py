@@ -122,7 +122,7 @@ def compare_runs(
         most_rows: Of differing rows, each way.
 
     Raises:
-        UsageError: If there is one run alone, or the best can't be told.
+        UsageError: If there is one run alone, or the best is not known.
         DataDiffers: If they were tested on different rows.
     """
     if len(runs) < 2:
