@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _home = tempfile.TemporaryDirectory(prefix="finetune-tests-")
 atexit.register(_home.cleanup)
 for _name in list(os.environ):
-    if _name.startswith(("FINETUNE_", "HF_", "HUGGING")):
+    # What the command, the Hub's client and rich read. CI services set `CI`.
+    if _name == "CI" or _name.startswith(("FINETUNE_", "HF_", "HUGGING", "FORCE_COLOR", "TTY_")):
         del os.environ[_name]
 os.environ |= {
     "COLUMNS": "100",

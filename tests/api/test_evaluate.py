@@ -1,6 +1,7 @@
 """A finished run's model on its own splits, and on other data."""
 
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
 
     def stop(event: Any) -> None:
         if getattr(event, "update", 0) == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(finetune.errors.Interrupted):
         run_tiny(
