@@ -1,9 +1,11 @@
 """The labels of a table: their names, their order, and several of them in one text."""
 
+import ast
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -12,14 +14,14 @@ if TYPE_CHECKING:
 
 BAR = "|"
 LIST_SEPARATORS = f"{BAR};,"
-NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?"
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 
 
 def is_number(value: str) -> bool:
     """Return whether a text is a decimal number.
 
-    >>> is_number("-3.0"), is_number("1e3"), is_number("nan")
-    (True, True, False)
+    >>> is_number("-3.0"), is_number(".5"), is_number("1e3"), is_number("nan")
+    (True, True, True, False)
     """
     return re.fullmatch(NUMBER, value) is not None
 
@@ -91,13 +93,23 @@ def split_labels(label: str, separator: str | None) -> list[str]:
     """
     text = label.strip()
     if is_list(text):
-        try:
-            return [str(one).strip() for one in json.loads(text)]
-        except ValueError:
-            parts = [part.strip(" '\"") for part in text[1:-1].split(",")]
-    else:
-        parts = [part.strip() for part in text.split(separator)] if separator else [text]
-    return [part for part in parts if part]
+        return _read_list(text)
+    parts = text.split(separator) if separator else [text]
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _read_list(text: str) -> list[str]:
+    """Return the labels of a list as JSON or Python writes it, or of one without quotes."""
+    for read in (json.loads, ast.literal_eval):
+        # A list may be nested deeper than either follows.
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return _names_in(read(text))
+    return _names_in(part.strip(" '\"") for part in text[1:-1].split(","))
+
+
+def _names_in(values: Iterable[object]) -> list[str]:
+    names = (str(value).strip() for value in values if value is not None)
+    return [name for name in names if name]
 
 
 def map_lists(

@@ -135,20 +135,23 @@ class Regression(Task):
     @classmethod
     def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
         """Return numbers, null for an empty text."""
+        return [cls._parse_column(column) for column in columns]
+
+    @classmethod
+    def _parse_column(cls, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
         import pyarrow.compute as pc
 
-        numbers = []
-        for column in columns:
-            trimmed = pc.utf8_trim_whitespace(column)
-            filled = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
-            is_number = pc.match_substring_regex(filled, f"^({NUMBER})$")
-            others = filled.filter(pc.invert(is_number))
-            if len(others):
-                raise DataError(
-                    f"the label {others[0].as_py()!r} is no number, and the task is {cls.name}",
-                    remedy="correct it, name another --label-column, or choose another --task",
-                )
-            numbers.append(pc.cast(filled, "float64"))
+        trimmed = pc.utf8_trim_whitespace(column)
+        filled = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+        is_number = pc.match_substring_regex(filled, f"^({NUMBER})$")
+        numbers = pc.cast(pc.if_else(is_number, filled, "inf"), "float64")
+        others = filled.filter(pc.greater(pc.abs(numbers), np.finfo(np.float32).max.item()))
+        if len(others):
+            raise DataError(
+                f"the label {others[0].as_py()!r} is no number, or too large for fp32, and the "
+                f"task is {cls.name}",
+                remedy="correct it, name another --label-column, or choose another --task",
+            )
         return numbers
 
     @classmethod

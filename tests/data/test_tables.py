@@ -223,8 +223,10 @@ def test_scores_are_numbers_and_those_of_other_files_too(tmp_path: Path) -> None
     table = read(train, label="score", test=write(tmp_path / "test.csv", "text,score\na,-7\nb,\n"))
     assert table["train"]["label"][:3] == [0.0, 0.1, 0.2]
     assert table["test"]["label"][:] == [-7.0]
-    with pytest.raises(DataError, match="the label 'much' is no number"):
-        read(train, label="score", test=write(tmp_path / "a.csv", "text,score\na,much\n"))
+    for score in ("much", "1e39"):
+        other = write(tmp_path / "a.csv", f"text,score\na,{score}\n")
+        with pytest.raises(DataError, match=f"the label '{score}' is no number, or too large"):
+            read(train, label="score", test=other)
 
 
 LISTS = [["x"], ["x", "w"], [], ["w", "z"]]

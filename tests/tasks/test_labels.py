@@ -4,7 +4,7 @@ import pytest
 
 from finetune.errors import UsageError
 from finetune.tasks.choose import choose_kind
-from finetune.tasks.labels import name_classes, sort_classes
+from finetune.tasks.labels import name_classes, sort_classes, split_labels
 
 
 def test_numbers_of_the_same_value_are_one_class() -> None:
@@ -20,6 +20,22 @@ def test_numbers_go_before_words() -> None:
     assert sort_classes(["b", "-2", "10", "9", "1e1", "A"]) == ["-2", "9", "10", "1e1", "A", "b"]
 
 
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("['Food, drinks', \"it's\"]", ["Food, drinks", "it's"]),
+        ('["a", null, "", true, 3]', ["a", "True", "3"]),
+        ("['a', None]", ["a"]),
+        ("[a, b c]", ["a", "b c"]),
+        ("[]", []),
+        ("[" * 10_000 + "]" * 10_000, ["[" * 9_999 + "]" * 9_999]),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_list_is_read_as_whoever_wrote_it_meant(text: str, labels: list[str]) -> None:
+    assert split_labels(text, None) == labels
+
+
 SCORES = [str(number / 10) for number in range(23)]
 
 
@@ -27,6 +43,7 @@ SCORES = [str(number / 10) for number in range(23)]
     ("labels", "kind", "reason"),
     [
         (SCORES, "regression", "23 numbers, 0 to 2.2"),
+        ([*SCORES, ".15", "-.5"], "regression", "25 numbers, -0.5 to 2.2"),
         (["0", "15", "0,15", "15,3", "3"], "multi", "','"),
         (["joy", "joy|fear", "fear|anger"], "multi", "'|'"),
         (["['a']", "['a', 'b']", "a"], "multi", "lists"),
