@@ -110,26 +110,14 @@ def json_line(answer: Answer) -> str:
 
 def _flat(answer: Answer) -> dict[str, Any]:
     """Return an answer by columns: its numbers as floats, everything else as text."""
-    values, result = answer.to_json(), answer.result
-    others = {
-        name: value for name, value in values.items() if name not in ("text", "text_pair", *result)
-    }
-    return {
-        "text": answer.text,
-        **({} if answer.text_pair is None else {"text_pair": answer.text_pair}),
-        **{
-            name: "|".join(one) if isinstance(one, list) else one
-            for name, one in result.items()
-            if not isinstance(one, Mapping)
-        },
-        **{
-            f"probability_{name}": score
-            for one in result.values()
-            if isinstance(one, Mapping)
-            for name, score in one.items()
-        },
-        **{name: _as_text(value) for name, value in others.items()},
-    }
+    own: dict[str, Any] = dict(answer.texts)
+    for name, value in answer.result.items():
+        if isinstance(value, Mapping):
+            own |= {f"probability_{one}": score for one, score in value.items()}
+        else:
+            own[name] = "|".join(value) if isinstance(value, list) else value
+    others = answer.columns_beside(own)
+    return own | {name: _as_text(value) for name, value in others.items()}
 
 
 def _as_text(value: Any) -> str:

@@ -150,17 +150,29 @@ class Answer(ABC):
     def result(self) -> dict[str, Any]:
         """The answer by name: texts, lists of texts, numbers, or numbers of each class."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune predict --json`` prints.
-
-        A column whose name the answer needs, such as the true ``label``, becomes ``input_label``.
-        """
+    @property
+    def texts(self) -> dict[str, str]:
+        """The text, or those of a pair, by name."""
         pair = {} if self.text_pair is None else {"text_pair": self.text_pair}
-        answer = {"text": self.text, **pair, **self.result}
-        return answer | {
-            f"input_{name}" if name in answer else name: value
-            for name, value in self.columns.items()
-        }
+        return {"text": self.text, **pair}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune predict --json`` prints."""
+        answer = {**self.texts, **self.result}
+        return answer | self.columns_beside(answer)
+
+    def columns_beside(self, answer: Collection[str]) -> dict[str, Any]:
+        """Return the row's other columns under names that the answer leaves.
+
+        The true ``label`` beside a label becomes ``input_label``, which a row that was an answer
+        before may have already.
+        """
+        columns: dict[str, Any] = {}
+        for name, value in self.columns.items():
+            while name in answer or name in columns:
+                name = f"input_{name}"
+            columns[name] = value
+        return columns
 
 
 @dataclass(frozen=True)
