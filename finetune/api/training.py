@@ -109,9 +109,13 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
 
 def _complete(run: Run) -> RunResults:
     config, is_main = with_plan(run.preparation, run.plan), run.processes.is_main
-    with tracked(config, run.folder, emit=run.emit, is_main=is_main) as run.emit:
+    with tracked(config, run.folder, emit=run.emit, is_main=is_main) as tracking:
+        run.emit = tracking
         run.train()
-    results = run.finish(write_pages=write_pages)
+        results = run.finish(write_pages=write_pages)
+        tracking.report_test(
+            results.test.metrics, update=run.progress.updates, epoch=results.training.epoch
+        )
     warn_unless_better(results.test, emit=run.emit)
     return results
 

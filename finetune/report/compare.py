@@ -5,13 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 from finetune.evaluation.statistics import Interval
+from finetune.report.names import without_folder
 from finetune.report.templates import TEMPLATES, capitalize
 from finetune.runs.compare import ComparedRun, Comparison, DifferingRow
 from finetune.tasks.base import Figure, Table
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Return ``compare.html``, which needs no other file."""
+    """Return ``compare.html``, which needs no other file and names no folders of this machine."""
+    options = {
+        option: [without_folder(option, value) for value in values]
+        for option, values in comparison.options.items()
+    }
+    comparison = replace(comparison, options=options)
     names = {run.name for run in comparison.runs}
     tables = [
         replace(one, columns=[name if name in names else capitalize(name) for name in one.columns])

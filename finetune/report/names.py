@@ -12,6 +12,10 @@ from finetune.config.schema import Config
 from finetune.data.load import HUB_PREFIX
 from finetune.model.source import MINILM, MINILM_REPOSITORY
 
+# Options whose values are paths of this machine.
+PATHS = frozenset(
+    {"data_dir", "validation_file", "test_file", "label_names", "output_dir", "cache_dir"}
+)
 FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
 
 
@@ -38,20 +42,22 @@ def name_of_data(data: str) -> str:
 
 def without_folders(config: Config) -> Config:
     """Return options that name files and folders by the last part of their paths."""
-    data, model, output, cache = config.data, config.model, config.output, config.cache
-    files = _last_parts(data, "data_dir", "validation_file", "test_file", "label_names")
-    return replace(
-        config,
-        data=replace(data, data=name_of_data(data.data), **files),
-        model=replace(model, model=name_of_model(model.model)),
-        output=replace(output, **_last_parts(output, "output_dir")),
-        cache=replace(cache, **_last_parts(cache, "cache_dir")),
-    )
+    sections = {
+        name: replace(section, **{
+            option: without_folder(option, value) for option, value in vars(section).items()
+        })
+        for name, section in vars(config).items()
+    }  # fmt: skip
+    return replace(config, **sections)
 
 
-def _last_parts(section: Any, *options: str) -> dict[str, Any]:
-    values = {option: getattr(section, option) for option in options}
-    return {option: value and Path(value).name for option, value in values.items()}
+def without_folder(option: str, value: Any) -> Any:
+    """Return the value of an option; of one that names a file or folder the last part."""
+    if option == "data":
+        return name_of_data(value)
+    if option == "model":
+        return name_of_model(value)
+    return Path(value).name if option in PATHS and value else value
 
 
 def remove_folders(message: str, config: Config) -> str:

@@ -22,8 +22,8 @@ def check_report_to(config: Config) -> None:
 @contextmanager
 def tracked(
     config: Config, folder: RunFolder, *, emit: Emit, is_main: bool = True
-) -> Iterator[Emit]:
-    """Yield an ``Emit`` that also reports updates and validations to the configuration's tracker.
+) -> Iterator["Tracking"]:
+    """Yield what reports to the configuration's tracker, if it names one.
 
     The tracker gets the options of model and training, and nothing of the data; of several
     processes the main one alone has a tracker.
@@ -31,43 +31,55 @@ def tracked(
     Raises:
         FinetuneError: If the tracker can't be started.
     """
-    name = config.output.report_to
-    if name == NONE or not is_main:
-        yield emit
-        return
-    options = {**asdict(config.model), **asdict(config.training)}
-    given = {option: value for option, value in options.items() if value is not None}
-    tracker = start_tracker(name, folder=folder.path.resolve(), hyperparameters=given)
-    tracking = _Tracking(name, tracker, emit)
+    name, tracker = config.output.report_to, None
+    if name != NONE and is_main:
+        options = {**asdict(config.model), **asdict(config.training)}
+        given = {option: value for option, value in options.items() if value is not None}
+        tracker = start_tracker(name, folder=folder.path.resolve(), hyperparameters=given)
+    tracking = Tracking(name, tracker, emit)
     try:
         yield tracking
     finally:
         tracking.finish()
 
 
-class _Tracking:
+class Tracking:
+    """An ``Emit`` that reports updates and validations to a tracker, and passes all events on.
+
+    Args:
+        name: Of the tracker.
+        tracker: One of Accelerate's; None for none.
+        emit: Receives all events, and a warning if the tracker fails.
+    """
+
     def __init__(self, name: str, tracker: Any, emit: Emit) -> None:
         self._name, self._tracker, self._emit = name, tracker, emit
 
     def __call__(self, event: Event) -> None:
+        """Report an event and pass it on."""
         self._emit(event)
         # The names under which the Trainer's callbacks report.
         if isinstance(event, Update):
             values = {"loss": event.loss, "learning_rate": event.learning_rate}
-            self._log("train", values, event)
+            self._log("train", values, update=event.update, epoch=event.epoch)
         elif isinstance(event, Validation):
-            self._log("eval", event.metrics, event)
+            self._log("eval", event.metrics, update=event.update, epoch=event.epoch)
+
+    def report_test(self, metrics: Mapping[str, float], *, update: int, epoch: float) -> None:
+        """Report the metrics of the test split, after the last update."""
+        self._log("test", metrics, update=update, epoch=epoch)
 
     def finish(self) -> None:
+        """Let the tracker write all that it was given."""
         with self._failure_warned():
             if self._tracker:
                 self._tracker.finish()
 
-    def _log(self, part: str, values: Mapping[str, float], event: Update | Validation) -> None:
+    def _log(self, part: str, values: Mapping[str, float], *, update: int, epoch: float) -> None:
         named = {f"{part}/{name}": value for name, value in values.items()}
         with self._failure_warned():
             if self._tracker:
-                self._tracker.log({**named, "train/epoch": event.epoch}, step=event.update)
+                self._tracker.log({**named, "train/epoch": epoch}, step=update)
 
     @contextmanager
     def _failure_warned(self) -> Iterator[None]:

@@ -46,11 +46,11 @@ def test_json_is_one_object_with_a_version(
     assert difference["low"] < difference["value"] < difference["high"]
 
 
-def test_the_page_shows_texts_as_text(
+def test_the_page_shows_texts_as_text_and_files_without_their_folders(
     command: Command, finished_run: Path, other: Path, tmp_path: Path
 ) -> None:
     for run in (finished_run, other):
-        copy_run(run, tmp_path / "odd" / run.name)
+        copy_run(run, tmp_path / "odd" / run.name, data=f"/home/ada/{run.name}.csv")
         file = tmp_path / "odd" / run.name / "predictions.jsonl"
         write_jsonl(file, [row | {"text": TEXT} for row in read_jsonl(file)])
     page = tmp_path / "compare.html"
@@ -62,6 +62,8 @@ def test_the_page_shows_texts_as_text(
     assert "&lt;script&gt;" in html
     assert "\x1b" not in html
     assert "McNemar" in html
+    assert "/home/ada" not in html
+    assert "finished.csv" in html
 
 
 def test_a_page_that_can_not_be_written_is_one_error(

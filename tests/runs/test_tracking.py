@@ -11,7 +11,7 @@ from tiny_runs import Command, flags
 from finetune.config.schema import Config, ModelConfig, OutputConfig
 from finetune.errors import FinetuneError
 from finetune.events import Event, Update, Validation, WarningMessage
-from finetune.files import read_jsonl
+from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.tracking import tracked
 
@@ -41,12 +41,13 @@ def fake(name: str, *, fails_at: str = "") -> tuple[type, list[Any]]:
 
 
 def report(name: str, folder: Path) -> list[Event]:
-    """Report two events to a tracker, and a third; return what is passed on."""
+    """Report three events and the test metrics to a tracker; return what is passed on."""
     config = Config(model=ModelConfig("tiny"), output=OutputConfig(report_to=name))  # type: ignore[arg-type]
     seen: list[Event] = []
     with tracked(config, RunFolder(folder), emit=seen.append) as emit:
         for event in (UPDATE, VALIDATION, UPDATE):
             emit(event)
+        emit.report_test({"accuracy": 0.5}, update=8, epoch=1.0)
     return seen
 
 
@@ -71,11 +72,14 @@ def test_a_tracker_gets_names_options_and_metrics_as_from_the_trainer(
     assert all(isinstance(value, bool | int | float | str) for value in options.values())
     update = {"train/loss": 1.5, "train/learning_rate": 1e-3, "train/epoch": 0.5}
     validation = {"eval/accuracy": 0.75, "eval/loss": 1.25, "train/epoch": 0.5}
-    assert logged == [("log", 4, update), ("log", 4, validation), ("log", 4, update)]
+    test = {"test/accuracy": 0.5, "train/epoch": 1.0}
+    assert logged == [
+        *(("log", 4, update), ("log", 4, validation), ("log", 4, update)), ("log", 8, test),
+    ]  # fmt: skip
     assert finished == ("finish",)
 
 
-@pytest.mark.parametrize(("fails_at", "logged"), [("log", 0), ("finish", 3)])
+@pytest.mark.parametrize(("fails_at", "logged"), [("log", 0), ("finish", 4)])
 def test_a_tracker_that_fails_is_left_with_one_warning(
     fails_at: str, logged: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,5 +133,8 @@ def test_tensorboard_reads_the_run_from_its_folder(
     assert losses == [(row["update"], pytest.approx(row["loss"])) for row in rows["update"]]
     accuracies = [one.value for one in found.Scalars("eval/accuracy")]
     assert accuracies == pytest.approx([row["eval_accuracy"] for row in rows["validation"]])
+    [tested] = found.Scalars("test/accuracy")
+    results = read_json(run / "all_results.json")
+    assert (tested.step, tested.value) == (4, pytest.approx(results["test_accuracy"]))
     again = command("run", *flags(num_train_epochs=1), *wanted, "--overwrite", "--dry-run")
     assert again.code == 0, again.errors
