@@ -1,23 +1,59 @@
 """What ``finetune run --dry-run`` does: nothing that trains or draws is imported."""
 
 from collections import Counter
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from finetune.config.schema import Config, mode_of
+from finetune.api.folders import find_free
+from finetune.config.schema import Config
 from finetune.data.check import describe_lengths
-from finetune.data.load import source_name
 from finetune.events import Emit
-from finetune.runs.folder import RunFolder, check_run_folder, next_free_folder
 from finetune.runs.plan import plan_training
 from finetune.runs.preparation import prepare
-from finetune.runs.results import DryRun, RunFacts
+from finetune.runs.results import RunFacts
 
-RUNS_FOLDER = Path("runs")
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would do.
+
+    Args:
+        rows: Of each split.
+        rows_by_class: Of the training split.
+        tokens: Of the training texts: mean, percentiles, max.
+        batches_by_padded_length: Of the first epoch.
+        learning_rate: The peak.
+    """
+
+    facts: RunFacts
+    rows: dict[str, int]
+    rows_by_class: dict[str, int]
+    tokens: dict[str, float]
+    batch_size: int | str
+    effective_batch_size: int
+    batches_by_padded_length: dict[int, int]
+    num_train_epochs: float
+    updates_per_epoch: int
+    total_updates: int
+    warmup_updates: int
+    learning_rate: float
+    output_dir: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune run --dry-run --json`` prints."""
+        own = asdict(self)
+        facts = own.pop("facts")
+        # Nothing has been timed.
+        del facts["class_names"], facts["precision_timing"]
+        own["batches_by_width"] = own.pop("batches_by_padded_length")
+        return {"schema_version": SCHEMA_VERSION, **facts, **own}
 
 
 def describe(config: Config, *, emit: Emit) -> DryRun:
     """Return what a run would do, from all that it prepares before its first update."""
-    folder = _free_folder(config)
+    folder = find_free(config)
     preparation = prepare(config, emit=emit)
     plan = plan_training(preparation)
     lengths = Counter(batch.padded_length for batch in plan.batches(0))
@@ -36,18 +72,3 @@ def describe(config: Config, *, emit: Emit) -> DryRun:
         learning_rate=plan.schedule.peak,
         output_dir=str(folder),
     )
-
-
-def _free_folder(config: Config) -> Path:
-    """Return the folder that a run would get, having made sure that it may be written."""
-    if config.output.output_dir is None:
-        return next_free_folder(RUNS_FOLDER, default_name(config))
-    path = Path(config.output.output_dir).expanduser()
-    check_run_folder(RunFolder(path), overwrite=config.output.overwrite)
-    return path
-
-
-def default_name(config: Config) -> str:
-    """Return the name of a run folder, such as ``trec-minilm-full``."""
-    parts = source_name(config.data.data), Path(config.model.model).name, mode_of(config.model)
-    return "-".join(parts)

@@ -1,13 +1,12 @@
 """``finetune run --seeds``: several trainings that differ in their seed, in one preparation."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.api.dry_run import RUNS_FOLDER, default_name
+from finetune.api.folders import RUNS_FOLDER, default_name, find_named, named_folder
 from finetune.api.training import train_seed
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
@@ -48,15 +47,10 @@ def find_seeds(config: Config, count: int, *, resume_from: str | Path) -> SeedsF
                 remedy="leave out --seeds to resume a single run, or start with --seeds alone",
             )
         return found
-    if config.output.output_dir is not None:
-        found = SeedsFolder(Path(config.output.output_dir).expanduser())
-        return found if seeds_file(found.path).is_file() else None
-    numbered = re.compile(rf"{re.escape(_default_name(config))}(-\d+)?")
-    begun = [
-        SeedsFolder(path)
-        for path in RUNS_FOLDER.glob("*")
-        if numbered.fullmatch(path.name) and seeds_file(path).is_file()
-    ]
+    if path := named_folder(config):
+        return SeedsFolder(path) if seeds_file(path).is_file() else None
+    named = find_named(_default_name(config))
+    begun = [SeedsFolder(path) for path in named if seeds_file(path).is_file()]
     unfinished = [one for one in begun if not one.has_finished(count)]
     return max(unfinished, key=lambda one: seeds_file(one.path).stat().st_mtime, default=None)
 
@@ -130,9 +124,9 @@ def _default_name(config: Config) -> str:
 def _hold(config: Config, begun: SeedsFolder | None) -> AbstractContextManager[RunFolder]:
     if begun is not None:
         return _locked(begun.path)
-    if config.output.output_dir is None:
+    path = named_folder(config)
+    if path is None:
         return reserve_new_folder(RUNS_FOLDER, _default_name(config))
-    path = Path(config.output.output_dir).expanduser()
     if seeds_file(path).is_file() and config.output.overwrite:
         return _locked(path)
     if seeds_file(path).is_file():

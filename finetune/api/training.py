@@ -1,18 +1,18 @@
 """What ``finetune run`` does once its configuration is known."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.api.dry_run import RUNS_FOLDER, default_name
+from finetune.api.folders import reserve
 from finetune.api.report import write_pages
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
 from finetune.devices.processes import ALONE, Processes
 from finetune.events import Emit
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
-from finetune.runs.folder import RunFolder, lock, reserve_folder, reserve_new_folder
+from finetune.runs.folder import RunFolder, lock, reserve_folder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import with_plan
@@ -126,12 +126,5 @@ def _reserve(config: Config, processes: Processes) -> Iterator[RunFolder]:
     if not processes.is_main:
         yield processes.broadcast(lambda: RunFolder(Path()))
         return
-    with _reserve_alone(config) as folder:
+    with reserve(config) as folder:
         yield processes.broadcast(lambda: folder)
-
-
-def _reserve_alone(config: Config) -> AbstractContextManager[RunFolder]:
-    if config.output.output_dir is None:
-        return reserve_new_folder(RUNS_FOLDER, default_name(config))
-    path = Path(config.output.output_dir).expanduser()
-    return reserve_folder(path, overwrite=config.output.overwrite)

@@ -298,6 +298,11 @@ SECTION_OF_OPTION: dict[str, str] = {
 }
 
 
+def value_of(config: Config, option: str) -> Any:
+    """Return the value of an option, whose section its name implies."""
+    return getattr(getattr(config, SECTION_OF_OPTION[option]), option)
+
+
 def long_texts_of(model: ModelConfig) -> LongTexts:
     """Return what becomes of texts longer than the maximum."""
     return LongTexts(model.long_texts, stride=model.stride, pooling=model.pooling)

@@ -185,39 +185,3 @@ def _read_scores(found: Mapping[str, Any], task: Task, split: str) -> Scores:
     prefix = f"{split}_"
     own = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
     return task.scores_type.from_json(own)
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """What a run would do.
-
-    Args:
-        rows: Of each split.
-        rows_by_class: Of the training split.
-        tokens: Of the training texts: mean, percentiles, max.
-        batches_by_padded_length: Of the first epoch.
-        learning_rate: The peak.
-    """
-
-    facts: RunFacts
-    rows: dict[str, int]
-    rows_by_class: dict[str, int]
-    tokens: dict[str, float]
-    batch_size: int | str
-    effective_batch_size: int
-    batches_by_padded_length: dict[int, int]
-    num_train_epochs: float
-    updates_per_epoch: int
-    total_updates: int
-    warmup_updates: int
-    learning_rate: float
-    output_dir: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune run --dry-run --json`` prints."""
-        own = asdict(self)
-        facts = own.pop("facts")
-        # Nothing has been timed.
-        del facts["class_names"], facts["precision_timing"]
-        own["batches_by_width"] = own.pop("batches_by_padded_length")
-        return {"schema_version": SCHEMA_VERSION, **facts, **own}

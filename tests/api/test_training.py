@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import QUICK, flags, start_finetune
 
 import finetune
-from finetune.api.dry_run import default_name
+from finetune.api.folders import default_name
 from finetune.config.schema import Config, DataConfig
 from finetune.errors import FinetuneError, Interrupted, ModelNotFound
 from finetune.events import Event, Info

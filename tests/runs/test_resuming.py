@@ -325,16 +325,17 @@ def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
         finetune.run(resume_from_checkpoint=run)
 
 
-def test_a_finished_run_can_be_trained_further_in_a_new_folder(
-    whole_run: Path, tmp_path: Path
+def test_a_finished_run_can_be_trained_further_in_a_new_folder_beside_it(
+    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, emitted = shutil.copytree(whole_run, tmp_path / "run"), list[Event]()
     with pytest.raises(UsageError, match="has trained for 2 epochs"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=1)
     with pytest.raises(ConfigurationInvalid, match="--seed changes"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=3, seed=7)
+    monkeypatch.chdir(run)
     results = finetune.run(
-        resume_from_checkpoint=run, num_train_epochs=3, batch_size=8, emit=emitted.append
+        resume_from_checkpoint=".", num_train_epochs=3, batch_size=8, emit=emitted.append
     )
     assert results.output_dir == str(tmp_path / "run-2")
     assert results.training.epoch == 1.0
