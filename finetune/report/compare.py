@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from finetune.evaluation.statistics import Interval
-from finetune.report.names import without_folder
 from finetune.report.templates import TEMPLATES, capitalize
 from finetune.runs.compare import ComparedRun, Comparison, DifferingRow
 from finetune.tasks.base import Figure, Table
@@ -13,6 +12,9 @@ from finetune.tasks.base import Figure, Table
 
 def render_comparison(comparison: Comparison) -> str:
     """Return ``compare.html``, which needs no other file and names no folders of this machine."""
+    # It loads PyTorch, which the tables do without.
+    from finetune.report.names import without_folder
+
     options = {
         option: [without_folder(option, value) for value in values]
         for option, values in comparison.options.items()
