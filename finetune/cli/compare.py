@@ -11,7 +11,7 @@ from finetune.cli.options import output_options
 
 if TYPE_CHECKING:
     from finetune.runs.compare import Baseline, Comparison
-    from finetune.tasks.base import Table
+    from finetune.tasks.figures import Table
 
 EXAMPLES = """\b
 Examples:

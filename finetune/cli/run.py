@@ -27,7 +27,7 @@ from finetune.errors import UsageError
 
 if TYPE_CHECKING:
     from finetune.runs.seeds import SeedResults
-    from finetune.tasks.base import Figure
+    from finetune.tasks.figures import Figure
 
 EXAMPLES = """\b
 Examples:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from finetune.data.repeats import number_texts
 from finetune.data.tables import TextColumns, column_of, texts_of
-from finetune.tasks.base import Task
+from finetune.tasks.base import BALANCE_CLASSES, Task
 
 EXAMPLES = 3
 SHORT_CHARACTERS = 3
@@ -206,7 +206,7 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     odd = [Suggestion(*one) for one in task.find_oddities(labels["train"])]
     balance = weigh_classes(classes["train"]) if task.class_names else None
     if balance:
-        odd = [*_about_balance(balance, remedy=task.imbalance_remedy), *odd]
+        odd = [*_about_balance(balance, remedy=BALANCE_CLASSES), *odd]
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,

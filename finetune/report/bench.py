@@ -12,7 +12,7 @@ from finetune.bench.results import BenchResults, Row
 from finetune.bench.results import Table as BenchTable
 from finetune.bench.tables import CPU, by_device, first_faster, speedup_of, tabulate
 from finetune.report.templates import TEMPLATES
-from finetune.tasks.base import Table
+from finetune.tasks.figures import Table
 
 # Matplotlib can't write a CSS variable, so it draws in colours that occur nowhere else, which
 # are replaced in the SVG. So the curves follow the page between light and dark.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from finetune.evaluation.calibration import Reliability, coverage_curve
 from finetune.report.chart import Axis, Chart, Points, Series, in_percent
 from finetune.runs.details import TextLengths
-from finetune.tasks.base import Figure
+from finetune.tasks.figures import Figure
 
 Rows = Sequence[Mapping[str, Any]]
 # Of which the style sheet has colours.

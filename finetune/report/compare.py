@@ -7,7 +7,7 @@ from typing import Any
 from finetune.evaluation.statistics import Interval
 from finetune.report.templates import TEMPLATES, capitalize
 from finetune.runs.compare import ComparedRun, Comparison, DifferingRow
-from finetune.tasks.base import Figure, Table
+from finetune.tasks.figures import Figure, Table
 
 
 def render_comparison(comparison: Comparison) -> str:

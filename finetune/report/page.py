@@ -27,7 +27,7 @@ from finetune.report.templates import TEMPLATES
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import RunResults
-from finetune.tasks.base import MOST_MISTAKES
+from finetune.tasks.figures import MOST_MISTAKES
 
 
 def write_report(folder: RunFolder, results: RunResults) -> Path:

@@ -22,7 +22,7 @@ from finetune.report.charts import (
 )
 from finetune.runs.details import Choice, ParameterCount, RunDetails
 from finetune.runs.results import RunResults
-from finetune.tasks.base import Matrix, Table, percent
+from finetune.tasks.figures import Matrix, Table, percent
 from finetune.tasks.intervals import spell_interval
 
 SHOWN_PROBABILITIES = (0.5, 0.8, 0.9, 0.95, 0.99)

@@ -18,7 +18,8 @@ from finetune.evaluation.statistics import (
 )
 from finetune.runs.finished import FinishedRun
 from finetune.runs.results import best_of
-from finetune.tasks.base import Scores, Task, text_of
+from finetune.tasks.base import Scores, Task
+from finetune.tasks.figures import text_of
 
 SCHEMA_VERSION = 1
 Baseline = Literal["first", "best"]

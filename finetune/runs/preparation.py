@@ -196,9 +196,7 @@ def encode_rows(
         lengths=encoded.lengths,
         windows=encoded.windows,
         labels=labels,
-        weights=classifier.task.example_weights(
-            labels, is_balanced=config.training.class_weights == "balanced"
-        ),
+        weights=classifier.task.example_weights(labels),
         truncated_texts=encoded.truncated_texts,
     )
 

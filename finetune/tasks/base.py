@@ -1,8 +1,7 @@
 """What a kind of text classification is: the interface that each kind implements in one file."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,6 +10,8 @@ from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid
 from finetune.events import Emit, WarningMessage
+from finetune.tasks.figures import Figure, Matrix, Table
+from finetune.tasks.temperature import read_temperature, scale_parameters
 
 if TYPE_CHECKING:
     import pyarrow
@@ -21,65 +22,10 @@ Labels = NDArray[Any]
 # Metrics by name, [resamples], of how often each row counts: [resamples, rows].
 WeightedMetrics = Callable[[NDArray[np.float64]], dict[str, NDArray[np.float64]]]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+# What makes all classes count the same in the loss.
+BALANCE_CLASSES = "--class-weights balanced"
 # The pipeline of transformers that a saved model is for.
 PIPELINE = "text-classification"
-# Rows that a report shows; then those of a group, and all.
-MOST_MISTAKES = 20
-MOST_OF_A_GROUP = 10
-MOST_LISTED = 400
-MOST_CHARACTERS = 500
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A metric as people read it.
-
-    Args:
-        key: Its name in ``Scores.metrics``.
-        name: Its name in a sentence.
-        type: Its name on the Hub.
-        value: A share in 0..1 if it ``is_share``.
-        note: What it is to be compared with.
-        is_share: Whether it is shown in percent.
-        has_curve: Whether it is drawn over the updates; all that are have one scale.
-    """
-
-    key: str
-    name: str
-    type: str
-    value: float
-    note: str = ""
-    is_share: bool = True
-    has_curve: bool = True
-
-    def __str__(self) -> str:
-        return percent(self.value) if self.is_share else f"{self.value:.4g}"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
-
-    Args:
-        groups: The groups of each row, of which a page shows one alone: their titles by id, which
-            is ``class-N`` or ``cell-N-M`` for the mistakes of a class or a cell of the confusion
-            matrix. Rows after the first ``MOST_MISTAKES`` are shown only there.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text_columns: int = 1
-    note: str = ""
-    groups: Sequence[Mapping[str, str]] = ()
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Rows of each true class, by name, in each predicted class: counts of [classes, classes]."""
-
-    names: Sequence[str]
-    counts: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -206,7 +152,6 @@ class Task(ABC):
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
     metric_names: ClassVar[Sequence[str]]
-    imbalance_remedy: ClassVar[str] = "bring more rows of it"
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss"})
     scores_type: ClassVar[type[Scores]]
     can_abstain: ClassVar[bool] = False
@@ -228,9 +173,14 @@ class Task(ABC):
         return self.class_names
 
     @property
+    def class_numbers(self) -> dict[str, int]:
+        """The number of each class by its name."""
+        return {name: number for number, name in enumerate(self.class_names)}
+
+    @property
     def parameters(self) -> dict[str, Any]:
-        """What else the answers depend on, in JSON's types."""
-        return {}
+        """What else the answers depend on, in JSON's types: by default the temperature."""
+        return {"temperature": self.temperature}
 
     @classmethod
     @abstractmethod
@@ -243,7 +193,7 @@ class Task(ABC):
         What transformers has no name for stands in ``task_specific_params``.
         """
         config.id2label = dict(enumerate(self.output_names))
-        config.label2id = {name: number for number, name in enumerate(self.output_names)}
+        config.label2id = {name: number for number, name in config.id2label.items()}
         config.problem_type = self.problem_type
         config.task_specific_params = {PIPELINE: {"task": self.name, **self.parameters}}
 
@@ -328,14 +278,17 @@ class Task(ABC):
 
     # How a model learns them.
 
+    @abstractmethod
     def fitted(self, labels: Labels, *, is_balanced: bool) -> "Task":
         """Return the task with what its loss takes from the training rows.
 
         Args:
             labels: Of the training rows.
             is_balanced: Whether all classes are to count the same, however many rows they have.
+
+        Raises:
+            ConfigurationInvalid: If they are to be balanced, and this kind has no way to.
         """
-        return self
 
     def chosen_metric(self, name: str | None) -> str:
         """Return the metric that chooses the best model, by default the first.
@@ -372,21 +325,24 @@ class Task(ABC):
     def fold(self, parameters: "Sequence[torch.nn.Parameter]") -> "Task":
         """Change the last layer's parameters, in place, so that its users need not know the task.
 
+        By default they are divided by the temperature: the logits are calibrated.
+
         Returns:
             The task of the model as it is saved.
         """
+        scale_parameters(parameters, 1 / self.temperature)
         return self
 
     def unfold(
         self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
     ) -> None:
-        """Undo ``fold``, in place, for a pretrained head that trains on.
+        """Undo ``fold``, in place, for a pretrained head that trains on with another task.
 
         Args:
             parameters: Those of the head's last layer.
             saved: The ``parameters`` of the task that the head was saved with, as far as known.
         """
-        return
+        scale_parameters(parameters, read_temperature(saved) / self.temperature)
 
     def sample_labels(self, count: int) -> Labels:
         """Return labels as the loss reads them, of examples that are none: [count, ...].
@@ -395,13 +351,9 @@ class Task(ABC):
         """
         return np.arange(count) % len(self.output_names)
 
-    @abstractmethod
-    def example_weights(self, labels: Labels, *, is_balanced: bool) -> NDArray[np.float32]:
-        """Return what each example counts in the loss: [examples].
-
-        Raises:
-            ConfigurationInvalid: If they are to be balanced, and this kind has no way to.
-        """
+    def example_weights(self, labels: Labels) -> NDArray[np.float32]:
+        """Return what each example counts in the loss, by default 1: [examples]."""
+        return np.ones(len(labels), np.float32)
 
     @abstractmethod
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
@@ -471,9 +423,9 @@ class Task(ABC):
         """What the labels are, in a few words."""
         return f"{len(self.class_names)} classes"
 
-    @abstractmethod
     def description(self, subject: str) -> str:
         """Return what a model of this task is; the subject is ``texts`` or ``pairs of texts``."""
+        return f"A classifier of {subject} with {self.label_kinds}"
 
     @property
     @abstractmethod
@@ -492,6 +444,12 @@ class Task(ABC):
 KINDS: dict[str, type[Task]] = {}
 
 
+def read_class_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the classes of a model's ``config.json`` in the order of their numbers."""
+    names = config["id2label"]
+    return [names[str(number)] for number in range(len(names))]
+
+
 def by_class(
     names: Sequence[str], probabilities: NDArray[np.float32], *, is_wanted: bool
 ) -> list[dict[str, float] | None]:
@@ -499,33 +457,6 @@ def by_class(
     if not is_wanted:
         return [None] * len(probabilities)
     return [dict(zip(names, row, strict=True)) for row in probabilities.tolist()]
-
-
-def percent(share: float) -> str:
-    """Return a share of 0..1 in percent, such as ``97.2 %``."""
-    return f"{100 * share:.1f} %"
-
-
-def text_of(row: Mapping[str, Any]) -> str:
-    """Return the text of a row of ``predictions.jsonl``, or a pair with a bar between its texts.
-
-    A text is cut where a report would become too long.
-    """
-    texts = (row[name] for name in ("text", "text_pair") if name in row)
-    return " | ".join(
-        one if len(one) <= MOST_CHARACTERS else f"{one[:MOST_CHARACTERS]} …" for one in texts
-    )
-
-
-def choose_listed(groups: Iterable[Collection[str]]) -> list[int]:
-    """Return which of some ranked rows a report lists: the first, and the first of each group."""
-    seen: Counter[str] = Counter()
-    listed = []
-    for row, own in enumerate(groups):
-        seen.update(list(own))
-        if row < MOST_MISTAKES or min(map(seen.__getitem__, own)) <= MOST_OF_A_GROUP:
-            listed.append(row)
-    return listed[:MOST_LISTED]
 
 
 def warn_unless_better(scores: Scores, *, emit: Emit) -> None:

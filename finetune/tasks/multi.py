@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,19 +10,17 @@ from numpy.typing import NDArray
 
 from finetune.events import Emit
 from finetune.tasks.base import (
+    BALANCE_CLASSES,
     Answer,
     Confidences,
-    Figure,
     ProblemType,
     Scores,
-    Table,
     Task,
     WeightedMetrics,
     by_class,
-    choose_listed,
-    percent,
-    text_of,
+    read_class_names,
 )
+from finetune.tasks.figures import Figure, Table, choose_listed, percent, text_of
 from finetune.tasks.intervals import spell_interval
 from finetune.tasks.labels import (
     find_separator,
@@ -34,12 +31,7 @@ from finetune.tasks.labels import (
     split_labels,
 )
 from finetune.tasks.resampled import macro_f1
-from finetune.tasks.temperature import (
-    fit_temperature,
-    note_on_calibration,
-    read_temperature,
-    scale_parameters,
-)
+from finetune.tasks.temperature import fit_temperature, note_on_calibration, read_temperature
 
 if TYPE_CHECKING:
     import pyarrow
@@ -166,7 +158,6 @@ class Multi(Task):
 
     name: ClassVar[str] = "multi"
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
-    imbalance_remedy: ClassVar[str] = "--class-weights balanced"
     metric_names: ClassVar[Sequence[str]] = (
         *("micro_f1", "macro_f1", "subset_accuracy", "mean_average_precision", "loss"),
     )
@@ -179,7 +170,7 @@ class Multi(Task):
     def parameters(self) -> dict[str, Any]:
         """The thresholds by class, and the temperature."""
         thresholds = dict(zip(self.class_names, self._thresholds, strict=True))
-        return {"thresholds": thresholds, "temperature": self.temperature}
+        return {"thresholds": thresholds, **super().parameters}
 
     @property
     def _thresholds(self) -> Sequence[float]:
@@ -188,7 +179,7 @@ class Multi(Task):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Multi":
         """Return the task of a model's ``config.json``."""
-        names = [config["id2label"][str(number)] for number in range(len(config["id2label"]))]
+        names = read_class_names(config)
         thresholds = [parameters["thresholds"][name] for name in names]
         return cls(names, thresholds, temperature=read_temperature(parameters))
 
@@ -257,7 +248,7 @@ class Multi(Task):
     @property
     def label_kinds(self) -> str:
         """How many classes there are."""
-        return f"any number of {len(self.class_names)} classes a text"
+        return f"any number of {len(self.class_names)} classes each"
 
     def find_unknown(
         self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
@@ -315,15 +306,16 @@ class Multi(Task):
         }
         if few:
             found = f"classes of fewer than {SMALL_SHARE:.0%} of the training rows"
-            yield f"{found}: {listed_counts(few)}", self.imbalance_remedy
+            yield f"{found}: {listed_counts(few)}", BALANCE_CLASSES
         together = labels.T @ labels
-        for first, second in combinations(range(len(self.class_names)), 2):
-            either = together[first, first] + together[second, second] - together[first, second]
-            share = together[first, second] / max(either, 1)
-            if either >= RARE_ROWS and share >= STRONG_OVERLAP:
-                names = f"{self.class_names[first]!r} and {self.class_names[second]!r}"
-                found = f"{names} stand together in {share:.0%} of the rows that have either"
-                yield found, "join them if they mean the same"
+        rows = together.diagonal()
+        either = rows[:, None] + rows - together
+        are_one = np.triu((either >= RARE_ROWS) & (together >= STRONG_OVERLAP * either), k=1)
+        for first, second in np.argwhere(are_one).tolist():
+            names = f"{self.class_names[first]!r} and {self.class_names[second]!r}"
+            share = together[first, second] / either[first, second]
+            found = f"{names} stand together in {share:.0%} of the rows that have either"
+            yield found, "join them if they mean the same"
 
     def fitted(self, labels: NDArray[np.float32], *, is_balanced: bool) -> "Multi":
         """Return the task whose rows with a class count as much as those without, if balanced."""
@@ -337,12 +329,6 @@ class Multi(Task):
         """Return a class for each example."""
         classes = len(self.class_names)
         return np.eye(classes, dtype=np.float32)[super().sample_labels(count)]
-
-    def example_weights(
-        self, labels: NDArray[np.float32], *, is_balanced: bool
-    ) -> NDArray[np.float32]:
-        """Return 1 for each example: the classes are balanced within it."""
-        return np.ones(len(labels), np.float32)
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the mean binary cross-entropy of the classes of each example, as they weigh."""
@@ -378,15 +364,9 @@ class Multi(Task):
             return self
         from scipy.special import expit, logit
 
-        scale_parameters(parameters, 1 / self.temperature)
+        super().fold(parameters)
         moved = expit(logit(np.array(self._thresholds)) / self.temperature)
         return replace(self, thresholds=moved.tolist())
-
-    def unfold(
-        self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
-    ) -> None:
-        """Undo ``fold``, unless the head is used as it was saved, with its own task."""
-        scale_parameters(parameters, read_temperature(saved) / self.temperature)
 
     def score(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> MultiScores:
         """Compare the classes whose probability reaches their threshold with the true ones."""
@@ -480,16 +460,11 @@ class Multi(Task):
 
     def _matrix(self, names_of_rows: Sequence[Sequence[str]]) -> NDArray[np.float64]:
         """Return 1 where a row has a class: [rows, classes]."""
-        numbers = {name: number for number, name in enumerate(self.class_names)}
+        numbers = self.class_numbers
         matrix = np.zeros((len(names_of_rows), len(numbers)))
         rows = np.repeat(np.arange(len(names_of_rows)), [*map(len, names_of_rows)])
         matrix[rows, [numbers[name] for names in names_of_rows for name in names]] = 1
         return matrix
-
-    def description(self, subject: str) -> str:
-        """Return how many classes there are."""
-        names = len(self.class_names)
-        return f"A classifier of {subject} with any number of {names} classes each"
 
     @property
     def limits(self) -> Sequence[str]:
@@ -507,7 +482,7 @@ class Multi(Task):
         wrong = [(classes, row) for classes, row in differing if classes]
         note = f"{len(wrong)} of {len(predictions)} test rows have a class too many or too few."
         wrong.sort(key=lambda one: len(one[0]), reverse=True)
-        numbers = {name: number for number, name in enumerate(self.class_names)}
+        numbers = self.class_numbers
         groups = [
             {f"class-{numbers[one]}": f"{one} missed, or predicted wrongly" for one in classes}
             for classes, _ in wrong

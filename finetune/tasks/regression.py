@@ -9,17 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, DataError
-from finetune.tasks.base import (
-    MOST_MISTAKES,
-    Answer,
-    Figure,
-    ProblemType,
-    Scores,
-    Table,
-    Task,
-    WeightedMetrics,
-    text_of,
-)
+from finetune.tasks.base import Answer, ProblemType, Scores, Task, WeightedMetrics
+from finetune.tasks.figures import MOST_MISTAKES, Figure, Table, text_of
 from finetune.tasks.labels import NUMBER
 from finetune.tasks.resampled import correlation, ranks
 
@@ -209,6 +200,11 @@ class Regression(Task):
 
     def fitted(self, labels: NDArray[np.float32], *, is_balanced: bool) -> "Regression":
         """Return the task with mean and standard deviation of the training rows."""
+        if is_balanced:
+            raise ConfigurationInvalid(
+                "--class-weights balanced is for classes, and the labels are numbers",
+                remedy="leave it out, or add --task single",
+            )
         mean, deviation = labels.mean(dtype=np.float64), labels.std(dtype=np.float64)
         return replace(self, mean=float(mean), deviation=float(deviation) or 1.0)
 
@@ -240,17 +236,6 @@ class Regression(Task):
     def sample_labels(self, count: int) -> NDArray[np.float32]:
         """Return different numbers."""
         return np.linspace(0, 1, count, dtype=np.float32)
-
-    def example_weights(
-        self, labels: NDArray[np.float32], *, is_balanced: bool
-    ) -> NDArray[np.float32]:
-        """Return 1 for each example."""
-        if is_balanced:
-            raise ConfigurationInvalid(
-                "--class-weights balanced is for classes, and the labels are numbers",
-                remedy="leave it out, or add --task single",
-            )
-        return np.ones(len(labels), np.float32)
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the squared error of each example, in squared standard deviations."""

@@ -11,17 +11,20 @@ from numpy.typing import NDArray
 
 from finetune.events import Emit
 from finetune.tasks.base import (
-    MOST_MISTAKES,
     Answer,
     Confidences,
-    Figure,
-    Matrix,
     ProblemType,
     Scores,
-    Table,
     Task,
     WeightedMetrics,
     by_class,
+    read_class_names,
+)
+from finetune.tasks.figures import (
+    MOST_MISTAKES,
+    Figure,
+    Matrix,
+    Table,
     choose_listed,
     percent,
     text_of,
@@ -29,12 +32,7 @@ from finetune.tasks.base import (
 from finetune.tasks.intervals import spell_interval
 from finetune.tasks.labels import name_classes, sort_classes
 from finetune.tasks.resampled import count_classes, macro_f1
-from finetune.tasks.temperature import (
-    fit_temperature,
-    note_on_calibration,
-    read_temperature,
-    scale_parameters,
-)
+from finetune.tasks.temperature import fit_temperature, note_on_calibration, read_temperature
 
 if TYPE_CHECKING:
     import pyarrow
@@ -154,26 +152,21 @@ class Single(Task):
 
     Args:
         class_names: The classes in the order of their numbers.
+        class_weights: What a row of each class counts in the loss; none for 1.
     """
 
     name: ClassVar[str] = "single"
     problem_type: ClassVar[ProblemType] = "single_label_classification"
     metric_names: ClassVar[Sequence[str]] = ("accuracy", "macro_f1", "loss")
     scores_type: ClassVar[type[Scores]] = SingleScores
-    imbalance_remedy: ClassVar[str] = "--class-weights balanced"
     can_abstain: ClassVar[bool] = True
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The temperature."""
-        return {"temperature": self.temperature}
+    class_weights: tuple[float, ...] = ()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Single":
         """Return the task of a model's ``config.json``."""
-        names = config["id2label"]
-        class_names = [names[str(number)] for number in range(len(names))]
-        return cls(class_names, temperature=read_temperature(parameters))
+        return cls(read_class_names(config), temperature=read_temperature(parameters))
 
     @classmethod
     def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
@@ -265,25 +258,18 @@ class Single(Task):
         temperature = fit_temperature(self.losses, logits, labels, wrong_answers=wrong, emit=emit)
         return replace(self, temperature=temperature)
 
-    def fold(self, parameters: "Sequence[torch.nn.Parameter]") -> "Single":
-        """Divide the last layer by the temperature: its logits are calibrated."""
-        scale_parameters(parameters, 1 / self.temperature)
-        return self
-
-    def unfold(
-        self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
-    ) -> None:
-        """Undo ``fold``, unless the head is used as it was saved, with its own task."""
-        scale_parameters(parameters, read_temperature(saved) / self.temperature)
-
-    def example_weights(
-        self, labels: NDArray[np.int64], *, is_balanced: bool
-    ) -> NDArray[np.float32]:
-        """Return 1 or, balanced, what makes all classes count the same: [examples]."""
+    def fitted(self, labels: NDArray[np.int64], *, is_balanced: bool) -> "Single":
+        """Return the task whose classes all count the same, if balanced."""
         if not is_balanced:
-            return np.ones(len(labels), np.float32)
+            return self
         weights = balanced_class_weights(labels, classes=len(self.class_names))
-        return np.asarray(weights[labels])
+        return replace(self, class_weights=tuple(weights.tolist()))
+
+    def example_weights(self, labels: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the weights of the examples' classes: [examples]."""
+        if not self.class_weights:
+            return super().example_weights(labels)
+        return np.array(self.class_weights, np.float32)[labels]
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the cross-entropy of each example."""
@@ -341,7 +327,7 @@ class Single(Task):
     def confidences(self, logits: NDArray[np.float32], labels: NDArray[np.int64]) -> Confidences:
         """Return the probability of each row's most probable class."""
         answers = self.answers([""] * len(logits), logits)
-        numbers = {name: number for number, name in enumerate(self.class_names)}
+        numbers = self.class_numbers
         predicted = np.array([numbers[answer.label or ""] for answer in answers])
         probabilities = np.array([answer.probability for answer in answers])
         return Confidences(predicted, probabilities, predicted == labels)
@@ -373,7 +359,7 @@ class Single(Task):
 
     def weighted_metrics(self, predictions: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
         """Return what computes accuracy and macro F1."""
-        numbers = {name: number for number, name in enumerate(self.class_names)}
+        numbers = self.class_numbers
         true, predicted = (
             np.array([numbers[row[column]] for row in predictions], np.int64)
             for column in ("label", "predicted")
@@ -389,10 +375,6 @@ class Single(Task):
 
         return compute
 
-    def description(self, subject: str) -> str:
-        """Return how many classes there are."""
-        return f"A classifier of {subject} with {len(self.class_names)} classes"
-
     @property
     def limits(self) -> Sequence[str]:
         """Sentences on what its answers do not say."""
@@ -405,7 +387,7 @@ class Single(Task):
         """Return the mistakes of the highest probability."""
         mistakes = [row for row in predictions if row["predicted"] != row["label"]]
         mistakes.sort(key=itemgetter("probability"), reverse=True)
-        numbers = {name: number for number, name in enumerate(self.class_names)}
+        numbers = self.class_numbers
         groups = [_groups_of(row, numbers) for row in mistakes]
         listed = choose_listed(groups)
         note = f"None of the {len(predictions)} test rows is misclassified."

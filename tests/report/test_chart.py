@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from finetune.report.chart import Axis, Chart, Scale, Series, in_percent, plain
 from finetune.report.charts import draw_coverage, draw_curves, draw_lengths, draw_scatter
 from finetune.runs.details import TextLengths
-from finetune.tasks.base import Figure
+from finetune.tasks.figures import Figure
 
 UPDATES = [{"update": step, "loss": 1 / step} for step in range(10, 100, 10)]
 VALIDATIONS = [

@@ -19,13 +19,14 @@ def test_a_label_that_no_training_row_has_is_named_for_each_row() -> None:
     assert unknown.to_pylist() == ["x", None, "y, z", None, "x"]
 
 
-def test_a_class_of_every_row_and_one_of_few_are_odd() -> None:
-    labels = np.zeros((2000, 4), np.float32)
-    labels[:, 0] = labels[:1000, 1] = labels[:12, 2] = labels[:2, 3] = 1
-    found = dict(Multi(["all", "half", "few", "rare"]).find_oddities(labels))
+def test_a_class_of_every_row_one_of_few_and_two_of_the_same_rows_are_odd() -> None:
+    labels = np.zeros((2000, 5), np.float32)
+    labels[:, 0] = labels[:1000, 1] = labels[:12, 2] = labels[:2, 3] = labels[50:1000, 4] = 1
+    found = dict(Multi(["all", "half", "few", "rare", "same"]).find_oddities(labels))
     assert list(found) == [
         "classes that every training row has: all",
         "classes of fewer than 1% of the training rows: 'few' (12)",
+        "'half' and 'same' stand together in 95% of the rows that have either",
     ]
     assert [*found.values()][1] == "--class-weights balanced"
 

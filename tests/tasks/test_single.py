@@ -171,6 +171,6 @@ def test_balanced_weights_are_those_of_scikit_learn(labels: np.ndarray) -> None:
 def test_examples_weigh_as_their_class_or_all_the_same() -> None:
     task, labels = Single(["a", "b", "c"]), np.array([2, 0, 2, 2])
 
-    balanced = task.example_weights(labels, is_balanced=True)
+    balanced = task.fitted(labels, is_balanced=True).example_weights(labels)
     assert balanced.tolist() == pytest.approx([2 / 3, 2.0, 2 / 3, 2 / 3])
-    assert task.example_weights(labels, is_balanced=False).tolist() == [1.0] * 4
+    assert task.fitted(labels, is_balanced=False).example_weights(labels).tolist() == [1.0] * 4
