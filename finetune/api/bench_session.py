@@ -1,7 +1,8 @@
 """A bench on this machine: how long it takes, then its rows."""
 
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +13,7 @@ from finetune.bench.estimate import estimate_seconds, measure_products
 from finetune.bench.results import BenchResults, Machine, Row
 from finetune.bench.sizes import MOST_SEARCH_SECONDS, find_article_sizes
 from finetune.bench.supervisor import Supervisor
-from finetune.bench.timer import FULL, QUICK
+from finetune.bench.timer import FULL, QUICK, VISITS, Effort
 from finetune.bench.workloads import Choice, list_workloads
 from finetune.devices.base import Device
 from finetune.devices.host import cpu_name
@@ -28,35 +29,48 @@ class Session:
 
     Args:
         texts: Where the lengths of the choice's texts are from.
+        rows: By their places.
     """
 
     choice: Choice
     devices: Sequence[Device]
     texts: str
     emit: Emit
-    rows: list[Row] = field(default_factory=list)
+    rows: dict[tuple[str, ...], Row] = field(default_factory=dict)
 
     def measure(self, supervisor: Supervisor) -> None:
         """Time all workloads; say before about how long all takes."""
         is_searched = "training" in self.choice.groups and not self.choice.is_quick
         searched = self.devices if is_searched else []
-        seconds = self._estimate_seconds() + len(searched) * MOST_SEARCH_SECONDS
+        effort = QUICK if self.choice.is_quick else FULL
+        seconds = self._estimate_seconds(effort) + len(searched) * MOST_SEARCH_SECONDS
         self.emit(Info(f"this takes about {duration(seconds)}"))
         self.choice = replace(self.choice, found=find_article_sizes(searched, emit=self.emit))
         workloads = list_workloads(self.choice)
-        timed = supervisor.time_all(self.choice, workloads, [one.name for one in self.devices])
+        timed = supervisor.time_all(
+            self.choice,
+            workloads,
+            [one.name for one in self.devices],
+            until=time.time() + effort.total_seconds,
+        )
         for number, workload in enumerate(workloads, start=1):
             self.emit(Info(f"{number}/{len(workloads)} {workload.group}: {workload.name}"))
-            self.rows += next(timed)
+            self._keep(next(timed))
+        self.emit(Info("all were timed; once more, as often as time allows"))
+        for rows in timed:
+            self._keep(rows)
 
-    def _estimate_seconds(self) -> float:
+    def _keep(self, rows: Iterable[Row]) -> None:
+        self.rows |= {row.place: row for row in rows}
+
+    def _estimate_seconds(self, effort: Effort) -> float:
         workloads = list_workloads(self.choice)
-        effort = QUICK if self.choice.is_quick else FULL
-        return sum(
+        once = sum(
             estimate_seconds(workload, gigaflops_a_second=speed, effort=effort)
             for speed in map(measure_products, self.devices)
             for workload in workloads
         )
+        return max(once, min(VISITS * once, effort.total_seconds))
 
     def results(self, *, is_complete: bool) -> BenchResults:
         """Return what was measured so far."""
@@ -71,6 +85,6 @@ class Session:
             texts=self.texts,
             is_quick=self.choice.is_quick,
             is_complete=is_complete,
-            rows=tuple(self.rows),
+            rows=tuple(self.rows.values()),
             found_batches=self.choice.found,
         )

@@ -38,8 +38,8 @@ def _fastest(side_by_side: Mapping[str, Row]) -> float | None:
 
 def _repeatability(one: BenchResults, other: BenchResults) -> Iterator[str]:
     """Say which medians of two runs on one machine differ, and whether their ranges do."""
-    again = {_place(row): row for row in other.rows if row.seconds}
-    pairs = [(row, again[_place(row)]) for row in one.rows if row.seconds and _place(row) in again]
+    again = {row.place: row for row in other.rows if row.seconds}
+    pairs = [(row, again[row.place]) for row in one.rows if row.seconds and row.place in again]
     apart = [pair for pair in pairs if not 1 / _STEADY <= _gain(*pair) <= _STEADY]
     yield (
         f"of {len(pairs)} timings on the same devices {len(pairs) - len(apart)} have medians "
@@ -49,13 +49,9 @@ def _repeatability(one: BenchResults, other: BenchResults) -> Iterator[str]:
         (low, high), (other_low, other_high) = map(_range, pair)
         verb = "meet" if max(low, other_low) <= min(high, other_high) else "do not meet"
         yield (
-            f"{', '.join(_place(pair[0]))}: {number(low)}–{number(high)} and "
+            f"{', '.join(pair[0].place)}: {number(low)}–{number(high)} and "
             f"{number(other_low)}–{number(other_high)} rows/s, ranges that {verb}"
         )
-
-
-def _place(row: Row) -> tuple[str, str, str, str]:
-    return row.group, row.workload, row.phase, row.device
 
 
 def _gain(row: Row, again: Row) -> float:

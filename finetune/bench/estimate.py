@@ -7,8 +7,8 @@ from finetune.bench.workload import Workload
 from finetune.devices.base import Device
 
 _PRODUCT_WIDTH = 1024
-_SHARE_OF_PRODUCTS = 0.35
-_SHORTEST_STEP_SECONDS = 0.01
+# What a step reaches of the speed of large products.
+_SHARE_OF_PRODUCTS = 0.6
 _BUILD_SECONDS = 0.5
 
 
@@ -20,7 +20,7 @@ def measure_products(device: Device) -> float:
 
 
 def estimate_seconds(workload: Workload, *, gigaflops_a_second: float, effort: Effort) -> float:
-    """Return about how long a workload takes on a device.
+    """Return about how long a visit to a workload takes on a device.
 
     Args:
         workload: To be timed.
@@ -29,11 +29,10 @@ def estimate_seconds(workload: Workload, *, gigaflops_a_second: float, effort: E
     """
     total = _BUILD_SECONDS
     for phase in workload.phases:
-        gigaflops = workload.gigaflops * workload.rows * (3 if phase == "training" else 1)
-        step = gigaflops / (_SHARE_OF_PRODUCTS * gigaflops_a_second)
-        if workload.least_rows < workload.rows:
-            step = min(step, effort.step_seconds)
-        timing = max(step, _SHORTEST_STEP_SECONDS, effort.least_seconds)
-        most_seconds = max(effort.most_seconds, effort.fewest_repeats * timing)
-        total += 2 * step + min(effort.repeats * timing, most_seconds)
+        gigaflops = workload.gigaflops * (3 if phase == "training" else 1)
+        row_seconds = gigaflops / (_SHARE_OF_PRODUCTS * gigaflops_a_second)
+        least, step = workload.least_rows * row_seconds, workload.rows * row_seconds
+        step = max(least, min(step, effort.step_seconds))
+        # At least two steps; and where rows are added, as long as a step on the way there.
+        total += max(2 * step, effort.visit_seconds) + step * (least < step)
     return total

@@ -19,7 +19,7 @@ class Row:
     Args:
         rows: Of a step, as published.
         timed_rows: Of the steps that were timed; 0 where none was.
-        seconds: Of a step, by repeat.
+        seconds: Of a step, by timing.
         note: Why fewer rows were timed, or none.
     """
 
@@ -31,6 +31,11 @@ class Row:
     timed_rows: int = 0
     seconds: tuple[float, ...] = ()
     note: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """Group, workload, phase and device, by which it differs from the other rows."""
+        return self.group, self.workload, self.phase, self.device
 
     @property
     def median_seconds(self) -> float | None:

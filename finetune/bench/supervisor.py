@@ -36,9 +36,20 @@ class Supervisor:
         self._child.kill()
 
     def time_all(
-        self, choice: "Choice", workloads: Sequence["Workload"], devices: Sequence[str]
+        self,
+        choice: "Choice",
+        workloads: Sequence["Workload"],
+        devices: Sequence[str],
+        *,
+        until: float,
     ) -> Iterator[list[Row]]:
-        """Yield the rows of each of the choice's workloads on devices, by their names.
+        """Yield the rows of each workload in order; then some again, with more timings.
+
+        Args:
+            choice: From which the child makes the workloads as well.
+            workloads: Those of the choice.
+            devices: Their names.
+            until: When, as ``time.time`` returns it, nothing is to be timed again.
 
         Raises:
             FinetuneError: If the child ends without a device that is at work.
@@ -46,13 +57,14 @@ class Supervisor:
         done = 0
         lost: list[Row] = []
         while done < len(workloads):
-            running = None
+            running: str | None = None
             skipped = [row.device for row in lost]
             self._child.send(
-                {"choice": asdict(choice), "devices": devices, "first": done, "skipped": skipped}
-            )
+                {"choice": asdict(choice), "devices": devices, "first": done, "skipped": skipped,
+                 "until": until}
+            )  # fmt: skip
             try:
-                while done < len(workloads):
+                while True:
                     answer = self._child.receive(seconds=_WAIT_SECONDS) or {}
                     running = answer.get("begun", running)
                     if "rows" in answer:
@@ -60,6 +72,8 @@ class Supervisor:
                         yield lost + [_read_row(fields) for fields in answer["rows"]]
                         lost = []
             except ChildEnded:
+                if done >= len(workloads):
+                    return
                 ending = f"the process {self._child.ending()}"
                 if running is None or any(row.device == running for row in lost):
                     lines = self._child.error_lines() or ["it wrote no error"]

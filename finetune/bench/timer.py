@@ -1,10 +1,11 @@
-"""Times a workload on several devices in turn, and goes on where one of them fails."""
+"""Times workloads on several devices in turn, more than once, and goes on where one fails."""
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,32 +25,107 @@ class Effort:
 
     Args:
         step_seconds: A step that takes longer is taken with fewer rows.
-        least_seconds: Of one timing: as many steps as it takes.
-        repeats: Timings of each row.
-        fewest_repeats: Timings even where they take longer than ``most_seconds``.
-        most_seconds: Of all timings of a row.
+        timing_seconds: Of one timing: as many steps as it takes.
+        visit_seconds: Of the timings of a row, before it is another workload's turn.
+        total_seconds: Of all workloads: while they are not over, each is timed again.
     """
 
     step_seconds: float
-    least_seconds: float
-    repeats: int
-    fewest_repeats: int
-    most_seconds: float
+    timing_seconds: float
+    visit_seconds: float
+    total_seconds: float
 
 
-FULL = Effort(step_seconds=7.0, least_seconds=0.5, repeats=5, fewest_repeats=2, most_seconds=7.0)
-QUICK = Effort(step_seconds=0.3, least_seconds=0.05, repeats=3, fewest_repeats=1, most_seconds=0.3)
+FULL = Effort(step_seconds=7.0, timing_seconds=0.5, visit_seconds=1.5, total_seconds=420.0)
+QUICK = Effort(step_seconds=0.3, timing_seconds=0.05, visit_seconds=0.3, total_seconds=45.0)
+VISITS = 4
+"""The most visits to a workload. Where they differ by chance alone, the ranges of four visits in
+each of two benches do not meet in 3 of 100 cases, those of two visits in 33."""
 
-# A first step that takes this many times as long as it may is slow by itself.
-_MOST_START = 16
+# A step that takes this many times as long as the next one also paid for new memory and kernels.
+_COLD = 1.25
+
+
+@dataclass
+class _Timed:
+    """A workload, its devices, and what was timed so far.
+
+    Args:
+        seconds: Of the last visit, with all that is not timed.
+    """
+
+    workload: Workload
+    devices: Sequence[Device]
+    rows: list[Row] = field(default_factory=list)
+    visits: int = 0
+    seconds: float = 0.0
+
+    def visit(self, effort: Effort, announce: Announce) -> list[Row]:
+        """Time it once more, and return its rows."""
+        started = time.time()
+        self.rows = time_workload(
+            self.workload, self.devices, effort=effort, announce=announce, before=self.rows
+        )
+        self.visits, self.seconds = self.visits + 1, time.time() - started
+        return self.rows
+
+    def is_due(self, *, until: float) -> bool:
+        """Return whether another visit ends in time, and may find something."""
+        has_timings = any(row.seconds for row in self.rows)
+        return has_timings and self.visits < VISITS and time.time() + self.seconds < until
+
+
+def time_in_rounds(
+    workloads: Iterable[tuple[Workload, Sequence[Device]]],
+    *,
+    effort: Effort,
+    announce: Announce,
+    until: float,
+) -> Iterator[list[Row]]:
+    """Yield the rows of each workload in order; then again, with more timings, while time is left.
+
+    What else a machine does comes and goes, which timings far apart show, in a row they do not.
+
+    Args:
+        workloads: Each with the devices that it is timed on.
+        effort: How long is timed.
+        announce: Is given the name of each device before it computes.
+        until: When, as ``time.time`` returns it, the last visit should have ended.
+    """
+    timed = [_Timed(*one) for one in workloads]
+    for one in timed:
+        yield one.visit(effort, announce)
+    while due := [one for one in timed if one.is_due(until=until)]:
+        yield min(due, key=lambda one: (one.visits, one.seconds)).visit(effort, announce)
 
 
 def time_workload(
-    workload: Workload, devices: Sequence[Device], *, effort: Effort, announce: Announce
+    workload: Workload,
+    devices: Sequence[Device],
+    *,
+    effort: Effort,
+    announce: Announce,
+    before: Iterable[Row] = (),
 ) -> list[Row]:
-    """Return a row for each device and phase, with the devices in turn within each repeat."""
+    """Return a row for each device and phase, with the devices in turn at each timing.
+
+    Args:
+        workload: To be timed.
+        devices: To be compared.
+        effort: How long is timed.
+        announce: Is given the name of each device before it computes.
+        before: Rows of an earlier visit, to which timings of as many rows a step are added.
+    """
+    earlier = {(row.phase, row.device): row for row in before}
     trials = [_Trial(workload, device, effort, announce) for device in devices]
-    rows = [row for phase in workload.phases for row in _time_in_turn(trials, phase, effort)]
+    rows: list[Row] = []
+    for phase in workload.phases:
+        for trial in trials:
+            trial.begin(phase, earlier.get((phase, trial.device.name)))
+        while due := [trial for trial in trials if trial.is_due]:
+            for trial in due:
+                trial.repeat()
+        rows += [trial.row for trial in trials]
     trials.clear()
     gc.collect()
     for device in devices:
@@ -57,109 +133,115 @@ def time_workload(
     return rows
 
 
-def _time_in_turn(trials: Sequence["_Trial"], phase: Phase, effort: Effort) -> list[Row]:
-    for trial in trials:
-        trial.begin(phase)
-    for _ in range(effort.repeats):
-        for trial in trials:
-            trial.repeat()
-    return [trial.row() for trial in trials]
-
-
 class _Trial:
-    """A workload on one device: what was timed so far, or why it failed."""
+    """A workload on one device.
+
+    Attributes:
+        row: What was timed so far, or why it failed.
+        is_due: Whether it is to be timed again in this visit.
+    """
 
     def __init__(
         self, workload: Workload, device: Device, effort: Effort, announce: Announce
     ) -> None:
-        self._workload, self._device = workload, device
-        self._effort, self._announce = effort, announce
+        self.device = device
+        self._workload, self._effort, self._announce = workload, effort, announce
         self._load: Load | None = None
 
-    def begin(self, phase: Phase) -> None:
-        """Warm up with as many rows as the workload wants, or as time and memory allow."""
-        self._phase, self._rows, self._calls, self._note = phase, 0, 1, ""
-        self._seconds: list[float] = []
-        self._announce(self._device.name)
-        with self._noting_failure():
-            torch.manual_seed(SEED)
-            self._load = self._load or self._workload.build(self._device)
-            seconds = self._grow()
-            if seconds < self._effort.least_seconds:
-                # The first step also paid for new memory and kernels.
-                seconds = self._time(calls=1)
-                self._calls = max(1, math.ceil(self._effort.least_seconds / seconds))
-                self._seconds = []
+    def begin(self, phase: Phase, before: Row | None) -> None:
+        """Warm up with as many rows as before, or as the workload wants and time and memory allow.
 
-    def repeat(self) -> None:
-        """Time once more, unless that has taken long enough, or failed."""
-        is_enough = sum(self._seconds) * self._calls >= self._effort.most_seconds
-        if not self._rows or (is_enough and len(self._seconds) >= self._effort.fewest_repeats):
+        What failed before is not tried again.
+        """
+        self._phase = phase
+        self.row = self._before = before or self._workload.row(phase, self.device.name)
+        self.is_due = before is None or bool(before.seconds)
+        if not self.is_due:
             return
         with self._noting_failure():
-            self._seconds.append(self._time(calls=self._calls) / self._calls)
+            self._announce(self.device.name)
+            torch.manual_seed(SEED)
+            self._load = self._load or self._workload.build(self.device)
+            if before:
+                self._take_first_step(before.timed_rows)
+            else:
+                self._grow()
+            seconds = self._warm_up()
+            self._left_seconds = self._effort.visit_seconds
+            self._calls = max(1, math.ceil(self._effort.timing_seconds / seconds[-1]))
+            if self._calls == 1:
+                self._add(seconds)
 
-    def row(self) -> Row:
-        """Return what was measured; a later failure leaves nothing of it."""
-        row = self._workload.row(self._phase, self._device.name, note=self._note)
-        seconds = tuple(self._seconds) if self._rows else ()
-        return replace(row, timed_rows=self._rows, seconds=seconds)
+    def repeat(self) -> None:
+        """Time once more."""
+        with self._noting_failure():
+            self._add([self._time(calls=self._calls) / self._calls])
 
-    def _grow(self) -> float:
-        """Take steps of more and more rows until all do, or time or memory end; return the last's.
+    def _add(self, seconds: Sequence[float]) -> None:
+        self._left_seconds -= self._calls * sum(seconds)
+        self.is_due = self._left_seconds > 0
+        self.row = replace(self.row, timed_rows=self._rows, seconds=(*self.row.seconds, *seconds))
 
-        The seconds are those of a first step of its shape.
-        """
-        wanted, rows = self._workload.rows, self._workload.least_rows
-        limit = self._effort.step_seconds
-        seconds = self._first_step(rows)
-        if rows < wanted and limit < 2 * seconds < _MOST_START * limit:
-            # Most of it may have been the start of the device.
-            seconds = self._time(calls=1)
-            # It is warm: where no larger step is taken, it counts.
-            self._seconds = [seconds]
-        while rows < wanted:
+    def _grow(self) -> None:
+        """Take steps of more and more rows until all do, or time or memory end."""
+        wanted, limit = self._workload.rows, self._effort.step_seconds
+        self._take_first_step(self._workload.least_rows)
+        while self._rows < wanted:
+            seconds = self._taken_seconds[-1]
             if 2 * seconds > limit:
-                self._note = f"{wanted:,} rows a step would take too long"
-                break
-            larger = min(wanted, rows * (4 if 4 * seconds <= limit else 2))
-            if larger_seconds := self._step_that_fits(larger):
-                rows, seconds = larger, larger_seconds
-                continue
-            self._note = f"out of memory with {larger:,} rows a step"
-            wanted = max(rows, larger // 2)
-            self._device.memory.release()
-            if wanted == rows:
-                seconds = self._first_step(rows)
-        self._rows = rows
-        return seconds
+                seconds = self._warm_up()[-1]
+            if 2 * seconds > limit:
+                self._add_note(f"{wanted:,} rows a step would take too long")
+                return
+            rows, larger = self._rows, min(wanted, self._rows * (4 if 4 * seconds <= limit else 2))
+            if not self._fits(larger):
+                self._add_note(f"out of memory with {larger:,} rows a step")
+                wanted = max(rows, larger // 2)
+                self.device.memory.release()
+                self._take_first_step(rows)
 
-    def _step_that_fits(self, rows: int) -> float | None:
-        """Return None where memory runs out; the tensors of the failed step are free then."""
+    def _fits(self, rows: int) -> bool:
+        """Return whether memory holds a step; the tensors of a failed one are free then."""
         try:
-            return self._first_step(rows)
+            self._take_first_step(rows)
         except (RuntimeError, MemoryError) as error:
-            if not self._device.memory.is_out_of_memory(error):
+            if not self.device.memory.is_out_of_memory(error):
                 raise
-        return None
+            return False
+        return True
 
-    def _first_step(self, rows: int) -> float:
+    def _take_first_step(self, rows: int) -> None:
         assert self._load
-        self._steps = self._load(rows)
-        self._seconds = []
-        return self._time(calls=1)
+        self._rows, self._steps = rows, self._load(rows)
+        self._taken_seconds = [self._time(calls=1)]
+
+    def _warm_up(self) -> list[float]:
+        """Take steps until two in a row agree, or for as long as a visit; return the warm ones."""
+        taken = self._taken_seconds
+        while len(taken) < 2 or (_is_cold(taken) and sum(taken[1:]) < self._effort.visit_seconds):
+            taken.append(self._time(calls=1))
+        return taken[-1:] if _is_cold(taken) else taken[-2:]
 
     def _time(self, *, calls: int) -> float:
-        self._announce(self._device.name)
-        return self._device.time_calls(self._steps[self._phase], calls=calls)
+        self._announce(self.device.name)
+        return self.device.time_calls(self._steps[self._phase], calls=calls)
+
+    def _add_note(self, note: str) -> None:
+        self.row = replace(self.row, note="; ".join(filter(None, [self.row.note, note])))
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
+        """Leave nothing of this visit but a note where it fails."""
         try:
             yield
         # Of every kind that PyTorch, a model or a device can raise.
         except Exception as error:
-            self._rows, self._note = 0, _explain(error, self._device)
+            self.row, self.is_due = self._before, False
+            self._add_note(_explain(error, self.device))
+
+
+def _is_cold(seconds: Sequence[float]) -> bool:
+    return seconds[-2] > _COLD * seconds[-1]
 
 
 def _explain(error: Exception, device: Device) -> str:

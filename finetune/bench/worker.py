@@ -1,7 +1,7 @@
 """The child process that times workloads: only it ends by a device that dies.
 
 It reads one line of JSON, a task; it answers with the ``begun`` device before each piece of work,
-and with the ``rows`` of each workload.
+and with the ``rows`` of each workload, some of them again when all were timed.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ def main() -> None:
     keep_freed_memory()
     orders = read_orders()
     answer = open_answers()
-    from finetune.bench.timer import FULL, QUICK, time_workload
+    from finetune.bench.timer import FULL, QUICK, time_in_rounds
     from finetune.bench.workloads import Choice, list_workloads
     from finetune.devices.select import select_device
 
@@ -28,16 +28,16 @@ def main() -> None:
     for device in devices:
         # So that what does not fit fails, in place of a machine that swaps.
         device.memory.cap(device.memory.budget_bytes(None))
-    for index, workload in enumerate(list_workloads(choice)):
-        if index < task["first"]:
-            continue
-        skipped = task["skipped"] if index == task["first"] else []
-        rows = time_workload(
-            workload,
-            [one for one in devices if workload.is_for(one.name) and one.name not in skipped],
-            effort=QUICK if choice.is_quick else FULL,
-            announce=lambda name: answer({"begun": name}),
-        )
+    workloads = list_workloads(choice)[task["first"] :]
+    pairs = [(one, [each for each in devices if one.is_for(each.name)]) for one in workloads]
+    first, sound = pairs[0]
+    pairs[0] = first, [one for one in sound if one.name not in task["skipped"]]
+    for rows in time_in_rounds(
+        pairs,
+        effort=QUICK if choice.is_quick else FULL,
+        announce=lambda name: answer({"begun": name}),
+        until=task["until"],
+    ):
         answer({"rows": [dataclasses.asdict(row) for row in rows]})
 
 

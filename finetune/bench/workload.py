@@ -52,7 +52,7 @@ class Workload:
         """Return whether a device, by its name, is to be timed."""
         return self.device in (None, device)
 
-    def row(self, phase: Phase, device: str, *, note: str) -> Row:
+    def row(self, phase: Phase, device: str, *, note: str = "") -> Row:
         """Return a row of it without timings."""
         return Row(
             group=self.group,

@@ -7,27 +7,32 @@ from finetune.bench.workload import Load, Steps, Workload
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 
-EFFORT = Effort(
-    step_seconds=10.0, least_seconds=0.1, repeats=3, fewest_repeats=2, most_seconds=100.0
-)
+EFFORT = Effort(step_seconds=10.0, timing_seconds=0.1, visit_seconds=1.0, total_seconds=100.0)
 
 
 class SimulatedDevice(CpuDevice):
-    """A device on which a row takes some seconds, and whose memory holds some rows."""
+    """A device on which a row takes some seconds, and whose memory holds some rows.
+
+    Args:
+        cold_steps: Each of the first steps takes twice as long as the next.
+    """
 
     def __init__(
         self, name: str = "cpu", *, row_seconds: float = 1.0, holds: int = 1000,
-        fault: Exception | None = None,
+        fault: Exception | None = None, cold_steps: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.name, self.row_seconds, self.holds, self.fault = name, row_seconds, holds, fault
         self.rows = 0
+        self.cold_steps = cold_steps
         self.timed: list[tuple[str, int]] = []
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
         work()
         self.timed.append((self.name, self.rows))
-        return calls * self.rows * self.row_seconds
+        seconds = calls * self.rows * self.row_seconds * 2**self.cold_steps
+        self.cold_steps = max(0, self.cold_steps - 1)
+        return seconds
 
 
 def _build(device: Device) -> Load:

@@ -15,7 +15,7 @@ WORKER = "odd_bench_worker"
 def time_both(devices: list[str], *, model: str | None = None) -> list[list[Row]]:
     choice = Choice(groups=[], model=model, lengths=[3], is_quick=True)
     with Supervisor(worker=WORKER) as supervisor:
-        return list(supervisor.time_all(choice, [a_workload(), a_workload()], devices))
+        return list(supervisor.time_all(choice, [a_workload(), a_workload()], devices, until=0.0))
 
 
 def test_a_device_that_ends_the_process_has_rows_that_say_so_and_the_rest_goes_on() -> None:
@@ -34,5 +34,5 @@ def test_a_process_that_can_not_begin_is_an_error_with_its_last_line() -> None:
 def test_no_process_is_left_where_a_bench_is_stopped() -> None:
     choice = Choice(groups=[], model=None, lengths=[3], is_quick=True)
     with Supervisor(worker=WORKER) as supervisor:
-        next(supervisor.time_all(choice, [a_workload(), a_workload()], ["cpu"]))
+        next(supervisor.time_all(choice, [a_workload(), a_workload()], ["cpu"], until=0.0))
     assert not [one for one in psutil.Process().children() if WORKER in str(one.cmdline())]

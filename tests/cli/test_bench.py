@@ -17,12 +17,14 @@ from finetune.files import write_json
 ROWS = [replace(row, group="mlp") for row in example_results().rows if row.device == "cpu"]
 
 
-def time_all(_: Any, choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]:
+def time_all(
+    _: Any, choice: Any, workloads: Any, devices: Any, *, until: float
+) -> Iterator[list[Row]]:
     for row, _ in zip(ROWS, workloads, strict=False):
         yield [row]
 
 
-def be_stopped(_: Any, choice: Any, workloads: Any, devices: Any) -> Iterator[list[Row]]:
+def be_stopped(*_: Any, until: float) -> Iterator[list[Row]]:
     yield [ROWS[0]]
     raise KeyboardInterrupt
 
@@ -57,7 +59,7 @@ def test_a_row_without_timing_is_a_note_and_no_failure(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = replace(ROWS[0], seconds=(), timed_rows=0, note="the process was killed by SIGABRT")
-    monkeypatch.setattr(Supervisor, "time_all", lambda *_: iter_rows(lost))
+    monkeypatch.setattr(Supervisor, "time_all", lambda *_, until: iter_rows(lost))
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
     assert outcome.code == 0, outcome.errors
     assert "the process was killed by SIGABRT" in outcome.output
