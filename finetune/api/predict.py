@@ -13,6 +13,7 @@ from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task, 
 
 if TYPE_CHECKING:
     from finetune.data.stream import Row
+    from finetune.runs.confidences import ConfidenceLimits
     from finetune.tasks.base import Answer, Task
 
 # Within a piece, texts of like length share a batch. The first is small, so that answers come soon.
@@ -52,17 +53,13 @@ def predict(
     if isinstance(texts, str):
         raise UsageError("a text was given in place of a list of texts", remedy="write [text]")
     from finetune.data.stream import Row
+    from finetune.runs.confidences import ConfidenceLimits
 
+    limits = ConfidenceLimits(min_confidence, target_precision)
     given = ((one, None) if isinstance(one, str) else one for one in texts)
     rows = [[Row(text, pair=pair) for text, pair in given]]
     pieces = predict_stream(
-        run,
-        rows,
-        device=device,
-        all_scores=all_scores,
-        min_confidence=min_confidence,
-        target_precision=target_precision,
-        emit=emit,
+        run, rows, device=device, all_scores=all_scores, limits=limits, emit=emit
     )
     return [answer for piece in pieces for answer in piece]
 
@@ -73,8 +70,7 @@ def predict_stream(
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
-    min_confidence: float | None = None,
-    target_precision: float | None = None,
+    limits: "ConfidenceLimits | None" = None,
     emit: Emit = ignore,
 ) -> "Iterator[list[Answer]]":
     """Return the answers to rows piece by piece, in their order, while the rows are read.
@@ -83,14 +79,12 @@ def predict_stream(
     """
     folder = open_run_folder(Path(run))
     pieces = _answer(folder, rows, device=device, all_scores=all_scores, emit=emit)
-    if min_confidence is None and target_precision is None:
+    if limits is None or not limits.are_given:
         return pieces
     from finetune.runs.confidences import find_lowest_probabilities
 
     task = load_saved_task(folder)
-    lowest = find_lowest_probabilities(
-        folder, task, min_confidence=min_confidence, target_precision=target_precision, emit=emit
-    )
+    lowest = find_lowest_probabilities(folder, task, limits, emit=emit)
     return _withhold(pieces, task, lowest, emit=emit)
 
 

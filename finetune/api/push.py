@@ -47,17 +47,9 @@ class Push:
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
 
-def push(
-    run: str | Path,
-    repository: str,
-    *,
-    public: bool = False,
-    revision: str | None = None,
-    report: bool = True,
-    allow_private_data: bool = False,
-    emit: Emit = ignore,
-) -> Push:
-    """Upload a finished run's model, its card and its report, as ``finetune push`` does.
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """What ``finetune push`` is given.
 
     Args:
         run: The run folder.
@@ -66,57 +58,64 @@ def push(
         revision: A branch in place of ``main``.
         report: Whether ``report.html`` is among the files.
         allow_private_data: Upload it although the run's data are marked as private.
-        emit: Is called with the events of ``finetune.events``.
+    """
+
+    run: str | Path
+    repository: str
+    public: bool = False
+    revision: str | None = None
+    report: bool = True
+    allow_private_data: bool = False
+
+    def find_files(self) -> Mapping[str, Path]:
+        """Return the files to upload, by their paths in the repository.
+
+        Raises:
+            NotARun: If the run has not finished.
+            UsageError: If its data are private.
+        """
+        folder = open_run_folder(Path(self.run))
+        if not folder.has_finished:
+            raise NotARun(
+                f"the run in {folder.path} has not finished",
+                remedy="finish it with --resume-from-checkpoint",
+            )
+        paths = sorted(folder.model_folder.iterdir())
+        if self.report and folder.report_file.is_file():
+            _check_data_may_go(folder, allow_private_data=self.allow_private_data)
+            paths.append(folder.report_file)
+        return {path.name: path for path in paths if path.is_file() and path.name[0] != "."}
+
+
+def push(upload: Upload, *, emit: Emit = ignore) -> Push:
+    """Upload a finished run's model, its card and its report, as ``finetune push`` does.
 
     Raises:
         NotARun: If the run has not finished.
         UsageError: If its data are private, there is no token, or the token may not write.
         HubNotReachable: If the Hub does not answer.
     """
-    paths = _paths(run, report=report, allow_private_data=allow_private_data)
+    paths, repository, public = upload.find_files(), upload.repository, upload.public
     files = _describe(paths)
     from finetune.hub import upload_model
 
     size_mib = sum(file.size_bytes for file in files) / 2**20
     emit(Info(f"uploading {len(files)} files, {size_mib:,.1f} MiB, to {repository}"))
-    message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
-    done = upload_model(paths, repository, public=public, revision=revision, message=message)
+    message = f"Upload {Path(upload.run).resolve().name} (finetune {finetune.__version__})"
+    done = upload_model(paths, repository, public=public, revision=upload.revision, message=message)
     if public and not done.is_public:
         message = f"{repository} was private before, and still is"
         emit(WarningMessage(message, remedy=f"its settings are at {done.url}/settings"))
     return Push(done.url, done.is_public, files, done.commit)
 
 
-def dry_run(
-    run: str | Path,
-    repository: str,
-    *,
-    public: bool = False,
-    revision: str | None = None,
-    report: bool = True,
-    allow_private_data: bool = False,
-) -> Push:
+def dry_run(upload: Upload) -> Push:
     """Return what :func:`push` would upload; the network is not used."""
     from finetune.hub import check_repository_name, page_of_upload
 
-    check_repository_name(repository)
-    paths = _paths(run, report=report, allow_private_data=allow_private_data)
-    return Push(page_of_upload(repository, revision=revision), public, _describe(paths))
-
-
-def _paths(run: str | Path, *, report: bool, allow_private_data: bool) -> Mapping[str, Path]:
-    """Return the files to upload, by their paths in the repository."""
-    folder = open_run_folder(Path(run))
-    if not folder.has_finished:
-        raise NotARun(
-            f"the run in {folder.path} has not finished",
-            remedy="finish it with --resume-from-checkpoint",
-        )
-    paths = sorted(folder.model_folder.iterdir())
-    if report and folder.report_file.is_file():
-        _check_data_may_go(folder, allow_private_data=allow_private_data)
-        paths.append(folder.report_file)
-    return {path.name: path for path in paths if path.is_file() and path.name[0] != "."}
+    check_repository_name(upload.repository)
+    url = page_of_upload(upload.repository, revision=upload.revision)
+    return Push(url, upload.public, _describe(upload.find_files()))
 
 
 def _check_data_may_go(folder: RunFolder, *, allow_private_data: bool) -> None:

@@ -105,15 +105,11 @@ def command(
             check_output(output, source=file)
         rows = _rows(run, (texts, pairs), file, reading, emit)
         from finetune.api.predict import predict_stream
+        from finetune.runs.confidences import ConfidenceLimits
 
+        limits = ConfidenceLimits(min_confidence, target_precision)
         pieces = predict_stream(
-            run,
-            rows,
-            device=device,
-            all_scores=all_scores,
-            min_confidence=min_confidence,
-            target_precision=target_precision,
-            emit=emit,
+            run, rows, device=device, all_scores=all_scores, limits=limits, emit=emit
         )
         if not read_launch().is_main:
             write = _discard

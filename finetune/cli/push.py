@@ -52,10 +52,8 @@ def command(
     with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api import push as api
 
-        if dry_run:
-            found = api.dry_run(run, repository, **options)
-        else:
-            found = api.push(run, repository, emit=emit, **options)
+        upload = api.Upload(run=run, repository=repository, **options)
+        found = api.dry_run(upload) if dry_run else api.push(upload, emit=emit)
     if as_json:
         show_json(found.to_json())
         return

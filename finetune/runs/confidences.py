@@ -34,6 +34,36 @@ class ClassConfidences:
     is_right: Sequence[bool]
 
 
+@dataclass(frozen=True)
+class ConfidenceLimits:
+    """From which probability on answers are given: by one of the two, or all without both.
+
+    Args:
+        min_confidence: That probability of all classes, in 0..1.
+        target_precision: The share of right answers among those of a class, in 0..1.
+
+    Raises:
+        UsageError: If both are given, or one is not in its range.
+    """
+
+    min_confidence: float | None = None
+    target_precision: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_confidence is not None and self.target_precision is not None:
+            raise UsageError(
+                "both --min-confidence and --target-precision were given",
+                remedy="give one of them",
+            )
+        _check_range("--min-confidence", self.min_confidence)
+        _check_range("--target-precision", self.target_precision)
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there is one."""
+        return self != ConfidenceLimits()
+
+
 def write_confidences(folder: RunFolder, task: Task, validation: Predicted) -> None:
     """Write ``confidences.json`` beside a run's model, if it may leave texts unanswered.
 
@@ -55,41 +85,29 @@ def write_confidences(folder: RunFolder, task: Task, validation: Predicted) -> N
 
 
 def find_lowest_probabilities(
-    folder: RunFolder,
-    task: Task,
-    *,
-    min_confidence: float | None,
-    target_precision: float | None,
-    emit: Emit,
+    folder: RunFolder, task: Task, limits: ConfidenceLimits, *, emit: Emit
 ) -> Mapping[str, float]:
     """Return from which probability on the answers of each class are given, by its name.
 
     Args:
         folder: A run with a model.
         task: Of that model.
-        min_confidence: That probability of all classes, in 0..1; or None, and
-        target_precision: the share of right answers among those of a class, in 0..1.
+        limits: By which they are found.
         emit: Receives the thresholds, and a warning of classes that are never answered, whose
             lowest probability is infinite.
 
     Raises:
-        UsageError: If not one of the two is given in its range, the task has not one answer with a
-            probability, or the run has kept none of validation rows.
+        UsageError: If the task has not one answer with a probability, or the run has kept none of
+            validation rows.
     """
-    if min_confidence is not None and target_precision is not None:
-        raise UsageError(
-            "both --min-confidence and --target-precision were given", remedy="give one of them"
-        )
-    _check_range("--min-confidence", min_confidence)
-    _check_range("--target-precision", target_precision)
     if not task.can_abstain:
         raise UsageError(
             f"a model of --task {task.name} does not give one label with a probability",
             remedy="leave out --min-confidence and --target-precision",
         )
-    if target_precision is None:
-        return dict.fromkeys(task.class_names, min_confidence or 0.0)
-    return _find_with_precision(folder, task, target_precision, emit=emit)
+    if limits.target_precision is None:
+        return dict.fromkeys(task.class_names, limits.min_confidence or 0.0)
+    return _find_with_precision(folder, task, limits.target_precision, emit=emit)
 
 
 def _check_range(option: str, value: float | None) -> None:
