@@ -9,6 +9,7 @@ from tiny_runs import QUICK
 from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.events import Emit, Event, Info, WarningMessage, ignore
+from finetune.runs.finish import finish
 from finetune.runs.folder import reserve_folder
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
@@ -42,7 +43,7 @@ def train_tiny(folder: Path, *, model: Path, emit: Emit = ignore, **options: Any
 
 def finish_run(run: Run) -> RunResults:
     """Finish a run, without model card and report."""
-    return run.finish(write_pages=lambda *_: None)
+    return finish(run, write_pages=lambda *_: None)
 
 
 def parameters_of(run: Run) -> dict[str, torch.Tensor]:

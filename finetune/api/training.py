@@ -12,6 +12,7 @@ from finetune.devices.mps.awake import kept_awake
 from finetune.devices.processes import ALONE, Processes
 from finetune.events import Emit
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
+from finetune.runs.finish import finish
 from finetune.runs.folder import RunFolder, lock, reserve_folder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
@@ -112,7 +113,7 @@ def _complete(run: Run) -> RunResults:
     with tracked(config, run.folder, emit=run.emit, is_main=is_main) as tracking:
         run.emit = tracking
         run.train()
-        results = run.finish(write_pages=write_pages)
+        results = finish(run, write_pages=write_pages)
         tracking.report_test(
             results.test.metrics, update=run.progress.updates, epoch=results.training.epoch
         )

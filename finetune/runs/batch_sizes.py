@@ -11,10 +11,12 @@ from finetune.batch_finder.search import Found
 from finetune.config.schema import SearchConfig, precision_without_timing
 from finetune.config.sizes import parse_size
 from finetune.devices.base import Device
+from finetune.devices.batch_size import BatchSize
 from finetune.devices.host_memory import spare_bytes
 from finetune.devices.launch import read_launch
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Emit, Info
+from finetune.events import Emit, Info, stage
+from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.runs.details import Choice
 from finetune.runs.features import cache_folder, make_feature_extractor, stores_features
 from finetune.runs.plan import TrainingPlan
@@ -39,6 +41,44 @@ class FoundSizes:
     evaluation: int
     gradient_checkpointing: bool
     choices: Sequence[Choice] = field(default=(), compare=False)
+
+
+def with_batch_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> Preparation:
+    """Return a preparation with batch sizes that were searched for, in place of ``auto``."""
+    config = preparation.config
+    if config.training.batch_size != "auto":
+        return preparation
+    with stage("batch size", emit):
+        found = find_sizes(preparation, plan, emit=emit)
+    if found.gradient_checkpointing:
+        enable_gradient_checkpointing(preparation.classifier.model, preparation.device)
+    training = replace(
+        config.training,
+        batch_size=found.training,
+        eval_batch_size=found.evaluation,
+        gradient_checkpointing=found.gradient_checkpointing,
+    )
+    preparation = replace(preparation, config=replace(config, training=training))
+    return preparation.with_choices(*found.choices)
+
+
+def make_batch_sizes(
+    preparation: Preparation, plan: TrainingPlan, *, emit: Emit
+) -> tuple[BatchSize, BatchSize]:
+    """Return the batch sizes of training and evaluation, one where both count as shapes."""
+    options, device = preparation.config.training, preparation.device
+    assert isinstance(options.batch_size, int), "auto has been replaced by what was found"
+    examples, count = options.batch_size, preparation.processes.count
+    if count > 1:
+        # Where batches are filled up, all beyond a process's share of an update would be filling.
+        examples = min(examples, math.ceil(plan.rows_per_update / count))
+    batch_size = BatchSize(examples, "batch size", device, emit)
+    batch_size.clamp(padded_length=plan.padded_lengths[-1])
+    if device.shapes.counts_evaluation:
+        return batch_size, batch_size
+    eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
+    eval_batch_size.clamp(padded_length=plan.padded_lengths[-1])
+    return batch_size, eval_batch_size
 
 
 def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> FoundSizes:

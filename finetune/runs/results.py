@@ -143,7 +143,7 @@ def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
         return None
     task = next(iter(runs.values())).task
     metric = task.chosen_metric(metric)
-    sign = -1 if metric in task.lower_is_better else 1
+    sign = task.sign_of(metric)
     return max(scores, key=lambda name: sign * scores[name][metric])
 
 

@@ -306,6 +306,10 @@ class Task(ABC):
             )
         return name
 
+    def sign_of(self, metric: str) -> int:
+        """Return 1, or -1 for a metric of which a lower value is better."""
+        return -1 if metric in self.lower_is_better else 1
+
     def tuned(
         self,
         validate: Callable[[], tuple[NDArray[np.float32], Labels]],

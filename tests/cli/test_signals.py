@@ -24,7 +24,7 @@ STAGES = {
     "first update": "finetune.training.loop.update_with_retries",
     "validation": "finetune.tasks.metric.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",
-    "final model": "finetune.runs.run.save_classifier",
+    "final model": "finetune.runs.finish.save_classifier",
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
