@@ -10,8 +10,8 @@ from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.events import Emit, Event, Info, WarningMessage, ignore
 from finetune.runs.finish import finish
-from finetune.runs.folder import reserve_folder
 from finetune.runs.preparation import Preparation, prepare
+from finetune.runs.reserving import reserve_folder
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 

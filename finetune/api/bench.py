@@ -9,7 +9,7 @@ from finetune.bench.supervisor import Supervisor
 from finetune.errors import Interrupted
 from finetune.events import Emit, ignore
 from finetune.files import write_json, write_text_atomically
-from finetune.runs.folder import check_writable
+from finetune.runs.reserving import check_writable
 from finetune.training.interruption import signal_of
 
 

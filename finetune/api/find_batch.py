@@ -38,7 +38,7 @@ from finetune.report.batches import draw_batches
 from finetune.runs.batch_sizes import bounds_of
 from finetune.runs.data import load_run_data
 from finetune.runs.features import cache_folder, stores_features
-from finetune.runs.folder import check_writable
+from finetune.runs.reserving import check_writable
 from finetune.tasks.single import Single
 from finetune.tokenization.encode import encode_texts
 

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from finetune.config.schema import Config, mode_of
-from finetune.runs.folder import (
-    RunFolder,
+from finetune.runs.folder import RunFolder
+from finetune.runs.reserving import (
     check_run_folder,
     next_free_folder,
     reserve_folder,

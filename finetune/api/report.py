@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.errors import NotWritten
-from finetune.runs.folder import RunFolder, lock, open_run_folder
+from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.runs.reserving import lock
 
 if TYPE_CHECKING:
     from finetune.runs.results import RunResults

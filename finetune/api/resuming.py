@@ -14,11 +14,11 @@ from finetune.events import Emit, Info
 from finetune.runs.folder import (
     RunFolder,
     load_saved_config,
-    next_free_folder,
     open_run_folder,
     read_seeds,
     seeds_file,
 )
+from finetune.runs.reserving import next_free_folder
 
 if TYPE_CHECKING:
     from finetune.devices.processes import Processes

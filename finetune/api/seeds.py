@@ -12,16 +12,11 @@ from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
 from finetune.errors import Interrupted, NotARun, RunFolderNotEmpty
 from finetune.events import Emit, Info
-from finetune.runs.folder import (
-    RunFolder,
-    lock,
-    reserve_folder,
-    reserve_new_folder,
-    seeds_file,
-)
+from finetune.runs.folder import RunFolder, seeds_file
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import prepare
+from finetune.runs.reserving import lock, reserve_folder, reserve_new_folder
 from finetune.runs.seeds import SeedResults, SeedsFolder
 from finetune.training.interruption import signal_of
 

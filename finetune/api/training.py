@@ -13,11 +13,12 @@ from finetune.devices.processes import ALONE, Processes
 from finetune.events import Emit
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
 from finetune.runs.finish import finish
-from finetune.runs.folder import RunFolder, lock, reserve_folder
+from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import with_plan
 from finetune.runs.preparation import Preparation, prepare
+from finetune.runs.reserving import lock, reserve_folder
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 from finetune.runs.tracking import tracked

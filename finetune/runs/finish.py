@@ -11,8 +11,9 @@ from finetune.model.save import save_classifier
 from finetune.runs.calibration import Predicted, finish_task
 from finetune.runs.confidences import write_confidences
 from finetune.runs.failures import unwritten_model_kept
-from finetune.runs.folder import RunFolder, delete_previous_run
+from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_inference
+from finetune.runs.reserving import delete_previous_run
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.run import Run
 

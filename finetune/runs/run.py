@@ -25,12 +25,13 @@ from finetune.runs.failures import (
     examples_explained,
 )
 from finetune.runs.features import stored_features
-from finetune.runs.folder import RunFolder, set_aside_previous_run
+from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
 from finetune.runs.precision import TIMING, read_timing, with_precision
 from finetune.runs.preparation import Preparation
+from finetune.runs.reserving import set_aside_previous_run
 from finetune.runs.saving import Checkpoints
 from finetune.runs.threads import choose_run_threads
 from finetune.tokenization.examples import Examples

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command
 
-from finetune.runs.folder import RunFolder, lock
+from finetune.runs.folder import RunFolder
+from finetune.runs.reserving import lock
 
 
 @pytest.fixture

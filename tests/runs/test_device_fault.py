@@ -15,8 +15,8 @@ import finetune
 from finetune.errors import DeviceDiffers
 from finetune.events import Event, Update, ignore
 from finetune.model.features import FrozenLayers
-from finetune.runs.folder import reserve_folder
 from finetune.runs.preparation import Preparation
+from finetune.runs.reserving import reserve_folder
 from finetune.runs.run import Run
 from finetune.training import loop
 

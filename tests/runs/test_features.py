@@ -45,9 +45,10 @@ from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
 from finetune.events import Advance, Emit, Event, Info, Update, WarningMessage, ignore
 from finetune.runs.features import stored_features
-from finetune.runs.folder import RunFolder, lock
+from finetune.runs.folder import RunFolder
 from finetune.runs.plan import plan_training
 from finetune.runs.preparation import Preparation
+from finetune.runs.reserving import lock
 from finetune.runs.run import Run
 from finetune.tokenization.examples import Examples
 

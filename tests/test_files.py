@@ -1,0 +1,96 @@
+"""Files that are written whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune.files import (
+    append_jsonl,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+    write_text_atomically,
+)
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    # JSON files are UTF-8, which has no place for half a surrogate pair.
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner),
+    max_leaves=10,
+)
+
+
+@given(value=JSON_VALUES)
+def test_json_reads_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, value: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "value.json"
+
+    write_json(path, value)
+
+    assert repr(read_json(path)) == repr(value)
+
+
+@given(values=st.lists(JSON_VALUES))
+def test_json_lines_read_back_what_was_written_and_appended(
+    tmp_path_factory: pytest.TempPathFactory, values: list[object]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "rows.jsonl"
+    rows = [{"value": value} for value in values]
+
+    write_jsonl(path, rows)
+    append_jsonl(path, [{"text": "a\u2028b\x85c\nd"}])
+
+    assert repr(read_jsonl(path)) == repr([*rows, {"text": "a\u2028b\x85c\nd"}])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_has_no_word_for_are_refused_and_the_old_file_stays(
+    tmp_path: Path, value: float
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_jsonl(path, [{"loss": 1.5}])
+
+    with pytest.raises(ValueError, match="JSON"):
+        write_jsonl(path, [{"loss": value}])
+    with pytest.raises(ValueError, match="JSON"):
+        append_jsonl(path, [{"loss": value}])
+
+    assert read_jsonl(path) == [{"loss": 1.5}]
+
+
+def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('{"text": "whole"}\n{"text": "ö'.encode()[:-1])
+
+    assert read_jsonl(path) == [{"text": "whole"}]
+
+
+def test_text_is_replaced_whole_and_readable_by_the_users_group(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    usual_mode = path.stat().st_mode
+
+    write_text_atomically(path, "new ☃")
+
+    assert path.read_text(encoding="utf-8") == "new ☃"
+    assert path.stat().st_mode == usual_mode
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_old_text_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    (tmp_path / "report.html.partial").mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        write_text_atomically(path, "new")
+
+    assert path.read_text() == "old"
