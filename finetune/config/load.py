@@ -5,8 +5,8 @@ import os
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache, partial
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Any, get_type_hints
 
 import pydantic
 import yaml
@@ -139,20 +139,10 @@ def _from_text(text: str) -> str | None:
 @cache
 def _validators() -> dict[str, pydantic.TypeAdapter[Any]]:
     return {
-        option: pydantic.TypeAdapter(
-            Annotated[hint, pydantic.BeforeValidator(partial(_spell_choice, get_args(hint)))]
-            if get_origin(hint) is Literal
-            else hint
-        )
+        option: pydantic.TypeAdapter(hint)
         for section in get_type_hints(Config).values()
         for option, hint in get_type_hints(section, include_extras=True).items()
     }
-
-
-def _spell_choice(choices: Sequence[Any], value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return value if value in choices else value.replace("-", "_")
 
 
 def _check_value(option: str, value: Any, origin: str) -> Any:
