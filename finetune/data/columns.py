@@ -11,6 +11,7 @@ from math import log2
 import pyarrow
 import pyarrow.compute as pc
 
+from finetune.data.mapped import map_pieces
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.tasks.labels import NUMBER
@@ -44,6 +45,8 @@ PAIRS = (
 )
 DATE = r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?"
 SAMPLE_ROWS = 10_000
+# Which values a column repeats is counted in memory: of a larger table in so many parts of it.
+MOST_ROWS, SAMPLE_PARTS = 2**17, 16
 # Columns of 0 and 1, one for each class; two may well be something else.
 LEAST_INDICATORS = 3
 YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
@@ -123,7 +126,8 @@ def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) 
     named = {"--text-column": text, "--text-pair-column": pair, "--label-column": label}
     _check_named(named, names, table=table)
     is_guessed = text is None or label is None
-    facts = [_facts_of(columns[name], name) for name in names if is_guessed]
+    sample = _spread_sample(columns)
+    facts = [_facts_of(sample[name], name) for name in names if is_guessed]
     found = _find_pair([name for name in names if name != label], text=text, pair=pair)
     others = {text, pair, *(one.name for one in found)}
     others |= {name for one in (text, pair) if one for name in columns_named(one, names)}
@@ -186,7 +190,13 @@ def read_texts(columns: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
     parts = [columns[part] for part in columns_named(name, columns.column_names)]
     if len(parts) == 1:
         return parts[0]
-    return pc.utf8_trim(pc.binary_join_element_wise(*parts, "\n"), "\n")
+
+    def join(piece: pyarrow.Table) -> pyarrow.Table:
+        joined = pc.binary_join_element_wise(*piece.columns, "\n")
+        return pyarrow.table({name: pc.utf8_trim(joined, "\n")})
+
+    numbered = pyarrow.table(parts, names=[str(number) for number in range(len(parts))])
+    return map_pieces(numbered, join)[name]
 
 
 def join_texts(texts: Sequence[str]) -> str:
@@ -255,6 +265,15 @@ def _distinct(column: pyarrow.ChunkedArray) -> set[str]:
 def plain_name(name: str) -> str:
     """Return a column's name in lower case, with underscores."""
     return re.sub(r"[\s-]", "_", name.strip().casefold())
+
+
+def _spread_sample(columns: pyarrow.Table) -> pyarrow.Table:
+    """Return rows from all over a large table; all of another."""
+    rows, size = len(columns), MOST_ROWS // SAMPLE_PARTS
+    if rows <= MOST_ROWS:
+        return columns
+    starts = (number * (rows - size) // (SAMPLE_PARTS - 1) for number in range(SAMPLE_PARTS))
+    return pyarrow.concat_tables(columns.slice(start, size) for start in starts)
 
 
 def _facts_of(column: pyarrow.ChunkedArray, name: str) -> _Facts:

@@ -17,14 +17,16 @@ from pyarrow import parquet, types
 
 from finetune.data.delimited import BLOCK_BYTES, DELIMITERS, name_columns, read_delimited
 from finetune.data.encoding import DecodedText, decode
+from finetune.data.mapped import ROWS_A_PIECE, collect, filter_rows
 from finetune.data.packed import GZIP, SUFFIXES, ZIP, read_content
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.labels import map_lists
 
+PARQUET = b"PAR1"
 KINDS_BY_FIRST_BYTES = {
-    b"PAR1": ".parquet",
+    PARQUET: ".parquet",
     ZIP: "an Excel workbook or another archive",
     b"\xd0\xcf\x11\xe0": "an Excel workbook of before 2007",
     GZIP: "compressed with gzip",
@@ -60,8 +62,8 @@ class RawTable:
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
         """Return the rows for which a column of truth values has true."""
-        rows = np.flatnonzero(is_kept.to_numpy())
-        return replace(self, columns=self.columns.filter(is_kept), rows=rows)
+        mask = is_kept.to_numpy()
+        return replace(self, columns=filter_rows(self.columns, mask), rows=np.flatnonzero(mask))
 
     def place(self, row: int) -> str:
         """Return where a row, counted from 0, is in the file: ``line 7 of reviews.csv``."""
@@ -83,13 +85,16 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
         DataNotFound: If there is no such file.
         DataUnreadable: If the format is none of those known, or the file does not parse.
     """
+    if _is_parquet(path):
+        emit(Info(f"reading {path}"))
+        return _read_parquet(path, path, emit=emit)
     content, name = read_content(path)
     if content.startswith(ZIP) and name.suffix == ".xlsx":
         return _read_workbook(content, options, path=path, emit=emit)
     kind = kind_of(content, path=name)
     if kind == ".parquet":
         emit(Info(f"reading {path}"))
-        return _read_parquet(path, content, emit=emit)
+        return _read_parquet(path, pyarrow.BufferReader(content), emit=emit)
     decoded = decode(content, path=path, encoding=options.encoding)
     del content  # the texts once are enough
     warn_of_rivals(decoded, path=path, emit=emit)
@@ -278,32 +283,49 @@ def _mended(text: str) -> str:
     return text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")
 
 
-def _read_parquet(path: Path, content: bytes, *, emit: Emit) -> RawTable:
-    """Read the columns of texts and numbers.
+def _is_parquet(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == PARQUET
+    except OSError:
+        return False  # the general reader says why
+
+
+def _read_parquet(path: Path, source: Path | pyarrow.NativeFile, *, emit: Emit) -> RawTable:
+    """Read the columns of texts and numbers, piece by piece.
 
     A column of numbers that the library datasets wrote with the names of its classes is read as
     these names; a number without a name, such as -1, as missing.
     """
     with _parquet_errors_explained(path):
-        file = parquet.ParquetFile(pyarrow.BufferReader(content))
-        names = _plain_names(file.schema_arrow, path=path, emit=emit)
-        table = file.read(columns=names)
-        table.validate(full=True)  # texts may be other bytes than UTF-8
-    if len(table) == 0 or len(set(names)) < len(names):
-        complaint = "holds no rows" if len(table) == 0 else "has two columns of the same name"
+        file = parquet.ParquetFile(source, memory_map=True)
+        schema = file.schema_arrow
+        names = _plain_names(schema, path=path, emit=emit)
+    is_empty = file.metadata.num_rows == 0
+    if is_empty or len(set(names)) < len(names):
+        complaint = "holds no rows" if is_empty else "has two columns of the same name"
         raise DataUnreadable(f"{path} {complaint}", remedy="write it again")
+    kinds = {name: schema.field(name).type for name in names}
     class_names = {
         name: own
-        for name, own in _class_names(file.schema_arrow.metadata or {}).items()
-        if name in names
-        and (types.is_integer(table[name].type) or _is_list_of_labels(table[name].type))
+        for name, own in _class_names(schema.metadata or {}).items()
+        if name in kinds and (types.is_integer(kinds[name]) or _is_list_of_labels(kinds[name]))
     }
+    batches = _read_batches(file, path=path, rows=ROWS_A_PIECE, columns=names)
+    tables = (pyarrow.Table.from_batches([batch]) for batch in batches)
+    columns = collect(_as_texts(_with_class_names(one, class_names)) for one in tables)
+    return RawTable(path, columns, class_names=class_names)
+
+
+def _with_class_names(
+    table: pyarrow.Table, class_names: Mapping[str, Sequence[str]]
+) -> pyarrow.Table:
     for name, own in class_names.items():
         column, named = table[name], partial(_with_names, names=own)
         has_lists = _is_list_of_labels(column.type)
         column = map_lists(column, named) if has_lists else named(column)
-        table = table.set_column(names.index(name), name, column)
-    return RawTable(path, _as_texts(table), class_names=class_names)
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
 
 
 def stream_parquet(path: Path, *, rows_a_piece: int) -> Iterator[dict[str, Any]]:
@@ -313,9 +335,18 @@ def stream_parquet(path: Path, *, rows_a_piece: int) -> Iterator[dict[str, Any]]
         DataUnreadable: If the file, or a part of it, does not parse.
     """
     with _parquet_errors_explained(path):
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=rows_a_piece):
-            batch.validate(full=True)
-            yield from batch.to_pylist()
+        file = parquet.ParquetFile(path)
+    for batch in _read_batches(file, path=path, rows=rows_a_piece):
+        yield from batch.to_pylist()
+
+
+def _read_batches(
+    file: parquet.ParquetFile, *, path: Path, rows: int, columns: Sequence[str] | None = None
+) -> Iterator[pyarrow.RecordBatch]:
+    with _parquet_errors_explained(path):
+        for batch in file.iter_batches(batch_size=rows, columns=columns):
+            batch.validate(full=True)  # texts may be other bytes than UTF-8
+            yield batch
 
 
 @contextmanager

@@ -43,8 +43,10 @@ def divide_tables(tables: Tables, options: DataOptions, *, emit: Emit) -> Tables
         listed = ", ".join(map(repr, table.columns.column_names))
         raise DataNotFound(f"{table.path} has no column {name!r}", remedy=f"there are: {listed}")
     for one in names:
-        splits = _splits_in(table.columns[one])
-        if splits and (name or plain_name(one) in SPLIT_NAMES):
+        # Other columns may have as many values as rows.
+        if name is None and plain_name(one) not in SPLIT_NAMES:
+            continue
+        if splits := _splits_in(table.columns[one]):
             emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
             return _divide(table, one, splits)
     if name is not None:

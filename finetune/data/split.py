@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
+from finetune.data.mapped import filter_rows
 from finetune.data.repeats import number_texts
 from finetune.data.tables import column_of, dataset_of, texts_of
 from finetune.errors import DataError
@@ -171,8 +171,7 @@ def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
 
 def _rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
     # select() would keep all rows and look each one up by its number, whenever it is read.
-    rows = table.with_format("arrow")[:].filter(pyarrow.array(mask))
-    return dataset_of(rows, table.info)
+    return dataset_of(filter_rows(table.with_format("arrow")[:], mask), table.info)
 
 
 def _hold_out_some(

@@ -25,6 +25,7 @@ from finetune.data.columns import (
 )
 from finetune.data.files import RawTable, read_file
 from finetune.data.folders import read_folders
+from finetune.data.mapped import filter_rows
 from finetune.data.parts import Tables, divide_tables, name_labels
 from finetune.data.source import DataOptions, LoadedData
 from finetune.devices import host
@@ -289,9 +290,10 @@ def _labelled_rows(
     texts = {name: read_texts(table.columns, own) for name, own in chosen.items()}
     is_whole = pc.is_valid(labels)
     for column in texts.values():
-        is_whole = pc.and_(is_whole, pc.not_equal(pc.utf8_trim_whitespace(column), ""))
+        is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
+        is_whole = pc.and_not(is_whole, is_blank)
     numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(labels)))}
-    rows = pyarrow.table(numbered).filter(is_whole)
+    rows = filter_rows(pyarrow.table(numbered), is_whole.to_numpy())
     if not len(rows):
         raise DataError(
             f"no row of {table.path} has a text in {' and in '.join(map(repr, chosen.values()))}"
@@ -347,7 +349,7 @@ def _with_known_labels(
         skipped = f"{len(unknown):,} rows of the {split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
         return [
-            LabelledRows(part.table, part.rows.filter(labels.is_null()))
+            LabelledRows(part.table, filter_rows(part.rows, labels.is_null().to_numpy()))
             for part, labels in zip(parts, found, strict=True)
         ]
     table, row, first = unknown[0]
@@ -360,8 +362,7 @@ def _with_known_labels(
 
 
 def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
-    texts = texts.filter(pc.invert(pc.string_is_ascii(texts)))
-    garbled = texts.filter(pc.match_substring_regex(texts, MOJIBAKE))
+    garbled = pyarrow.chunked_array(map(_find_mojibake, texts.chunks), "string")
     if len(garbled):
         emit(
             WarningMessage(
@@ -370,3 +371,8 @@ def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) ->
                 remedy="export the file again as UTF-8, or name its encoding with --encoding",
             )
         )
+
+
+def _find_mojibake(texts: pyarrow.Array) -> pyarrow.Array:
+    texts = texts.filter(pc.invert(pc.string_is_ascii(texts)))
+    return texts.filter(pc.match_substring_regex(texts, MOJIBAKE))

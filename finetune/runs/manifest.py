@@ -136,8 +136,11 @@ def digest_rows(rows: Dataset, task: Task) -> str:
 
 def _digest_texts(column: pyarrow.ChunkedArray, digest: "hashlib._Hash") -> None:
     """Add the lengths of texts and their bytes to a digest."""
-    texts = pc.cast(column.combine_chunks(), "large_binary")
-    digest.update(pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
-    _, offsets, content = texts.buffers()
-    ends = np.frombuffer(offsets, np.int64)[texts.offset :]
-    digest.update(content[int(ends[0]) : int(ends[len(texts)])])
+    chunks = [pc.cast(chunk, "large_binary") for chunk in column.chunks if len(chunk)]
+    for texts in chunks:
+        lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+        digest.update(lengths.astype(np.int64).tobytes())
+    for texts in chunks:
+        _, offsets, content = texts.buffers()
+        ends = np.frombuffer(offsets, np.int64)[texts.offset :]
+        digest.update(content[int(ends[0]) : int(ends[len(texts)])])

@@ -1,0 +1,88 @@
+"""Large tables: in a file without a name that is mapped, so that memory does not hold them."""
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from tempfile import TemporaryFile
+from typing import IO
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+from pyarrow import ipc
+
+from finetune import hub
+from finetune.errors import DataError
+
+LARGE_BYTES = 2**25
+ROWS_A_PIECE = 2**16
+
+
+def collect(pieces: Iterable[pyarrow.Table]) -> pyarrow.Table:
+    """Return one table of one or more pieces, which are asked for one by one.
+
+    A large one is written to a file in the cache as they come, and mapped. The file has no name, so
+    that it goes with the table, or with the process, however that ends. Where none can be made, the
+    table stays in memory.
+
+    Raises:
+        DataError: If the disk is full.
+    """
+    pieces = iter(pieces)
+    first: list[pyarrow.Table] = []
+    size_bytes = 0
+    for piece in pieces:
+        first.append(piece)
+        size_bytes += piece.nbytes
+        if size_bytes > LARGE_BYTES and (file := _open_file()):
+            return _write_and_map(file, chain(first, pieces), first[0].schema)
+    return pyarrow.concat_tables(first)
+
+
+def map_pieces(
+    table: pyarrow.Table, convert: Callable[[pyarrow.Table], pyarrow.Table]
+) -> pyarrow.Table:
+    """Return a table that is converted piece by piece."""
+    return collect(convert(piece) for piece in pieces_of(table))
+
+
+def filter_rows(table: pyarrow.Table, mask: NDArray[np.bool_]) -> pyarrow.Table:
+    """Return the rows for which the mask, of shape [rows], is true."""
+    if mask.all():
+        return table
+    masks = (mask[start : start + ROWS_A_PIECE] for start in range(0, len(mask), ROWS_A_PIECE))
+    pieces = zip(pieces_of(table), masks, strict=True)
+    return collect(piece.filter(pyarrow.array(own)) for piece, own in pieces)
+
+
+def pieces_of(table: pyarrow.Table) -> Iterator[pyarrow.Table]:
+    """Yield a table in pieces of so many rows that what is made of one takes little memory."""
+    for start in range(0, len(table) or 1, ROWS_A_PIECE):
+        yield table.slice(start, ROWS_A_PIECE)
+
+
+def _open_file() -> IO[bytes] | None:
+    folder = hub.cache_folder("tables")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return TemporaryFile(dir=folder)
+    except OSError:
+        return None
+
+
+def _write_and_map(
+    file: IO[bytes], pieces: Iterable[pyarrow.Table], schema: pyarrow.Schema
+) -> pyarrow.Table:
+    try:
+        with file:
+            with ipc.new_file(file, schema) as writer:
+                for piece in pieces:
+                    writer.write_table(piece)
+            file.flush()
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise DataError(
+            f"a large table can't be written to {hub.cache_folder('tables')}: {error}",
+            remedy="make room, or name a folder on another disk as HF_ASSETS_CACHE",
+        ) from error
+    return ipc.open_file(pyarrow.py_buffer(content)).read_all()

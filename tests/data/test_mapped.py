@@ -1,0 +1,82 @@
+"""Large tables in files that are mapped: the same rows, and no texts in memory."""
+
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from finetune.data import files, mapped
+from finetune.data.load import load_splits
+from finetune.data.source import DataOptions, LoadedData
+from finetune.data.split import SplitOptions
+from finetune.errors import DataError
+from finetune.events import ignore
+from finetune.runs.manifest import digest_splits
+
+ROWS, CHARACTERS = 1000, 4000
+SPLITTING = SplitOptions(
+    validation_fraction=0.1, test_fraction=0.1, split_seed=1, max_train_samples=None
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Return a table of 4 MB with two columns of texts, some of them blank."""
+    texts = [f"{row} was here " + "x" * CHARACTERS if row % 9 else " " for row in range(ROWS)]
+    columns = {
+        "text": texts,
+        "more": [f"{row} " for row in range(ROWS)],
+        "label": ["yes" if row % 3 else "no" for row in range(ROWS)],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "table.parquet", row_group_size=300)
+    return tmp_path / "table.parquet"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Take tables of 100 kB for large ones; return the folder of their files."""
+    monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / "cache" / name)
+    monkeypatch.setattr(mapped, "LARGE_BYTES", 100_000)
+    for module in (mapped, files):
+        monkeypatch.setattr(module, "ROWS_A_PIECE", 64)
+    return tmp_path / "cache" / "tables"
+
+
+def load(table: Path, *, text_column: str) -> LoadedData:
+    options = DataOptions(data=str(table), label="label-coarse", text_column=text_column)
+    return load_splits(options, SPLITTING, emit=ignore)
+
+
+@pytest.mark.parametrize("text_column", ["text", "text,more"])
+def test_a_large_table_is_the_same_as_in_memory(
+    text_column: str, table: Path, request: pytest.FixtureRequest
+) -> None:
+    expected = load(table, text_column=text_column)
+    cache = request.getfixturevalue("cache")
+    found = load(table, text_column=text_column)
+    assert digest_splits(found.splits, found.task) == digest_splits(expected.splits, expected.task)
+    assert cache.is_dir()
+    assert not list(cache.iterdir())
+
+
+def test_memory_does_not_hold_the_texts_of_a_large_table(table: Path, cache: Path) -> None:
+    before_bytes = pyarrow.total_allocated_bytes()
+    loaded = load(table, text_column="text")
+    assert sum(loaded.splits.num_rows.values()) > ROWS // 2
+    assert pyarrow.total_allocated_bytes() - before_bytes < ROWS * CHARACTERS / 20
+
+
+def test_a_table_stays_in_memory_where_no_file_can_be_made(table: Path, cache: Path) -> None:
+    cache.parent.write_text("not a folder")
+    assert load(table, text_column="text").splits.num_rows["test"] > 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_that_names_the_folder(
+    table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("wb") as full:
+        monkeypatch.setattr(mapped, "_open_file", lambda: full)
+        with pytest.raises(DataError, match=str(cache)):
+            load(table, text_column="text")
