@@ -31,6 +31,7 @@ from finetune.bench.bert import (
 )
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.joining import join_processes
 from finetune.devices.processes import Processes
 from finetune.devices.select import select_device
 from finetune.events import ignore
@@ -42,7 +43,6 @@ from finetune.model.mode import Mode
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
-from finetune.training.accelerator import join_processes
 from finetune.training.micro_batches import move_batches
 from finetune.training.out_of_memory import update_with_retries
 from finetune.training.schedule import Schedule

@@ -109,8 +109,8 @@ def _answer(
     all_scores: bool,
     emit: Emit,
 ) -> "Iterator[list[Answer]]":
+    from finetune.devices.joining import join_processes
     from finetune.runs.trained import TrainedModel
-    from finetune.training.accelerator import join_processes
 
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     count = FIRST_TEXTS

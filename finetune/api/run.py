@@ -82,7 +82,7 @@ def run(
         return _run_seeds(given, seeds, resume_from=resume_from_checkpoint, emit=emit)
     if read_launch().world_size == 1:
         return choose_work(given, resume_from_checkpoint, emit=emit).do(emit=emit)
-    from finetune.training.accelerator import join_processes
+    from finetune.devices.joining import join_processes
 
     processes = join_processes()
     # It depends on folders, which the main process is about to change.

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datasets import Dataset
 
 from finetune.data.load import load_rows
+from finetune.devices.joining import join_processes
 from finetune.errors import DataError, NotARun
 from finetune.events import Emit, Info
 from finetune.runs.data import data_options, load_run_data
@@ -13,7 +14,6 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import encode_rows
 from finetune.runs.trained import TrainedModel, model_reads_pairs
 from finetune.tasks.base import Scores, warn_unless_better
-from finetune.training.accelerator import join_processes
 
 
 def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:

@@ -1,25 +1,20 @@
-"""What is left to Accelerate: processes, placement, autocast, gradient scaling, trackers."""
+"""What is left to Accelerate: placement, autocast, gradient scaling, trackers."""
 
-import atexit
 import math
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import accelerate
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
-from torch import distributed, nn
+from torch import nn
 
 from finetune.devices.base import Device, place
-from finetune.devices.launch import read_launch
-from finetune.devices.processes import ALONE, LONGEST_SECONDS, Processes
 from finetune.errors import FinetuneError, UsageError
 from finetune.training.clipping import clip_gradients
 
@@ -145,27 +140,6 @@ class Accelerator:
         if self._scaler:
             self._scaler.load_state_dict(state)
             self._first_scale = self._scaler.get_scale()
-
-
-def join_processes() -> Processes:
-    """Join the processes that a launcher has started, if there are several.
-
-    The group is gloo's, for values of the host; a device makes one of its own for its tensors.
-    """
-    if read_launch().world_size == 1:
-        return ALONE
-    # Without it Accelerate would warn, and set the number of threads, at every use.
-    threads = max(1, torch.get_num_threads() // read_launch().local_world_size)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    state = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=LONGEST_SECONDS))
-    atexit.register(_leave_group)
-    return Processes(state.process_index, state.num_processes)
-
-
-def _leave_group() -> None:
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

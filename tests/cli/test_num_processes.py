@@ -78,6 +78,30 @@ def test_a_killed_process_ends_the_run_which_is_resumed(
     assert_same_weights(folder, whole_run)
 
 
+def test_torchrun_restarts_a_run_that_goes_on_from_its_checkpoint(
+    tmp_path: Path, model_without_dropout: Path, whole_run: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+            "--max-restarts=1", "-m", "finetune", *run_flags(folder, model_without_dropout),
+            "--resume-from-checkpoint", "auto",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    await_checkpoint(folder, process)
+    workers_of(process)[1].kill()
+    output, errors = process.communicate(timeout=300)
+
+    assert process.returncode == 0, errors
+    assert output.count("run folder") == 1
+    assert "resuming after update" in errors
+    assert_same_weights(folder, whole_run)
+
+
 def test_ctrl_c_stops_all_processes_after_one_update(
     tmp_path: Path, model_without_dropout: Path
 ) -> None:
