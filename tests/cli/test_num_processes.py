@@ -21,6 +21,28 @@ pytestmark = pytest.mark.slow
 LONG = {"num_train_epochs": 150, "max_train_samples": 32, "save_steps": 1, "save_total_limit": 5}
 
 
+# The second process validates for longer than a host that was cut off may go unnoticed.
+SLOW_VALIDATION = """
+import time
+from pathlib import Path
+
+from finetune.cli.main import main
+from finetune.runs.run import Run
+
+validate = Run._validate
+
+
+def validate_slowly(run: Run) -> object:
+    if not run.processes.is_main:
+        Path(__file__).with_name("validates").touch()
+        time.sleep(60)
+    return validate(run)
+
+
+Run._validate = validate_slowly
+main()
+"""
+
 # Few validations and checkpoints, at which one process may wait long for another.
 MANY_UPDATES = {
     "num_train_epochs": 2, "max_train_samples": 400, "batch_size": 2, "save_steps": 50,
@@ -137,15 +159,14 @@ class TwoHosts:
         for one in self.names if state == "up" else self.names[1:]:
             ip("-n", one, "link", "set", f"{one}e", state)
 
-    def start(self, *arguments: str) -> list[subprocess.Popen[str]]:
-        """Start a run of one process on each host with torchrun."""
+    def start(self, *command: str) -> list[subprocess.Popen[str]]:
+        """Start a command, a module or a script, in one process on each host with torchrun."""
         return [
             subprocess.Popen(
                 [
                     "ip", "netns", "exec", one, sys.executable, "-m", "torch.distributed.run",
                     "--nnodes=2", f"--node-rank={host}", "--nproc-per-node=1",
-                    "--master-addr=10.199.0.1", "--master-port=29512", "-m", "finetune",
-                    *arguments, "--resume-from-checkpoint", "auto",
+                    "--master-addr=10.199.0.1", "--master-port=29512", *command,
                 ],
                 env=os.environ | {"GLOO_SOCKET_IFNAME": f"{one}e"},
                 stdout=subprocess.PIPE,
@@ -180,7 +201,8 @@ def test_a_host_that_is_cut_off_ends_the_run_on_both_which_is_started_again(
     folder, whole_run = tmp_path / "run", tmp_path / "whole"
     run_tiny(whole_run, model=model_without_dropout, **MANY_UPDATES)
     arguments = run_flags(folder, model_without_dropout, MANY_UPDATES)
-    started = two_hosts.start(*arguments)
+    command = ["-m", "finetune", *arguments, "--resume-from-checkpoint", "auto"]
+    started = two_hosts.start(*command)
     await_checkpoint(folder, started[0])
     two_hosts.plug("down")
     cut_at = time.monotonic()
@@ -192,9 +214,32 @@ def test_a_host_that_is_cut_off_ends_the_run_on_both_which_is_started_again(
         assert "another process of the run has ended, or no longer answers" in errors
 
     two_hosts.plug("up")
-    started = two_hosts.start(*arguments)
+    started = two_hosts.start(*command)
     ended = [process.communicate(timeout=300) for process in started]
 
     assert [process.returncode for process in started] == [0, 0], ended
     assert "resuming after update" in ended[0][1]
     assert_same_weights(folder, whole_run)
+
+
+def test_a_host_that_is_cut_off_while_the_other_waits_for_it_to_validate_ends_the_run(
+    two_hosts: TwoHosts, tmp_path: Path, model_without_dropout: Path
+) -> None:
+    script = tmp_path / "slow_validation.py"
+    script.write_text(SLOW_VALIDATION)
+    options = LONG | {"num_train_epochs": 1}
+    first, second = two_hosts.start(
+        str(script), *run_flags(tmp_path / "run", model_without_dropout, options)
+    )
+    while first.poll() is None and not (tmp_path / "validates").exists():
+        time.sleep(0.05)
+    two_hosts.plug("down")
+    cut_at = time.monotonic()
+    _, errors = first.communicate(timeout=120)
+    for one in [*psutil.Process(second.pid).children(), second]:
+        one.kill()
+
+    assert time.monotonic() - cut_at < 30
+    assert first.returncode == 1
+    assert "another process of the run has ended, or no longer answers" in errors
+    assert "10.199.0.2" in errors
