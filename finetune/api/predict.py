@@ -164,7 +164,7 @@ def read_texts(
     """Return the texts of a file for :func:`predict_stream`, as they are read.
 
     Args:
-        run: The run folder; its configuration says which column of a table has the texts.
+        run: The run folder; a table that has its column of texts is read from that one.
         file: A table (csv, tsv, jsonl or parquet), or a file with one text per line.
         text_column: Another column.
         text_pair_column: Another column of second texts.
@@ -178,9 +178,9 @@ def read_texts(
     folder = open_run_folder(Path(run))
     from finetune.data.source import DataOptions
     from finetune.data.stream import read_rows
-    from finetune.runs.trained import model_reads_pairs
+    from finetune.runs.trained import DataReading
 
-    saved = load_saved_config(folder).data
+    saved, reading = load_saved_config(folder).data, DataReading.of(folder)
     options = DataOptions(
         str(file),
         saved.label,
@@ -189,6 +189,6 @@ def read_texts(
         label_column=saved.label_column,
         encoding=encoding,
         header=saved.header,
+        earlier_columns=reading.columns,
     )
-    reads_pairs = model_reads_pairs(folder)
-    return read_rows(file, options, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)
+    return read_rows(file, options, as_lines=as_lines, reads_pairs=reading.reads_pairs, emit=emit)

@@ -83,6 +83,14 @@ class Columns:
     label: Choice
     pair: Choice | None = None
 
+    @property
+    def by_option(self) -> dict[str, str]:
+        """Their names, by the options that name them."""
+        chosen = {
+            "text_column": self.text, "text_pair_column": self.pair, "label_column": self.label
+        }  # fmt: skip
+        return {option: one.name for option, one in chosen.items() if one}
+
 
 @dataclass(frozen=True)
 class _Facts:
@@ -121,6 +129,7 @@ def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) 
         DataError: If several columns look like the one to guess.
     """
     names = columns.column_names
+    options = options.with_earlier(names)
     text, pair = (_full(one, names) for one in (options.text_column, options.text_pair_column))
     label = _full(options.label_column, names)
     named = {"--text-column": text, "--text-pair-column": pair, "--label-column": label}
@@ -131,14 +140,15 @@ def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) 
     found = _find_pair([name for name in names if name != label], text=text, pair=pair)
     others = {text, pair, *(one.name for one in found)}
     others |= {name for one in (text, pair) if one for name in columns_named(one, names)}
-    chosen = _choose(facts, label, kind="label", others=others, table=table)
+    earlier = set(options.earlier_columns.values())
+    chosen = _choose(facts, label, kind="label", others=others, earlier=earlier, table=table)
     if found:
         return Columns(found[0], chosen, found[1])
     others = {chosen.name, *(columns_named(pair, names) if pair else ())}
     return Columns(
-        _choose(facts, text, kind="text", others=others, table=table),
+        _choose(facts, text, kind="text", others=others, earlier=earlier, table=table),
         chosen,
-        Choice(pair, "named with --text-pair-column") if pair else None,
+        _named(pair, "--text-pair-column", earlier) if pair else None,
     )
 
 
@@ -155,6 +165,7 @@ def choose_text_columns(
         DataError: If several columns look like texts.
     """
     names = columns.column_names
+    options = options.with_earlier(names)
     text = _full(options.text_column, names)
     pair = _full(options.text_pair_column, names) if reads_pairs else None
     _check_named({"--text-column": text, "--text-pair-column": pair}, names, table=table)
@@ -330,12 +341,13 @@ def _choose(
     *,
     kind: str,
     others: Collection[str | None],
+    earlier: Collection[str] = (),
     table: str,
 ) -> Choice:
     """Return the column that is named, or looks most like texts or labels; never one of others."""
     option = f"--{kind}-column"
     if named is not None:
-        return Choice(named, f"named with {option}")
+        return _named(named, option, earlier)
     score, known = (_label_score, LABEL_NAMES) if kind == "label" else (_text_score, TEXT_NAMES)
     scores = {one: score(one) for one in facts if one.name not in others}
     ranked = sorted(
@@ -362,6 +374,10 @@ def _choose(
     else:
         reason = f"its values have {best.characters:,.0f} characters on average"
     return Choice(best.name, reason, tuple(one.name for one in ranked[1:3]))
+
+
+def _named(name: str, option: str, earlier: Collection[str]) -> Choice:
+    return Choice(name, "as in the run" if name in earlier else f"named with {option}")
 
 
 def _find_pair(names: Sequence[str], *, text: str | None, pair: str | None) -> list[Choice]:

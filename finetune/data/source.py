@@ -1,6 +1,7 @@
 """What is asked for as data, and what was loaded: splits, and where they are from."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from finetune.errors import UsageError
@@ -29,6 +30,8 @@ class DataOptions:
         split_column: Column that says the split of each row; ``None`` to find it, or ``none``.
         label_names: File with the name of a class on each line, for labels that are numbers.
         skip_unknown_labels: Skip rows of other splits whose label no training row has.
+        earlier_columns: Columns by option, such as those that a run has read: where an option is
+            ``None``, a table that has its column is read as before.
 
     Raises:
         UsageError: If a name is not UTF-8.
@@ -48,12 +51,24 @@ class DataOptions:
     label_names: str | None = None
     skip_unknown_labels: bool = False
     task: str = "auto"
+    earlier_columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def named_columns(self) -> list[str]:
-        """The columns that options name, each part of a list too."""
+        """The columns that options name, each part of a list too, and the earlier ones."""
         named = filter(None, (self.text_column, self.text_pair_column, self.label_column))
-        return [part for name in named for part in (name, *name.split(","))]
+        return [part for name in (*named, *self.earlier_columns.values())
+                for part in (name, *name.split(","))]  # fmt: skip
+
+    def with_earlier(self, names: Collection[str]) -> "DataOptions":
+        """Return the same for a table of some columns: with the earlier ones that it has."""
+        given = (self.text_column, self.text_pair_column, self.label_column)
+        taken = {
+            option: name
+            for option, name in self.earlier_columns.items()
+            if getattr(self, option) is None and name in names and name not in given
+        }
+        return replace(self, **taken)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         for name in (value for value in vars(self).values() if isinstance(value, str)):
@@ -78,8 +93,10 @@ class LoadedData:
         splits: By name.
         task: What their labels are.
         sources: What they were read from.
+        columns: Of a table, those that were read, by the options that name them.
     """
 
     splits: "DatasetDict"
     task: Task
     sources: tuple[DataSource, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)

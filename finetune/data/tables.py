@@ -207,6 +207,7 @@ def make_splits(
             }
         ),
         task,
+        columns=columns.by_option,
     )
 
 

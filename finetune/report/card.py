@@ -17,7 +17,7 @@ from finetune.report.templates import capitalize
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.inference import with_inference
 from finetune.runs.results import RunResults
-from finetune.runs.trained import model_reads_pairs
+from finetune.runs.trained import DataReading
 from finetune.tokenization.windows import head_tokens
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -44,7 +44,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         base=_as_code(_public_name(results.facts.model)),
         data=_as_code(_title_of_data(results.facts.data)),
         cell=_as_words,
-        reads_pairs=model_reads_pairs(folder),
+        reads_pairs=DataReading.of(folder).reads_pairs,
         options=options,
         head_length=head_tokens(options.max_length),
         config=_public_config(config),

@@ -26,4 +26,5 @@ def split_options(config: DataConfig) -> SplitOptions:
 
 
 def _fields_of(kind: type[DataOptions | SplitOptions], config: DataConfig) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in fields(kind)}
+    names = (field.name for field in fields(kind))
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}

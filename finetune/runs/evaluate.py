@@ -12,7 +12,7 @@ from finetune.runs.data import data_options, load_run_data
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import encode_rows
-from finetune.runs.trained import TrainedModel, model_reads_pairs
+from finetune.runs.trained import DataReading, TrainedModel
 from finetune.tasks.base import Scores, warn_unless_better
 
 
@@ -51,13 +51,13 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
     Raises:
         DataError: If the data can't be read, or has classes that the model does not know.
     """
-    options = load_saved_config(folder).data
+    options, reading = data_options(load_saved_config(folder).data), DataReading.of(folder)
     rows = load_rows(
-        replace(data_options(options), data=source),
+        replace(options, data=source, earlier_columns=reading.columns),
         task=load_saved_task(folder),
         emit=emit,
     )
-    if ("text_pair" in rows.column_names) != (reads_pairs := model_reads_pairs(folder)):
+    if ("text_pair" in rows.column_names) != (reads_pairs := reading.reads_pairs):
         kinds = ("single texts", "pairs of texts")
         raise DataError(
             f"{source} has {kinds[not reads_pairs]}, and the model reads {kinds[reads_pairs]}",

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ class Manifest:
         packages: Versions of the packages that compute.
         metrics_precision: ``fp32``, ``bf16`` or ``fp16``: of all metrics of the run.
         reads_pairs: Whether its rows are pairs of texts.
+        columns: Of a table, those that were read, by the options that name them.
     """
 
     sources: Mapping[str, str]
@@ -42,6 +43,7 @@ class Manifest:
     packages: Mapping[str, str]
     metrics_precision: str
     reads_pairs: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write the manifest as JSON, whole or not at all."""
@@ -57,6 +59,7 @@ class Manifest:
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
             reads_pairs="text_pair" in preparation.splits["train"].column_names,
+            columns=preparation.columns,
         )
 
     @classmethod

@@ -38,6 +38,7 @@ class Preparation:
 
     Args:
         sources: Files and data sets that the data was read from.
+        columns: Of a table, those that were read, by the options that name them.
         splits: ``train``, ``test`` and, unless its fraction is 0, ``validation``.
         examples: The splits as the model reads them.
         classifier: The pretrained model with a new head, frozen as the mode says, on the CPU. A
@@ -56,6 +57,7 @@ class Preparation:
     examples: Mapping[str, Examples]
     classifier: Classifier
     encoding_seconds: float
+    columns: Mapping[str, str] = field(default_factory=dict)
     precision_timing: "PrecisionTiming | None" = None
     origins: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[Choice] = ()
@@ -141,7 +143,7 @@ def prepare(
     seconds = time.perf_counter() - started
     return Preparation(
         config, device, loaded.sources, splits, examples, classifier, seconds,
-        origins=origins or {}, processes=processes,
+        columns=loaded.columns, origins=origins or {}, processes=processes,
     )  # fmt: skip
 
 

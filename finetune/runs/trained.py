@@ -1,10 +1,11 @@
 """The model of a finished run, loaded to be used."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from finetune.config.schema import Config, long_texts_of
 from finetune.devices.base import Device, place
@@ -20,6 +21,36 @@ from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.inference import with_inference
 from finetune.tasks.base import Answer
 from finetune.tokenization.examples import ModelInputs
+
+
+@dataclass(frozen=True)
+class DataReading:
+    """How a run has read its data.
+
+    Args:
+        reads_pairs: Whether its rows are pairs of texts.
+        columns: Of a table, those that were read, by the options that name them.
+    """
+
+    reads_pairs: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> "DataReading":
+        """Return what a run's manifest says of it.
+
+        Raises:
+            NotARun: If the file can't be read.
+        """
+        if not folder.manifest_file.is_file():  # of an older version
+            return cls()
+        try:
+            return TypeAdapter(cls).validate_python(read_json(folder.manifest_file))
+        except (OSError, ValueError) as error:
+            raise NotARun(
+                f"{folder.manifest_file} can't be read",
+                remedy="restore the file, or make the run again",
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -68,7 +99,7 @@ class TrainedModel:
             BatchSize(config.training.eval_batch_size, "evaluation batch size", chosen, emit),
             processes.on(chosen),
         )
-        return cls(config, classifier, chosen, predictor, model_reads_pairs(folder))
+        return cls(config, classifier, chosen, predictor, DataReading.of(folder).reads_pairs)
 
     def answer(
         self,
@@ -113,19 +144,6 @@ class TrainedModel:
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
         padded_lengths = self.classifier.padded_lengths(lengths, self.device.shapes)
         return predictor.logits(examples, padded_lengths=padded_lengths)
-
-
-def model_reads_pairs(folder: RunFolder) -> bool:
-    """Return whether a run was made from pairs of texts."""
-    if not folder.manifest_file.is_file():  # of an older version
-        return False
-    try:
-        return bool(read_json(folder.manifest_file).get("reads_pairs"))
-    except (OSError, ValueError) as error:
-        raise NotARun(
-            f"{folder.manifest_file} can't be read",
-            remedy="restore the file, or make the run again",
-        ) from error
 
 
 def _usable_precision(config: Config, device: Device, *, emit: Emit) -> str:
