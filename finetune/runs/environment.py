@@ -11,7 +11,6 @@ PACKAGES = (
     "tokenizers",
     "datasets",
     "accelerate",
-    "evaluate",
     "numpy",
     "scikit-learn",
 )
