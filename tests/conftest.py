@@ -27,8 +27,6 @@ os.environ |= {
     "HF_ENDPOINT": "http://127.0.0.1:9",  # nothing listens: no test reaches the real Hub
     "HF_HOME": f"{_home.name}/huggingface",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "MPLBACKEND": "agg",
-    "MPLCONFIGDIR": f"{_home.name}/matplotlib",
     "NO_COLOR": "1",
     # Tiny models gain nothing from threads, and lose much where other work shares the processors.
     "OMP_NUM_THREADS": "1",

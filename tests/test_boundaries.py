@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "finetune"
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
-TRAINING_ONLY = {"sklearn", "matplotlib"}
+TRAINING_ONLY = {"sklearn"}
 
 
 def places_outside(*rooms: str, breaks_rule: Callable[[ast.AST], bool]) -> list[str]:

@@ -71,11 +71,12 @@ def run_bench(
 
 def write_bench(results: BenchResults, folder: Path) -> None:
     """Write results as ``bench.json``, ``bench.html`` and pictures that need no page."""
-    from finetune.report.bench import PICTURES, render_bench, standalone
+    from finetune.report.bench import CHARTS, render_bench
+    from finetune.report.chart import picture_of
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "bench.json", results.to_json())
     write_text_atomically(folder / "bench.html", render_bench(results))
-    for name, draw in PICTURES.items():
-        if picture := draw(results):
-            write_text_atomically(folder / f"{name}.svg", standalone(picture))
+    for name, draw in CHARTS.items():
+        if charts := draw(results):
+            write_text_atomically(folder / f"{name}.svg", picture_of(charts))

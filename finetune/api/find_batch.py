@@ -30,11 +30,12 @@ from finetune.errors import (
     UsageError,
 )
 from finetune.events import Emit, Info, WarningMessage, ignore
-from finetune.files import write_json
+from finetune.files import write_json, write_text_atomically
 from finetune.model.mode import Mode
 from finetune.model.shape import load_shape, most_positions
 from finetune.model.source import load_tokenizer
 from finetune.report.batches import draw_batches
+from finetune.report.chart import picture_of
 from finetune.runs.batch_sizes import bounds_of
 from finetune.runs.data import load_run_data
 from finetune.runs.features import cache_folder, stores_features
@@ -96,7 +97,8 @@ def find_batch(
     found = _search(task, is_fresh=fresh)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "find-batch.json", found.to_json())
-    draw_batches(found.results, to=folder / "find-batch.svg")
+    if charts := draw_batches(found.results):
+        write_text_atomically(folder / "find-batch.svg", picture_of(charts))
     return found
 
 

@@ -1,48 +1,68 @@
-"""A picture of memory and speed by batch size."""
+"""The charts of a search for batch sizes."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
+from finetune.batch_finder.outcomes import Outcome
 from finetune.batch_finder.results import BatchResult
+from finetune.report.chart import Axis, Chart, Series
 
 
-def draw_batches(results: Sequence[BatchResult], *, to: Path) -> None:
-    """Draw the probes that fitted: peak memory above, examples per second below.
-
-    The suffix of the picture's name says its format: ``.svg`` or ``.png``.
-    """
-    figure = Figure(figsize=(7.6, 5.6), layout="constrained")
-    memory, speed = figure.subplots(2, sharex=True)
-    for index, result in enumerate(results):
-        _draw_result(result, memory, speed, color=f"C{index}")
-    memory.set_ylabel("peak memory, GiB")
-    memory.set_title("Dotted: the budget; below, the recommended size", loc="left", fontsize=9)
-    speed.set(xlabel="batch size", ylabel="examples/s")
-    speed.set_xscale("log", base=2)
-    speed.xaxis.set_major_formatter("{x:,.0f}")
-    if memory.get_legend_handles_labels()[0]:
-        memory.legend(frameon=False, fontsize=8)
-    figure.savefig(to, metadata={"Date": None})
+def draw_batches(results: Sequence[BatchResult]) -> list[Chart]:
+    """Return the peak memory and the speed of the probes that fitted, as far as they are known."""
+    return [*_draw_memory(results), *_draw_speed(results)]
 
 
-def _draw_result(result: BatchResult, memory: Axes, speed: Axes, *, color: str) -> None:
-    label = f"{result.device}, {result.mode}, {result.padded_length} tokens"
-    # Probes of feature extraction can't be compared with those of updates.
-    part = result.probes[-1].part if result.probes else None
-    outcomes = [probe.outcome for probe in result.probes if probe.part == part]
-    peaks = [(one.batch_size, one.peak_bytes / 2**30) for one in outcomes if one.peak_bytes]
-    speeds = [
-        (one.batch_size, one.examples_per_second) for one in outcomes if one.examples_per_second
+def _draw_memory(results: Sequence[BatchResult]) -> list[Chart]:
+    """Return the peak memory by batch size, with the budget of each device as a guide."""
+    lines = []
+    for result in results:
+        peaks = [(one.batch_size, one.peak_bytes) for one in _outcomes(result)]
+        lines.append(Series(_name(result), [(size, peak / 2**30) for size, peak in peaks if peak]))
+    sizes = [size for line in lines for size, _ in line.points]
+    budgets = [
+        Series(f"budget on {device}", [(size, budget / 2**30) for size in _ends(sizes)], "guide")
+        for device, budget in dict.fromkeys((one.device, one.budget_bytes) for one in results)
+        if budget
     ]
-    for axes, points in ((memory, peaks), (speed, speeds)):
-        if points:
-            xs, ys = zip(*sorted(points), strict=True)
-            axes.plot(xs, ys, marker="o", markersize=4, label=label, color=color)
-        axes.grid(axis="y", linewidth=0.4)
-    if result.budget_bytes:
-        memory.axhline(result.budget_bytes / 2**30, color=color, linestyle=":", linewidth=1)
-    if result.recommended:
-        speed.axvline(result.recommended, color=color, linestyle=":", linewidth=1)
+    return _chart("Peak memory, GiB", lines, budgets, Axis("GiB", low=0.0))
+
+
+def _draw_speed(results: Sequence[BatchResult]) -> list[Chart]:
+    """Return the examples a second by batch size, with the recommended sizes as guides."""
+    lines = []
+    for result in results:
+        speeds = [(one.batch_size, one.examples_per_second) for one in _outcomes(result)]
+        lines.append(Series(_name(result), [(size, speed) for size, speed in speeds if speed]))
+    heights = [height for line in lines for _, height in line.points]
+    recommended = [
+        Series(
+            f"{_name(one)}: {one.recommended:,} is recommended",
+            [(one.recommended, height) for height in _ends(heights)],
+            "guide",
+        )
+        for one in results
+        if one.recommended
+    ]
+    return _chart("Examples a second", lines, recommended, Axis("examples/s", low=0.0))
+
+
+def _chart(title: str, lines: list[Series], guides: list[Series], y: Axis) -> list[Chart]:
+    """Return a chart of the lines that have points, if there are any."""
+    shown = [one for one in lines if one.points]
+    x = Axis("batch size", is_log=True)
+    return [Chart(title, [*shown, *guides], x, y)] if shown else []
+
+
+def _name(result: BatchResult) -> str:
+    return f"{result.device}, {result.mode}, {result.padded_length} tokens"
+
+
+def _outcomes(result: BatchResult) -> list[Outcome]:
+    """Return those of the part that updates are of: feature extraction is another speed."""
+    part = result.probes[-1].part if result.probes else None
+    outcomes = (probe.outcome for probe in result.probes if probe.part == part)
+    return sorted(outcomes, key=lambda one: one.batch_size)
+
+
+def _ends(numbers: Sequence[float]) -> tuple[float, ...]:
+    return (min(numbers), max(numbers)) if numbers else ()

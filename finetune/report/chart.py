@@ -1,7 +1,4 @@
-"""Charts as SVG: wide enough for a phone, in the colours of the page around them.
-
-Matplotlib would take longer to load and draw the charts of a report than all else of it takes.
-"""
+"""Charts as SVG: wide enough for a phone, in the colours of the page around them, or in a file."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +13,8 @@ Points = Sequence[tuple[float, float]]
 # Units of the view box are about pixels of a phone; the margins are for ticks and names.
 WIDTH, HEIGHT = 340.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
+# Of a title or a name in a file.
+LINE = 16.0
 MOST_TICKS = 5
 # Numbers that are nearer to each other, by themselves or as a share, are drawn as one.
 LEAST_SPREAD = 1e-9
@@ -44,12 +43,14 @@ class Series:
         points: By ascending x; of bars, their left edges and heights.
         kind: How they are drawn; a guide is a thin line to compare others with.
         bar_width: Of bars, in units of x.
+        band: The outline of an area in the colour of the series, such as its range.
     """
 
     name: str
     points: Points
     kind: Literal["line", "dots", "bars", "guide"] = "line"
     bar_width: float = 0.0
+    band: Points = ()
 
 
 @dataclass(frozen=True)
@@ -61,37 +62,45 @@ class Axis:
         low: Where it begins; None for the tick at or below the lowest point.
         high: Where it ends; None for the tick at or above the highest point.
         show: Returns what a tick says.
+        is_log: Whether equal distances are equal factors, of numbers above 0.
     """
 
     name: str
     low: float | None = None
     high: float | None = None
     show: Callable[[float], str] = plain
+    is_log: bool = False
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the numbers of an axis stand in the view box, from ``start`` to ``end``."""
+    """Where the numbers of an axis stand in the view box, from ``start`` to ``end``.
+
+    Of a logarithmic axis ``low``, ``high`` and ``step`` are exponents of 2.
+    """
 
     low: float
     high: float
     start: float
     end: float
     step: float
+    is_log: bool = False
 
     @classmethod
     def of(cls, axis: Axis, values: Sequence[float], start: float, end: float) -> "Scale":
         """Return the scale of an axis for some values."""
+        if axis.is_log:
+            values = [*map(math.log2, values)]
         low = min(values, default=0.0) if axis.low is None else axis.low
         high = max(values, default=1.0) if axis.high is None else axis.high
         size = max(abs(low), abs(high))
         if high - low <= max(LEAST_SPREAD * size, LEAST_SPREAD):
             widens_down = axis.low is None and high > LEAST_SPREAD
             low, high = (low - size, high) if widens_down else (low, low + max(size, 1.0))
-        step = _round_up((high - low) / MOST_TICKS)
+        step = max(_round_up((high - low) / MOST_TICKS), 1.0 if axis.is_log else 0.0)
         low = math.floor(low / step + 1e-9) * step if axis.low is None else low
         high = math.ceil(high / step - 1e-9) * step if axis.high is None else high
-        return cls(low, high, start, end, step)
+        return cls(low, high, start, end, step, axis.is_log)
 
     @property
     def ticks(self) -> list[float]:
@@ -100,10 +109,12 @@ class Scale:
             math.ceil(self.low / self.step - 1e-9),
             math.floor(self.high / self.step + 1e-9),
         )
-        return [self.step * number for number in range(first, last + 1)]
+        ticks = [self.step * number for number in range(first, last + 1)]
+        return [2**tick for tick in ticks] if self.is_log else ticks
 
     def place(self, value: float) -> float:
         """Return where a number stands, to a tenth of a unit."""
+        value = math.log2(value) if self.is_log else value
         share = (value - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start), 1)
 
@@ -141,29 +152,42 @@ class Chart:
     @property
     def up(self) -> Scale:
         """The scale of y."""
-        return Scale.of(
-            self.y, [y for one in self.series for _, y in one.points], HEIGHT - BOTTOM, TOP
-        )
+        heights = [y for one in self.series for _, y in (*one.points, *one.band)]
+        return Scale.of(self.y, heights, HEIGHT - BOTTOM, TOP)
 
     @property
     def paths(self) -> list[tuple[str, str]]:
-        """Each series as classes and data of an SVG path, and the marks of lines of few points."""
+        """Each series as classes and data of an SVG path, with its band and marks of few points."""
         across, up = self.across, self.up
         paths = []
         for number, one in enumerate(self.series, start=1):
+            if one.band:
+                band = Series(one.name, one.band)
+                paths.append((f"band series-{number}", "".join(_path(band, across, up))))
             paths.append((f"{one.kind} series-{number}", "".join(_path(one, across, up))))
             if one.kind == "line" and len(one.points) <= FEW_POINTS:
                 marks = replace(one, kind="dots")
                 paths.append((f"dots series-{number}", "".join(_path(marks, across, up))))
         return paths
 
-    def draw(self) -> Markup:
-        """Return the chart as an ``svg`` element."""
+    def draw(self, *, top: float = 0.0) -> Markup:
+        """Return the chart as an ``svg`` element; ``top`` is where it begins in another one."""
         return Markup(
             TEMPLATES.get_template("chart.svg.j2").render(
-                chart=self, across=self.across, up=self.up, width=WIDTH, height=HEIGHT
+                chart=self, across=self.across, up=self.up, top=top, width=WIDTH, height=HEIGHT
             )
         )
+
+
+def picture_of(charts: Sequence[Chart]) -> str:
+    """Return charts, one below another with titles and legends, as an SVG file of its own."""
+    tops, height = [], 0.0
+    for chart in charts:
+        tops.append(height)
+        height += LINE * (2 + len(chart.series)) + HEIGHT
+    return TEMPLATES.get_template("picture.svg.j2").render(
+        charts=[*zip(tops, charts, strict=True)], width=WIDTH, height=height, left=LEFT, line=LINE
+    )
 
 
 def _round_up(least: float) -> float:

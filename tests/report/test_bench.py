@@ -1,12 +1,11 @@
 import re
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
 from bench.example_results import example_results
 from report.test_page import Page
 
-from finetune.report.bench import PICTURES, render_bench, standalone
+from finetune.report.bench import draw_inference, draw_speedups, render_bench
 
 
 def test_the_page_says_what_was_measured_and_what_was_published() -> None:
@@ -31,24 +30,31 @@ def test_a_page_of_a_bench_that_was_quick_or_stopped_says_so() -> None:
     assert "rows are missing" in page.text
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("inference", {"gpu is faster from 8 on", "cpu", "milliseconds a batch"}),
-        ("apple", {"8.0", "VGG16", "Training", "Evaluation"}),
-    ],
-)
-def test_pictures_are_of_the_page_or_stand_alone(name: str, words: set[str]) -> None:
-    picture = PICTURES[name](example_results())
-    texts = {(one.text or "").strip() for one in ElementTree.fromstring(picture).iter()}
-    assert words <= texts
-    assert "var(--first)" in picture
-    assert "var(" not in standalone(picture)
+def test_a_chart_shows_from_where_on_a_device_is_faster_and_the_range_of_its_timings() -> None:
+    [chart] = draw_inference(example_results())
+    cpu, gpu, crossover = chart.series
+    assert [one.name for one in (cpu, gpu, crossover)] == [
+        *("cpu", "gpu", "gpu is faster from 8 on")
+    ]
+    assert cpu.points == [(1, 10.0), (8, 80.0), (64, 600.0)]
+    sizes, milliseconds = zip(*cpu.band, strict=True)
+    assert sizes == (1, 8, 64, 64, 8, 1)
+    assert milliseconds == pytest.approx((9, 72, 540, 720, 96, 12))
+    assert crossover.points == [(8, pytest.approx(9.0)), (8, pytest.approx(720.0))]
 
 
-def test_without_another_device_there_are_no_speedups_and_without_rows_no_pictures() -> None:
+def test_speedups_are_bars_of_each_network() -> None:
+    training, evaluation = draw_speedups(example_results())
+    assert training.title == "Training, times as fast as the CPU"
+    bars, cpu = evaluation.series
+    assert (bars.name, bars.points, cpu.kind) == ("gpu", [(-0.4, 8.0)], "guide")
+    assert "gpu: 8 at VGG16" in evaluation.description
+
+
+def test_without_another_device_there_are_no_speedups_and_without_rows_no_charts() -> None:
     results = example_results()
     cpu = replace(results, rows=tuple(row for row in results.rows if row.device == "cpu"))
-    assert PICTURES["apple"](cpu) == ""
-    assert "faster from" not in PICTURES["inference"](cpu)
-    assert PICTURES["inference"](replace(results, rows=())) == ""
+    assert draw_speedups(cpu) == []
+    [chart] = draw_inference(cpu)
+    assert [one.name for one in chart.series] == ["cpu"]
+    assert draw_inference(replace(results, rows=())) == []
