@@ -13,16 +13,14 @@ the test split. The last line is JSON, with medians of times and means of losses
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from shared import lower_95, measure_process
 
 SIDES = ("ours", "ours-stored", "trainer", "trainer-compiled", "trainer-grouped")
 MODES = ("full", "last-2", "head")
@@ -72,35 +70,26 @@ def train_with_finetune(recipe: Recipe, folder: Path, *, cache: Path) -> dict[st
     }
     mode = {"full": [], "last-2": ["--train-layers", "2"], "head": ["--freeze-core"]}[recipe.mode]
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    command = [sys.executable, "-m", "finetune", "run", *given, *mode]
-    results = folder / "run" / "all_results.json"
-    return measure_process(command, lambda: json.loads(results.read_text()))
+    command = ["-m", "finetune", "run", *given, *mode]
+    return measure_side(command, folder / "run" / "all_results.json")
 
 
 def train_with_trainer(recipe: Recipe, folder: Path, *, side: str) -> dict[str, float]:
     """Start this script again, for one side; return what it found."""
     found = folder / "found.json"
     task = json.dumps({"recipe": asdict(recipe), "side": side, "found": str(found)})
-    command = [sys.executable, __file__, "--task", task]
-    return measure_process(command, lambda: json.loads(found.read_text()))
+    return measure_side([__file__, "--task", task], found)
 
 
-def measure_process(command: list[str], read: Any) -> dict[str, float]:
-    """Run a command; return what it wrote, with the seconds and peak memory of its process."""
-    started = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-        if status:
-            output.seek(0)
-            sys.exit(f"{' '.join(command)} failed:\n{output.read()[-4000:]}")
-    found = read()
+def measure_side(arguments: list[str], found_file: Path) -> dict[str, float]:
+    """Run Python with these arguments; return what it found, and what its process took."""
+    measured = measure_process(arguments)
+    found = json.loads(found_file.read_text())
     return {
         "examples_per_second": found["train_samples_per_second"],
         "training_seconds": found["train_runtime"],
-        "wall_seconds": seconds,
-        "peak_resident_gib": usage.ru_maxrss / 2**20,
+        "wall_seconds": measured.wall_seconds,
+        "peak_resident_gib": measured.peak_bytes / 2**30,
         "train_loss": found["train_loss"],
         "test_loss": found["test_loss"],
         "test_accuracy": found["test_accuracy"],
@@ -233,20 +222,11 @@ def _ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
             "wall": statistics.median(
                 theirs["wall_seconds"] / ours["wall_seconds"] for ours, theirs in pairs
             ),
-            "accuracy_difference_lower_95": _lower_95(
+            "accuracy_difference_lower_95": lower_95(
                 [ours["test_accuracy"] - theirs["test_accuracy"] for ours, theirs in pairs]
             ),
         }
     return ratios
-
-
-def _lower_95(differences: list[float]) -> float | None:
-    from scipy import stats
-
-    if len(differences) < 2:
-        return None
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    return float(statistics.mean(differences) - stats.t.ppf(0.95, len(differences) - 1) * error)
 
 
 def parse_arguments() -> argparse.Namespace:

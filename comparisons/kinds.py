@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from scipy import stats
+from shared import lower_95, read_questions, trec_parser
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import (
     AutoModelForSequenceClassification,
@@ -97,13 +98,6 @@ class Setting:
     model: str
     device: str
     epochs: int
-
-
-def read_questions(folder: Path) -> list[Question]:
-    """Return all different questions of the training file."""
-    lines = (folder / "train_5500.label").read_text("iso-8859-1").splitlines()
-    fine_of = {text: fine for fine, _, text in (line.partition(" ") for line in lines)}
-    return [Question(text, fine) for text, fine in fine_of.items()]
 
 
 def share_of_words(one: Sequence[str], other: Sequence[str]) -> float:
@@ -290,22 +284,17 @@ SIDES = {"ours": train_with_finetune, "trainer": train_with_trainer}
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
     """Return means in percent, and the paired difference in points with its lower 95 % bound."""
     first, second = 100 * np.asarray(ours), 100 * np.asarray(theirs)
-    test = stats.ttest_rel(first, second, alternative="greater") if len(first) > 1 else None
     return {
         "ours": float(first.mean()),
         "trainer": float(second.mean()),
         "difference": float((first - second).mean()),
-        "lower_95": None if test is None else float(test.confidence_interval(0.95).low),
+        "lower_95": lower_95((first - second).tolist()),
     }
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the command's options."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of train_5500.label")
-    parser.add_argument("--model", default="minilm", help="minilm, or a folder with a model")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = trec_parser(__doc__.partition("\n")[0])
     parser.add_argument("--tasks", nargs="+", choices=METRICS, default=list(METRICS))
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rows", type=int, default=2000, help="training rows; a quarter are tests")
@@ -319,7 +308,8 @@ def main() -> None:
     logging.disable_progress_bar()
     model = find_model(arguments.model, revision=None).folder
     setting = Setting(str(model), arguments.device, arguments.epochs)
-    questions = read_questions(arguments.data_dir)
+    # Each question once.
+    questions = [Question(*one) for one in dict(read_questions(arguments.data_dir)).items()]
     found: dict[tuple[str, str], list[Metrics]] = defaultdict(list)
     for seed, task in product(range(arguments.seeds), arguments.tasks):
         table = make_table(task, questions, rows=arguments.rows, seed=seed)

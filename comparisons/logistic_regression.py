@@ -1,6 +1,6 @@
 """Test accuracy of heads over a frozen core, and of logistic regression on the same numbers.
 
-MiniLM on TREC. For each seed another tenth of train_5500 is held out as test split. The regression
+On TREC. For each seed another tenth of train_5500 is held out as test split. The regression
 is scikit-learn's, with and without standardised features, its strength chosen on validation.
 
     python comparisons/logistic_regression.py --data-dir FOLDER --seeds 5
@@ -8,7 +8,6 @@ is scikit-learn's, with and without standardised features, its strength chosen o
 The last line is JSON.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -16,7 +15,7 @@ import warnings
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from shared import lower_95, trec_options, trec_parser
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -74,31 +73,20 @@ def compare(options: dict[str, Any], folder: str) -> tuple[float, float]:
 
 def main() -> None:
     """Compare over the seeds, for both kinds of head."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--seeds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = trec_parser(__doc__).parse_args()
     warnings.simplefilter("ignore", ConvergenceWarning)
     metrics = {}
     with tempfile.TemporaryDirectory() as folder:
         for mode, options in MODES.items():
             pairs = []
             for seed in range(arguments.seeds):
-                shared = {
-                    "data": "trec",
-                    "data_dir": arguments.data_dir,
-                    "model": "minilm",
-                    "precision": "fp32",
-                }
                 seeds = {"seed": seed, "split_seed": seed}
-                pairs.append(compare({**shared, **options, **seeds}, folder))
+                pairs.append(compare({**trec_options(arguments), **options, **seeds}, folder))
                 print(f"{mode}, seed {seed}: ours and regression {pairs[-1]}", flush=True)
-            differences = [ours - theirs for ours, theirs in pairs]
-            margin = stats.t.ppf(0.95, len(pairs) - 1) * stats.sem(differences)
             metrics[mode] = {
                 "ours": statistics.mean(ours for ours, _ in pairs),
                 "regression": statistics.mean(theirs for _, theirs in pairs),
-                "lower_bound_of_difference": statistics.mean(differences) - margin,
+                "lower_bound_of_difference": lower_95([ours - theirs for ours, theirs in pairs]),
             }
     print(json.dumps(metrics))
 

@@ -7,11 +7,12 @@ For each seed another tenth of train_5500 is held out as test split.
 The last line is JSON.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
 from typing import Any
+
+from shared import trec_options, trec_parser
 
 import finetune
 
@@ -33,20 +34,10 @@ def run_once(options: dict[str, Any]) -> tuple[float, float]:
 
 def main() -> None:
     """Run each mode with each seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--model", default="minilm")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = trec_parser(__doc__)
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     arguments = parser.parse_args()
-    shared = {
-        "data": "trec",
-        "data_dir": arguments.data_dir,
-        "model": arguments.model,
-        "precision": "fp32",
-        "device": arguments.device,
-    }
+    shared = trec_options(arguments)
     metrics = {}
     for mode in arguments.modes:
         pairs = [

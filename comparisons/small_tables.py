@@ -7,7 +7,6 @@ of epochs that gives at least so many updates, and `most=40` for the most epochs
 on each set with each seed, which draws the validation split too. The last line is JSON.
 """
 
-import argparse
 import csv
 import json
 import math
@@ -19,6 +18,8 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from shared import read_questions, trec_parser
 
 import finetune
 from finetune.data.questions import load_questions
@@ -62,12 +63,9 @@ class Table(NamedTuple):
     test: list[Row]
 
 
-def make_tables(folder: Path) -> dict[str, Table]:
+def make_tables(folder: str) -> dict[str, Table]:
     """Return the sets by name, the same at every call."""
-    trec = [
-        (line.split(" ", 1)[1].strip(), line.split(":", 1)[0])
-        for line in (folder / "train_5500.label").read_text("iso-8859-1").splitlines()
-    ]
+    trec = [(text.strip(), fine.partition(":")[0]) for text, fine in read_questions(folder)]
     random.Random(0).shuffle(trec)
     questions = load_questions().splits
     names = questions["train"].features["label"].names
@@ -141,11 +139,7 @@ def train(job: tuple[str, str, int, dict[str, Any], str, int]) -> tuple[str, str
 
 def main() -> None:
     """Train all, and print a table of means."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of train_5500.label")
-    parser.add_argument("--model", default="minilm")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = trec_parser(__doc__.partition("\n")[0])
     parser.add_argument("--recipes", nargs="+", default=RECIPES)
     parser.add_argument("--sets", nargs="+")
     parser.add_argument("--processes", type=int, default=1)

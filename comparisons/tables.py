@@ -12,29 +12,17 @@ The last line is JSON: median wall and CPU seconds, and the highest peak of memo
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from shared import Measured, measure_process
 
 SYLLABLES = ("ba", "ko", "li", "mu", "ne", "ra", "si", "to", "ve", "ze", "stu", "ing", "er")
 WORDS, CLASSES, ROWS_A_PIECE = 20_000, 6, 50_000
 MODEL = "minilm"
-
-
-class Measured(NamedTuple):
-    """What a process took."""
-
-    wall_seconds: float
-    cpu_seconds: float
-    peak_bytes: int
 
 
 def write_table(path: Path, *, rows: int) -> None:
@@ -71,22 +59,10 @@ def load_and_map(table: Path) -> None:
 
 
 def measure(command: Sequence[str], *, folder: Path) -> Measured:
-    """Run a command in a process of its own, from an empty cache of datasets."""
+    """Run Python with these arguments, from an empty cache of datasets."""
     with tempfile.TemporaryDirectory(dir=folder) as cache:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=cache,
-            env={**os.environ, "HF_DATASETS_CACHE": cache, "TOKENIZERS_PARALLELISM": "true"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        _, status, used = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-    if status:
-        raise SystemExit(f"{' '.join(command)} ended with status {status}")
-    unit = 1 if sys.platform == "darwin" else 2**10
-    return Measured(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * unit)
+        environment = {"HF_DATASETS_CACHE": cache, "TOKENIZERS_PARALLELISM": "true"}
+        return measure_process(command, folder=Path(cache), environment=environment)
 
 
 def median_of(measured: Sequence[Measured]) -> dict[str, float]:
