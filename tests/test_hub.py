@@ -28,6 +28,7 @@ from finetune.hub import (
     fetch_dataset,
     fetch_file,
     fetch_model,
+    read_shard_names,
     resolve,
 )
 
@@ -118,11 +119,18 @@ def test_a_sharded_model_comes_with_the_shards_that_its_index_names(
         '{"weight_map": {"a": "sub/a.safetensors"}}',
     ],
 )
-def test_an_index_of_anything_but_safetensors_is_refused_before_more_is_downloaded(
-    index: str, hub: HubServer, model_folder: Path
+def test_an_index_of_anything_but_safetensors_names_no_shards(index: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError):  # noqa: PT011 (json's own among them)
+        read_shard_names(tmp_path)
+
+
+def test_an_index_without_shards_is_refused_before_more_is_downloaded(
+    hub: HubServer, model_folder: Path
 ) -> None:
     (model_folder / "model.safetensors").unlink()
     write_files(model_folder, ["sub/a.safetensors"])
+    index = '{"weight_map": {"a": "sub/a.safetensors"}}'
     (model_folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelUnsupported, match="acme/tiny"):
         fetch_model(MODEL, revision=None)

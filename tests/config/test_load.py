@@ -255,13 +255,15 @@ def test_an_unknown_section_is_answered_with_the_nearest(write_yaml: WriteYaml) 
     assert error.remedy == "did you mean training?"
 
 
-def test_an_option_outside_of_any_section_is_told_where_it_belongs(write_yaml: WriteYaml) -> None:
+def test_an_option_outside_of_any_section_is_refused(
+    write_yaml: WriteYaml,
+) -> None:
     error = error_of(write_yaml("seed: 1\n"))
     assert "seed" in error.message
     assert "training" in error.remedy
 
 
-def test_an_option_in_another_section_is_told_where_it_belongs(write_yaml: WriteYaml) -> None:
+def test_an_option_in_another_section_is_refused_with_the_right_one(write_yaml: WriteYaml) -> None:
     for error in (
         error_of(write_yaml("data: {seed: 1}")),
         error_of(assignments=["data.seed=1"]),

@@ -3,7 +3,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -24,6 +24,7 @@ def test_probabilities_that_are_right_have_almost_no_calibration_error():
     assert measure_reliability(np.minimum(1, confidences + 0.1), is_right).ece > 0.08
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1))
 def test_every_row_is_in_the_bin_of_its_confidence(rows):
     confidences, is_right = (np.array(column) for column in zip(*rows, strict=True))
