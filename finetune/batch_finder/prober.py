@@ -95,7 +95,7 @@ class Prober:
             found = watch.await_answer("measurement")
             found |= {"verdict": "fits", "peak_bytes": found["peak_bytes"] or watch.peak_bytes}
             watch.check_budget(found["peak_bytes"])
-            if line := watch.line_about_memory():
+            if line := watch.line_about_too_much():
                 raise _Stopped("too_big", line)
         except _Stopped as stop:
             self._end_child()
@@ -180,7 +180,7 @@ class _Watch:
 
     def _judge_end(self) -> _Stopped:
         ending = f"the process {self._child.ending()}"
-        if line := self.line_about_memory():
+        if line := self.line_about_too_much():
             return _Stopped("too_big", f"{ending}: {line}")
         if ending.endswith("SIGKILL") and (self._was_nearly_full() or self._host.has_killed()):
             return _Stopped("too_big", f"{ending}, which the system does when memory runs out")
@@ -203,9 +203,8 @@ class _Watch:
     def _was_nearly_full(self) -> bool:
         return self.peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
 
-    def line_about_memory(self) -> str | None:
-        """Return what the child printed of memory: when Metal drops work, it does no more."""
+    def line_about_too_much(self) -> str | None:
+        """Return what the child printed of memory, or of work that was dropped."""
+        texts = self._memory.out_of_memory_texts + self._memory.dropped_work_texts
         lines = self._child.error_lines()
-        return next(
-            (one for one in lines if self._memory.is_out_of_memory(RuntimeError(one))), None
-        )
+        return next((line for line in lines if any(text in line for text in texts)), None)

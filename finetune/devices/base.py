@@ -134,11 +134,14 @@ class DeviceMemory(ABC):
             every other process.
         out_of_memory_errors: What is raised for nothing but memory that did not suffice.
         out_of_memory_texts: What a RuntimeError that is raised for it says.
+        dropped_work_texts: What the system writes on standard error when it drops a device's work,
+            of which the process learns nothing.
     """
 
     is_shared = False
     out_of_memory_errors: tuple[type[BaseException], ...] = ()
     out_of_memory_texts: tuple[str, ...]
+    dropped_work_texts: tuple[str, ...] = ()
 
     @property
     def swaps(self) -> bool:

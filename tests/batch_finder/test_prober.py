@@ -148,13 +148,13 @@ def test_a_child_that_hangs_is_given_up_when_its_time_is_over() -> None:
     assert outcome.seconds < 3
 
 
-def test_work_that_metal_only_says_it_dropped_is_too_big() -> None:
+@pytest.mark.parametrize(("size", "reason"), odd_worker.METAL_REASONS.items())
+def test_work_that_metal_only_says_it_dropped_is_too_big(size: int, reason: str) -> None:
     device = CpuDevice()
     device.memory = MpsMemory()  # type: ignore[assignment]
     with odd_prober(device=device) as prober:
-        outcome = prober.probe(odd_worker.SPEAKS_OF_MEMORY)
-    assert outcome.verdict == "too_big"
-    assert "kIOGPUCommandBufferCallbackErrorOutOfMemory" in outcome.reason
+        outcome = prober.probe(size)
+    assert (outcome.verdict, outcome.reason) == ("too_big", reason)
 
 
 def test_a_machine_that_begins_to_swap_makes_a_size_too_big(

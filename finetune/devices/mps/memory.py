@@ -20,13 +20,15 @@ class MpsMemory(DeviceMemory):
     # The allocator's own limit is above the memory of most Macs.
     swaps = True
     # The allocator's limit, and a single tensor above Metal's largest buffer (pytorch#141909). Both
-    # come as bare RuntimeErrors (huggingface/accelerate#4226). The last is what Metal writes on
-    # standard error when it drops the GPU's work, or before it aborts.
+    # come as bare RuntimeErrors (huggingface/accelerate#4226). The last is Metal's own.
     out_of_memory_texts = (
         "MPS backend out of memory",
         "Invalid buffer size: ",
         "kIOGPUCommandBufferCallbackErrorOutOfMemory",
     )
+    # For want of memory, or since the display had to wait (mlx#3267), an internal error by the name
+    # of older systems. PyTorch goes on with whatever is in place of the results (pytorch#193571).
+    dropped_work_texts = ("kIOGPUCommandBufferCallbackError", "0000000e:Internal Error")
 
     def used_bytes(self) -> int:
         """Return the memory of live tensors."""
