@@ -9,7 +9,7 @@ from typing import Unpack
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
-from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
+from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches, least_of
 from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
 from finetune.config.schema import Config, mode_of, precision_without_timing
@@ -17,8 +17,10 @@ from finetune.config.sizes import parse_size
 from finetune.data.tables import texts_of
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
+from finetune.devices.joining import join_processes
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.devices.mps.device import MpsDevice
+from finetune.devices.processes import Processes
 from finetune.devices.select import select_device, usable_devices
 from finetune.errors import (
     BatchDoesNotFit,
@@ -75,6 +77,7 @@ def find_batch(
         UsageError: If the options make no sense, or no such machine is known.
         BatchDoesNotFit: If nowhere even one example fits.
         ProbeFailed: If a probe failed for another reason than memory.
+        ProcessLost: If another process, of several that torchrun has started, has ended.
     """
     for option in options:
         check_option(option, origin="finetune.find_batch()")
@@ -90,15 +93,16 @@ def find_batch(
         return FoundBatches(estimates=tuple(_estimate(task, find_mac(machine))))
     if memory is not None:
         return FoundBatches(estimates=tuple(_estimate(task, _mac_with(memory))))
+    processes = join_processes()
+    if not processes.is_main:
+        task = replace(task, emit=ignore)
     if output_dir is None:
-        return _search(task, is_fresh=fresh)
+        return _search(task, processes, is_fresh=fresh)
     folder = Path(output_dir).expanduser()
-    check_writable(folder)
-    found = _search(task, is_fresh=fresh)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "find-batch.json", found.to_json())
-    if charts := draw_batches(found.results):
-        write_text_atomically(folder / "find-batch.svg", picture_of(charts))
+    processes.broadcast(lambda: check_writable(folder))
+    found = _search(task, processes, is_fresh=fresh)
+    if processes.is_main:
+        _write(found, folder)
     return found
 
 
@@ -148,9 +152,9 @@ class _Texts:
     outputs: int = 6
 
 
-def _search(task: _Task, *, is_fresh: bool) -> FoundBatches:
+def _search(task: _Task, processes: Processes, *, is_fresh: bool) -> FoundBatches:
     """Search on every device that the options allow, in each mode."""
-    results = tuple(_search_devices(task, is_fresh=is_fresh))
+    results = tuple(_search_devices(task, processes, is_fresh=is_fresh))
     if not any(result.max_verified for result in results):
         raise BatchDoesNotFit(
             "not even a batch of one example fits in memory",
@@ -160,7 +164,8 @@ def _search(task: _Task, *, is_fresh: bool) -> FoundBatches:
     return FoundBatches(results=results)
 
 
-def _search_devices(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
+def _search_devices(task: _Task, processes: Processes, *, is_fresh: bool) -> Iterator[BatchResult]:
+    """Of several processes each probes its own device, and the least is taken."""
     config = task.config
     # An invalid limit is refused before anything is loaded.
     bounds = bounds_of(config.search, limit=1, first=None)
@@ -170,12 +175,21 @@ def _search_devices(task: _Task, *, is_fresh: bool) -> Iterator[BatchResult]:
     if (choice := config.training.device) != "auto":
         devices = [select_device(choice, emit=task.emit)]
     for device in devices:
+        together = processes.on(device)
         for mode in task.modes:
-            yield search_parts(
+            own = search_parts(
                 task.case(device, mode, texts),
                 Finder(device, replace(bounds, limit=texts.rows), cache, task.emit),
                 stores_features=stores_features(config.cache, mode),
             )
+            yield least_of(together.gather(own))
+
+
+def _write(found: FoundBatches, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "find-batch.json", found.to_json())
+    if charts := draw_batches(found.results):
+        write_text_atomically(folder / "find-batch.svg", picture_of(charts))
 
 
 def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:

@@ -15,6 +15,8 @@ from finetune.batch_finder.prober import Prober
 from finetune.batch_finder.results import PartProbe
 from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
+from finetune.devices.host_memory import spare_bytes
+from finetune.devices.launch import read_launch
 from finetune.files import read_json, write_json
 
 # What a result depends on; this package decides what it recommends.
@@ -30,7 +32,7 @@ class Bounds:
     Args:
         limit: Largest batch size worth trying.
         first: Batch size to begin with; None for a small one.
-        memory_limit_bytes: The most that the user allows; None for as much as there is.
+        memory_limit_bytes: The most that the user allows a process; None for as much as there is.
         time_limit_seconds: Time for the search, the start of its first process included.
     """
 
@@ -82,7 +84,7 @@ class Finder:
         with Prober(
             case,
             device=self.device,
-            limit_bytes=bounds.memory_limit_bytes,
+            limit_bytes=self._limit_bytes(),
             timeout_seconds=bounds.time_limit_seconds,
         ) as prober:
             probe = partial(self._report, case, prober.probe)
@@ -103,6 +105,14 @@ class Finder:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, asdict(found))
         return found
+
+    def _limit_bytes(self) -> int | None:
+        """Return the most that a probe may hold: processes of one host divide the host's memory."""
+        limit_bytes, processes = self.bounds.memory_limit_bytes, read_launch().local_world_size
+        if processes == 1 or not self.device.memory.is_shared:
+            return limit_bytes
+        share_bytes = spare_bytes() // processes
+        return share_bytes if limit_bytes is None else min(limit_bytes, share_bytes)
 
     def _report(self, case: Case, probe: Probe, batch_size: int) -> Outcome:
         outcome = probe(batch_size)

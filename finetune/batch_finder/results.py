@@ -1,6 +1,7 @@
 """What was found for a model on a device, and what is estimated for one that is not here."""
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from finetune.batch_finder.case import Part
@@ -72,6 +73,22 @@ class BatchResult(SearchedSizes, _Result):
     def to_json(self) -> dict[str, Any]:
         """Return the result as ``find-batch --json`` prints it."""
         return super().to_json() | {"probes": [probe.to_json() for probe in self.probes]}
+
+
+def least_of(results: Sequence[BatchResult]) -> BatchResult:
+    """Return sizes that fit in each of the processes that have found these, for the same case.
+
+    The rest is that of the process whose memory holds the fewest examples.
+    """
+    shortest = min(results, key=lambda one: one.max_verified)
+    return replace(
+        shortest,
+        recommended=min(one.recommended for one in results),
+        fastest=min(one.fastest for one in results),
+        features_batch=min(
+            (one.features_batch for one in results if one.features_batch is not None), default=None
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,7 @@ from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.search import Found
 from finetune.config.schema import SearchConfig, precision_without_timing
 from finetune.config.sizes import parse_size
-from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.host_memory import spare_bytes
-from finetune.devices.launch import read_launch
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
@@ -99,7 +96,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     )  # fmt: skip
 
     def search(case: Case, *, most: int) -> Found:
-        bounds = _of_own_share(bounds_of(config.search, limit=most, first=most), preparation.device)
+        bounds = bounds_of(config.search, limit=most, first=most)
         finder = Finder(preparation.device, bounds, cache_folder(config.cache, "batches"), emit)
         found = finder.find(case)
         choices.append(_describe(found, case))
@@ -186,17 +183,6 @@ def _least(found: Sequence[FoundSizes]) -> FoundSizes:
         evaluation=min(one.evaluation for one in found),
         # It only makes memory less.
         gradient_checkpointing=any(one.gradient_checkpointing for one in found),
-    )
-
-
-def _of_own_share(bounds: Bounds, device: Device) -> Bounds:
-    """Limit a search on a device that several processes of this host share to its part of it."""
-    processes = read_launch().local_world_size
-    if processes == 1 or not device.memory.is_shared:
-        return bounds
-    share_bytes = spare_bytes() // processes
-    return replace(
-        bounds, memory_limit_bytes=min(bounds.memory_limit_bytes or share_bytes, share_bytes)
     )
 
 

@@ -1,7 +1,8 @@
 """What is searched for and estimated, by the options; children are simulated."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,9 @@ from finetune.batch_finder import parts
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.estimate import EstimatedSizes
 from finetune.batch_finder.results import BatchResult, EstimateResult
+from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
+from finetune.devices.processes import Processes
 from finetune.errors import (
     BatchDoesNotFit,
     ConfigurationInvalid,
@@ -175,6 +178,31 @@ def test_the_results_are_kept_as_json_and_as_a_picture_where_there_is_a_folder(
     )
     assert json.loads((folder / "find-batch.json").read_text()) == found.to_json()
     assert (folder / "find-batch.svg").is_file()
+
+
+class TwoProcesses(Processes):
+    """This one, and another whose device holds five examples."""
+
+    def on(self, device: Device) -> Processes:
+        return self
+
+    def broadcast(self, make: Callable[[], Any]) -> Any:
+        return make()
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, replace(value, max_verified=5, first_failed=6, recommended=4)]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_two_processes_find_the_least_and_the_main_one_keeps_it(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, index: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(api, "join_processes", lambda: TwoProcesses(index, 2))
+    emitted: list[Event] = []
+    [result, _] = search(emitted, model=tiny_folder, limit=9, output_dir=tmp_path / "found")
+    assert (result.max_verified, result.first_failed, result.recommended) == (5, 6, 4)
+    assert (tmp_path / "found").exists() == bool(emitted) == (index == 0)
 
 
 def test_nothing_is_kept_where_nothing_fits(

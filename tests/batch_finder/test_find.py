@@ -260,3 +260,16 @@ def test_bounds_are_clamped_to_what_the_device_computes_right(
 ) -> None:
     clamped = dataclasses.replace(BOUNDS, limit=100, first=first).clamp(most)
     assert (clamped.limit, clamped.first) == expected
+
+
+@pytest.mark.parametrize(("allowed_bytes", "expected"), [(None, 8 * GIB), (4 * GIB, 4 * GIB)])
+def test_processes_of_one_host_divide_its_memory(
+    prober: SimulatedProber,
+    monkeypatch: pytest.MonkeyPatch,
+    allowed_bytes: int | None,
+    expected: int,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(find, "spare_bytes", lambda: 16 * GIB)
+    find_in(None, bounds=dataclasses.replace(BOUNDS, memory_limit_bytes=allowed_bytes))
+    assert prober.limit_bytes == expected
