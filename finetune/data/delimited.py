@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
+from finetune.data.encoding import encode_for_arrow
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.labels import is_number
@@ -218,7 +219,7 @@ def _read_by_arrow(text: str, dialect: Dialect, *, count: int) -> pyarrow.Table 
         if quote:  # Arrow accepts characters behind a closing quote
             deque(dialect.reader(_open_text(text)), maxlen=0)
         return arrow_csv.read_csv(
-            pyarrow.BufferReader(text.lstrip("\r\n").encode()),
+            pyarrow.BufferReader(encode_for_arrow(text.lstrip("\r\n"))),
             read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
             parse_options=arrow_csv.ParseOptions(
                 delimiter=dialect.delimiter,

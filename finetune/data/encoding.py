@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow
 from charset_normalizer import from_bytes
 
 from finetune.errors import DataUnreadable, UsageError
@@ -60,6 +61,15 @@ def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
     if "\0" in decoded.text:
         raise DataUnreadable(f"{path} is not a text file", remedy="export it as UTF-8")
     return decoded
+
+
+def encode_for_arrow(text: str) -> pyarrow.Buffer:
+    """Return a text as UTF-8 in Arrow's memory.
+
+    Arrow's threads release what they have read after the reader has returned. Bytes of Python they
+    release under its lock, and where Python is ending by then, the process aborts.
+    """
+    return pyarrow.array([text.encode()], "large_binary").buffers()[2]
 
 
 def _decode(content: bytes, *, encoding: str | None) -> DecodedText:

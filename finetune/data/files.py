@@ -16,7 +16,7 @@ from pyarrow import json as arrow_json
 from pyarrow import parquet, types
 
 from finetune.data.delimited import BLOCK_BYTES, DELIMITERS, name_columns, read_delimited
-from finetune.data.encoding import DecodedText, decode
+from finetune.data.encoding import DecodedText, decode, encode_for_arrow
 from finetune.data.mapped import ROWS_A_PIECE, collect, filter_rows
 from finetune.data.packed import GZIP, SUFFIXES, ZIP, read_content
 from finetune.data.source import DataOptions
@@ -223,7 +223,7 @@ def _json_columns(
         return None
     try:
         table = arrow_json.read_json(
-            pyarrow.py_buffer(text.encode()),
+            encode_for_arrow(text),
             read_options=arrow_json.ReadOptions(block_size=BLOCK_BYTES),
             parse_options=arrow_json.ParseOptions(explicit_schema=schema),
         )

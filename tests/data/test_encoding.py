@@ -3,9 +3,10 @@
 import codecs
 from pathlib import Path
 
+import pyarrow
 import pytest
 
-from finetune.data.encoding import decode
+from finetune.data.encoding import decode, encode_for_arrow
 from finetune.errors import DataUnreadable, UsageError
 
 TEXT = "Grüße aus Zürich – „fünf Straßen“\n"
@@ -99,3 +100,10 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 
 def test_as_many_damaged_letters_as_whole_ones_are_no_damaged_utf8() -> None:
     assert decode(b"\xc3\xa9 caf\xe9", path=PATH, encoding=None).encoding != "utf-8"
+
+
+def test_what_arrows_threads_release_does_not_need_pythons_lock() -> None:
+    before = pyarrow.total_allocated_bytes()
+    encoded = encode_for_arrow(text := "Käse, 😀\n" * 1000)
+    assert encoded.to_pybytes().decode() == text
+    assert pyarrow.total_allocated_bytes() - before >= encoded.size  # Python's bytes don't count
