@@ -66,7 +66,7 @@ def test_run_of_a_device_that_begins_to_err_goes_on_from_its_last_good_checkpoin
 def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
     trained: dict[str, Any], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"cache_dir": str(tmp_path / "cache"), "precision": "bf16", **trained}
+    options = {"cache_dir": str(tmp_path / "cache"), "precision": "bf16", "max_steps": 1, **trained}
     train_prepared(prepare_on_other(tiny_folder, **options), tmp_path / "right")
     compute = FrozenLayers.features
 

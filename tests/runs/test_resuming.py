@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 from tiny_runs import (
     QUICK,
@@ -40,23 +39,42 @@ def at_update(number: int, act: Callable[[], None]) -> Emit:
     return emit
 
 
+def at_stage(name: str, act: Callable[[], None]) -> Emit:
+    """Return an ``Emit`` that acts when a stage begins."""
+
+    def emit(event: Event) -> None:
+        if event == StageStarted(name):
+            act()
+
+    return emit
+
+
 def press_ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
+
+
+def press_twice() -> None:
+    press_ctrl_c()
+    press_ctrl_c()
 
 
 SHORT: dict[str, Any] = {"max_train_samples": 32, "seed": 5}
 """Two epochs of two updates, of which the second has the best model."""
 
 
-def stop_run(folder: Path, *, after_update: int, model: Path, **options: Any) -> Interrupted:
-    """Start a run, press Ctrl-C when an update is reported, and return the error."""
-    with pytest.raises(Interrupted) as raised:
+def stop_run(folder: Path, *, after_update: int, model: Path, **options: Any) -> None:
+    """Start a run, and press Ctrl-C when an update is reported."""
+    with pytest.raises(Interrupted):
         run_tiny(folder, model=model, emit=at_update(after_update, press_ctrl_c), **options)
-    return raised.value
+
+
+def files_of(run: Path) -> set[Path]:
+    return {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
 
 
 def assert_same_run(run: Path, other: Path) -> None:
     """Compare all that does not depend on the time."""
+    assert files_of(run) == files_of(other)
     assert have_same_bits(weights_of(run), weights_of(other))
     assert logged_metrics(run) == logged_metrics(other)
     for name in ("config.yaml", "predictions.jsonl"):
@@ -92,98 +110,46 @@ def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(kept_stopped_run, tmp_path / "stopped")
 
 
-def test_a_run_that_is_stopped_after_an_epoch_resumes_bit_for_bit(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("emit", "kept"),
+    [
+        (at_update(2, press_ctrl_c), {2}),
+        (at_update(3, press_twice), {2}),
+        (at_stage("evaluate", press_ctrl_c), {2, 4}),
+        (at_stage("report", press_ctrl_c), {2, 4}),
+    ],
+    ids=["after an epoch", "at once", "while it evaluates", "before it writes its report"],
+)
+def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
+    emit: Emit, kept: set[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    error = stop_run(run, after_update=2, model=tiny_folder, **SHORT)
-    assert error.exit_code == 130
-    assert error.message == "stopped after update 2 of 4"
-    assert not (run / "model").exists()
+    run = tmp_path / "my runs" / "it's one"
+    with pytest.raises(Interrupted) as stopped:
+        run_tiny(run, model=tiny_folder, emit=emit, **SHORT)
+    command = stopped.value.remedy.removeprefix("resume with: ")
+    assert shlex.split(command) == ["finetune", "run", "--resume-from-checkpoint", str(run)]
+    found = {path.name for path in (run / "checkpoints").glob("step-*")}
+    assert found == {f"step-{update}" for update in kept}
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, whole_run)
 
 
-def test_ctrl_c_at_the_last_update_loses_nothing(
+def test_ctrl_c_at_the_last_update_changes_nothing(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    try:
-        run_tiny(run, model=tiny_folder, emit=at_update(4, press_ctrl_c), **SHORT)
-    except Interrupted:
-        finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, whole_run)
+    run_tiny(tmp_path / "run", model=tiny_folder, emit=at_update(4, press_ctrl_c), **SHORT)
+    assert_same_run(tmp_path / "run", whole_run)
 
 
-def test_a_run_can_be_stopped_and_resumed_many_times(
+def test_a_run_can_be_stopped_and_resumed_twice(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     stop_run(run, after_update=1, model=tiny_folder, **SHORT)
-    for number in (2, 3):
-        with pytest.raises(Interrupted):
-            finetune.run(resume_from_checkpoint=run, emit=at_update(number, press_ctrl_c))
-    finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, whole_run)
-
-
-def test_a_termination_saves_what_ctrl_c_does(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    terminate = at_update(3, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Interrupted):
-        run_tiny(run, model=tiny_folder, emit=terminate, **SHORT)
+        finetune.run(resume_from_checkpoint=run, emit=at_update(3, press_ctrl_c))
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, whole_run)
-
-
-def test_an_impatient_second_ctrl_c_stops_at_once_and_loses_no_finished_epoch(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-
-    def press_twice() -> None:
-        press_ctrl_c()
-        press_ctrl_c()
-
-    with pytest.raises(Interrupted):
-        run_tiny(run, model=tiny_folder, emit=at_update(3, press_twice), **SHORT)
-    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-2"]
-    finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, whole_run)
-
-
-def test_a_run_that_is_stopped_while_it_evaluates_its_model_resumes_from_there(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-
-    def stop(event: Event) -> None:
-        if event == StageStarted("evaluate"):
-            press_ctrl_c()
-
-    with pytest.raises(Interrupted):
-        run_tiny(run, model=tiny_folder, emit=stop, **SHORT)
-    finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, whole_run)
-
-
-def test_a_run_that_is_stopped_while_it_writes_its_report_can_still_be_finished(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    def press_ctrl_c_within(template: jinja2.Template, *values: object, **more: object) -> str:
-        raise KeyboardInterrupt
-
-    run = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jinja2.Template, "render", press_ctrl_c_within)
-        with pytest.raises(Interrupted):
-            run_tiny(run, model=tiny_folder, **SHORT)
-    finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, whole_run)
-    for name in ("report.html", "model/README.md"):
-        assert (run / name).is_file()
 
 
 def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
@@ -208,34 +174,17 @@ def test_a_run_without_validation_keeps_no_best_model_before_its_end(
 
 
 def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = SHORT | {
+    options: dict[str, Any] = {
         "learning_rate": 1e-12,  # too low for a parameter to change
+        "max_train_samples": 16,
         "num_train_epochs": 10,
         "early_stopping_patience": 2,
     }
-    run_tiny(tmp_path / "whole", model=tiny_folder, **options)
-    stop_run(tmp_path / "run", after_update=5, model=tiny_folder, **options)
+    whole = run_tiny(tmp_path / "whole", model=tiny_folder, **options)
+    assert whole["epoch"] == 3
+    stop_run(tmp_path / "run", after_update=2, model=tiny_folder, **options)
     finetune.run(resume_from_checkpoint=tmp_path / "run")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
-def test_the_error_names_the_command_that_resumes(tiny_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "my runs" / "it's one"
-    error = stop_run(folder, after_update=1, model=tiny_folder, **SHORT)
-    command = error.remedy.removeprefix("resume with: ")
-    assert shlex.split(command) == [
-        "finetune",
-        "run",
-        "--resume-from-checkpoint",
-        str(folder),
-    ]
-
-
-def test_resuming_reports_where_it_continues(stopped_run: Path) -> None:
-    emitted: list[Event] = []
-    finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
-    assert any(isinstance(event, Info) and "update 3" in event.message for event in emitted)
-    assert [event.update for event in emitted if isinstance(event, Update)] == [4]
 
 
 def test_a_run_can_resume_with_smaller_batches(stopped_run: Path) -> None:
@@ -274,14 +223,6 @@ def test_a_variable_that_would_change_a_run_is_refused(
     monkeypatch.setenv("FINETUNE_SEED", "7")
     with pytest.raises(ConfigurationInvalid, match="FINETUNE_SEED"):
         finetune.run(resume_from_checkpoint=kept_stopped_run)
-
-
-def test_options_that_change_nothing_are_accepted(
-    stopped_run: Path, whole_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FINETUNE_DATA", "questions")  # as it was when the run began
-    finetune.run(resume_from_checkpoint=stopped_run, seed=SHORT["seed"])
-    assert_same_run(stopped_run, whole_run)
 
 
 def test_a_configuration_beside_the_run_s_own_is_refused(kept_stopped_run: Path) -> None:
@@ -392,7 +333,7 @@ def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options: dict[str, Any] = QUICK | SHORT | {"model": str(tiny_folder)}
-    finetune.run(**options)
+    finetune.run(**options | {"max_steps": 1})
     with pytest.raises(Interrupted):
         finetune.run(**options, emit=at_update(3, press_ctrl_c))
     results = finetune.run(**options, resume_from_checkpoint="auto")
@@ -535,6 +476,15 @@ def test_ctrl_c_on_the_command_leaves_a_run_that_resumes_bit_for_bit(
     assert_same_run(run, tmp_path / "whole")
 
 
-def test_a_checkpoint_stands_for_its_run(stopped_run: Path, whole_run: Path) -> None:
-    finetune.run(resume_from_checkpoint=stopped_run / "checkpoints" / "step-3")
+def test_a_checkpoint_stands_for_its_run_and_options_may_be_given_that_change_nothing(
+    stopped_run: Path, whole_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINETUNE_DATA", "questions")  # as it was when the run began
+    emitted: list[Event] = []
+    finetune.run(
+        resume_from_checkpoint=stopped_run / "checkpoints" / "step-3", seed=SHORT["seed"],
+        emit=emitted.append,
+    )  # fmt: skip
+    assert any(isinstance(event, Info) and "update 3" in event.message for event in emitted)
+    assert [event.update for event in emitted if isinstance(event, Update)] == [4]
     assert_same_run(stopped_run, whole_run)

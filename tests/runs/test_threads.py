@@ -11,9 +11,8 @@ from finetune.files import read_json
 
 
 def test_a_run_says_how_many_threads_it_takes_and_trains_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
 ) -> None:
-    run_tiny(tmp_path / "all", model=tiny_folder)
     logits = []
 
     def choose(device: CpuDevice, work: Callable[[], object]) -> ThreadChoice:
@@ -28,4 +27,4 @@ def test_a_run_says_how_many_threads_it_takes_and_trains_the_same(
     [choice] = read_json(tmp_path / "chosen" / "all_results.json")["details"]["choices"]
     assert (choice["subject"], choice["value"]) == ("CPU threads", "1")
     assert choice["measured"] == {"2": 20.0, "1": 10.0}
-    assert have_same_bits(weights_of(tmp_path / "all"), weights_of(tmp_path / "chosen"))
+    assert have_same_bits(weights_of(finished_run), weights_of(tmp_path / "chosen"))

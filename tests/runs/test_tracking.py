@@ -13,6 +13,7 @@ from finetune.errors import FinetuneError
 from finetune.events import Event, Update, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
+from finetune.runs.reserving import check_run_folder
 from finetune.runs.tracking import tracked
 
 UPDATE = Update(
@@ -136,5 +137,4 @@ def test_tensorboard_reads_the_run_from_its_folder(
     [tested] = found.Scalars("test/accuracy")
     results = read_json(run / "all_results.json")
     assert (tested.step, tested.value) == (4, pytest.approx(results["test_accuracy"]))
-    again = command("run", *flags(num_train_epochs=1), *wanted, "--overwrite", "--dry-run")
-    assert again.code == 0, again.errors
+    check_run_folder(RunFolder(run), overwrite=True)
