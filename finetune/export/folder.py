@@ -22,8 +22,13 @@ def writing_export(classifier: Classifier, folder: Path, *, name: str) -> Iterat
         name: Of the model.
 
     Raises:
-        UsageError: If the folder holds something else.
+        UsageError: If the folder holds something else, or the current folder.
     """
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"{folder} is or holds the current folder, and an export replaces what is there",
+            remedy="name a new folder with --output-dir",
+        )
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / name).exists():
         raise UsageError(

@@ -46,3 +46,15 @@ def test_a_folder_that_no_export_wrote_is_left_as_it_is(tmp_path: Path, tiny_fol
     with pytest.raises(UsageError, match="no export wrote"):
         write_onnx(load(tiny_folder), tmp_path, quantizes=False)
     assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_current_folder_is_not_replaced(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / MODEL_FILE).touch()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in (".", ".."):
+        with pytest.raises(UsageError, match="current folder"):
+            write_onnx(load(tiny_folder), Path(name), quantizes=False)
+    assert len(list(tmp_path.iterdir())) == 2
