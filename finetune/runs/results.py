@@ -184,4 +184,4 @@ def _read_timing(facts: Mapping[str, Any]) -> PrecisionTiming | None:
 def _read_scores(found: Mapping[str, Any], task: Task, split: str) -> Scores:
     prefix = f"{split}_"
     own = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
-    return task.scores_type.from_json(own)
+    return TypeAdapter(task.scores_type).validate_python(own)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -31,9 +31,6 @@ PIPELINE = "text-classification"
 @dataclass(frozen=True)
 class Scores(ABC):
     """The metrics of a model on a split of ``samples`` rows; its fields are those of JSON files."""
-
-    class_scores_type: ClassVar[Callable[..., Any] | None] = None
-    """Of a row of its field ``per_class``, if it has one."""
 
     samples: int
     loss: float
@@ -66,15 +63,6 @@ class Scores(ABC):
     def to_json(self) -> dict[str, Any]:
         """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Scores":
-        """Return what ``to_json`` has given, among other values."""
-        own = {one.name: values[one.name] for one in fields(cls)}
-        if cls.class_scores_type:
-            scores = {name: cls.class_scores_type(**one) for name, one in own["per_class"].items()}
-            own["per_class"] = scores
-        return cls(**own)
 
 
 @dataclass(frozen=True)

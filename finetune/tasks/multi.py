@@ -76,8 +76,6 @@ class MultiScores(Scores):
         per_class: By class name.
     """
 
-    class_scores_type = LabelScores
-
     micro_f1: float
     macro_f1: float
     subset_accuracy: float

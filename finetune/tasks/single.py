@@ -66,8 +66,6 @@ class SingleScores(Scores):
             with more than ``MOST_CLASSES_OF_MATRIX`` classes.
     """
 
-    class_scores_type = ClassScores
-
     accuracy: float
     macro_f1: float
     per_class: Mapping[str, ClassScores]
