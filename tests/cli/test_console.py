@@ -165,11 +165,12 @@ def test_metrics_are_shown_beside_the_baseline_and_by_class(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_scores("the test", scores(NUM=ROW, HUM=replace(ROW, support=4)))
-    title, _, header, line, _ = capsys.readouterr().out.strip().splitlines()
-    assert title == (
-        "the test: accuracy 90.0 % (95 % interval 67.0–97.6 % on 16 rows; largest class 75.0 %), "
-        "macro F1 80.0 %"
-    )
+    *figures, _, header, line, _ = capsys.readouterr().out.strip().splitlines()
+    assert figures == [
+        "the test",
+        "  accuracy 90.0 % (95 % interval 67.0–97.6 % on 16 rows; largest class 75.0 %)",
+        "  macro F1 80.0 %",
+    ]
     assert header.split() == [
         *("class", "precision", "recall", "95", "%", "interval", "F1", "rows")
     ]
@@ -181,7 +182,7 @@ def test_metrics_are_shown_beside_the_baseline_and_by_class(
 def test_a_class_may_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
     show_scores("[red]x[/]", scores(**{"[bold]": ROW, ":a:": ROW}))
     output = capsys.readouterr().out
-    assert "[red]x[/]: accuracy 90.0 %" in output
+    assert "[red]x[/]\n  accuracy 90.0 %" in output
     assert "[bold]" in output
     assert ":a:" in output
 
