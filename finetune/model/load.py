@@ -20,6 +20,7 @@ from finetune.devices.base import BatchShapes
 from finetune.errors import ConfigurationInvalid, ModelUnsupported
 from finetune.events import Emit
 from finetune.model.shape import count_positions
+from finetune.model.silence import silence_transformers
 from finetune.model.source import ModelSource, find_model
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.base import PIPELINE, Task
@@ -148,7 +149,7 @@ def load_classifier(
         # A head that reads a text's last token looks for it before the padding.
         config.pad_token_id = tokenizer.pad_token_id
     weights = source.read_weights(may_be_missing=from_scratch)
-    with source.failures_explained():
+    with source.failures_explained(), silence_transformers():
         model, info = _build(config, weights)
         structure = find_structure(model)
     not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}

@@ -1,6 +1,7 @@
 import os
 import stat
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,20 @@ def test_a_saved_classifier_comes_back_bit_for_bit(classifier: Classifier, tmp_p
     assert list(again.task.class_names) == NAMES
 
 
-def test_saving_shows_no_progress_bar_and_leaves_those_of_others(
-    classifier: Classifier, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_saving_and_loading_show_no_bar_and_no_report_and_leave_those_of_others(
+    classifier: Classifier, tiny_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    was_enabled = logging.is_progress_bar_enabled()
+    was_enabled, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.set_verbosity_warning()
     for set_progress_bars in (logging.enable_progress_bar, logging.disable_progress_bar):
         set_progress_bars()
         enabled = logging.is_progress_bar_enabled()
         save_classifier(classifier, tmp_path / "model")
+        load(tiny_folder)
         assert logging.is_progress_bar_enabled() == enabled
+        assert logging.get_verbosity() == WARNING
     (logging.enable_progress_bar if was_enabled else logging.disable_progress_bar)()
+    logging.set_verbosity(level)
 
     assert capfd.readouterr().err == ""
 
