@@ -17,9 +17,12 @@ import torch
 
 import finetune
 from finetune.errors import Interrupted
+from finetune.runs import encoding
 from finetune.training import training_state
 
 torch.set_num_threads(1)
+# All tables have many texts, so that the processes encode shares of them.
+encoding.MANY_TEXTS, encoding.PART_BYTES = 1, 500
 accumulate_gradients = training_state.accumulate_gradients
 
 

@@ -143,8 +143,8 @@ def _verify(
         return {}
     from finetune.export.onnx import OnnxModel
     from finetune.export.verify import verify
+    from finetune.runs.encoding import encode_rows
     from finetune.runs.evaluate import load_split
-    from finetune.runs.preparation import encode_rows
 
     rows = load_split(folder, "test", emit=emit)
     classifier = trained.classifier

@@ -39,8 +39,9 @@ from finetune.model.source import load_tokenizer
 from finetune.report.batches import draw_batches
 from finetune.report.chart import picture_of
 from finetune.runs.batch_sizes import bounds_of
+from finetune.runs.cache import cache_folder
 from finetune.runs.data import load_run_data
-from finetune.runs.features import cache_folder, stores_features
+from finetune.runs.features import stores_features
 from finetune.runs.reserving import check_writable
 from finetune.tasks.single import Single
 from finetune.tokenization.encode import encode_texts

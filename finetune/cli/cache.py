@@ -1,4 +1,4 @@
-"""``finetune cache``: the stored features of frozen layers."""
+"""``finetune cache``: the stored features of frozen layers, and token ids of large tables."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   finetune cache ls       the entries, the last used first
-  finetune cache clear    delete all; the next run computes its features
+  finetune cache clear    delete all; the next run computes them again
 """
 
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """List or delete the stored features of frozen layers."""
+    """List or delete stored features and token ids."""
 
 
 @command.command(epilog=EXAMPLES)
@@ -64,6 +64,6 @@ def clear(*, as_json: bool, **flags: Any) -> None:
 
 
 def _open_store(flags: dict[str, Any]) -> "FeatureStore":
-    from finetune.runs.features import open_feature_store
+    from finetune.runs.cache import open_feature_store
 
     return open_feature_store(load(flags).config.cache)

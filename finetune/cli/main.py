@@ -31,7 +31,7 @@ COMMANDS = {
     "data": "Check the data of a run: classes, duplicates, leaks, lengths.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",
     "bench": "Time this machine's devices at published workloads, side by side.",
-    "cache": "List or delete the stored features of frozen layers.",
+    "cache": "List or delete stored features and token ids.",
     "doctor": "Check whether this machine is ready.",
     "config": "Show, check and copy configurations.",
     "completion": "Print the completion script of a shell.",

@@ -255,17 +255,18 @@ class CacheConfig:
 
     feature_cache: bool = _option(
         True,
-        "Compute the features of the frozen layers once and store them; if off, they are "
-        "computed at every update.",
+        "Compute the features of the frozen layers once and store them, and the token ids of large "
+        "tables; if off, they are computed at every update, and texts are encoded in every run.",
     )
     cache_dir: str | None = _option(
         None,
-        "Folder of stored features and found batch sizes. Default: finetune in the Hub's "
+        "Folder of stored features, token ids and batch sizes. Default: finetune in the Hub's "
         "assets cache.",
     )
     cache_gib: Positive = _option(
         10.0,
-        "Maximum size of the stored features in GiB; the least recently used are deleted first.",
+        "Maximum size of stored features and token ids in GiB; the least recently used are deleted "
+        "first.",
     )
 
 

@@ -1,5 +1,6 @@
 """Files and datasets of the Hub become texts, or pairs, and their classes, as every source does."""
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,6 +58,11 @@ class TextColumns(NamedTuple):
             return self.texts
         return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
 
+    def slice(self, start: int, end: int) -> "TextColumns":
+        """Return those of the rows from one to before another."""
+        texts, *pairs = (column.slice(start, end - start) for column in self.columns)
+        return TextColumns(texts, pairs[0] if pairs else None)
+
     def take(self, rows: NDArray[np.int64]) -> "TextColumns":
         """Return those of some rows."""
         texts, *pairs = (column.take(pyarrow.array(rows)) for column in self.columns)
@@ -98,6 +104,18 @@ def texts_of(table: Dataset) -> TextColumns:
     """Return the texts of rows, or their pairs."""
     pairs = column_of(table, "text_pair") if "text_pair" in table.column_names else None
     return TextColumns(column_of(table, "text"), pairs)
+
+
+def update_with_texts(digest: "hashlib._Hash", column: pyarrow.ChunkedArray) -> None:
+    """Add the lengths of texts and their bytes to a digest, however they are cut into chunks."""
+    chunks = [pc.cast(chunk, "large_binary") for chunk in column.chunks if len(chunk)]
+    for texts in chunks:
+        lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+        digest.update(lengths.astype(np.int64).tobytes())
+    for texts in chunks:
+        _, offsets, content = texts.buffers()
+        ends = np.frombuffer(offsets, np.int64)[texts.offset :]
+        digest.update(content[int(ends[0]) : int(ends[len(texts)])])
 
 
 def return_freed_memory() -> None:

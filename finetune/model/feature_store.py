@@ -1,7 +1,7 @@
-"""Features of frozen layers, kept on disk from run to run.
+"""Features of frozen layers, and token ids of many texts, kept on disk from run to run.
 
-An entry is ``KEY.safetensors``, the features without padding, and ``KEY.json``, written last, which
-says what they are. Features are mapped into memory, so that the system gives their memory up where
+An entry is ``KEY.safetensors``, tensors without padding, and ``KEY.json``, written last, which
+says what they are. Tensors are mapped into memory, so that the system gives their memory up where
 it is short. The key is a hash of all that they depend on.
 """
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -32,7 +32,9 @@ FACTS = ".json"
 # Of earlier versions, which had a file format of their own.
 OLD_SUFFIX = ".lines"
 TENSOR = "features"
-DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+DTYPES = {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32",
+}  # fmt: skip
 # A file that a process still writes to has changed since.
 LEFTOVER_SECONDS = 24 * 3600
 
@@ -74,11 +76,16 @@ class FeatureStore:
 
         None as well, with a warning, if the bytes are not those that were written.
         """
+        tensors = self.read_tensors(key, emit=emit)
+        return None if tensors is None else tensors[TENSOR]
+
+    def read_tensors(self, key: str, *, emit: Emit) -> dict[str, torch.Tensor] | None:
+        """Return the tensors kept under a key, as ``read`` returns features."""
         file = self._file(key)
         try:
             if read_json(file.with_suffix(FACTS))["sha256"] != file_sha256(file):
                 raise ValueError
-            features = _map(file)
+            tensors = _map(file)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
@@ -88,7 +95,7 @@ class FeatureStore:
         # A store that may only be read has nothing to evict.
         with suppress(OSError):
             os.utime(file)
-        return features
+        return tensors
 
     def write(
         self,
@@ -100,33 +107,50 @@ class FeatureStore:
     ) -> torch.Tensor:
         """Keep features under a key and return them, mapped.
 
-        The pieces are on the CPU, each of shape [any, hidden], together of ``shape``. Features that
-        do not fit the limit beside those in use are not kept beyond this process.
+        The pieces are each of shape [any, hidden], together of ``shape``; see ``write_tensors``.
+        """
+        shape_of = {TENSOR: shape}
+        tensors = self.write_tensors(key, pieces, shapes=shape_of, notes={**notes, "shape": shape})
+        return tensors[TENSOR]
+
+    def write_tensors(
+        self,
+        key: str,
+        pieces: Iterable[torch.Tensor],
+        *,
+        shapes: Mapping[str, tuple[int, ...]],
+        notes: Mapping[str, Any],
+    ) -> dict[str, torch.Tensor]:
+        """Keep tensors of one dtype under a key and return them, mapped.
+
+        The pieces are on the CPU, and together all numbers of the tensors in their order. What does
+        not fit the limit beside entries in use is not kept beyond this process.
 
         Raises:
             OSError: If the disk is full or the folder can't be written to.
-            SafetensorError: If the pieces are not of that shape.
+            SafetensorError: If the pieces are not of these shapes.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._delete_leftovers()
         pieces = iter(pieces)
-        first = next(pieces, torch.empty(0, shape[1]))
-        header = _header(shape, first.dtype)
-        fits = self._make_room(len(header) + math.prod(shape) * first.itemsize, key=key)
+        first = next(pieces, torch.empty(0))
+        header, data_bytes = _header(shapes, first.dtype)
+        fits = self._make_room(len(header) + data_bytes, key=key)
         partial = self.folder / f"{uuid4().hex}{PARTIAL_SUFFIX}"
         try:
             digest = _write(partial, chain([header], map(_bytes_of, chain([first], pieces))))
             # What is mapped stays, whatever becomes of the file's name.
-            features = _map(partial)
+            tensors = _map(partial)
             if fits:
                 _rename(partial, self._file(key))
-                facts = {"shape": shape, "dtype": str(first.dtype).removeprefix("torch.")}
-                _write(partial, [json.dumps({**notes, **facts, "sha256": digest}).encode()])
+                dtype = str(first.dtype).removeprefix("torch.")
+                facts = {**notes, "dtype": dtype, "sha256": digest}
+                _write(partial, [json.dumps(facts).encode()])
                 _rename(partial, self._file(key).with_suffix(FACTS))
                 self._keys_in_use.add(key)
         finally:
             partial.unlink(missing_ok=True)
-        return features
+        return tensors
 
     def entries(self) -> list[Entry]:
         """Return what the store holds, the last used first."""
@@ -188,13 +212,16 @@ def key_of(parts: Iterable[str | torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _header(shape: tuple[int, int], dtype: torch.dtype) -> bytes:
-    """Return what a safetensors file with one tensor begins with."""
-    data_bytes = math.prod(shape) * dtype.itemsize
-    tensor = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [0, data_bytes]}
-    header = json.dumps({TENSOR: tensor}).encode()
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> tuple[bytes, int]:
+    """Return what a safetensors file of some tensors begins with, and how many bytes follow."""
+    ends = [0, *accumulate(math.prod(shape) * dtype.itemsize for shape in shapes.values())]
+    tensors = {
+        name: {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": offsets}
+        for (name, shape), offsets in zip(shapes.items(), pairwise(ends), strict=True)
+    }
+    header = json.dumps(tensors).encode()
     header += b" " * (-len(header) % 8)
-    return struct.pack("<Q", len(header)) + header
+    return struct.pack("<Q", len(header)) + header, ends[-1]
 
 
 def _write(file: Path, pieces: Iterable[bytes | memoryview]) -> str:
@@ -212,10 +239,9 @@ def _rename(written: Path, to: Path) -> None:
     os.replace(written, to)
 
 
-def _map(file: Path) -> torch.Tensor:
+def _map(file: Path) -> dict[str, torch.Tensor]:
     with safe_open(file, framework="pt") as opened:
-        features: torch.Tensor = opened.get_tensor(TENSOR)
-    return features
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
 def _delete(file: Path) -> int:

@@ -79,6 +79,15 @@ class Classifier:
         encoded = encode_texts(
             self.tokenizer, texts, pairs, max_length=max_tokens, long_texts=long_texts, emit=emit
         )
+        self.check_ids(encoded)
+        return encoded
+
+    def check_ids(self, encoded: EncodedTexts) -> None:
+        """Make sure that the model has all tokens, and their types.
+
+        Raises:
+            ModelUnsupported: If it lacks one.
+        """
         vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
         limits = {"input_ids": ("id", vocabulary), "token_type_ids": ("type", types or sys.maxsize)}
@@ -91,7 +100,6 @@ class Classifier:
                     f"knows those up to {limit - 1}",
                     remedy="check that config.json, weights and tokenizer are of one model",
                 )
-        return encoded
 
     def inputs(self, encoded: EncodedTexts) -> ModelInputs:
         """Return encoded texts as the model reads them."""

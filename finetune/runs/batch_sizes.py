@@ -14,8 +14,9 @@ from finetune.devices.batch_size import BatchSize
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
+from finetune.runs.cache import cache_folder
 from finetune.runs.details import Choice
-from finetune.runs.features import cache_folder, make_feature_extractor, stores_features
+from finetune.runs.features import make_feature_extractor, stores_features
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 

@@ -9,9 +9,9 @@ from finetune.devices.joining import join_processes
 from finetune.errors import DataError, NotARun
 from finetune.events import Emit, Info
 from finetune.runs.data import data_options, load_run_data
+from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.manifest import Manifest
-from finetune.runs.preparation import encode_rows
 from finetune.runs.trained import DataReading, TrainedModel
 from finetune.tasks.base import Scores, warn_unless_better
 
@@ -69,7 +69,10 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
 def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: Emit) -> Scores:
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     emit(Info(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
-    examples = encode_rows(rows, split, model.classifier, config=model.config, emit=emit)
+    examples = encode_rows(
+        rows, split, model.classifier, config=model.config, emit=emit,
+        processes=model.predictor.processes,
+    )  # fmt: skip
     logits = model.logits(examples)
     scores = model.classifier.task.score(logits, examples.labels)
     warn_unless_better(scores, emit=emit)

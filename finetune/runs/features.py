@@ -1,17 +1,14 @@
 """Whether a run trains on stored features of its frozen layers, and where they are stored."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import nn
 
-from finetune import hub
 from finetune.config.schema import CacheConfig
 from finetune.devices.base import gibibytes, place
 from finetune.devices.batch_size import BatchSize
 from finetune.events import Emit, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, split_frozen
-from finetune.model.feature_store import FeatureStore
 from finetune.model.features import (
     FeaturesDoNotFit,
     FrozenLayers,
@@ -20,23 +17,11 @@ from finetune.model.features import (
 )
 from finetune.model.load import Classifier
 from finetune.model.mode import Mode
+from finetune.runs.cache import open_feature_store
 from finetune.runs.feature_check import FeatureCheck
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.examples import Examples
-
-
-def cache_folder(options: CacheConfig, name: str) -> Path:
-    """Return the folder of one kind of files that are kept from run to run."""
-    if options.cache_dir is None:
-        return hub.cache_folder(name)
-    return Path(options.cache_dir).expanduser() / name
-
-
-def open_feature_store(options: CacheConfig) -> FeatureStore:
-    """Return the store that a configuration names."""
-    folder = cache_folder(options, "features")
-    return FeatureStore(folder, limit_bytes=int(options.cache_gib * 2**30))
 
 
 def stores_features(options: CacheConfig, mode: Mode) -> bool:

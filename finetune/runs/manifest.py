@@ -5,14 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
-import pyarrow
-import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 from pydantic import TypeAdapter
 
 from finetune.data.source import DataSource, LoadedData
-from finetune.data.tables import column_of, texts_of
+from finetune.data.tables import column_of, texts_of, update_with_texts
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import read_json, write_json
 from finetune.model.source import ModelSource
@@ -132,18 +129,6 @@ def digest_rows(rows: Dataset, task: Task) -> str:
     """Return the sha256 of texts, labels and the names of the classes: 64 hexadecimal digits."""
     digest = hashlib.sha256("\0".join(task.class_names).encode())
     for column in texts_of(rows).columns:
-        _digest_texts(column, digest)
+        update_with_texts(digest, column)
     digest.update(task.labels(column_of(rows, "label")).tobytes())
     return digest.hexdigest()
-
-
-def _digest_texts(column: pyarrow.ChunkedArray, digest: "hashlib._Hash") -> None:
-    """Add the lengths of texts and their bytes to a digest."""
-    chunks = [pc.cast(chunk, "large_binary") for chunk in column.chunks if len(chunk)]
-    for texts in chunks:
-        lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-        digest.update(lengths.astype(np.int64).tobytes())
-    for texts in chunks:
-        _, offsets, content = texts.buffers()
-        ends = np.frombuffer(offsets, np.int64)[texts.offset :]
-        digest.update(content[int(ends[0]) : int(ends[len(texts)])])

@@ -17,9 +17,10 @@ from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import read_json, write_json
 from finetune.model.feature_store import key_of
+from finetune.runs.cache import cache_folder
 from finetune.runs.details import Choice
 from finetune.runs.environment import package_versions
-from finetune.runs.features import cache_folder, stores_features
+from finetune.runs.features import stores_features
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch

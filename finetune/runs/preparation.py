@@ -5,27 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 
-from finetune.config.schema import Config, long_texts_of, mode_of
-from finetune.data.check import suggest_model
+from finetune.config.schema import Config, mode_of
 from finetune.data.source import DataSource
-from finetune.data.tables import column_of, texts_of
+from finetune.data.tables import column_of
 from finetune.devices.base import Device
 from finetune.devices.processes import ALONE, Processes
 from finetune.devices.select import check_precision, select_device
-from finetune.events import Emit, Info, WarningMessage, stage
+from finetune.events import Emit, Info, stage
 from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
 from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
+from finetune.runs.encoding import encode_rows
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
-from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples
 
 if TYPE_CHECKING:
@@ -137,7 +135,9 @@ def prepare(
     started = time.perf_counter()
     with stage("encode", emit):
         examples = {
-            split: encode_rows(rows, split, classifier, config=config, emit=emit)
+            split: encode_rows(
+                rows, split, classifier, config=config, emit=emit, processes=processes
+            )
             for split, rows in splits.items()
         }
     seconds = time.perf_counter() - started
@@ -169,60 +169,3 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
         )
     )
     return classifier
-
-
-def encode_rows(
-    rows: Dataset, split: str, classifier: Classifier, *, config: Config, emit: Emit
-) -> Examples:
-    """Encode the texts of a split, with a warning if some are truncated."""
-    encoded = classifier.encode(
-        *texts_of(rows),
-        max_length=config.model.max_length,
-        long_texts=long_texts_of(config.model),
-        emit=emit,
-    )
-    can_be_longer = classifier.max_tokens > config.model.max_length
-    reads_pairs = "text_pair" in rows.column_names
-    remedies = [
-        *(["raise --max-length"] if can_be_longer else []),
-        *([] if reads_pairs else ["read all of it with --long-texts windows"]),
-    ]
-    _report_long_texts(encoded, split, remedies, emit=emit)
-    if split == "train":
-        unknown_tokens = encoded.count(classifier.tokenizer.unk_token_id)
-        if found := suggest_model(unknown_tokens=unknown_tokens, tokens=int(encoded.offsets[-1])):
-            emit(WarningMessage(found.finding, remedy=found.remedy))
-    labels = classifier.task.labels(column_of(rows, "label"))
-    return Examples(
-        inputs_of=classifier.inputs(encoded).inputs_of,
-        lengths=encoded.lengths,
-        windows=encoded.windows,
-        labels=labels,
-        weights=classifier.task.example_weights(labels),
-        truncated_texts=encoded.truncated_texts,
-    )
-
-
-def _report_long_texts(
-    encoded: EncodedTexts, split: str, remedies: Sequence[str], *, emit: Emit
-) -> None:
-    """Warn of texts that have lost tokens; say into how many windows others are cut."""
-    longest = encoded.lengths.max()
-    if encoded.windows:
-        texts, windows = len(encoded.windows.counts), len(encoded.lengths)
-        cut = np.count_nonzero(encoded.windows.counts > 1)
-        emit(
-            Info(
-                f"{cut:,} of the {texts:,} {split} texts ({cut / texts:.1%}) are longer than "
-                f"{longest} tokens: {windows:,} windows in all"
-            )
-        )
-    elif lost := encoded.truncated_texts:
-        texts = len(encoded.lengths)
-        emit(
-            WarningMessage(
-                f"{lost:,} of the {texts:,} {split} texts ({lost / texts:.1%}) are longer than "
-                f"{longest} tokens and are truncated",
-                remedy=f"if the rest matters, {' or '.join(remedies) or 'shorten them'}",
-            )
-        )

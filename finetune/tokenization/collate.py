@@ -16,11 +16,12 @@ def collate(
         For each column of the texts int64 of shape [examples, tokens], and ``attention_mask``, bool
         of the same shape, true where a token is.
     """
-    lengths = texts.lengths[indices]
+    starts = texts.offsets[indices]
+    lengths = texts.offsets[indices + 1] - starts
     positions = np.arange(padded_length)
     first = (padded_length - lengths if texts.pads_left else np.zeros_like(lengths))[:, None]
     mask = (positions >= first) & (positions < first + lengths[:, None])
-    sources = (texts.offsets[indices][:, None] + positions - first)[mask]
+    sources = (starts[:, None] + positions - first)[mask]
     tensors = {"attention_mask": torch.from_numpy(mask)}
     for name, tokens in texts.columns.items():
         padded = np.full(mask.shape, texts.padding[name], np.int64)

@@ -2,8 +2,8 @@
 
 import time
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -55,6 +55,29 @@ class EncodedTexts:
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each text or window, special ones included: int64 of shape [texts]."""
         return np.diff(self.offsets)
+
+    def to_arrays(self) -> dict[str, NDArray[np.int32]]:
+        """Return what of this depends on the texts, for ``with_arrays``: all of one dimension."""
+        # A column of one value has one number in memory, and needs no more elsewhere.
+        columns = {name: one if any(one.strides) else one[:1] for name, one in self.columns.items()}
+        counts = {"window_counts": self.windows.counts} if self.windows else {}
+        other = {"lengths": self.lengths, "truncated_texts": np.array([self.truncated_texts])}
+        arrays = columns | counts | other
+        return {name: np.require(one, np.int32, ["C", "W"]) for name, one in arrays.items()}
+
+    def with_arrays(self, arrays: Mapping[str, NDArray[np.int32]]) -> "EncodedTexts":
+        """Return other texts that were encoded as these, from what ``to_arrays`` has returned."""
+        offsets = np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
+        windows = self.windows
+        if windows:
+            windows = replace(windows, counts=arrays["window_counts"].astype(np.int64))
+        return replace(
+            self,
+            columns={name: np.broadcast_to(arrays[name], offsets[-1]) for name in self.columns},
+            offsets=offsets,
+            truncated_texts=int(arrays["truncated_texts"][0]),
+            windows=windows,
+        )
 
     def count(self, token_id: int | None) -> int:
         """Return how often a token occurs in all texts."""

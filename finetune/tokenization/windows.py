@@ -1,6 +1,7 @@
 """Which tokens of a long text the model reads, and in which windows."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ class Windows:
     counts: NDArray[np.int64]
     pooling: Pooling
 
-    @property
+    @cached_property
     def firsts(self) -> NDArray[np.int64]:
         """The first window of each text: int64 of shape [texts]."""
         return np.cumsum(self.counts) - self.counts

@@ -1,0 +1,143 @@
+"""Token ids of many texts: in parts, stored, and the same as without a store."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from prepared_runs import prepare_tiny, quick_config, was_emitted
+
+from finetune.devices.processes import Processes
+from finetune.events import Event, WarningMessage, ignore
+from finetune.model.load import Classifier
+from finetune.runs import encoding
+from finetune.runs.cache import open_feature_store
+from finetune.runs.preparation import Preparation
+from finetune.tokenization.examples import Examples
+
+Encode = Callable[..., Examples]
+LONG_TEXTS: list[dict[str, Any]] = [
+    {"max_length": 8},
+    {"max_length": 8, "long_texts": "head-tail"},
+    {"max_length": 8, "long_texts": "windows", "stride": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_folder: Path) -> Preparation:
+    return prepare_tiny(tiny_folder)
+
+
+@pytest.fixture
+def encode(plain: Preparation, tiny_folder: Path, tmp_path: Path) -> Encode:
+    """Return what encodes the training rows, or others, with some options."""
+
+    def encode_rows(rows: Dataset | None = None, **options: Any) -> Examples:
+        own = {one: options.pop(one) for one in ("emit", "processes") if one in options}
+        config = quick_config(tiny_folder, **{"cache_dir": str(tmp_path / "cache")} | options)
+        # Each process has a tokenizer of its own.
+        classifier = replace(plain.classifier, tokenizer=deepcopy(plain.classifier.tokenizer))
+        rows = rows or plain.splits["train"]
+        return encoding.encode_rows(
+            rows, "train", classifier, config=config, **{"emit": ignore} | own
+        )
+
+    return encode_rows
+
+
+@pytest.fixture
+def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Take every table for one of many texts; return how many were encoded, call by call."""
+    monkeypatch.setattr(encoding, "MANY_TEXTS", 1)
+    monkeypatch.setattr(encoding, "PART_BYTES", 500)
+    counts: list[int] = []
+    encode = Classifier.encode
+
+    def counted(self: Classifier, texts: Any, *others: Any, **options: Any) -> Any:
+        counts.append(len(texts))
+        return encode(self, texts, *others, **options)
+
+    monkeypatch.setattr(Classifier, "encode", counted)
+    return counts
+
+
+def assert_same(examples: Examples, expected: Examples) -> None:
+    np.testing.assert_array_equal(examples.lengths, expected.lengths)
+    assert examples.truncated_texts == expected.truncated_texts
+    if expected.windows:
+        assert examples.windows
+        np.testing.assert_array_equal(examples.windows.counts, expected.windows.counts)
+    order = np.random.default_rng(0).permutation(len(expected.lengths))
+    longest = int(expected.lengths.max())
+    found, wanted = (one.inputs_of(order, longest) for one in (examples, expected))
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize("options", LONG_TEXTS)
+def test_stored_token_ids_are_those_of_the_texts_and_are_used_again(
+    options: dict[str, Any], plain: Preparation, encode: Encode, encoded_texts: list[int]
+) -> None:
+    expected = encode(feature_cache=False, **options)
+    for texts_to_encode in (len(plain.splits["train"]), 0):
+        encoded_texts.clear()
+        assert_same(encode(**options), expected)
+        assert sum(encoded_texts) == texts_to_encode
+
+
+def test_stored_token_ids_of_pairs_have_their_types(
+    plain: Preparation, encode: Encode, encoded_texts: list[int]
+) -> None:
+    rows = plain.splits["train"]
+    pairs = rows.add_column("text_pair", [text[::-1] for text in rows["text"]])
+    assert_same(encode(pairs), encode(pairs, feature_cache=False))
+
+
+def test_what_token_ids_depend_on_is_in_their_key(
+    plain: Preparation, encode: Encode, encoded_texts: list[int], tmp_path: Path
+) -> None:
+    others = plain.splits["train"].map(lambda row: {"text": row["text"] + "!"})
+    for arguments, options in [((), one) for one in LONG_TEXTS] + [((others,), {})]:
+        encoded_texts.clear()
+        encode(*arguments, **options)
+        assert sum(encoded_texts)
+    store = open_feature_store(quick_config(tmp_path, cache_dir=str(tmp_path / "cache")).cache)
+    assert {one.facts["mode"] for one in store.entries()} == {"token ids"}
+
+
+def test_each_of_two_processes_encodes_its_share(
+    plain: Preparation, encode: Encode, encoded_texts: list[int]
+) -> None:
+    barrier, gathered = Barrier(2), {}
+
+    class Threads(Processes):
+        def gather(self, value: Any) -> list[Any]:
+            gathered[self.index] = value
+            self.wait()
+            return [gathered[0], gathered[1]]
+
+        def wait(self, *, seconds: float = 60) -> None:
+            barrier.wait(timeout=seconds)
+
+    with ThreadPoolExecutor() as pool:
+        found = [*pool.map(lambda index: encode(processes=Threads(index, 2)), range(2))]
+    assert sum(encoded_texts) == len(plain.splits["train"])
+    for examples in found:
+        assert_same(examples, encode(feature_cache=False))
+
+
+def test_token_ids_stay_in_memory_where_they_can_not_be_stored(
+    encode: Encode, encoded_texts: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    emitted: list[Event] = []
+    assert_same(encode(emit=emitted.append), encode(feature_cache=False))
+    assert was_emitted(emitted, WarningMessage, "token ids can't be written")
