@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 import pytest
 
-LIBRARIES = ("hypothesis", "torch", "transformers", "datasets", "sklearn")
+LIBRARIES = ("hypothesis", "torch", "transformers", "datasets", "evaluate", "sklearn")
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0")
 JOINING = ("tests/pipeline", "tests/runs", "tests/api")  # those that the checkout has
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "finetune"
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
-TRAINING_ONLY = {"sklearn"}
+TRAINING_ONLY = {"evaluate", "sklearn"}
 
 
 def places_outside(*rooms: str, breaks_rule: Callable[[ast.AST], bool]) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_command_leaves_out_what_only_training_needs() -> None:
         "finetune.runs.finished": {"torch", "transformers", "datasets", "pyarrow"},
         # transformers itself imports accelerate when it loads a model.
         "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
-        "finetune.api.bench_session": {"datasets", "pandas", "sklearn"},
+        "finetune.api.bench_session": {"datasets", "evaluate", "pandas", "sklearn"},
         "finetune.api.dry_run": TRAINING_ONLY,
     }
     loaded = loaded_after(*(f"import {module}" for module in unused))

@@ -11,6 +11,7 @@ PACKAGES = (
     "tokenizers",
     "datasets",
     "accelerate",
+    "evaluate",
     "numpy",
     "scikit-learn",
 )

@@ -363,7 +363,11 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, logits: NDArray[np.float32], labels: Labels) -> Scores:
-        """Compare logits, [rows, outputs], of one row or more with the true labels."""
+        """Compare logits, [rows, outputs], with the true labels.
+
+        Raises:
+            ValueError: If there are no rows.
+        """
 
     @abstractmethod
     def answers(

@@ -369,11 +369,22 @@ class Multi(Task):
     def score(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> MultiScores:
         """Compare the classes whose probability reaches their threshold with the true ones."""
         import torch
+
+        from finetune.tasks.metric import compute_metrics
+
+        metrics = compute_metrics(
+            self._compute, predictions=_probabilities(logits), references=labels
+        )
+        loss = binary_cross_entropy(torch.tensor(logits), torch.tensor(labels)).mean()
+        return MultiScores(samples=len(labels), loss=loss.item(), **metrics)
+
+    def _compute(
+        self, probabilities: NDArray[np.float32], references: NDArray[np.float32]
+    ) -> dict[str, Any]:
         from sklearn.metrics import average_precision_score, precision_recall_fscore_support
 
-        probabilities, true = _probabilities(logits), np.asarray(labels > 0)
-        predicted, counts = self._are_predicted(probabilities), true.sum(axis=0)
-        loss = binary_cross_entropy(torch.tensor(logits), torch.tensor(labels)).mean()
+        predicted, true = self._are_predicted(probabilities), np.asarray(references > 0)
+        counts = true.sum(axis=0)
         columns = precision_recall_fscore_support(true, predicted, average=None, zero_division=0)
         precisions = [
             float(average_precision_score(own, scores)) if own.any() else 0.0
@@ -386,18 +397,16 @@ class Multi(Task):
         per_class = dict(zip(self.class_names, (LabelScores(*row) for row in rows), strict=True))
         occurs = (true | predicted).any(axis=0)
         largest = int(counts.max(initial=0))
-        return MultiScores(
-            samples=len(labels),
-            loss=loss.item(),
-            micro_f1=_f1((true & predicted).sum(), predicted.sum(), counts.sum()),
-            macro_f1=float(columns[2][occurs].mean()) if occurs.any() else 0.0,
-            subset_accuracy=float((true == predicted).all(axis=1).mean()),
-            mean_average_precision=(
+        return {
+            "micro_f1": _f1((true & predicted).sum(), predicted.sum(), counts.sum()),
+            "macro_f1": float(columns[2][occurs].mean()) if occurs.any() else 0.0,
+            "subset_accuracy": float((true == predicted).all(axis=1).mean()),
+            "mean_average_precision": (
                 float(np.mean(precisions, where=counts > 0)) if counts.any() else 0.0
             ),
-            baseline_micro_f1=_f1(largest, len(true), counts.sum()),
-            per_class=per_class,
-        )
+            "baseline_micro_f1": _f1(largest, len(true), counts.sum()),
+            "per_class": per_class,
+        }
 
     def _are_predicted(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
         mask: NDArray[np.bool_] = probabilities >= np.array(self._thresholds, np.float32)

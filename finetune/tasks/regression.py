@@ -247,18 +247,26 @@ class Regression(Task):
 
     def score(self, logits: NDArray[np.float32], labels: NDArray[np.float32]) -> RegressionScores:
         """Compare numbers with the true ones."""
+        from finetune.tasks.metric import compute_metrics
+
+        metrics = compute_metrics(
+            self._compute, predictions=self._numbers(logits), references=labels
+        )
+        return RegressionScores(samples=len(labels), **metrics)
+
+    def _compute(
+        self, predictions: NDArray[np.float64], references: NDArray[np.float32]
+    ) -> dict[str, float]:
         from scipy.stats import rankdata
 
-        predicted, true = self._numbers(logits), labels.astype(np.float64)
-        errors = predicted - true
-        return RegressionScores(
-            samples=len(labels),
-            loss=float(np.mean((errors / self.deviation) ** 2)),
-            pearson=_correlation(predicted, true),
-            spearman=_correlation(rankdata(predicted), rankdata(true)),
-            mae=float(np.abs(errors).mean()),
-            baseline_mae=float(np.abs(true - self.mean).mean()),
-        )
+        errors = predictions - references
+        return {
+            "loss": float(np.mean((errors / self.deviation) ** 2)),
+            "pearson": _correlation(predictions, references),
+            "spearman": _correlation(rankdata(predictions), rankdata(references)),
+            "mae": float(np.abs(errors).mean()),
+            "baseline_mae": float(np.abs(references - self.mean).mean()),
+        }
 
     def answers(
         self, texts: Sequence[str], logits: NDArray[np.float32], *, all_scores: bool = False

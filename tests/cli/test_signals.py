@@ -22,7 +22,7 @@ STAGES = {
     "encoding": "finetune.model.load.encode_texts",
     "frozen pass": "finetune.model.features.plan_extraction",
     "first update": "finetune.training.loop.update_with_retries",
-    "validation": "finetune.evaluation.predict.predict_logits",
+    "validation": "finetune.tasks.metric.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",
     "final model": "finetune.runs.finish.save_classifier",
 }

@@ -1,3 +1,7 @@
+import os
+import socket
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -80,6 +84,34 @@ def test_metrics_agree_with_the_confusion_matrix(rows: list[tuple[int, int]]) ->
         assert of_class.support == row.sum()
         assert of_class.recall == pytest.approx(right / max(row.sum(), 1))
         assert of_class.precision == pytest.approx(right / max(column.sum(), 1))
+
+
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        score(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def test_metrics_need_neither_network_nor_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError(f"called with {arguments}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    cache = Path(os.environ["HF_HOME"])
+    before = sorted(cache.rglob("*"))
+
+    score(np.array([0]), np.array([0]))
+
+    assert sorted(cache.rglob("*")) == before
+
+
+def test_random_numbers_of_others_are_not_disturbed() -> None:
+    np.random.seed(1)
+    expected = np.random.random()
+    np.random.seed(1)
+
+    score(np.array([0]), np.array([0]))
+
+    assert np.random.random() == expected
 
 
 @pytest.mark.parametrize(
