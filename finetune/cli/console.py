@@ -94,8 +94,9 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 def show_scores(title: str, scores: "Scores") -> None:
     """Print the overall and the per-class metrics of a split on standard output."""
     figures = (f"  {one.name} {one}" + f" ({one.note})" * bool(one.note) for one in scores.figures)
-    show_lines(title, *figures, "")
+    show_lines(title, *figures)
     if table := scores.table:
+        show_lines()
         show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
 
 

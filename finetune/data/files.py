@@ -18,11 +18,13 @@ from pyarrow import parquet, types
 from finetune.data.delimited import BLOCK_BYTES, DELIMITERS, name_columns, read_delimited
 from finetune.data.encoding import DecodedText, decode, encode_for_arrow
 from finetune.data.mapped import ROWS_A_PIECE, collect, filter_rows
+from finetune.data.numbers import plain_numbers
 from finetune.data.packed import GZIP, SUFFIXES, ZIP, read_content
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.labels import map_lists
+from finetune.tasks.multi import Multi
 
 PARQUET = b"PAR1"
 KINDS_BY_FIRST_BYTES = {
@@ -134,7 +136,10 @@ def _read_delimited(
         numbers = [number for number, _ in table.dialect.numbered_rows(text, path=path)]
         return numbers[table.has_header :]
 
-    return RawTable(path, table.columns, lines)
+    # Excel delimits by semicolons where a comma is decimal.
+    allows_comma = delimiter == DELIMITERS[";"] and options.task != Multi.name
+    columns = plain_numbers(table.columns, allows_comma=allows_comma, path=path, emit=emit)
+    return RawTable(path, columns, lines)
 
 
 def kind_of(first_bytes: bytes, *, path: Path) -> str:

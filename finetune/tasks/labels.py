@@ -4,7 +4,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 BAR = "|"
+# In lower case, as pandas reads and writes them.
+MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 LIST_SEPARATORS = f"{BAR};,"
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 
@@ -45,6 +47,22 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
         label: spellings[Decimal(name)] if is_number(name) else name
         for label, name in classes.items()
     }
+
+
+def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield classes that may be no class or be one, and what can be done about it.
+
+    >>> [found for found, _ in find_odd_names(["Good", "good", "bad", "NaN"])]
+    ["classes named as a missing label: 'NaN'", "classes that differ in case alone: 'Good', 'good'"]
+    """
+    names = list(names)
+    if missing := [name for name in names if name.casefold() in MISSING]:
+        found = f"classes named as a missing label: {', '.join(map(repr, missing))}"
+        yield found, "if the label is missing there, leave it empty, and the rows are skipped"
+    counts = Counter(name.casefold() for name in names)
+    if alike := [name for name in names if counts[name.casefold()] > 1]:
+        found = f"classes that differ in case alone: {', '.join(map(repr, alike))}"
+        yield found, "write them in one way if they are one class"
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
