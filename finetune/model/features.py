@@ -226,9 +226,10 @@ class _Extraction:
             return torch.cat([torch.empty(0, shape[1]), *self.pieces()])
 
     def _inputs(self, batch: Batch) -> Inputs:
-        indices = batch.indices
-        if self.layers.device.shapes.pads_batches:
-            indices = fill_batch(indices, batch_size=max(len(indices), self.batch_size))
+        indices, shapes = batch.indices, self.layers.device.shapes
+        if shapes.pads_batches:
+            filled = max(len(indices), self.batch_size, shapes.min_examples)
+            indices = fill_batch(indices, batch_size=filled)
         return self.examples.inputs_of(indices, batch.padded_length)
 
 
