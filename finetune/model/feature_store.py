@@ -29,8 +29,6 @@ from finetune.files import PARTIAL_SUFFIX, file_sha256, flush_to_disk, read_json
 
 SUFFIX = ".safetensors"
 FACTS = ".json"
-# Of earlier versions, which had a file format of their own.
-OLD_SUFFIX = ".lines"
 TENSOR = "features"
 DTYPES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32",
@@ -163,7 +161,7 @@ class FeatureStore:
 
     def clear(self) -> int:
         """Delete all files, those that killed processes left too; return how many bytes."""
-        suffixes = (FACTS, SUFFIX, PARTIAL_SUFFIX, OLD_SUFFIX)
+        suffixes = (FACTS, SUFFIX, PARTIAL_SUFFIX)
         return sum(_delete(file) for one in suffixes for file in self.folder.glob(f"*{one}"))
 
     def _evicted_by(self, size_bytes: int, *, key: str | None = None) -> list[Entry] | None:

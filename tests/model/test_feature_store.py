@@ -488,8 +488,6 @@ def test_clearing_frees_what_is_kept_and_leaves_what_is_not_the_stores(
 ) -> None:
     keep(store, "a", random_features())
     (store.folder / "half.partial").write_bytes(b"123")
-    (store.folder / "of an earlier version.lines").write_bytes(b"12345")
-    (store.folder / "of an earlier version.lines.partial").write_bytes(b"1")
     size_bytes = sum(path.stat().st_size for path in store.folder.iterdir())
     (store.folder / "notes.txt").write_text("mine")
     (store.folder / "folder.txt").mkdir()
