@@ -1,6 +1,8 @@
 """Small random encoders of each architecture, with a real tokenizer, saved as folders."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -18,6 +20,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     RobertaConfig,
 )
+
+from finetune.batch_finder.case import Case, architecture_of
+from finetune.model.mode import Mode
 
 VOCABULARY_SIZE = 300
 COMMON_WORDS = (
@@ -72,6 +77,16 @@ def tiny_model(architecture: str = "bert", *, classes: int = 6) -> PreTrainedMod
     config.num_labels = classes
     model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
     return model
+
+
+def tiny_case(architecture: str = "bert", **changes: Any) -> Case:
+    """Return the case of a small encoder that trains as a whole, but for the changes."""
+    case = Case(
+        device="cpu", architecture=architecture_of(tiny_config(architecture).to_dict()), classes=6,
+        mode=Mode("full"), padded_length=16, precision="fp32", optimizer="adamw",
+        gradient_checkpointing=False,
+    )  # fmt: skip
+    return replace(case, **changes)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,6 +1,5 @@
 """The CPU."""
 
-import ctypes
 import os
 import platform
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from finetune.devices import host_memory
+from finetune.devices import host, host_memory
 from finetune.devices.base import BatchShapes, Device, DeviceMemory, gibibytes
 from finetune.devices.threads import ThreadChoice, choose_threads
 
@@ -111,9 +110,8 @@ class CpuMemory(DeviceMemory):
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 
     def release(self) -> None:
-        """Give what the C library keeps of freed memory back, on Linux; PyTorch keeps none."""
-        if _is_linux():
-            ctypes.CDLL(None).malloc_trim(0)
+        """Give what the C library keeps of freed memory back; PyTorch keeps none."""
+        host.return_freed_memory()
 
 
 def _is_linux() -> bool:

@@ -1,27 +1,17 @@
 from dataclasses import replace
 
 import pytest
-from tiny_models import ARCHITECTURES, tiny_config
+from tiny_models import ARCHITECTURES, tiny_case
 from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.model.mode import Mode
 
-CASE = Case(
-    "cpu",
-    architecture_of(tiny_config("bert").to_dict()),
-    6,
-    Mode("full"),
-    16,
-    "fp32",
-    "adamw",
-    gradient_checkpointing=False,
-)
+CASE = tiny_case()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_case_comes_back_from_its_line(architecture: str) -> None:
-    case = replace(CASE, architecture=architecture_of(tiny_config(architecture).to_dict()))
+    case = tiny_case(architecture)
     assert Case.from_json(case.to_json()) == case
     assert "\n" not in case.to_json()
 

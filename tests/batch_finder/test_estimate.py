@@ -1,11 +1,12 @@
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, tiny_config
+from tiny_models import ARCHITECTURES, tiny_case, tiny_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -34,53 +35,29 @@ CALIBRATION_FILE = Path(finetune.batch_finder.__file__).parent / "calibration.js
 
 
 @pytest.fixture(autouse=True, scope="module")
-def model_each_case_once() -> Iterator[None]:
-    """Keep what a case takes: an estimate is the same for the same case."""
-    known: dict[str, MemoryModel] = {}
+def take_each_update_once() -> Iterator[None]:
+    """Keep what the updates of a case take: it is the same for the same case."""
+    known: dict[str, list[int]] = {}
 
-    def model_once(case: Case) -> MemoryModel:
-        if repr(case) not in known:
-            known[repr(case)] = model_live_memory(case)
-        return known[repr(case)]
+    def peaks_once(case: Case, batch_sizes: Sequence[int]) -> list[int]:
+        key = f"{case}{list(batch_sizes)}"
+        if key not in known:
+            known[key] = live_peaks(case, batch_sizes)
+        return known[key]
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(estimate_module, "model_live_memory", model_once)
+        monkeypatch.setattr(estimate_module, "live_peaks", peaks_once)
         yield
 
 
-def live_memory(case: Case) -> MemoryModel:
-    return estimate_module.model_live_memory(case)
+def peaks_of(case: Case, *batch_sizes: int) -> list[int]:
+    return estimate_module.live_peaks(case, batch_sizes)
 
 
-def tiny_case(
-    architecture: str = "bert", *, device: str = "cpu", mode: str = "full", layers: int = 2
-) -> Case:
-    sizes = tiny_config(architecture).to_dict()
-    config = sizes | {"num_hidden_layers": layers}
-    return Case(
-        device,
-        architecture_of(config),
-        classes=6,
-        mode=Mode(mode),
-        padded_length=32,
-        precision="fp32",
-        optimizer="adamw",
-        gradient_checkpointing=False,
-    )
-
-
-def bert_base_case(device: str, *, mode: str, padded_length: int) -> Case:
-    config = BertConfig().to_dict()
-    return Case(
-        device,
-        architecture_of(config),
-        classes=6,
-        mode=Mode(mode),
-        padded_length=padded_length,
-        precision="fp32",
-        optimizer="adamw",
-        gradient_checkpointing=False,
-    )
+def small_case(architecture: str = "bert", *, layers: int = 2, **changes: Any) -> Case:
+    config = tiny_config(architecture).to_dict() | {"num_hidden_layers": layers}
+    case = tiny_case(padded_length=64, **changes)
+    return replace(case, architecture=architecture_of(config))
 
 
 @pytest.mark.parametrize(
@@ -95,21 +72,21 @@ def bert_base_case(device: str, *, mode: str, padded_length: int) -> Case:
     ],
 )
 def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
-    case = replace(tiny_case(mode=Mode(mode), layers=3), part=part)
+    case = small_case(layers=3, mode=Mode(mode), part=part)
     with LiveMemory() as memory:
         trial = build_trial(case, device=CpuDevice())
         trial.begin()
         real = []
-        for batch_size in (4, 64):
+        for batch_size in (4, 32):
             memory.reset_peak()
             trial.take_update(batch_size=batch_size)
             real.append(memory.peak_bytes)
-    assert live_peaks(case, [4, 64]) == pytest.approx(real, rel=0.02)
+    assert peaks_of(case, 4, 32) == pytest.approx(real, rel=0.02)
 
 
 def test_an_update_on_features_takes_no_more_than_one_on_texts() -> None:
-    whole = tiny_case(mode=Mode("last-1"))
-    assert live_peaks(replace(whole, part="trainable"), [64]) <= live_peaks(whole, [64])
+    whole = small_case(mode=Mode("last-1"))
+    assert peaks_of(replace(whole, part="trainable"), 64) <= peaks_of(whole, 64)
 
 
 @pytest.mark.parametrize(
@@ -121,50 +98,46 @@ def test_an_update_on_features_takes_no_more_than_one_on_texts() -> None:
 )
 def test_every_architecture_takes_more_to_train_than_its_head(architecture: str) -> None:
     full, head = (
-        live_peaks(tiny_case(architecture, device="mps", mode=Mode(mode), layers=3), [64])
+        peaks_of(small_case(architecture, layers=3, device="mps", mode=Mode(mode)), 64)
         for mode in ("full", "head")
     )
     assert full > head
 
 
 def test_attention_by_matrices_takes_the_most_memory_and_packed_dropout_the_least() -> None:
-    mps, cpu, cuda = (
-        live_peaks(replace(tiny_case(device=device), padded_length=64), [64])
-        for device in ("mps", "cpu", "cuda")
-    )
+    mps, cpu, cuda = (peaks_of(small_case(device=device), 64) for device in ("mps", "cpu", "cuda"))
     assert mps >= cpu > cuda
 
 
 def test_the_model_of_memory_holds_for_sizes_it_was_not_made_from() -> None:
-    case = tiny_case()
+    case = small_case()
     sizes = [1, 7, 3000]
     # The first update at all begins without optimizer state.
-    _, *peaks = live_peaks(case, [1, *sizes])
-    predicted = [live_memory(case).peak_bytes(size) for size in sizes]
+    _, *peaks = peaks_of(case, 1, *sizes)
+    predicted = [model_live_memory(case).peak_bytes(size) for size in sizes]
     assert predicted == pytest.approx(peaks, rel=0.02)
 
 
 def test_half_precision_takes_less_than_full() -> None:
-    case = tiny_case(device="cuda")
     [single], [brain], [half] = (
-        live_peaks(replace(case, precision=precision), [64])
+        peaks_of(small_case(device="cuda", precision=precision), 64)
         for precision in ("fp32", "bf16", "fp16")
     )
     assert single > brain == half
 
 
 def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:
-    case = tiny_case()
+    case = small_case()
     budget = GIB
     found = estimate(case, memory_bytes=budget, limit=NO_LIMIT)
-    peaks = load_calibration(case).apply(live_memory(case))
+    peaks = load_calibration(case).apply(model_live_memory(case))
     assert found.peak_bytes == round(peaks.peak_bytes(found.batch)) <= budget
     assert peaks.peak_bytes(found.batch + 1) > budget
 
 
 def test_the_interval_holds_the_batch_and_is_as_wide_as_the_calibration_is_uncertain() -> None:
     cpu, mps = (
-        estimate(tiny_case(device=device), memory_bytes=4 * GIB, limit=NO_LIMIT)
+        estimate(small_case(device=device), memory_bytes=4 * GIB, limit=NO_LIMIT)
         for device in ("cpu", "mps")
     )
     assert cpu.lowest_batch < cpu.batch < cpu.highest_batch
@@ -173,20 +146,20 @@ def test_the_interval_holds_the_batch_and_is_as_wide_as_the_calibration_is_uncer
 
 
 def test_no_example_fits_where_the_process_alone_is_too_large() -> None:
-    found = estimate(tiny_case(), memory_bytes=100 * MIB, limit=NO_LIMIT)
+    found = estimate(small_case(), memory_bytes=100 * MIB, limit=NO_LIMIT)
     assert (found.lowest_batch, found.batch, found.highest_batch) == (0, 0, 0)
     assert found.peak_bytes > 100 * MIB
 
 
 def test_no_batch_is_larger_than_the_limit() -> None:
-    found = estimate(tiny_case(), memory_bytes=64 * GIB, limit=10)
+    found = estimate(small_case(), memory_bytes=64 * GIB, limit=10)
     assert (found.lowest_batch, found.batch, found.highest_batch) == (10, 10, 10)
 
 
 def test_an_estimate_leaves_random_numbers_and_modules_as_they_were() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    live_peaks(tiny_case(device="mps"), [1])
+    live_peaks(small_case(device="mps"), [1])
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.allclose(torch.zeros(2), torch.ones(2))
 
@@ -204,13 +177,13 @@ def test_every_device_has_a_calibration_for_encoder_and_head() -> None:
     assert set(calibrations) == set(DEVICE_NAMES) - {"auto"}
     for device in calibrations:
         for mode in ("full", "last-2", "head", "classifier"):
-            calibration = load_calibration(tiny_case(device=device, mode=Mode(mode)))
+            calibration = load_calibration(small_case(device=device, mode=Mode(mode)))
             assert calibration.slope >= 0.9
             assert 0 < calibration.error_share < 1
 
 
 def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
-    found = estimate(tiny_case(device="mps"), memory_bytes=4 * GIB, limit=NO_LIMIT)
+    found = estimate(small_case(device="mps"), memory_bytes=4 * GIB, limit=NO_LIMIT)
     assert "no measurements of this project's own" in found.basis
     assert "8 GB" in found.basis
 
@@ -227,11 +200,10 @@ def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
 def test_the_articles_batch_sizes_lie_within_the_estimates(
     mode: str, padded_length: int, batch: int
 ) -> None:
-    found = estimate(
-        bert_base_case("mps", mode=Mode(mode), padded_length=padded_length),
-        memory_bytes=find_mac("m1-8gb").budget_bytes,
-        limit=NO_LIMIT,
-    )
+    case = tiny_case(device="mps", mode=Mode(mode), padded_length=padded_length)
+    case = replace(case, architecture=architecture_of(BertConfig().to_dict()))
+    memory_bytes = find_mac("m1-8gb").budget_bytes
+    found = estimate(case, memory_bytes=memory_bytes, limit=NO_LIMIT)
     assert found.lowest_batch <= batch <= found.highest_batch
 
 
@@ -260,11 +232,10 @@ def article_bytes(*, is_frozen: bool, batch_size: int) -> int:
 
 
 def test_checkpointing_and_adafactor_keep_less_alive() -> None:
-    case = replace(tiny_case(), padded_length=64)
-    [plain] = live_peaks(case, [64])
-    [checkpointed] = live_peaks(replace(case, gradient_checkpointing=True), [64])
+    [plain] = peaks_of(small_case(), 64)
+    [checkpointed] = peaks_of(small_case(gradient_checkpointing=True), 64)
     assert checkpointed < 0.6 * plain
 
-    _, adamw = live_peaks(case, [1, 1])
-    _, adafactor = live_peaks(replace(case, optimizer="adafactor"), [1, 1])
+    _, adamw, *_ = peaks_of(small_case(), 1, 1, 7, 3000)
+    _, adafactor = peaks_of(small_case(optimizer="adafactor"), 1, 1)
     assert adafactor < adamw

@@ -16,6 +16,7 @@ from batch_finder.simulated_machines import (
     did_not_fit,
     prober,
 )
+from tiny_models import tiny_case
 
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
@@ -26,9 +27,7 @@ from finetune.errors import ProbeFailed
 from finetune.model.mode import Mode
 
 __all__ = ["prober"]
-CASE = Case(
-    "cpu", {"hidden_size": 32}, 6, Mode("full"), 16, "fp32", "adamw", gradient_checkpointing=False
-)
+CASE = tiny_case()
 BOUNDS = Bounds(limit=1000, first=None, memory_limit_bytes=None, time_limit_seconds=60.0)
 
 

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, hinge, prober
-from tiny_models import tiny_config
+from tiny_models import tiny_case
 
 from finetune import events
 from finetune.batch_finder import parts
-from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.case import Case
 from finetune.batch_finder.estimate import EstimatedSizes
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
@@ -19,16 +19,7 @@ from finetune.events import Event
 from finetune.model.mode import Mode
 
 __all__ = ["prober"]
-CASE = Case(
-    "cpu",
-    architecture_of(tiny_config("bert").to_dict()),
-    6,
-    Mode("head"),
-    16,
-    "fp32",
-    "adamw",
-    gradient_checkpointing=False,
-)
+CASE = tiny_case(mode=Mode("head"))
 BOUNDS = Bounds(limit=1000, first=None, memory_limit_bytes=None, time_limit_seconds=300.0)
 
 

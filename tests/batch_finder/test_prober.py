@@ -10,26 +10,15 @@ from pathlib import Path
 import odd_worker
 import psutil
 import pytest
-from tiny_models import tiny_config
+from tiny_models import tiny_case
 
-from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.prober import Prober
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import ProbeFailed
-from finetune.model.mode import Mode
 
-TINY = Case(
-    "cpu",
-    architecture_of(tiny_config("bert").to_dict()),
-    6,
-    Mode("full"),
-    16,
-    "fp32",
-    "adamw",
-    gradient_checkpointing=False,
-)
+TINY = tiny_case()
 PROBE_ODDLY = """
 import sys
 from odd_worker import HANGS

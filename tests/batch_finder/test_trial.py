@@ -2,14 +2,15 @@ import copy
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, tiny_config
+from tiny_models import ARCHITECTURES, tiny_case, tiny_config
 
 from finetune.batch_finder import measure as measure_module
-from finetune.batch_finder.case import Case, Part, architecture_of
+from finetune.batch_finder.case import Part, architecture_of
 from finetune.batch_finder.measure import measure
 from finetune.batch_finder.trial import ExtractionTrial, Trial, build_model, build_trial
 from finetune.devices.cpu import CpuDevice
@@ -18,15 +19,8 @@ from finetune.errors import ModelUnsupported
 from finetune.model.mode import Mode
 
 
-def tiny_case(architecture: str = "bert", mode: str = "full", part: Part = "whole") -> Case:
-    config = architecture_of(tiny_config(architecture).to_dict())
-    return Case(
-        "cpu", config, 3, Mode(mode), 16, "fp32", "adamw", gradient_checkpointing=False, part=part
-    )
-
-
-def tiny_trial(architecture: str = "bert", mode: str = "full", part: Part = "whole") -> Trial:
-    trial = build_trial(tiny_case(architecture, mode, part), device=CpuDevice())
+def tiny_trial(architecture: str = "bert", **changes: Any) -> Trial:
+    trial = build_trial(tiny_case(architecture, **changes), device=CpuDevice())
     assert isinstance(trial, Trial)
     return trial
 
@@ -52,8 +46,7 @@ def test_every_architecture_takes_updates_and_evaluates(architecture: str) -> No
 )
 def test_an_update_has_the_loss_of_its_kind(task: str, classes: int, loss: float) -> None:
     """At logits of nearly 0; the numbers of a regression are 0, 1/2 and 1."""
-    case = replace(tiny_case(), task=task, classes=classes)
-    trial = build_trial(case, device=CpuDevice())
+    trial = tiny_trial(task=task, classes=classes)
     found: list[torch.Tensor] = []
     losses = trial.training_state.losses
 
@@ -80,18 +73,8 @@ def test_a_trial_trains_what_its_mode_names() -> None:
 def test_the_model_has_the_shape_of_its_config_and_as_many_classes_as_wanted() -> None:
     config = tiny_config("bert")
     config.num_labels = 17
-    model = build_model(
-        Case(
-            "cpu",
-            architecture_of(config.to_dict()),
-            3,
-            Mode("full"),
-            16,
-            "fp32",
-            "adamw",
-            gradient_checkpointing=False,
-        )
-    )
+    case = replace(tiny_case(classes=3), architecture=architecture_of(config.to_dict()))
+    model = build_model(case)
     assert model.config.num_labels == 3
     assert model.classifier.out_features == 3
     assert model.config.hidden_size == config.hidden_size
@@ -205,7 +188,7 @@ def test_an_allocator_that_retried_is_strained(
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_each_part_is_measured_on_a_real_gpu(part: Part, mode: str, precision: str) -> None:
     device = select_device("cuda", emit=lambda _: None)
-    case = replace(tiny_case(mode=Mode(mode), part=part), device="cuda", precision=precision)
+    case = tiny_case(mode=Mode(mode), part=part, device="cuda", precision=precision)
     trial = build_trial(case, device=device)
     measurement = measure(trial, batch_size=4, budget_bytes=device.memory.budget_bytes(None))
     assert measurement.examples_per_second > 0

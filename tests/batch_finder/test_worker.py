@@ -4,29 +4,16 @@ import subprocess
 import sys
 
 import pytest
-from tiny_models import tiny_config
+from tiny_models import tiny_case
 
-from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.child import Child
-from finetune.model.mode import Mode
-
-TINY = Case(
-    "cpu",
-    architecture_of(tiny_config("bert").to_dict()),
-    6,
-    Mode("full"),
-    16,
-    "fp32",
-    "adamw",
-    gradient_checkpointing=False,
-)
 
 
 @pytest.mark.slow
 def test_a_worker_takes_its_budget_trains_and_names_the_class_of_an_error() -> None:
     child = Child("finetune.batch_finder.worker")
     try:
-        child.send({"case": TINY.to_json(), "limit_bytes": 2**31, "budget_bytes": 2**30})
+        child.send({"case": tiny_case().to_json(), "limit_bytes": 2**31, "budget_bytes": 2**30})
         assert child.receive(seconds=60) == {"budget_bytes": 2**30}
         assert child.receive(seconds=60) == {"ready": True}
         child.send(2)

@@ -92,22 +92,6 @@ def test_it_has_six_shapes_of_more_queries_than_attention_needs_to_be_right(
     assert [device.shapes.padded_length(tokens) for tokens in (1, 8, 9, 41)] == [9, 9, 9, 41]
 
 
-def test_memory_is_that_of_live_tensors(device: MpsDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 1_200)
-    monkeypatch.setattr(torch.accelerator, "memory_stats", dict)
-    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 5_000)
-    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda: None)
-    device.memory.reset_peak()
-    assert (device.memory.used_bytes(), device.memory.peak_bytes()) == (1_200, 5_000)
-
-
-def test_running_out_of_memory_is_known_by_its_text(device: MpsDevice) -> None:
-    assert device.memory.is_out_of_memory(RuntimeError("Invalid buffer size: 12.34 GB"))
-    assert not device.memory.is_out_of_memory(
-        RuntimeError("Input type (float) and bias type (c10::Half)")
-    )
-
-
 def test_it_waits_and_releases_through_metal(
     device: MpsDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
