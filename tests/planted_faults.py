@@ -9,7 +9,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.training.accelerator import inner_optimizer
 from finetune.training.training_state import TrainingState
 
 _IN_PLACE = (torch.ops.aten.addcmul_.default, torch.ops.aten.addcdiv_.default)
@@ -153,7 +152,7 @@ def plant(training_state: TrainingState, fault: TorchFunctionMode) -> None:
 
 def plant_in_steps(training_state: TrainingState, fault: TorchDispatchMode) -> None:
     """Let the optimizer's steps run under a fault."""
-    optimizer = inner_optimizer(training_state.optimizer)
+    optimizer = training_state.optimizer
     step = optimizer.step
 
     def step_under_fault() -> None:

@@ -28,7 +28,6 @@ class Device:
         precisions: Number formats it can compute in, fp32 first.
         fused_adamw_scales_gradients: Whether the fused kernel of AdamW divides the gradients by a
             scale.
-        has_foreach: Whether an operation on a list of tensors is one, not as many as tensors.
         captures: Whether ``capture`` gives more than None.
         tokens_ahead: Tokens of the batches that are copied to it together.
         has_silent_faults_in_16_bits: Whether 16-bit results may be wrong without an error, so that
@@ -41,7 +40,6 @@ class Device:
     torch_device: torch.device
     precisions: tuple[str, ...]
     fused_adamw_scales_gradients = True
-    has_foreach = True
     captures = False
     tokens_ahead = 0
     has_silent_faults_in_16_bits = False

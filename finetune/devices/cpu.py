@@ -59,6 +59,8 @@ class CpuMemory(DeviceMemory):
 
     def __init__(self) -> None:
         self._reserved_bytes: int | None = None
+        # To make one takes longer than to ask it.
+        self._process = psutil.Process()
 
     @property
     def swaps(self) -> bool:
@@ -67,7 +69,7 @@ class CpuMemory(DeviceMemory):
 
     def used_bytes(self) -> int:
         """Return the process's resident memory."""
-        return int(psutil.Process().memory_info().rss)
+        return int(self._process.memory_info().rss)
 
     def peak_bytes(self) -> int:
         """Return the most resident memory that the process has had."""

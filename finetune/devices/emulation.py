@@ -31,7 +31,6 @@ from torch.utils._pytree import tree_map_only
 
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.attention import training_attention
-from finetune.devices.mps.device import MpsDevice
 
 _aten = torch.ops.aten
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -74,12 +73,6 @@ class Kernels:
     attention: Literal["cpu", "fused", "matrix"]
     has_packed_dropout: bool
     has_fp32_norms: bool
-
-
-class CpuAsMps(CpuDevice):
-    """The CPU, on which training takes the operations that it takes on MPS."""
-
-    has_foreach = MpsDevice.has_foreach
 
 
 @contextmanager

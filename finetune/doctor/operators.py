@@ -26,7 +26,6 @@ from finetune.batch_finder.trial import prepare_trial
 from finetune.config.schema import ModelConfig
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import (
-    CpuAsMps,
     dispatching_as_mps,
     name_on_mps,
     run_composite,
@@ -38,7 +37,6 @@ from finetune.doctor.models import max_tokens, random_classifier, with_stars
 from finetune.model.factory import loss_of
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
-from finetune.training.accelerator import inner_optimizer
 from finetune.training.training_state import TrainingState
 
 _NOT_HELD = (torch.float64, torch.complex128)
@@ -133,9 +131,9 @@ def audit_classifier(
         gradient_checkpointing=False,
     )
     fake = _fake_copy(model)
-    trial = prepare_trial(case, fake, find_structure(model), device=CpuAsMps())
+    trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
     recorder = _Recorder(fake, torch_version=torch_version)
-    recorder.places.notice(inner_optimizer(trial.training_state.optimizer))
+    recorder.places.notice(trial.training_state.optimizer)
     if precision == "fp16":
         scaled = cast(Any, _ScaledGradients(trial.training_state, recorder))
         training_state = replace(trial.training_state, accelerator=scaled, optimizer=scaled)
@@ -356,8 +354,7 @@ class _ScaledGradients:
 
     def __init__(self, training_state: TrainingState, recorder: _Recorder) -> None:
         self._accelerator = training_state.accelerator
-        self._prepared = training_state.optimizer
-        self._optimizer = inner_optimizer(self._prepared)
+        self._optimizer = training_state.optimizer
         self._scaler = torch.amp.GradScaler("cpu")
         self._places = recorder.places
         self.param_groups = self._optimizer.param_groups
@@ -376,7 +373,7 @@ class _ScaledGradients:
         self._places.outside = _SCALING
         self._scaler.unscale_(self._optimizer)
         self._places.outside = "clipping"
-        self._accelerator.clip_gradients(self._prepared, max_norm=max_norm)
+        self._accelerator.clip_gradients(self._optimizer, max_norm=max_norm)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Step unless a gradient is infinite, and update the scale."""

@@ -22,7 +22,6 @@ from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch, choose_padded_lengths
 from finetune.tokenization.encode import random_texts
 from finetune.tokenization.examples import Examples, ModelInputs, inputs_of_texts
-from finetune.training.accelerator import inner_optimizer
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
@@ -215,7 +214,7 @@ def _update(
 def _gradients(training_state: TrainingState) -> Tensors:
     """Return the gradients of an update that is not captured, clipped, on the CPU."""
     # Some devices leave the clipping to the optimizer's step.
-    scale = getattr(inner_optimizer(training_state.optimizer), "grad_scale", None)
+    scale = getattr(training_state.optimizer, "grad_scale", None)
     divisor = 1.0 if scale is None else scale.cpu()
     return {
         name: torch.zeros_like(one, device="cpu") if one.grad is None else one.grad.cpu() / divisor

@@ -4,11 +4,10 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import accelerate
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
@@ -69,9 +68,7 @@ class Accelerator:
         """What losses are multiplied by before the backward pass; waits for the device in fp16."""
         return self._scaler.get_scale() if self._scaler else 1.0
 
-    def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def prepare(self, model: nn.Module) -> nn.Module:
         """Place a model and let its forward run in the precision; its outputs stay fp32.
 
         It is not wrapped for several processes either: ``TrainingState`` adds up the gradients.
@@ -79,11 +76,10 @@ class Accelerator:
         place(model, self._accelerator.device)
         # Accelerate wraps what is trained: DDP would wait for other processes inside of backward,
         # where memory may run out in one of them.
-        prepared_model = self._accelerator.prepare_model(
+        prepared: nn.Module = self._accelerator.prepare_model(
             model, device_placement=False, evaluation_mode=True
         )
-        prepared_optimizer = self._accelerator.prepare_optimizer(optimizer, device_placement=False)
-        return prepared_model, prepared_optimizer
+        return prepared
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return a copy of a prepared model with the forward that it had before."""
@@ -100,16 +96,23 @@ class Accelerator:
         self._accelerator.backward(loss)
 
     def clip_gradients(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
-        """Scale the gradients of a prepared optimizer to a norm of at most ``max_norm``."""
-        self._accelerator.unscale_gradients(optimizer)
-        inner = inner_optimizer(optimizer)
-        scales_in_step = self._scales_in_step and bool(inner.defaults.get("fused"))
-        clip_gradients(inner, max_norm=max_norm, scales_in_step=scales_in_step)
+        """Scale the gradients of an optimizer to a norm of at most ``max_norm``."""
+        if self._scaler:
+            self._scaler.unscale_(optimizer)
+        scales_in_step = self._scales_in_step and bool(optimizer.defaults.get("fused"))
+        clip_gradients(optimizer, max_norm=max_norm, scales_in_step=scales_in_step)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let a prepared optimizer change its parameters, unless fp16's gradients are infinite."""
-        # Accelerate's own step looks for a package in all folders, which a head's updates feel.
-        (optimizer if self._scaler else inner_optimizer(optimizer)).step()
+        """Let an optimizer change its parameters, unless fp16's gradients are infinite.
+
+        It is not wrapped: Accelerate's own inspects a signature in every update and looks for a
+        package in all folders, which a head's updates feel.
+        """
+        if self._scaler:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        else:
+            optimizer.step()
 
     def end_update_without_step(self) -> None:
         """Let fp16's gradient scaling expect new gradients; waits for the device.
@@ -140,13 +143,6 @@ class Accelerator:
         if self._scaler:
             self._scaler.load_state_dict(state)
             self._first_scale = self._scaler.get_scale()
-
-
-def inner_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that Accelerate has wrapped, or one that it has not."""
-    if isinstance(optimizer, AcceleratedOptimizer):
-        return cast(torch.optim.Optimizer, optimizer.optimizer)
-    return optimizer
 
 
 def check_tracker(name: str) -> None:

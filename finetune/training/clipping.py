@@ -15,7 +15,7 @@ def clip_gradients(
     """Scale gradients down to a norm of at most ``max_norm``.
 
     Args:
-        optimizer: Over the parameters with the gradients, not wrapped.
+        optimizer: Over the parameters with the gradients.
         max_norm: Largest norm of all gradients together.
         scales_in_step: Leave the scaling to the optimizer's kernel, which reads the gradients
             anyway: until the step they stay as they are.

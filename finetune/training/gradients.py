@@ -28,8 +28,7 @@ def accumulate_gradients(
 
     Args:
         model: In training mode, on its device.
-        optimizer: Over its parameters, as the accelerator prepared it. The gradients stay until
-            the next update.
+        optimizer: Over its parameters. The gradients stay until the next update.
         micro_batches: Of one effective batch.
         losses: Returns the loss of each example.
         accelerator: Runs the backward pass.

@@ -207,8 +207,10 @@ def prepare_training(
         weight_decay=hyperparameters.weight_decay,
         device=device,
     )
-    placed, prepared = accelerator.prepare(model, optimizer)
-    state = TrainingState(placed, prepared, device, accelerator, losses, hyperparameters, processes)
+    placed = accelerator.prepare(model)
+    state = TrainingState(
+        placed, optimizer, device, accelerator, losses, hyperparameters, processes
+    )
     if _why_not_capturable(state):
         return state
     return replace(state, captured=device.capture(partial(_take_update, state)))

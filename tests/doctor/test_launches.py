@@ -12,12 +12,12 @@ from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.trial import build_model, prepare_trial
-from finetune.devices.emulation import CpuAsMps, dispatching_as_mps, name_on_mps, run_on_cpu
+from finetune.devices.cpu import CpuDevice
+from finetune.devices.emulation import dispatching_as_mps, name_on_mps, run_on_cpu
 from finetune.devices.mps.operators import status_of
 from finetune.doctor.operators import _fake_copy, _Parts, _Recorder
 from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
-from finetune.training.accelerator import inner_optimizer
 
 # An operation more than today's fails; one less is to be entered here.
 LAUNCHES = {"forward": 367, "loss": 9, "backward": 316, "clipping": 83, "optimizer": 8}
@@ -84,9 +84,9 @@ def test_update_of_bert_base_launches_no_more_operations_than_before() -> None:
     )
     model = build_model(case)
     fake = _fake_copy(model)
-    trial = prepare_trial(case, fake, find_structure(model), device=CpuAsMps())
+    trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
     launches = Launches(fake, torch_version="2.13.0")
-    launches.places.notice(inner_optimizer(trial.training_state.optimizer))
+    launches.places.notice(trial.training_state.optimizer)
     trial.begin()
     with dispatching_as_mps():
         # The first makes the optimizer's state.

@@ -12,9 +12,8 @@ from finetune.training.accelerator import Accelerator
 
 def test_placed_model_is_the_model_itself() -> None:
     model = tiny_model()
-    optimizer = torch.optim.AdamW(model.parameters())
 
-    placed, _ = Accelerator(CpuDevice(), precision="fp32").prepare(model, optimizer)
+    placed = Accelerator(CpuDevice(), precision="fp32").prepare(model)
 
     assert placed is model
 
@@ -92,13 +91,13 @@ def test_update_that_fp16_leaves_out_after_resuming_is_counted() -> None:
     scale = processes.scaler_state()["scale"]
 
     layer = torch.nn.Linear(2, 2)
-    placed, optimizer = processes.prepare(layer, torch.optim.AdamW(layer.parameters()))
+    placed, optimizer = processes.prepare(layer), torch.optim.AdamW(layer.parameters())
 
     # As after 4,000 good updates; the next has gradients that are too large.
     processes.load_scaler_state({**processes.scaler_state(), "scale": 4 * scale})
     assert processes.skipped_updates() == 0
     processes.backward(placed(torch.ones(2, device="cuda")).sum() * torch.inf)
     processes.clip_gradients(optimizer, max_norm=1.0)
-    optimizer.step()
+    processes.step(optimizer)
 
     assert processes.skipped_updates() == 1

@@ -27,7 +27,6 @@ class MpsDevice(Device):
 
     name = "mps"
     torch_device = torch.device("mps")
-    has_foreach = False
     # Of several chips, systems and versions of PyTorch: known_faults.yaml.
     has_silent_faults_in_16_bits = True
 
