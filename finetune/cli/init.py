@@ -10,7 +10,7 @@ import click
 from finetune.cli.console import shorten, show_facts, show_json, show_lines, show_table, showing
 from finetune.cli.help import GroupedCommand
 from finetune.cli.options import chosen_options, given, output_options
-from finetune.config.starter import write_new_file
+from finetune.config.starter import check_is_new, write_new_file
 
 if TYPE_CHECKING:
     from finetune.api.init import TableFacts
@@ -47,13 +47,14 @@ def command(
     without changes.
     """
     model = flags.pop("model")
+    file = output or Path(f"{table.stem}.yaml")
+    check_is_new(file)
     with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api.init import look_at_table, make_config
         from finetune.data.source import DataOptions
 
         options = DataOptions(str(table), label="", **given(flags))
         facts = look_at_table(options, model=model, emit=emit)
-    file = output or Path(f"{table.stem}.yaml")
     write_new_file(file, make_config(facts))
     if as_json:
         show_json({"schema_version": 1, "config": str(file), **asdict(facts)})

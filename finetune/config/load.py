@@ -150,9 +150,10 @@ def _check_value(option: str, value: Any, origin: str) -> Any:
         # Pydantic takes true for 1 unless it is strict.
         return _validators()[option].validate_python(value, strict=isinstance(value, bool))
     except pydantic.ValidationError as error:
-        problems = " or ".join(one["msg"][:1].lower() + one["msg"][1:] for one in error.errors())
+        messages = (one["msg"].partition(", unable")[0] for one in error.errors())
+        expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
         raise ConfigurationInvalid(
-            f"{origin}: {option} is {reprlib.repr(value)}, {problems}",
+            f"{origin}: {option} is {reprlib.repr(value)}, and should be {expected}",
             remedy="`finetune run --help` shows what each option takes",
         ) from error
 

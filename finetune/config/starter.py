@@ -32,16 +32,26 @@ def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading
     return "\n".join(parts)
 
 
+def check_is_new(path: Path) -> None:
+    """Raise ``UsageError`` if a file exists, before work whose result it could not take."""
+    if path.exists():
+        raise _exists(path)
+
+
 def write_new_file(path: Path, text: str) -> None:
     """Write a file, or raise ``UsageError`` if it exists or can't be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise UsageError(f"{path} already exists", remedy="name another file") from error
+        raise _exists(path) from error
     except OSError as error:
         message = f"{path} can't be written: {error.strerror}"
         raise UsageError(message, remedy="name a file in a writable folder") from error
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(f"{path} already exists", remedy="delete it, or name another file")
 
 
 def _entry(option: Field[Any], value: Any, *, note: str) -> str:

@@ -45,12 +45,13 @@ def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
         DataUnreadable: If the bytes are no text, or damaged in places.
     """
     try:
-        decoded = _decode(content, encoding=encoding)
+        decoded = _decode(content, path=path, encoding=encoding)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
+        expected = (encoding or error.encoding).upper()
         raise DataUnreadable(
-            f"line {line} of {path} is damaged {error.encoding.upper()}: {error.reason}, byte"
-            f" {error.start + 1} of the file",
+            f"line {line} of {path} is damaged {expected}: {error.reason}, byte {error.start + 1}"
+            " of the file",
             remedy="correct the line, or name another encoding with --encoding",
         ) from error
     except (LookupError, UnicodeError) as error:
@@ -59,8 +60,12 @@ def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
             remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
         ) from error
     if "\0" in decoded.text:
-        raise DataUnreadable(f"{path} is not a text file", remedy="export it as UTF-8")
+        raise _no_text(path)
     return decoded
+
+
+def _no_text(path: Path) -> DataUnreadable:
+    return DataUnreadable(f"{path} is not a text file", remedy="export it as UTF-8")
 
 
 def encode_for_arrow(text: str) -> pyarrow.Buffer:
@@ -72,7 +77,7 @@ def encode_for_arrow(text: str) -> pyarrow.Buffer:
     return pyarrow.array([text.encode()], "large_binary").buffers()[2]
 
 
-def _decode(content: bytes, *, encoding: str | None) -> DecodedText:
+def _decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
     if encoding is not None:
         return DecodedText(content.decode(encoding), encoding)
     for mark, named in BYTE_ORDER_MARKS.items():
@@ -87,10 +92,10 @@ def _decode(content: bytes, *, encoding: str | None) -> DecodedText:
     except UnicodeDecodeError:
         if _is_mostly_utf8(content):
             raise
-        return _detect(content)
+        return _detect(content, path=path)
 
 
-def _detect(content: bytes) -> DecodedText:
+def _detect(content: bytes, *, path: Path) -> DecodedText:
     first = re.search(rb"[\x80-\xff]", content)
     start = max(0, (first.start() if first else 0) - SAMPLE_BYTES // 2)
     sample = content[start : start + SAMPLE_BYTES]
@@ -98,7 +103,10 @@ def _detect(content: bytes) -> DecodedText:
         sample = sample[: sample.rfind(b"\n") + 1] or sample
     matches = list(from_bytes(sample, cp_isolation=list(ENCODINGS)))
     if not matches:
-        return DecodedText(content.decode("cp1252"), "cp1252", ENCODINGS[1:])
+        try:
+            return DecodedText(content.decode("cp1252"), "cp1252", ENCODINGS[1:])
+        except UnicodeDecodeError as error:
+            raise _no_text(path) from error
     best = matches[0]
     ties = {
         name

@@ -17,6 +17,7 @@ from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
 from finetune.data.columns import (
+    Choice,
     Columns,
     check_columns,
     choose_columns,
@@ -264,10 +265,12 @@ def read_table(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
 def choose_table_columns(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
     """Return the columns of a table that are named, or else guessed, and report them."""
     if table.flags and options.label_column is None:
-        emit(Info(f"columns of 0 and 1 taken for labels: {table.flags}"))
         options = replace(options, label_column=table.flags)
-    columns = choose_columns(table.columns, options, table=str(table.path))
-    second = f", second texts from {columns.pair}" if columns.pair else ""
+        columns = choose_columns(table.columns, options, table=str(table.path))
+        columns = replace(columns, label=Choice(table.flags, "columns of 0 and 1"))
+    else:
+        columns = choose_columns(table.columns, options, table=str(table.path))
+    second = f", second texts from {columns.pair.name!r}" if columns.pair else ""
     emit(Info(f"texts from column {columns.text}{second}, labels from {columns.label}"))
     return columns
 

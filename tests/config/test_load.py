@@ -348,6 +348,11 @@ def test_a_value_of_another_type_or_beyond_all_bounds_is_refused(
     assert len(error.message) < 500
 
 
+def test_the_error_of_a_wrong_value_says_in_one_sentence_what_is_right() -> None:
+    error = error_of(flags={"batch_size": "big"})
+    assert error.message.endswith("batch_size is 'big', and should be a valid integer or 'auto'")
+
+
 def test_true_is_no_number_in_python_either() -> None:
     assert "batch_size is True" in error_of(flags={"batch_size": True}).message
     assert load(flags={"freeze_core": True, "batch_size": np.int64(8)}).config.model.freeze_core

@@ -1,6 +1,7 @@
 """The encodings that files come in."""
 
 import codecs
+import random
 from pathlib import Path
 
 import pyarrow
@@ -92,9 +93,12 @@ def test_half_a_character_of_utf16_is_an_error() -> None:
         decode(codecs.BOM_UTF16_LE + b"a\0b", path=PATH, encoding=None)
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+@pytest.mark.parametrize(
+    "content", [b"PK\x03\x04\x00\x00\xff\x01", random.Random(0).randbytes(3000)]
+)
+def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
     with pytest.raises(DataUnreadable, match="not a text file") as raised:
-        decode(b"PK\x03\x04\x00\x00\xff\x01", path=PATH, encoding=None)
+        decode(content, path=PATH, encoding=None)
     assert "UTF-8" in raised.value.remedy
 
 

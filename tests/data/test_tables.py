@@ -254,7 +254,10 @@ def test_several_labels_a_row_are_read_from_lists_words_and_flags(
             frame.to_json(path, orient="records", lines=True)
         else:
             getattr(frame, f"to_{path.suffix[1:]}")(path)
-    rows = read(path)["train"]
+    emitted: list[Event] = []
+    rows = read(path, emitted=emitted)["train"]
+    messages = " ".join(event.message for event in emitted if isinstance(event, Info))
+    assert ("columns of 0 and 1" in messages) == (name == "flags.csv")
     names = rows.features["label"].feature.names
     assert [[names[one] for one in own] for own in rows["label"]] == LISTS
     assert sorted(names) == sorted("xwz")
