@@ -98,6 +98,7 @@ def measure_side(arguments: list[str], found_file: Path) -> dict[str, float]:
 
 def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
     """Train with the Trainer in this process and write down its metrics."""
+    import numpy as np
     import torch
     from transformers import (
         AutoModelForSequenceClassification,
@@ -152,10 +153,11 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
         train_dataset=encoded["train"],
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda answers: {
-            "accuracy": float((answers.predictions.argmax(-1) == answers.label_ids).mean())
+            "accuracy": float(np.mean(np.argmax(answers.predictions, -1) == answers.label_ids))
         },
     )
-    metrics = {**trainer.train().metrics, **trainer.predict(encoded["test"]).metrics}
+    trained = trainer.train()
+    metrics = {**trained.metrics, **(trainer.predict(encoded["test"]).metrics or {})}
     found.write_text(json.dumps(metrics))
 
 
@@ -174,7 +176,8 @@ def load_rows(recipe: Recipe) -> Mapping[str, Any]:
     }
     flags = {name: value for name, value in options.items() if value is not None}
     loaded = load_config(file=None, environment={}, flags=flags, assignments=())
-    return load_run_data(loaded.config.data, emit=ignore).splits
+    splits: Mapping[str, Any] = load_run_data(loaded.config.data, emit=ignore).splits
+    return splits
 
 
 def save_bert_base(folder: Path, *, tokenizer_folder: Path) -> Path:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import finetune
-from finetune.evaluation.calibration import BeforeAndAfter, CalibrationScores, wilson_interval
+from finetune.evaluation.calibration import BeforeAndAfter, CalibrationScores
 from finetune.events import ignore
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.trained import TrainedModel
+from finetune.tasks.intervals import wilson_interval
 from finetune.tasks.single import Single
 
 
@@ -74,7 +75,8 @@ def share_of_equal(answers: list[str], labels: list[str]) -> float:
 
 def pool(found: list[CalibrationScores]) -> float:
     """Return the ECE of all rows together, in percent."""
-    gaps, rows = defaultdict(float), 0
+    gaps: dict[float, float] = defaultdict(float)
+    rows = 0
     for one in (one for scores in found for one in scores.reliability.bins):
         gaps[one.lower] += one.count * (one.confidence - one.accuracy)
         rows += one.count

@@ -353,7 +353,7 @@ def search_with_lightning(trial: Trial, job: Job) -> dict[str, Any]:
     import pytorch_lightning
     from pytorch_lightning.tuner import Tuner
 
-    class Module(pytorch_lightning.LightningModule):
+    class Module(pytorch_lightning.LightningModule):  # type: ignore[misc]
         """Takes the trial's updates, and beside them one of a number that Lightning may step."""
 
         def __init__(self) -> None:
@@ -399,16 +399,15 @@ def search_with_lightning(trial: Trial, job: Job) -> dict[str, Any]:
 
 def train(trial: Trial, job: Job) -> dict[str, Any]:
     """Train with one size, every other update at the greatest length, and evaluate at the end."""
-    device = trial.device
+    device, longest = trial.device, trial.case.padded_length
     lengths = random.Random(0)
-    padded_lengths = choose_padded_lengths(np.arange(1, trial.padded_length + 1), device.shapes)
+    padded_lengths = choose_padded_lengths(np.arange(1, longest + 1), device.shapes)
     trial.begin()
     device.memory.reset_peak()
     for number in range(job.most):
-        padded_length = lengths.choice(padded_lengths) if number % 2 else trial.padded_length
-        dataclasses.replace(trial, padded_length=padded_length).take_update(
-            batch_size=job.batch_size
-        )
+        padded_length = lengths.choice(padded_lengths) if number % 2 else longest
+        case = dataclasses.replace(trial.case, padded_length=padded_length)
+        dataclasses.replace(trial, case=case).take_update(batch_size=job.batch_size)
     trial.evaluate(batch_size=job.batch_size)
     device.synchronize()
     peak_bytes = device.memory.held_peak_bytes()

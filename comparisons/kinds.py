@@ -304,8 +304,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Train both sides on every table with every seed; print each result, and the summary."""
     arguments = parse_arguments()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model = find_model(arguments.model, revision=None).folder
     setting = Setting(str(model), arguments.device, arguments.epochs)
     # Each question once.

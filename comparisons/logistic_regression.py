@@ -30,7 +30,10 @@ from finetune.runs.plan import plan_training
 from finetune.runs.preparation import prepare
 
 STRENGTHS = (0.01, 0.1, 1, 10, 100, 1000)
-MODES = {"head": {"freeze_core": True}, "classifier": {"head": "classifier"}}
+MODES: dict[str, dict[str, Any]] = {
+    "head": {"freeze_core": True},
+    "classifier": {"head": "classifier"},
+}
 
 
 def read_features(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -80,7 +80,7 @@ def save_model(folder: Path, *, seed: int) -> Path:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    PreTrainedTokenizerFast(
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, model_max_length=WINDOW, pad_token="[PAD]",
         unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
     ).save_pretrained(folder)  # fmt: skip

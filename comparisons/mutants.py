@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -97,9 +97,9 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
                 yield from walk(child)
 
 
-def changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+def changes(node: ast.AST) -> Iterator[tuple[Any, str]]:
     """Yield what of a node to replace, and by what."""
-    changed = copy.copy(node)
+    changed: Any = copy.copy(node)
     match node:
         case ast.Compare():
             for number, operator in enumerate(node.ops):

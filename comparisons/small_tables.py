@@ -109,7 +109,7 @@ def options_of(recipe: str, *, rows: int) -> dict[str, Any]:
     if recipe == "default":
         return {}
     pairs = (part.split("=") for part in recipe.split(","))
-    given = {key: int(value) if value.isdigit() else value for key, value in pairs}
+    given: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in pairs}
     options = {key: value for key, value in given.items() if key not in ("updates", "most")}
     if "updates" in given:
         updates_per_epoch = math.ceil(0.9 * rows / BATCH_SIZE)
