@@ -1,8 +1,6 @@
 """``finetune run --num-processes``: the same command in several processes of this host."""
 
 import logging
-import os
-import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -14,7 +12,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from finetune.errors import Interrupted, ProcessLost
 
-_STOPPED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 _REMEDY = "--resume-from-checkpoint auto goes on from the last checkpoint"
 
 
@@ -28,8 +25,6 @@ def run_in_processes(count: int) -> int:
         ProcessLost: If a process was killed.
         Interrupted: If a signal has stopped this one, and so the others.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // count)))
     # Its own account of what has failed stands beside ours.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(

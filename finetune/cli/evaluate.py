@@ -6,7 +6,6 @@ import click
 
 from finetune.cli.console import show_json, show_scores, showing
 from finetune.cli.options import device_option, output_options
-from finetune.devices.launch import read_launch
 from finetune.devices.names import DeviceName
 
 EXAMPLES = """\b
@@ -35,8 +34,6 @@ def command(
         from finetune.api.evaluate import evaluate
 
         found = evaluate(run, split=split, data=data, device=device, emit=emit)
-    if not read_launch().is_main:
-        return
     if as_json:
         show_json(found.to_json())
     else:

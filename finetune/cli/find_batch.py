@@ -10,7 +10,6 @@ from finetune.cli.console import show_json, show_lines, show_table, showing
 from finetune.cli.help import GroupedCommand
 from finetune.cli.options import chosen_options, config_option, given, output_options
 from finetune.config.schema import CacheConfig, DataConfig, ModelConfig, SearchConfig
-from finetune.devices.launch import read_launch
 
 if TYPE_CHECKING:
     from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
@@ -50,8 +49,6 @@ def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> N
         from finetune.api.find_batch import find_batch
 
         found = find_batch(emit=emit, **given(flags))
-    if not read_launch().is_main:
-        return
     if as_json:
         show_json(found.to_json())
     else:

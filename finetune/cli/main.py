@@ -94,6 +94,8 @@ def main(arguments: list[str] | None = None) -> None:
     if sys.stdout is None:
         remedy = "redirect it, to a file or to /dev/null"
         _leave(NotWritten("standard output is closed", remedy=remedy), arguments)
+    if not read_launch().is_main:
+        _discard_output()
     try:
         with raise_on_signal():
             cli.main(arguments, prog_name="finetune", standalone_mode=False)
@@ -137,7 +139,7 @@ def _unexpected(error: Exception) -> FinetuneError:
 
 
 def _discard_output() -> None:
-    """Keep Python from another try to write, at exit, what could not be written."""
+    """Let nothing be written: by a process beside the main one, or in another try at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -111,9 +111,7 @@ def command(
         pieces = predict_stream(
             run, rows, device=device, all_scores=all_scores, limits=limits, emit=emit
         )
-        if not read_launch().is_main:
-            write = _discard
-        elif output is not None:
+        if output is not None and read_launch().is_main:
             write = stack.enter_context(answer_file(output))
         for answers in pieces:
             view.close()  # nor may it stand between the answers
@@ -151,10 +149,6 @@ def _check_encoding(text: str) -> str:
             f"the text {text!r} is not UTF-8", remedy="set the terminal's encoding to UTF-8"
         ) from error
     return text
-
-
-def _discard(answers: "Sequence[Answer]") -> None:
-    """Leave the writing to the main process."""
 
 
 def _show_json(answers: "Sequence[Answer]") -> None:

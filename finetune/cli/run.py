@@ -88,8 +88,6 @@ def command(
             plan = api.dry_run(emit=emit, **given(flags)).to_json()
         else:
             results = api.run(emit=emit, **given(flags))
-    if not read_launch().is_main:
-        return
     if seeds is not None:
         _show_seeds(found, as_json=as_json)
     elif dry_run and as_json:

@@ -24,6 +24,7 @@ JOINING_SECONDS = 300
 _TIMES_TIMEOUT = 5
 _KEEPALIVE_SECONDS = 5
 _START = "start"
+_THREADS = "OMP_NUM_THREADS"
 
 
 def join_processes() -> Processes:
@@ -38,19 +39,27 @@ def join_processes() -> Processes:
     if launch.world_size == 1:
         return ALONE
     if not distributed.is_initialized():
-        # Without it Accelerate would warn, and set the number of threads, at every use.
-        threads = max(1, torch.get_num_threads() // launch.local_world_size)
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        _divide_threads(launch)
         try:
             _make_group(launch)
         except (RuntimeError, ValueError) as error:
             raise ProcessLost(
                 f"process {launch.rank} of {launch.world_size} can't join the others: "
                 f"{str(error).splitlines()[0]}",
-                remedy="see the errors of the others, and whether each host reaches --master-addr",
+                remedy="see the errors of the others, and whether each host reaches MASTER_ADDR",
             ) from error
         atexit.register(_leave_group)
     return Processes(launch.rank, launch.world_size)
+
+
+def _divide_threads(launch: Launch) -> None:
+    """Let the processes of this host divide its cores, unless the user or torchrun has done so."""
+    if _THREADS in os.environ:
+        return
+    threads = max(1, torch.get_num_threads() // launch.local_world_size)
+    torch.set_num_threads(threads)
+    # For child processes; without it Accelerate would warn, and choose a number, at every use.
+    os.environ[_THREADS] = str(threads)
 
 
 def _make_group(launch: Launch) -> None:

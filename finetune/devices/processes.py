@@ -102,9 +102,9 @@ class Processes:
             work.wait(timedelta(seconds=seconds))
         return int(numbers.item())
 
-    def any(self, flag: bool) -> bool:
-        """Return whether a flag is set in any process."""
-        return bool(self.highest(int(flag)))
+    def any(self, flag: bool, *, seconds: float = LONGEST_SECONDS) -> bool:
+        """Return whether a flag is set in any process; wait for the others so many seconds."""
+        return bool(self.highest(int(flag), seconds=seconds))
 
     def wait(self, *, seconds: float = LONGEST_SECONDS) -> None:
         """Wait until all processes have come here, at most so many seconds."""
@@ -128,13 +128,10 @@ class Processes:
             yield
         except (RuntimeError, MemoryError) as error:
             if memory.is_out_of_memory(error):
-                self._any_failed(True, seconds or _patience(since=started))
+                self.any(True, seconds=seconds or _patience(since=started))
             raise
-        if self._any_failed(False, seconds or _patience(since=started)):
+        if self.any(False, seconds=seconds or _patience(since=started)):
             raise OutOfMemoryElsewhere
-
-    def _any_failed(self, has_failed: bool, seconds: float) -> bool:
-        return bool(self.highest(int(has_failed), seconds=seconds))
 
 
 ALONE = Processes()
@@ -152,6 +149,6 @@ def _loss_noticed() -> Iterator[None]:
         raise ProcessLost(
             "another process of the run has ended, or no longer answers "
             f"({_PLACE.sub('', str(error)).partition('. ')[0].splitlines()[0]})",
-            remedy="see the error of that process; --resume-from-checkpoint auto goes on from the "
-            "last checkpoint",
+            remedy="see the error of that process; --resume-from-checkpoint auto lets a run go on "
+            "from its last checkpoint",
         ) from error

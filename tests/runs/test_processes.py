@@ -164,3 +164,22 @@ def test_one_process_resumes_a_run_of_two_that_a_signal_to_the_second_has_stoppe
     finetune.run(resume_from_checkpoint=stopped)
 
     assert_same(stopped, runs.alone("full"))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_have_the_losses_of_one(tmp_path: Path, model_without_dropout: Path) -> None:
+    works = []
+    for mode in ("full", "head"):
+        options = {**MODES[mode], "max_train_samples": ROWS[mode], "device": "cuda"}
+        options |= {"cache_dir": str(tmp_path / "cache")}
+        run_tiny(tmp_path / "alone" / mode, model=model_without_dropout, **options)
+        place = {"model": str(model_without_dropout), "output_dir": str(tmp_path / "two" / mode)}
+        works.append([{**QUICK, **options, **place}, 0, 0])
+
+    launched = launch(works, tmp_path / "alone" / "full", tmp_path / "found.json")
+
+    assert launched == [(0, ""), (0, "")]
+    for mode in ("full", "head"):
+        losses, expected = (losses_of(tmp_path / one / mode) for one in ("two", "alone"))
+        assert losses == pytest.approx(expected, abs=TOLERANCE)

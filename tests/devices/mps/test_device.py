@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from finetune.devices.mps.device import MpsDevice
+from finetune.devices.processes import Processes
+from finetune.errors import UsageError
 
 
 @pytest.fixture
@@ -15,6 +17,12 @@ def device(pretend_mac: Callable[..., None]) -> MpsDevice:
 
 def test_it_describes_the_chip_and_the_shared_memory(device: MpsDevice) -> None:
     assert device.description == "Apple M2 GPU, 16.0 GiB unified memory"
+
+
+def test_it_takes_one_process(device: MpsDevice) -> None:
+    assert Processes().on(device).count == 1
+    with pytest.raises(UsageError, match="a Mac's GPU is one device"):
+        Processes(0, 2).on(device)
 
 
 @pytest.mark.parametrize(
