@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from finetune.errors import ConfigurationInvalid
 from finetune.events import Emit, WarningMessage
 from finetune.tasks.figures import Figure, Matrix, Table
+from finetune.tasks.labels import find_odd_names
 from finetune.tasks.temperature import read_temperature, scale_parameters
 
 if TYPE_CHECKING:
@@ -261,8 +262,8 @@ class Task(ABC):
         return {}
 
     def find_oddities(self, labels: Labels) -> Iterator[tuple[str, str]]:
-        """Yield what is odd about training labels, and what can be done about it."""
-        yield from ()
+        """Yield what is odd about training labels, and what can be done: by default, odd names."""
+        yield from find_odd_names(self.class_names)
 
     # How a model learns them.
 

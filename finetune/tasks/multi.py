@@ -23,7 +23,6 @@ from finetune.tasks.base import (
 from finetune.tasks.figures import Figure, Table, choose_listed, percent, text_of
 from finetune.tasks.intervals import spell_interval
 from finetune.tasks.labels import (
-    find_odd_names,
     find_separator,
     listed_counts,
     map_lists,
@@ -294,7 +293,7 @@ class Multi(Task):
 
     def find_oddities(self, labels: NDArray[np.float32]) -> Iterator[tuple[str, str]]:
         """Yield odd names, classes of all or of few rows, and those that stand together."""
-        yield from find_odd_names(self.class_names)
+        yield from super().find_oddities(labels)
         counts = self.count_classes(labels)
         if of_all := [name for name, rows in counts.items() if rows == len(labels)]:
             found = f"classes that every training row has: {', '.join(of_all)}"

@@ -30,7 +30,7 @@ from finetune.tasks.figures import (
     text_of,
 )
 from finetune.tasks.intervals import spell_interval
-from finetune.tasks.labels import find_odd_names, name_classes, sort_classes
+from finetune.tasks.labels import name_classes, sort_classes
 from finetune.tasks.resampled import count_classes, macro_f1
 from finetune.tasks.temperature import fit_temperature, note_on_calibration, read_temperature
 
@@ -177,10 +177,6 @@ class Single(Task):
         known = pyarrow.array(list(classes), "string")
         names = pyarrow.array([name or None for name in classes.values()], "string")
         return [pc.take(names, pc.index_in(column, value_set=known)) for column in columns]
-
-    def find_oddities(self, labels: NDArray[np.int64]) -> Iterator[tuple[str, str]]:
-        """Yield classes that may be no class or be one."""
-        yield from find_odd_names(self.class_names)
 
     @classmethod
     def of_labels(
