@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from finetune.bench.groups import GROUPS
-from finetune.cli.console import show_json, show_lines, show_table, showing
+from finetune.cli.console import show_json, show_lines, show_table
 from finetune.cli.options import output_options
+from finetune.cli.progress import showing
 from finetune.devices.names import DEVICE_NAMES
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from finetune.api.compare import MOST_ROWS
-from finetune.cli.console import shorten, show_json, show_lines, show_table, showing
+from finetune.cli.console import shorten, show_json, show_lines, show_table
 from finetune.cli.options import output_options
+from finetune.cli.progress import showing
 
 if TYPE_CHECKING:
     from finetune.runs.compare import Baseline, Comparison

@@ -1,18 +1,15 @@
-"""Shows events on standard error and results on standard output.
+"""Shows results on standard output.
 
 Rich is imported where something is shown, so that ``--help`` stays quick.
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from finetune.devices.launch import read_launch
 from finetune.escaping import escape_controls, escape_line
-from finetune.events import Emit, ignore
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Scores
@@ -23,21 +20,6 @@ NARROWEST_TEXT = 12
 SPACE_BETWEEN_COLUMNS = 2
 # Texts and names of classes may look like rich's markup or like its names of emoji.
 LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
-
-
-@contextmanager
-def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
-    """Yield an ``Emit`` that shows events, live on a terminal; if quiet, warnings alone.
-
-    Of several processes the main one alone shows any.
-    """
-    if not read_launch().is_main:
-        yield ignore
-        return
-    from finetune.cli.progress import open_view
-
-    with open_view(is_quiet=quiet, is_live=not no_progress) as emit:
-        yield emit
 
 
 def show_json(value: Mapping[str, Any]) -> None:

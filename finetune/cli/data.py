@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.console import shorten, show_json, show_lines, show_table, showing
+from finetune.cli.console import shorten, show_json, show_lines, show_table
 from finetune.cli.help import GroupedCommand
 from finetune.cli.options import chosen_options, config_option, load, output_options
+from finetune.cli.progress import showing
 from finetune.config.schema import DataConfig
 
 if TYPE_CHECKING:

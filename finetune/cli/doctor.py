@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.console import LITERAL, show_json, show_table, showing
+from finetune.cli.console import LITERAL, show_json, show_table
 from finetune.cli.options import debug_option, given, json_option
+from finetune.cli.progress import showing
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     ModelConfig,

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from finetune.cli.console import show_json, show_scores, showing
+from finetune.cli.console import show_json, show_scores
 from finetune.cli.options import device_option, output_options
+from finetune.cli.progress import showing
 from finetune.devices.names import DeviceName
 
 EXAMPLES = """\b

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finetune.cli.console import mebibytes, show_json, show_lines, show_table, showing
+from finetune.cli.console import mebibytes, show_json, show_lines, show_table
 from finetune.cli.options import output_options
+from finetune.cli.progress import showing
 
 if TYPE_CHECKING:
     from finetune.api.export import Export, ExportedFile

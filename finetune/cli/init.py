@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.console import shorten, show_facts, show_json, show_lines, show_table, showing
+from finetune.cli.console import shorten, show_facts, show_json, show_lines, show_table
 from finetune.cli.help import GroupedCommand
 from finetune.cli.options import chosen_options, given, output_options
+from finetune.cli.progress import showing
 from finetune.config.starter import check_is_new, write_new_file
 
 if TYPE_CHECKING:

@@ -4,16 +4,27 @@ Rich's own view of notebooks needs ipywidgets, which many installations of Jupyt
 """
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 from rich.console import Console
 from rich.live import Live
 
 from finetune.cli.console import LITERAL
-from finetune.cli.progress import REFRESHES_A_SECOND, LiveView
+from finetune.cli.live import REFRESHES_A_SECOND, LiveView
+from finetune.events import Emit
 
 COLUMNS = 100
 PAGE = '<pre style="white-space: pre-wrap; margin: 0">{code}</pre>'
+
+
+@contextmanager
+def live_in_notebook() -> Iterator[Emit]:
+    """Yield an ``Emit`` that shows events in the output of the cell."""
+    view = LiveView(recorder := make_recorder())
+    with NotebookLive(view, recorder):
+        yield view.show
 
 
 def make_recorder() -> Console:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.console import show_table, showing
+from finetune.cli.console import show_table
 from finetune.cli.options import device_option, output_options
+from finetune.cli.progress import showing
 from finetune.devices.launch import read_launch
 from finetune.devices.names import DeviceName
 from finetune.errors import DataUnreadable, UsageError

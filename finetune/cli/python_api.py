@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from finetune.cli.console import showing
+from finetune.cli.progress import showing
 from finetune.events import Emit, ignore
 
 

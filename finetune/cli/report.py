@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from finetune.cli.console import show_json, show_lines, showing
+from finetune.cli.console import show_json, show_lines
 from finetune.cli.options import output_options
+from finetune.cli.progress import showing
 from finetune.events import WarningMessage
 
 SCHEMA_VERSION = 1

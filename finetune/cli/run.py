@@ -12,7 +12,6 @@ from finetune.cli.console import (
     show_lines,
     show_scores,
     show_table,
-    showing,
 )
 from finetune.cli.help import GroupedCommand
 from finetune.cli.options import (
@@ -22,6 +21,7 @@ from finetune.cli.options import (
     given,
     output_options,
 )
+from finetune.cli.progress import showing
 from finetune.devices.launch import read_launch
 from finetune.errors import UsageError
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from finetune.cli.live import LiveView
 from finetune.cli.notebook import NotebookLive, make_recorder
-from finetune.cli.progress import LiveView
 from finetune.events import Info, StageFinished, StageStarted
 
 

@@ -1,181 +1,150 @@
 import io
+import os
 import re
-import time
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from rich.cells import cell_len
-from rich.console import Console
 
-from finetune.cli.console import LITERAL
-from finetune.cli.progress import Lines, LiveView
-from finetune.cli.running import Count, clock
-from finetune.events import (
-    Advance,
-    Event,
-    Info,
-    StageFinished,
-    StageStarted,
-    Update,
-    Validation,
-    WarningMessage,
-    stage,
-)
+from finetune.cli.progress import showing
+from finetune.events import Advance, Event, Info, Update, Validation, WarningMessage
 
-CODE = re.compile(r"\x1b\[[0-9;]*m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
-
-
-def update(number: int, *, total: int = 14_000) -> Update:
-    return Update(
-        update=number,
-        total_updates=total,
-        epoch=number / total,
+EVENTS: list[Event] = [
+    Info("reading [bold]things[/] :smile:"),
+    WarningMessage("something is [red]odd[/]", remedy="look at it"),
+    WarningMessage("something else is odd"),
+    Update(
+        update=5,
+        total_updates=20,
+        epoch=0.25,
         loss=1.5,
         learning_rate=3e-5,
-        examples_per_second=12_310.4,
+        examples_per_second=120.4,
         memory_bytes=3 * 2**29,
         held_bytes=2 * 2**30,
-        budget_bytes=64 * 2**30,
+        budget_bytes=6 * 2**30,
         remaining_seconds=42.4,
-    )
-
-
-def validation(number: int, *, epoch: float, accuracy: float, is_best: bool) -> Validation:
-    return Validation(number, epoch, {"accuracy": accuracy, "loss": 1.25}, is_best)
-
-
-TRAINING: list[Event] = [
-    StageStarted("load"),
-    Info("data: 日本語.csv, 👩🏽‍🚀 שלום \x1b[2J"),
-    WarningMessage("something is [red]odd[/]", remedy="look at it"),
-    StageFinished("load", 2.34),
-    StageStarted("threads"),
-    StageFinished("threads", 0.01),
-    StageStarted("train"),
-    update(5_000),
-    validation(7_000, epoch=40.0, accuracy=0.921, is_best=True),
-    validation(14_000, epoch=80.0, accuracy=0.912, is_best=False),
-    update(13_999),
+    ),
+    Validation(update=20, epoch=1.0, metrics={"accuracy": 0.5, "loss": 1.25}, is_best=True),
 ]
-RECORD: list[Event] = [*TRAINING, StageFinished("train", 4_323.0), StageStarted("evaluate")]
 
 
-def live_view(events: Sequence[Event], *, width: int = 80, has_colour: bool = False) -> list[str]:
-    """Return what stands on a terminal after these events, the running stage at the end."""
-    console = Console(
-        file=io.StringIO(),
-        force_terminal=True,
-        width=width,
-        no_color=not has_colour,
-        soft_wrap=True,
-        **LITERAL,
-    )
-    view = LiveView(console)
-    for event in events:
-        view.show(event)
-    console.print(view)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, stream: str) -> Iterator[io.StringIO]:
+    """Make a standard stream a terminal, and yield what was written to it, in the end."""
+    shown = io.StringIO()
+    reading, writing = os.openpty()
+
+    def read() -> None:
+        while True:
+            try:
+                shown.write(os.read(reading, 4096).decode())
+            except OSError:  # the other end is closed
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(writing, "w", encoding="utf-8") as file:
+        monkeypatch.setattr(f"sys.{stream}", file)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        yield shown
+    reader.join()
+    os.close(reading)
 
 
-@pytest.mark.parametrize("has_colour", [True, False])
-@pytest.mark.parametrize("width", [80, 200])
-def test_the_live_view_fits_the_terminal_with_and_without_colours(
-    width: int, has_colour: bool
+def show_all(*, is_quiet: bool = False, has_progress: bool = True) -> None:
+    with showing(quiet=is_quiet, no_progress=not has_progress) as emit:
+        for event in EVENTS:
+            emit(event)
+
+
+def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(1, len(RECORD)):
-        lines = live_view(RECORD[:number], width=width, has_colour=has_colour)
-        plain_lines = [CODE.sub("", line) for line in lines]
-        assert all(cell_len(line) <= width for line in plain_lines)
-        assert not any("\x1b" in line or "…" in line for line in plain_lines)
-    assert any(map(COLOUR.search, lines)) is has_colour
+    monkeypatch.delenv("NO_COLOR")
+    show_all()
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.splitlines() == [
+        "reading [bold]things[/] :smile:",
+        "warning: something is [red]odd[/] (look at it)",
+        "warning: something else is odd",
+        "update 5/20  loss 1.500  lr 3.0e-05  120 examples/s  1.50 GiB  42 s left",
+        "epoch 1.00: validation accuracy 0.5000, loss 1.2500  (best so far)",
+    ]
 
 
-def test_a_finished_stage_stays_with_its_time_and_what_came_of_it() -> None:
-    lines = [CODE.sub("", line) for line in live_view(RECORD)]
-    assert lines[0] == "data: 日本語.csv, 👩🏽‍🚀 שלום \\u001b[2J"
-    assert lines[1] == "warning: something is [red]odd[/] (look at it)"
-    assert lines[2] == "✓ load         2.3 s"
-    assert lines[3] == (
-        "✓ train      1:12:03  13,999/14,000 updates, best accuracy 0.9210 at epoch 40"
-    )
-    assert re.fullmatch(r". evaluate +0.0 s *", lines[4])
-    assert len(lines) == 5
-
-
-def test_a_long_fact_is_folded_between_words_and_a_warning_left_to_the_terminal() -> None:
-    words = "word " * 19 + "end"
-    fact, rest, warning, _ = live_view([Info(words), WarningMessage(words), StageStarted("load")])
-    assert (CODE.sub("", fact).split() + CODE.sub("", rest).split()) == words.split()
-    assert CODE.sub("", warning) == f"warning: {words}"
-
-
-def test_a_running_training_shows_what_was_reported_last_in_two_lines() -> None:
-    *_, first, second = (CODE.sub("", line) for line in live_view(TRAINING))
-    assert re.fullmatch(r". train  [━╸╺ ]+  13,999/14,000  0.0 s left *", first)
-    words = "loss 1.500  accuracy 0.912 (best 0.921)  12,310 examples/s  1.5 of 64.0 GiB"
-    assert second.strip() == words
-
-
-def test_the_count_of_one_split_gives_way_to_that_of_the_next() -> None:
-    counted: list[Event] = [Advance(done=7, total=10)]
-    assert "7/10" in live_view(counted)[-1]
-    counted += [Advance(done=10, total=10), Advance(done=3, total=4)]
-    last = live_view(counted)[-1]
-    assert "3/4" in last
-    assert "/10" not in last
-
-
-def test_the_time_left_is_that_of_the_pace_since_the_count_began(
-    monkeypatch: pytest.MonkeyPatch,
+def test_rows_are_counted_in_lines_elsewhere_than_on_a_terminal(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    count = Count(first=10, started=now)
-    assert count.left_seconds() is None
-    now = 120.0
-    count.move(20, 40)
-    now = 121.0
-    assert count.left_seconds() == 39.0
+    with showing(quiet=False, no_progress=False) as emit:
+        emit(Advance(done=640, total=1280))
+        emit(Advance(done=1280, total=1280))
+    assert capsys.readouterr().err == "  640/1,280 examples\n  1,280/1,280 examples\n"
 
 
-@pytest.mark.parametrize(
-    ("epochs", "updates_an_epoch", "most_lines"),
-    [(100, 23, 10), (40, 7, 10), (6, 50, 16), (3, 40, 9)],
-)
-def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
-    epochs: int, updates_an_epoch: int, most_lines: int
+def test_quiet_counts_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing(quiet=True, no_progress=False) as emit:
+        emit(Advance(done=640, total=1280))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_long_line_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing(quiet=False, no_progress=False) as emit:
+        emit(Info("word " * 100))
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_quiet_shows_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
+    show_all(is_quiet=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("warning: ") for line in lines)
+
+
+def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    with terminal(monkeypatch, "stderr") as shown:
+        show_all()
+    assert "5/20" in shown.getvalue()
+    assert "loss 1.500" in shown.getvalue()
+    assert "update 5/20" not in shown.getvalue()
+    assert COLOUR.search(shown.getvalue())
+
+
+def test_a_terminal_without_colours_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal(monkeypatch, "stderr") as shown:
+        show_all()
+    assert "5/20" in shown.getvalue()
+    assert not COLOUR.search(shown.getvalue())
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("CI", "true")])
+def test_a_terminal_without_a_cursor_or_a_reader_has_plain_lines(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    total = epochs * updates_an_epoch
-    console = Console(file=io.StringIO(), width=200, **LITERAL)
-    lines = Lines(console, is_quiet=False)
-    with stage("train", lines.show):
-        for number in range(1, total + 1):
-            epoch, rest = divmod(number, updates_an_epoch)
-            if number % 10 == 0 or rest == 0:
-                lines.show(update(number, total=total))
-            if rest == 0:
-                found = validation(number, epoch=epoch, accuracy=0.5, is_best=epoch == 2)
-                lines.show(found)
-    lines.show(StageFinished("train", 72.0))
-    assert isinstance(console.file, io.StringIO)
-    *progress, last = console.file.getvalue().splitlines()
-    assert min(epochs, 10) <= len(progress) <= most_lines
-    assert progress[-1].startswith(f"epoch {epochs}.00: validation accuracy 0.5000")
-    assert last == f"train: 1:12, {total:,}/{total:,} updates, best accuracy 0.5000 at epoch 2"
+    with terminal(monkeypatch, "stderr") as shown:
+        monkeypatch.setenv(name, value)
+        show_all()
+    assert "update 5/20  loss 1.500" in shown.getvalue()
+    assert "\x1b" not in shown.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.04, "0.0 s"), (9.96, "10 s"), (59.6, "1:00"), (3599.6, "1:00:00"), (90061, "25:01:01")],
-)
-def test_a_time_is_as_precise_as_people_read_it(seconds: float, words: str) -> None:
-    assert clock(seconds) == words
+def test_a_terminal_can_have_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, "stderr") as shown:
+        show_all(has_progress=False)
+    assert "update 5/20  loss 1.500" in shown.getvalue()
 
 
-def test_a_stage_that_fails_is_not_finished() -> None:
-    events: list[Event] = []
-    with pytest.raises(ZeroDivisionError), stage("load", events.append):
-        raise ZeroDivisionError
-    assert events == [StageStarted("load")]
+def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_halfway() -> None:
+        with showing(quiet=False, no_progress=False) as emit:
+            emit(EVENTS[3])
+            raise ZeroDivisionError
+
+    with terminal(monkeypatch, "stderr") as shown, pytest.raises(ZeroDivisionError):
+        fail_halfway()
+    assert shown.getvalue().endswith(("\x1b[?25h", "\x1b[2K"))  # the cursor shows, the line is gone

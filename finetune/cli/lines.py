@@ -1,0 +1,86 @@
+"""Shows events as lines, of many updates and validations some."""
+
+import time
+
+from rich.console import Console
+from rich.text import Text
+
+from finetune.cli.running import Running, line_of
+from finetune.escaping import escape_line
+from finetune.events import (
+    Event,
+    StageFinished,
+    StageStarted,
+    Update,
+    Validation,
+    WarningMessage,
+)
+
+# A stage that takes less is not worth a line.
+SHORTEST_STAGE_SECONDS = 0.1
+# Of many validations about ten, and reports of the loss where there are fewer than seven, or where
+# nothing was printed for some time.
+VALIDATION_LINES = 10
+UPDATE_LINES = 7
+LONGEST_SILENCE_SECONDS = 600.0
+
+
+class Lines:
+    """Shows events as lines; of many updates and validations, some.
+
+    Args:
+        console: Prints them.
+        is_quiet: Whether only warnings are shown.
+    """
+
+    def __init__(self, console: Console, *, is_quiet: bool) -> None:
+        self._console, self._is_quiet = console, is_quiet
+        self._running = Running("")
+        self._update_shown = self._validation_shown = 0
+        self._shown = time.monotonic()
+
+    def show(self, event: Event) -> None:
+        """Print an event, if it is due."""
+        if self._is_quiet and not isinstance(event, WarningMessage):
+            return
+        match event:
+            case StageStarted():
+                self._running = Running(event.name)
+                self._update_shown = self._validation_shown = 0
+            case StageFinished():
+                self._finish(event)
+            case Update() if not self._is_update_due(event):
+                pass
+            case Validation() if not self._is_validation_due(event):
+                pass
+            case _:
+                self._console.print(styled(event))
+
+    def _finish(self, event: StageFinished) -> None:
+        if event.seconds >= SHORTEST_STAGE_SECONDS:
+            words = filter(None, [line_of(event), self._running.outcome()])
+            self._console.print(Text(", ".join(words)))
+
+    def _is_update_due(self, event: Update) -> bool:
+        self._running.note_update(event)
+        passed_updates = event.update - self._update_shown
+        is_due = passed_updates * UPDATE_LINES > event.total_updates
+        if is_due or time.monotonic() - self._shown > LONGEST_SILENCE_SECONDS:
+            self._update_shown, self._shown = event.update, time.monotonic()
+            return True
+        return False
+
+    def _is_validation_due(self, event: Validation) -> bool:
+        self._running.note_validation(event)
+        passed_updates = event.update - self._validation_shown
+        if passed_updates * VALIDATION_LINES < self._running.count.total:
+            return False
+        self._update_shown = self._validation_shown = event.update
+        self._shown = time.monotonic()
+        return True
+
+
+def styled(event: Event, *, style: str = "") -> Text:
+    """Return an event in words, a warning in yellow, the others in a style."""
+    is_warning = isinstance(event, WarningMessage)
+    return Text(escape_line(line_of(event)), style="yellow" if is_warning else style)
