@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import BertPreTokenizer
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
 from finetune.bench.workload import Batch
 from finetune.errors import DataNotFound
-from finetune.model.shape import load_shape
+from finetune.model.shape import random_classifier
 from finetune.model.structure import Structure, find_structure
 from finetune.tokenization.collate import collate
 from finetune.tokenization.encode import EncodedTexts, random_texts
@@ -75,13 +75,7 @@ def bert_structure() -> Structure:
 
 @cache
 def _random_bert() -> PreTrainedModel:
-    shape = load_shape("bert-base-uncased", revision=None)
-    shape.num_labels = CLASSES
-    torch.manual_seed(SEED)
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
-        shape, dtype=torch.float32
-    )
-    return model
+    return random_classifier("bert-base-uncased", classes=CLASSES, seed=SEED)
 
 
 def texts_of(lengths: Sequence[int] | NDArray[np.int64]) -> EncodedTexts:

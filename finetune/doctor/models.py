@@ -1,41 +1,28 @@
 """The models that the doctor compares and audits."""
 
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
 from finetune.events import Emit
 from finetune.model.load import load_classifier
-from finetune.model.shape import count_positions, load_shape
+from finetune.model.shape import count_positions
 from finetune.tasks.single import Single
 
 CLASSES = 6
-_SEED = 0
-
-
-def random_classifier(source: str) -> PreTrainedModel:
-    """Return a classifier of a model's shape, its weights random and the same at every call.
-
-    Args:
-        source: A folder, a Hub id, or ``minilm``; those that are known by name need no Hub.
-
-    Raises:
-        FinetuneError: If there is no such model, or it is no text classifier.
-    """
-    shape = load_shape(source, revision=None)
-    shape.num_labels = CLASSES
-    torch.manual_seed(_SEED)
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
-        shape, dtype=torch.float32
-    )
-    return model
+SEED = 0
 
 
 def pretrained_classifier(source: str, *, emit: Emit) -> PreTrainedModel:
     """Return a pretrained model with a new head, the same at every call.
 
-    Args and errors are those of ``random_classifier``.
+    Args:
+        source: A folder, a Hub id, or ``minilm``.
+        emit: Receives progress events.
+
+    Raises:
+        FinetuneError: If there is no such model, or it is no text classifier.
     """
-    torch.manual_seed(_SEED)
+    torch.manual_seed(SEED)
     names = [str(number) for number in range(CLASSES)]
     return load_classifier(
         source, revision=None, task=Single(names), from_scratch=False, emit=emit

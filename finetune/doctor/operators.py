@@ -33,9 +33,10 @@ from finetune.devices.emulation import (
 )
 from finetune.devices.mps.known_faults import Call, KnownFault, known_faults
 from finetune.devices.mps.operators import Status, status_of
-from finetune.doctor.models import max_tokens, random_classifier, with_stars
+from finetune.doctor.models import CLASSES, SEED, max_tokens, with_stars
 from finetune.model.factory import loss_of
 from finetune.model.mode import Mode
+from finetune.model.shape import random_classifier
 from finetune.model.structure import find_structure
 from finetune.training.training_state import TrainingState
 
@@ -92,7 +93,7 @@ def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> 
     Raises:
         FinetuneError: If the model can't be loaded, or can't be trained in this mode.
     """
-    model = random_classifier(source)
+    model = random_classifier(source, classes=CLASSES, seed=SEED)
     return audit_classifier(
         model,
         mode=mode,

@@ -11,10 +11,11 @@ from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.precision import without_tf32
 from finetune.devices.select import check_precision, select_device
-from finetune.doctor.models import pretrained_classifier, random_classifier, with_stars
+from finetune.doctor.models import CLASSES, SEED, pretrained_classifier, with_stars
 from finetune.doctor.rehearsal import Rehearsal, Tensors, plan_rehearsal
 from finetune.events import Emit, Info
 from finetune.model.mode import Mode
+from finetune.model.shape import random_classifier
 from finetune.runs.precision import note_parity
 from finetune.training.tolerances import (
     TOLERANCES,
@@ -112,7 +113,7 @@ def compare_with_cpu(
     there = select_device(device, emit=emit)
     check_precision(there, precision)
     if model is None:
-        classifier = random_classifier(ModelConfig.model)
+        classifier = random_classifier(ModelConfig.model, classes=CLASSES, seed=SEED)
     else:
         classifier = pretrained_classifier(model, emit=emit)
     rehearsal = plan_rehearsal(classifier, mode=mode, largest_batch=batch_size)

@@ -41,6 +41,21 @@ def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
     return config
 
 
+def random_classifier(name: str, *, classes: int, seed: int) -> PreTrainedModel:
+    """Return a classifier of a model's shape on the CPU, in fp32, the same at every call.
+
+    Raises:
+        FinetuneError: As :func:`load_shape` does.
+    """
+    shape = load_shape(name, revision=None)
+    shape.num_labels = classes
+    torch.manual_seed(seed)
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
+        shape, dtype=torch.float32
+    )
+    return model
+
+
 def most_positions(shape: PreTrainedConfig) -> int | None:
     """Return the tokens of the longest text that a shape has positions for, None for any."""
     with torch.device("meta"):
