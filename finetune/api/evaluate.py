@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.devices.names import DeviceName
+from finetune.errors import UsageError
 from finetune.events import Emit, ignore
 from finetune.runs.folder import open_run_folder
 
@@ -34,7 +35,7 @@ class Evaluation:
 def evaluate(
     run: str | Path,
     *,
-    split: str = "test",
+    split: str | None = None,
     data: str | Path | None = None,
     device: DeviceName = "auto",
     emit: Emit = ignore,
@@ -43,19 +44,26 @@ def evaluate(
 
     Args:
         run: The run folder.
-        split: ``test``, ``validation`` or ``train`` of the data that the run was made from.
+        split: ``test``, the default, ``validation`` or ``train`` of the data that the run was made
+            from.
         data: Other data to score, all rows of it, in place of a split of the run.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
         emit: Is called with the events of ``finetune.events``.
 
     Raises:
+        UsageError: If both a split and other data are given.
         DataDiffers: If the run's data is no longer what the run was made from.
         FinetuneError: With an exit code and a remedy.
     """
+    if split is not None and data is not None:
+        raise UsageError(
+            "both --split and --data were given", remedy="leave out --split to score other data"
+        )
     folder = open_run_folder(Path(run))
     from finetune.runs.evaluate import evaluate_data, evaluate_split
 
     if data is None:
+        split = split or "test"
         scores = evaluate_split(folder, split, device=device, emit=emit)
         return Evaluation(split, scores)
     scores = evaluate_data(folder, str(data), device=device, emit=emit)

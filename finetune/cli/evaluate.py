@@ -21,14 +21,19 @@ Examples:
 @click.option(
     "--split",
     type=click.Choice(["test", "validation", "train"]),
-    default="test",
     help="Split to evaluate on.  [default: test]",
 )
 @click.option("--data", metavar="SOURCE", help="Other data to score, all rows of it.")
 @device_option
 @output_options
 def command(
-    run: Path, *, split: str, data: str | None, device: DeviceName, as_json: bool, **output: bool
+    run: Path,
+    *,
+    split: str | None,
+    data: str | None,
+    device: DeviceName,
+    as_json: bool,
+    **output: bool,
 ) -> None:
     """Evaluate the model in the run folder RUN on a split of its data, or on other data."""
     with showing(**output) as emit:
@@ -38,5 +43,5 @@ def command(
     if as_json:
         show_json(found.to_json())
     else:
-        where = f"{split} split" if data is None else data
+        where = found.split if data else f"{found.split} split"
         show_scores(f"{where}, {found.scores.samples:,} rows", found.scores)

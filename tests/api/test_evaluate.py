@@ -28,6 +28,8 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(finished_run:
     with pytest.raises(UsageError, match="no dev split") as raised:
         finetune.evaluate(finished_run, split="dev", device="cpu")
     assert "validation" in raised.value.remedy
+    with pytest.raises(UsageError, match="both --split and --data"):
+        finetune.evaluate(finished_run, split="train", data="questions", device="cpu")
 
 
 @pytest.mark.parametrize("folder", [".", "missing"])
