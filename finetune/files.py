@@ -10,10 +10,12 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 PARTIAL_SUFFIX = ".partial"
+CHUNK_BYTES = 2**12
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 
@@ -60,10 +62,14 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a file of JSON lines, which need not exist; none where the disk is full."""
+    """Add rows to a file of JSON lines, which need not exist; none where the disk is full.
+
+    They take the place of a last line without its end, as a power cut leaves it.
+    """
     lines = "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows)
-    with path.open("ab", buffering=0) as file:
-        size_bytes = file.tell()
+    with path.open("a+b", buffering=0) as file:
+        size_bytes = _find_end_of_lines(file)
+        file.truncate(size_bytes)
         try:
             written_bytes = file.write(lines.encode())
             if written_bytes < len(lines.encode()):
@@ -71,6 +77,18 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         except OSError:
             file.truncate(size_bytes)
             raise
+
+
+def _find_end_of_lines(file: FileIO) -> int:
+    """Return how many bytes of a file are whole lines."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - CHUNK_BYTES)
+        file.seek(start)
+        if found := file.read(end - start).rfind(b"\n") + 1:
+            return start + found
+        end = start
+    return 0
 
 
 def read_json(path: Path) -> Any:

@@ -66,11 +66,15 @@ def test_numbers_that_json_has_no_word_for_are_refused_and_the_old_file_stays(
     assert read_jsonl(path) == [{"loss": 1.5}]
 
 
-def test_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", ["ö", "long" * 2000])
+def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_bytes('{"text": "whole"}\n{"text": "ö'.encode()[:-1])
-
+    path.write_bytes(f'{{"text": "whole"}}\n{{"text": "{torn}'.encode()[:-1])
     assert read_jsonl(path) == [{"text": "whole"}]
+
+    append_jsonl(path, [{"text": "next"}])
+
+    assert read_jsonl(path) == [{"text": "whole"}, {"text": "next"}]
 
 
 def test_text_is_replaced_whole_and_readable_by_the_users_group(tmp_path: Path) -> None:

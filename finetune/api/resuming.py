@@ -96,8 +96,9 @@ def choose_work(
         return Work(given.config, origins=given.origins)
     if resume_from_checkpoint == AUTO:
         return _resume_or_begin(given, emit=emit)
-    _refuse_seeds(Path(resume_from_checkpoint))
-    folder = open_run_folder(_run_of(Path(resume_from_checkpoint)), needs_model=False)
+    path = Path(resume_from_checkpoint).expanduser()
+    _refuse_seeds(path)
+    folder = open_run_folder(_run_of(path), needs_model=False)
     if folder.has_finished and _wants_more_epochs(folder, given):
         origins = dict.fromkeys(SECTION_OF_OPTION, str(folder.config_file)) | given.origins
         return Work(_continued(folder, given, emit=emit), origins=origins, continued=folder)

@@ -110,11 +110,11 @@ def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
     if as_json:
         show_json({**found.to_json(), "output_dir": found.output_dir})
         return
-    from finetune.runs.seeds import folder_name
+    from finetune.runs.folder import seed_name
 
     runs = list(found.runs.values())
     figures, means = runs[0].test.figures, found.test
-    rows = [[folder_name(seed), *map(str, run.test.figures)] for seed, run in found.runs.items()]
+    rows = [[seed_name(seed), *map(str, run.test.figures)] for seed, run in found.runs.items()]
     rows.append(["mean", *(_spell(one, means[one.key].value) for one in figures)])
     limits = [(one, means[one.key]) for one in figures]
     rows.append(
@@ -128,7 +128,7 @@ def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
     show_table(columns, rows, numbers=columns[1:])
     best = "not known, there is no validation split"
     if found.best_seed is not None:
-        best = str(Path(found.output_dir) / folder_name(found.best_seed))
+        best = str(Path(found.output_dir) / seed_name(found.best_seed))
     show_lines(f"best on validation: {best}", f"run folders: {found.output_dir}")
 
 

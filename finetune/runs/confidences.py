@@ -33,6 +33,10 @@ class ClassConfidences:
     probabilities: Sequence[float]
     is_right: Sequence[bool]
 
+    def __post_init__(self) -> None:
+        if len(self.probabilities) != len(self.is_right):
+            raise ValueError("rows lack a probability, or whether they are right")
+
 
 @dataclass(frozen=True)
 class ConfidenceLimits:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from finetune.errors import ModelUnsupported, NotARun
 from finetune.files import read_json
@@ -80,6 +80,7 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     Raises:
         NotARun: If there is no such folder, or it holds no run, or the model is missing.
     """
+    path = path.expanduser()
     folder = RunFolder(_best_of_seeds(path) if seeds_file(path).is_file() else path)
     if not folder.config_file.is_file():
         raise NotARun(
@@ -99,33 +100,43 @@ def seeds_file(path: Path) -> Path:
     return path / "seeds.json"
 
 
+def seed_name(seed: int) -> str:
+    """Return the name of a run's folder in a folder of several seeds."""
+    return f"seed-{seed}"
+
+
 def read_seeds(path: Path) -> list[int]:
     """Return the seeds of the runs in a folder of several seeds.
 
     Raises:
         NotARun: If its file can't be read.
     """
-    return [int(seed) for seed in _read_seeds_file(path, "seeds")]
+    return _read_seeds_file(path)[0]
 
 
 def _best_of_seeds(path: Path) -> Path:
-    best = _read_seeds_file(path, "best")
+    seeds, best = _read_seeds_file(path)
     if best is None:
         raise NotARun(
             f"{path} holds runs of several seeds, and which is the best is not known",
-            remedy=f"name one of them, such as {path}/seed-{read_seeds(path)[0]}",
+            remedy=f"name one of them, such as {path / seed_name(seeds[0])}",
         )
-    return path / str(best)
+    return path / best
 
 
-def _read_seeds_file(path: Path, name: str) -> Any:
+def _read_seeds_file(path: Path) -> tuple[list[int], str | None]:
+    """Return the seeds, one at least, and the folder of the best."""
     try:
-        return read_json(seeds_file(path))[name]
+        found = read_json(seeds_file(path))
+        seeds, best = [int(seed) for seed in found["seeds"]], found["best"]
+        if best not in (None, *map(seed_name, seeds)) or not seeds:
+            raise ValueError(best)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotARun(
             f"{seeds_file(path)} can't be read",
             remedy="name one of the runs beside it, or start anew with --overwrite",
         ) from error
+    return seeds, best
 
 
 def load_saved_config(folder: RunFolder) -> "Config":

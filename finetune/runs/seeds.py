@@ -8,7 +8,7 @@ from typing import Any
 
 from finetune.evaluation.statistics import Interval, mean_interval
 from finetune.files import write_json
-from finetune.runs.folder import RunFolder, read_seeds, seeds_file
+from finetune.runs.folder import RunFolder, read_seeds, seed_name, seeds_file
 from finetune.runs.results import RunResults, best_of, read_results
 
 SCHEMA_VERSION = 1
@@ -41,7 +41,7 @@ class SeedResults:
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``seeds.json``."""
         runs = {
-            folder_name(seed): {
+            seed_name(seed): {
                 "eval": run.validation and run.validation.metrics,
                 "test": run.test.metrics,
             }
@@ -50,7 +50,7 @@ class SeedResults:
         return {
             "schema_version": SCHEMA_VERSION,
             "seeds": list(self.seeds),
-            "best": None if self.best_seed is None else folder_name(self.best_seed),
+            "best": None if self.best_seed is None else seed_name(self.best_seed),
             "test": {name: asdict(one) for name, one in self.test.items()},
             "runs": runs,
         }
@@ -64,7 +64,7 @@ class SeedsFolder:
 
     def run(self, seed: int) -> RunFolder:
         """Return the folder of one run."""
-        return RunFolder(self.path / folder_name(seed))
+        return RunFolder(self.path / seed_name(seed))
 
     def first_begun(self) -> RunFolder | None:
         """Return the first run that has a configuration."""
@@ -97,8 +97,3 @@ class SeedsFolder:
             for seed in read_seeds(self.path):
                 shutil.rmtree(self.run(seed).path, ignore_errors=True)
             seeds_file(self.path).unlink()
-
-
-def folder_name(seed: int) -> str:
-    """Return the name of a run's folder."""
-    return f"seed-{seed}"

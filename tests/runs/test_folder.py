@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from finetune.errors import NotARun
-from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.runs.folder import RunFolder, open_run_folder, seeds_file
 
 
 def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> None:
@@ -18,6 +18,27 @@ def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> 
 
     folder.model_folder.mkdir()
     assert open_run_folder(tmp_path) == folder
+
+
+def test_a_name_may_begin_with_the_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = RunFolder(tmp_path / "run")
+    folder.model_folder.mkdir(parents=True)
+    folder.config_file.touch()
+    assert open_run_folder(Path("~/run")) == folder
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"seeds": [], "best": null}', '{"seeds": ["a"], "best": null}',
+     '{"seeds": [1], "best": "../other"}', '{"seeds": [1], "best": []}'],
+)  # fmt: skip
+def test_a_file_of_seeds_that_makes_no_sense_is_refused(content: str, tmp_path: Path) -> None:
+    seeds_file(tmp_path).write_text(content)
+    with pytest.raises(NotARun, match=r"seeds\.json can't be read"):
+        open_run_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["missing", "."])

@@ -448,6 +448,8 @@ def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
     row = (stopped_run / "metrics.jsonl").read_text().splitlines()[-1]
     with (stopped_run / "metrics.jsonl").open("a") as file:
         file.write(row.replace('"update": 3', '"update": 4') + "\n" + row[:20])
+    with (stopped_run / "warnings.jsonl").open("a") as file:
+        file.write('{"message": "half')
     finetune.run(resume_from_checkpoint=stopped_run)
     assert_same_run(stopped_run, whole_run)
 
