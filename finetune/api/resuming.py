@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.api.folders import default_name, find_named, named_folder
 from finetune.config.load import LoadedConfig
-from finetune.config.schema import SECTION_OF_OPTION, Config, value_of
+from finetune.config.schema import SECTION_OF_OPTION, Config, change_options, value_of
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Info
 from finetune.runs.folder import (
@@ -229,8 +229,7 @@ def _is_same(now: Any, before: Any) -> bool:
 
 def with_changes(saved: Config, given: LoadedConfig) -> Config:
     """Return a run's configuration with those of the given options that may change."""
-    changes: dict[str, dict[str, Any]] = {}
-    for option in given.origins.keys() & MAY_CHANGE_ON_RESUMING:
-        changes.setdefault(SECTION_OF_OPTION[option], {})[option] = value_of(given.config, option)
-    sections = {name: replace(getattr(saved, name), **new) for name, new in changes.items()}
-    return replace(saved, **sections)
+    changing = given.origins.keys() & MAY_CHANGE_ON_RESUMING
+    return change_options(
+        saved, lambda option, value: value_of(given.config, option) if option in changing else value
+    )

@@ -5,6 +5,7 @@ classes. Names are unique over all sections, so that ``--max-length`` needs no s
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -298,10 +299,24 @@ SECTION_OF_OPTION: dict[str, str] = {
     for option in fields(section)
 }
 
+# Those whose values are names of files and folders; of data and models they may be.
+PATH_OPTIONS = frozenset(
+    {"data_dir", "validation_file", "test_file", "label_names", "output_dir", "cache_dir"}
+)
+
 
 def value_of(config: Config, option: str) -> Any:
     """Return the value of an option, whose section its name implies."""
     return getattr(getattr(config, SECTION_OF_OPTION[option]), option)
+
+
+def change_options(config: Config, change: Callable[[str, Any], Any]) -> Config:
+    """Return a configuration whose values are what a function returns for option and value."""
+    sections = {
+        name: replace(section, **{one: change(one, value) for one, value in vars(section).items()})
+        for name, section in vars(config).items()
+    }
+    return replace(config, **sections)
 
 
 def long_texts_of(model: ModelConfig) -> LongTexts:

@@ -1,21 +1,16 @@
 """Names of data and models as a page may show them that others read: without folders."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from finetune.config.schema import Config
+from finetune.config.schema import PATH_OPTIONS, Config, change_options
 from finetune.data.load import HUB_PREFIX
 from finetune.model.source import MINILM, MINILM_REPOSITORY
 
-# Options whose values are paths of this machine.
-PATHS = frozenset(
-    {"data_dir", "validation_file", "test_file", "label_names", "output_dir", "cache_dir"}
-)
 FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
 
 
@@ -42,13 +37,7 @@ def name_of_data(data: str) -> str:
 
 def without_folders(config: Config) -> Config:
     """Return options that name files and folders by the last part of their paths."""
-    sections = {
-        name: replace(section, **{
-            option: without_folder(option, value) for option, value in vars(section).items()
-        })
-        for name, section in vars(config).items()
-    }  # fmt: skip
-    return replace(config, **sections)
+    return change_options(config, without_folder)
 
 
 def without_folder(option: str, value: Any) -> Any:
@@ -57,7 +46,7 @@ def without_folder(option: str, value: Any) -> Any:
         return name_of_data(value)
     if option == "model":
         return name_of_model(value)
-    return Path(value).name if option in PATHS and value else value
+    return Path(value).name if option in PATH_OPTIONS and value else value
 
 
 def remove_folders(message: str, config: Config) -> str:

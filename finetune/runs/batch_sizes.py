@@ -87,14 +87,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     probes its own device, and the least is taken.
     """
     config, classifier = preparation.config, preparation.classifier
-    checkpointing = config.training.gradient_checkpointing
-    case = Case(
-        preparation.device.name, architecture_of(classifier.model.config.to_dict()),
-        classes=len(classifier.task.output_names), mode=preparation.mode,
-        padded_length=plan.padded_lengths[-1], precision=precision_without_timing(config.training),
-        optimizer=config.training.optimizer, gradient_checkpointing=bool(checkpointing),
-        task=classifier.task.name,
-    )  # fmt: skip
+    case = _case_of(preparation, plan)
 
     def search(case: Case, *, most: int) -> Found:
         bounds = bounds_of(config.search, limit=most, first=most)
@@ -114,7 +107,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
         case = replace(case, part="trainable")
     may_choose = case.mode.trains_encoder and classifier.model.supports_gradient_checkpointing
     search_update = partial(search, most=rows_per_update)
-    if checkpointing is None and may_choose:
+    if config.training.gradient_checkpointing is None and may_choose:
         case, found = _choose_checkpointing(
             case, search_update, rows_per_update=rows_per_update, emit=emit
         )
@@ -128,6 +121,21 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     sizes = _least(preparation.processes.gather(own))
     emit(Info(f"batch size: {sizes.training}, and {sizes.evaluation} without gradients"))
     return sizes
+
+
+def _case_of(preparation: Preparation, plan: TrainingPlan) -> Case:
+    options, classifier = preparation.config.training, preparation.classifier
+    return Case(
+        preparation.device.name,
+        architecture_of(classifier.model.config.to_dict()),
+        classes=len(classifier.task.output_names),
+        mode=preparation.mode,
+        padded_length=plan.padded_lengths[-1],
+        precision=precision_without_timing(options),
+        optimizer=options.optimizer,
+        gradient_checkpointing=bool(options.gradient_checkpointing),
+        task=classifier.task.name,
+    )
 
 
 def _choose_checkpointing(

@@ -67,7 +67,21 @@ def stored_features(
             )
         )
         return classifier.model, preparation.examples
-    device, precision = preparation.device, config.training.precision
+    found = _checked_features(preparation, plan, extractor, batch_size, emit=emit)
+    return (extractor.trainable, found) if found else (classifier.model, preparation.examples)
+
+
+def _checked_features(
+    preparation: Preparation,
+    plan: TrainingPlan,
+    extractor: FeatureExtractor,
+    batch_size: BatchSize,
+    *,
+    emit: Emit,
+) -> Mapping[str, Examples] | None:
+    """Return the splits as features; None, with a warning, if these do not fit the disk."""
+    classifier, device = preparation.classifier, preparation.device
+    precision = preparation.config.training.precision
     # The key is made of tensors on the CPU, and so are the features to compare with.
     key = key_of_frozen_layers(extractor, device=device, precision=precision)
     train = preparation.examples["train"]
@@ -85,10 +99,10 @@ def stored_features(
                 remedy="make room, or name a folder on another disk with --cache-dir",
             )
         )
-        return classifier.model, preparation.examples
+        return None
     if check:
         check.compare(examples["train"], device=device, precision=precision)
-    return extractor.trainable, examples
+    return examples
 
 
 def _all_features(

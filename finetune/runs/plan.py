@@ -4,13 +4,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.schema import (
+    PATH_OPTIONS,
     Config,
     ModeDefaults,
+    change_options,
     default_learning_rate,
     effective_batch_size,
     mode_defaults,
@@ -161,19 +164,11 @@ def with_plan(preparation: Preparation, plan: TrainingPlan) -> Config:
     Data and model of the Hub are pinned to their commits. It depends neither on defaults by model
     and mode, nor on the folder in which the command was typed, and names no folder for its output.
     """
-    config = preparation.config
-    data, model = config.data, config.model.model
-    hyperparameters = plan.hyperparameters
+    config = change_options(preparation.config, _with_absolute_path)
+    model, hyperparameters = config.model.model, plan.hyperparameters
     return replace(
         config,
-        data=replace(
-            data,
-            data=_pinned(preparation),
-            data_dir=data.data_dir and _absolute(data.data_dir),
-            validation_file=data.validation_file and _absolute(data.validation_file),
-            test_file=data.test_file and _absolute(data.test_file),
-            label_names=data.label_names and _absolute(data.label_names),
-        ),
+        data=replace(config.data, data=_pinned(preparation)),
         model=replace(
             config.model,
             model=model if model == MINILM else _absolute(model),
@@ -190,10 +185,11 @@ def with_plan(preparation: Preparation, plan: TrainingPlan) -> Config:
             early_stopping_patience=plan.early_stopping_patience,
         ),
         output=replace(config.output, output_dir=None, overwrite=False),
-        cache=replace(
-            config.cache, cache_dir=config.cache.cache_dir and _absolute(config.cache.cache_dir)
-        ),
     )
+
+
+def _with_absolute_path(option: str, value: Any) -> Any:
+    return _absolute(value) if option in PATH_OPTIONS and value else value
 
 
 def _pinned(preparation: Preparation) -> str:
