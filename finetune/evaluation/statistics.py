@@ -60,7 +60,7 @@ def paired_differences(
     *,
     found: Mapping[str, float],
 ) -> dict[str, Interval]:
-    """Return the difference of each metric with its percentile interval.
+    """Return the difference of each metric that both have, with its percentile interval.
 
     Args:
         run: Its metrics on resamples, as ``bootstrap`` returns them.
@@ -68,7 +68,11 @@ def paired_differences(
         found: The difference on all rows, of some metrics more.
     """
     tail = (1 - CONFIDENCE) / 2
-    limits = {name: np.quantile(run[name] - baseline[name], [tail, 1 - tail]) for name in run}
+    limits = {
+        name: np.quantile(values - baseline[name], [tail, 1 - tail])
+        for name, values in run.items()
+        if name in baseline
+    }
     return {name: Interval(found[name], *map(float, own)) for name, own in limits.items()}
 
 

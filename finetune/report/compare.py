@@ -42,9 +42,8 @@ def _tabulate_metrics(comparison: Comparison) -> Table:
     rows = [
         (capitalize(figure.name) if run is comparison.runs[0] else "", run.name, str(figure),
          _spell_difference(run, figure))
-        for number in range(len(comparison.runs[0].test.figures))
-        for run in comparison.runs
-        for figure in [run.test.figures[number]]
+        for figures in zip(*map(_figures_of, comparison.runs), strict=True)
+        for run, figure in zip(comparison.runs, figures, strict=True)
     ]  # fmt: skip
     note = (
         "Differences are paired: both models on the same resamples of the test rows. In brackets "
@@ -54,6 +53,11 @@ def _tabulate_metrics(comparison: Comparison) -> Table:
         note += " Of many comparisons some look sure by chance."
     columns = ("metric", "run", "value", f"difference to {comparison.baseline}")
     return Table(_title(comparison), columns, rows, text_columns=2, note=note)
+
+
+def _figures_of(run: ComparedRun) -> Sequence[Figure]:
+    loss = Figure("loss", "loss", "loss", run.test.loss, is_share=False)
+    return (*run.test.figures, loss)
 
 
 def _title(comparison: Comparison) -> str:

@@ -4,6 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from finetune.evaluation.calibration import measure_calibration
 from finetune.events import stage
 from finetune.files import read_jsonl, write_json, write_jsonl
@@ -16,6 +20,7 @@ from finetune.runs.inference import write_inference
 from finetune.runs.reserving import delete_previous_run
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.run import Run
+from finetune.tasks.base import Labels
 
 WritePages = Callable[[RunFolder, RunResults], object]
 
@@ -93,9 +98,18 @@ def _write_model(run: Run, validation: Predicted | None) -> None:
 def _write_predictions(run: Run, test: Predicted) -> None:
     table = run.preparation.splits["test"].remove_columns("label")
     given = table.with_format("arrow")[:].to_pylist()
-    found = run.preparation.task.predictions(*test)
-    rows = ({**row, **own} for row, own in zip(given, found, strict=True))
+    found, losses = run.preparation.task.predictions(*test), _losses_of(run, *test)
+    rows = (
+        {**row, **own, "loss": loss} for row, own, loss in zip(given, found, losses, strict=True)
+    )
     write_jsonl(run.folder.predictions_file, rows)
+
+
+def _losses_of(run: Run, logits: NDArray[np.float32], labels: Labels) -> list[float]:
+    losses: list[float] = run.preparation.task.losses(
+        torch.tensor(logits), torch.tensor(labels)
+    ).tolist()
+    return losses
 
 
 def _training_metrics(run: Run, peak_bytes: int | None) -> TrainingMetrics:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from finetune.config.schema import Config
 from finetune.errors import NotARun
 from finetune.events import Emit, WarningMessage
@@ -44,7 +47,7 @@ class FinishedRun:
         try:
             digest = read_json(folder.manifest_file)["splits"]["test"]
             predictions = read_jsonl(folder.predictions_file)
-            weighted_metrics = results.task.weighted_metrics(predictions)
+            weighted_metrics = _with_loss(results.task.weighted_metrics(predictions), predictions)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NotARun(
                 f"{folder.manifest_file.name} or {folder.predictions_file.name} of {folder.path} "
@@ -58,6 +61,20 @@ class FinishedRun:
                 remedy="restore the file, or make the run again",
             )
         return cls(folder.path, config, results, digest, predictions, weighted_metrics)
+
+
+def _with_loss(
+    metrics: WeightedMetrics, predictions: Sequence[Mapping[str, Any]]
+) -> WeightedMetrics:
+    """Return metrics with the mean loss, unless a run of an older version has not kept it."""
+    if "loss" not in predictions[0]:
+        return metrics
+    losses = np.array([row["loss"] for row in predictions], np.float64)
+
+    def compute(weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        return {**metrics(weights), "loss": weights @ losses / weights.sum(axis=1)}
+
+    return compute
 
 
 def find_finished_runs(paths: Sequence[Path], *, emit: Emit) -> list[RunFolder]:

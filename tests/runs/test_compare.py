@@ -2,6 +2,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_runs import copy_run
 
@@ -41,6 +42,27 @@ def test_rows_that_one_has_right_are_counted_and_shown(
     shown = found.better_rows[0]
     assert (shown.text, shown.label, shown.run) == (surest["text"], surest["label"], shown.label)
     assert rows[shown.row] == surest
+
+
+def test_the_difference_of_the_loss_has_an_interval_where_both_have_kept_it(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    rows = read_jsonl(finished_run / "predictions.jsonl")
+    results = read_json(finished_run / "all_results.json")
+    assert results["test_loss"] == pytest.approx(np.mean([row["loss"] for row in rows]))
+    worse, older = (copy_run(finished_run, tmp_path / name) for name in ("worse", "older"))
+    write_jsonl(worse / "predictions.jsonl", [row | {"loss": row["loss"] + 1} for row in rows])
+    change_json(worse / "all_results.json", test_loss=results["test_loss"] + 1)
+    for row in rows:
+        del row["loss"]
+    write_jsonl(older / "predictions.jsonl", rows)
+
+    first, second = (
+        run.versus.differences for run in finetune.compare(finished_run, worse, older).runs
+        if run.versus
+    )  # fmt: skip
+    assert [first["loss"].low, first["loss"].high] == pytest.approx([1, 1])
+    assert second.keys() == {"accuracy", "macro_f1"}
 
 
 def test_options_that_differ_are_shown_but_the_folder(finished_run: Path, tmp_path: Path) -> None:
