@@ -118,12 +118,12 @@ def _default_name(config: Config) -> str:
 
 def _hold(config: Config, begun: SeedsFolder | None) -> AbstractContextManager[RunFolder]:
     if begun is not None:
-        return _locked(begun.path)
+        return lock(RunFolder(begun.path))
     path = named_folder(config)
     if path is None:
         return reserve_new_folder(RUNS_FOLDER, _default_name(config))
     if seeds_file(path).is_file() and config.output.overwrite:
-        return _locked(path)
+        return lock(RunFolder(path))
     if seeds_file(path).is_file():
         raise RunFolderNotEmpty(
             f"{path} already holds runs of several seeds",
@@ -135,13 +135,6 @@ def _hold(config: Config, begun: SeedsFolder | None) -> AbstractContextManager[R
             f"{path} holds a single run", remedy="choose another folder with --output-dir"
         )
     return reserve_folder(path, overwrite=False)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[RunFolder]:
-    folder = RunFolder(path)
-    with lock(folder):
-        yield folder
 
 
 @contextmanager

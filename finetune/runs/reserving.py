@@ -184,8 +184,8 @@ def _numbered(parent: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def lock(folder: RunFolder) -> Iterator[None]:
-    """Keep other processes from writing to an existing run folder.
+def lock(folder: RunFolder) -> Iterator[RunFolder]:
+    """Keep other processes from writing to an existing run folder, and yield it.
 
     The kernel frees the lock of a process that dies, so that a lock file left behind stops nobody.
 
@@ -201,7 +201,7 @@ def lock(folder: RunFolder) -> Iterator[None]:
             remedy="wait until it has finished, or choose another folder with --output-dir",
         ) from None
     try:
-        yield
+        yield folder
     finally:
         # Only the holder may remove the file: once released, it may be another process's lock.
         Path(file_lock.lock_file).unlink(missing_ok=True)
