@@ -46,6 +46,7 @@ from transformers import (
 
 import finetune
 from finetune.model.source import find_model
+from finetune.tasks.choose import find_kind
 
 BATCH_SIZE, LEARNING_RATE, MAX_TOKENS = 32, 5e-5, 128
 # Rows of each split for 1,000 training rows.
@@ -54,11 +55,6 @@ METRICS = {
     "regression": ("pearson", "spearman"),
     "single": ("accuracy", "macro_f1"),
     "multi": ("micro_f1", "macro_f1"),
-}
-PROBLEM_TYPES = {
-    "regression": "regression",
-    "single": "single_label_classification",
-    "multi": "multi_label_classification",
 }
 ASPECTS = {
     "number": r"\d",
@@ -216,7 +212,7 @@ def train_with_trainer(
     model = AutoModelForSequenceClassification.from_pretrained(
         setting.model,
         num_labels={"regression": 1, "single": 2, "multi": len(classes)}[task],
-        problem_type=PROBLEM_TYPES[task],
+        problem_type=find_kind(task).problem_type,
         dtype="float32",
     )
     train, test = (

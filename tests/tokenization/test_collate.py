@@ -53,14 +53,6 @@ def test_types_are_those_that_a_model_takes() -> None:
     assert tensors["attention_mask"].dtype == torch.bool
 
 
-def test_an_example_may_come_twice() -> None:
-    texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
-
-    ids = collate(texts, np.array([0, 2, 2]), padded_length=8)["input_ids"]
-
-    assert torch.equal(ids[1], ids[2])
-
-
 def test_a_batch_is_filled_with_its_last_example() -> None:
     assert fill_batch(np.array([4, 9, 7]), batch_size=5).tolist() == [4, 9, 7, 7, 7]
     assert fill_batch(np.array([4, 9, 7]), batch_size=3).tolist() == [4, 9, 7]
