@@ -88,8 +88,10 @@ def shorten(text: str) -> str:
     return line if len(line) <= LONGEST_EXAMPLE else line[: LONGEST_EXAMPLE - 1] + "…"
 
 
-def mebibytes(size_bytes: int) -> str:
-    """Return a size such as ``167.5 MiB``."""
+def spell_size(size_bytes: int) -> str:
+    """Return a size such as ``167.5 MiB`` or, of a small one, ``2.3 KiB``."""
+    if size_bytes < 2**20:
+        return f"{size_bytes / 2**10:,.1f} KiB"
     return f"{size_bytes / 2**20:,.1f} MiB"
 
 

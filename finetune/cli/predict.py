@@ -16,7 +16,7 @@ from finetune.devices.launch import read_launch
 from finetune.devices.names import DeviceName
 from finetune.errors import DataUnreadable, UsageError
 from finetune.escaping import escape_controls, escape_line
-from finetune.events import Emit
+from finetune.events import Emit, Info
 from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def command(
     is_typed = not texts and file in (None, Path("-"))
     with ExitStack() as stack, ExitStack() as view:
         emit = view.enter_context(showing(quiet=quiet, no_progress=no_progress or is_typed))
+        if is_typed and sys.stdin.isatty():
+            emit(Info("classifies each line that is typed; Ctrl-D ends"))
         write: Write = _show_json if as_json else _Lines().show
         if output is not None:
             from finetune.evaluation.answer_file import answer_file, check_output

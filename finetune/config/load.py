@@ -91,6 +91,8 @@ def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
     for section, options in (content or {}).items():
         if section not in sections:
             remedy = _did_you_mean(section, sections)
+            if section in SECTION_OF_OPTION:
+                remedy = f"{section} is an option: write it below {SECTION_OF_OPTION[section]}:"
             raise ConfigurationInvalid(f"unknown section {section} in {path}", remedy=remedy)
         if not isinstance(options, dict | None):
             raise ConfigurationInvalid(

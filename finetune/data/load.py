@@ -130,8 +130,8 @@ def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
         )
     if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(
-            f"{options.data} has labels that the model does not know: {', '.join(unknown)}",
-            remedy=f"leave these rows out; the model knows {', '.join(names)}",
+            f"{options.data} has labels that the model lacks: {', '.join(unknown)}",
+            remedy=f"leave these rows out; the classes of the model are {', '.join(names)}",
         )
     labels = loaded.task.decode(column_of(rows, "label"))
     texts = texts_of(rows)

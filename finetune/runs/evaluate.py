@@ -49,7 +49,7 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
     """Evaluate a run's model on all rows of other data, read as the run's own was.
 
     Raises:
-        DataError: If the data can't be read, or has classes that the model does not know.
+        DataError: If the data can't be read, or has classes that the model lacks.
     """
     options, reading = data_options(load_saved_config(folder).data), DataReading.of(folder)
     rows = load_rows(

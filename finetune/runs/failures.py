@@ -57,7 +57,7 @@ def unwritten_model_kept(folder: RunFolder, classifier: Classifier) -> Iterator[
         way_on = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
         raise NotWritten(
             f"{folder.path} can't be written: {reason_of(error)}",
-            remedy=f"{where}; make the folder writable{way_on}",
+            remedy=f"{where}; make room or the folder writable{way_on}",
         ) from error
 
 

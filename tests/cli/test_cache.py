@@ -57,7 +57,7 @@ def test_nothing_kept_is_no_error(as_json: bool, command: Command, tmp_path: Pat
             assert emitted.get("entries", []) == []
             assert emitted.get("freed_bytes", 0) == 0
         else:
-            assert "0.0 MiB" in outcome.output
+            assert "0.0 KiB" in outcome.output
     assert not missing.exists()
 
 

@@ -46,6 +46,17 @@ def test_the_answers_are_those_of_the_python_api_in_the_order_of_the_texts(
     assert all(answer.keys() == {"text", "label", "probability"} for answer in answers)
 
 
+def test_a_terminal_that_is_waited_for_is_said_to_be(
+    command: Command, finished_run: Path, type_in: TypeIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_in(b"Who is it?\n")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    outcome = command("predict", finished_run)
+    assert outcome.code == 0, outcome.errors
+    assert "Ctrl-D" in outcome.errors
+    assert "Ctrl-D" not in command("predict", finished_run, "Who is it?").errors
+
+
 def test_a_table_is_shown_with_each_text_as_it_is(command: Command, finished_run: Path) -> None:
     texts = ["[bold]x[/]", "[red]", ":smile:", "Ä 漢字 ☃", "a | b"]
     outcome = command("predict", finished_run, *texts)

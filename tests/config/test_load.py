@@ -260,7 +260,7 @@ def test_an_option_outside_of_any_section_is_refused(
 ) -> None:
     error = error_of(write_yaml("seed: 1\n"))
     assert "seed" in error.message
-    assert "training" in error.remedy
+    assert error.remedy == "seed is an option: write it below training:"
 
 
 def test_an_option_in_another_section_is_refused_with_the_right_one(write_yaml: WriteYaml) -> None:
