@@ -13,12 +13,13 @@ from finetune.bench.apple import make_resnet50, make_vgg16
 from finetune.bench.bert import bert_base, bert_structure, read_lengths
 from finetune.bench.mlp import WIDTHS, make_mlp
 from finetune.bench.own import own_workload
-from finetune.bench.timer import QUICK, time_workload
+from finetune.bench.timer import Effort, time_workload
 from finetune.bench.workloads import Choice, list_workloads
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFound
 
 LENGTHS = [3, 9, 5, 7]
+SHORT = Effort(step_seconds=9.0, timing_seconds=0.0, visit_seconds=0.0, total_seconds=0.0)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
     choice = Choice(groups=[group], model=None, lengths=LENGTHS, is_quick=True)  # type: ignore[list-item]
     for workload in list_workloads(choice):
-        [row] = time_workload(workload, [CpuDevice()], effort=QUICK, announce=lambda name: None)
+        [row] = time_workload(workload, [CpuDevice()], effort=SHORT, announce=lambda name: None)
         assert (row.note, row.timed_rows) == ("", workload.rows), workload.name
         assert all(seconds > 0 for seconds in row.seconds)
 
@@ -92,7 +93,7 @@ def test_a_network_of_the_users_own_is_trained_and_evaluated_with_its_batch(
     )
     monkeypatch.syspath_prepend(tmp_path)
     rows = time_workload(
-        own_workload("own_network:make"), [CpuDevice()], effort=QUICK, announce=lambda name: None
+        own_workload("own_network:make"), [CpuDevice()], effort=SHORT, announce=lambda name: None
     )
     assert [(row.phase, row.timed_rows, row.note) for row in rows] == [
         ("training", 5, ""),

@@ -1,6 +1,7 @@
 import copy
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,18 @@ def audit(
     )
 
 
-@pytest.fixture(scope="session")
+@cache
+def report_of(
+    architecture: str = "bert", mode: str = "full", precision: str = "fp32"
+) -> OperatorReport:
+    """Audit a tiny model, once for the same arguments."""
+    return audit(tiny_model(architecture), mode=mode, precision=precision)
+
+
+@pytest.fixture
 def bert_report() -> OperatorReport:
     """The report on all of a tiny BERT."""
-    return audit(tiny_model())
+    return report_of()
 
 
 def by_name(report: OperatorReport) -> dict[str, Operator]:
@@ -75,7 +84,7 @@ def some_and_all(some: list[tuple[str, ...]], all_: list[tuple[str, ...]]) -> li
 
 @pytest.mark.parametrize(("architecture", "mode", "precision"), some_and_all(SOME, ALL))
 def test_no_encoder_needs_what_mps_lacks(architecture: str, mode: str, precision: str) -> None:
-    report = audit(tiny_model(architecture), mode=mode, precision=precision)
+    report = report_of(architecture, mode, precision)
     assert report.missing == ()
     assert report.warnings == ()
 
@@ -90,10 +99,9 @@ def test_no_encoder_needs_what_mps_lacks(architecture: str, mode: str, precision
 def test_nothing_is_lost_by_not_computing(
     architecture: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_model(architecture)
-    report = audit(model, precision=precision)
+    report = report_of(architecture, precision=precision)
     monkeypatch.setattr(operators, "_fake_copy", copy.deepcopy)
-    computed = audit(model, precision=precision)
+    computed = audit(tiny_model(architecture), precision=precision)
     # A list of gradients at once: the CPU's way to clip, and not that of MPS.
     only_there = {"aten::_foreach_norm.Scalar", "aten::_foreach_mul_.Tensor"}
     expected = [one for one in computed.operators if one.name not in only_there]
@@ -123,14 +131,13 @@ def test_attention_of_the_evaluation_is_what_mps_runs_there(bert_report: Operato
 
 
 def test_a_frozen_encoder_attends_as_in_the_evaluation() -> None:
-    found = by_name(audit(tiny_model(), mode="head"))
+    found = by_name(report_of(mode="head"))
     assert found["aten::_scaled_dot_product_attention_math_for_mps"].calls == 3
     assert "aten::embedding_dense_backward" not in found
 
 
 def test_fp16_shows_the_scaling_of_gradients(bert_report: OperatorReport) -> None:
-    scaled = audit(tiny_model(), precision="fp16")
-    only_fp16 = by_name(scaled).keys() - by_name(bert_report).keys()
+    only_fp16 = by_name(report_of(precision="fp16")).keys() - by_name(bert_report).keys()
     assert {
         "aten::_amp_foreach_non_finite_check_and_unscale_",
         "aten::_amp_update_scale_",
