@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.bench.groups import GROUPS, Group
-from finetune.bench.results import BenchResults
+from finetune.bench.results import GROUPS, BenchResults, Group
 from finetune.bench.supervisor import Supervisor
 from finetune.errors import Interrupted
 from finetune.events import Emit, ignore

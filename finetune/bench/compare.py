@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 
-from finetune.bench.results import BenchResults, Row, Table
+from finetune.bench.results import BenchResults, BenchTable, Row
 from finetune.bench.tables import by_device, divide, number, ratio, speed_of
 
 # Medians that differ by more say that something else was at work.
 _STEADY = 1.1
 
 
-def compare(one: BenchResults, other: BenchResults) -> Table:
+def compare(one: BenchResults, other: BenchResults) -> BenchTable:
     """Set the rows a second of A and B side by side."""
     sides = {"A": one, "B": other}
     grouped = {name: by_device(results.rows) for name, results in sides.items()}
@@ -29,7 +29,7 @@ def compare(one: BenchResults, other: BenchResults) -> Table:
     ]
     if (one.machine.cpu, one.machine.devices) == (other.machine.cpu, other.machine.devices):
         remarks += _repeatability(one, other)
-    return Table("", "Rows a second", titles, tuple(cells), tuple(remarks))
+    return BenchTable(title="Rows a second", columns=titles, rows=cells, remarks=tuple(remarks))
 
 
 def _fastest(side_by_side: Mapping[str, Row]) -> float | None:

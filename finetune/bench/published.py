@@ -1,16 +1,16 @@
 """What others have published, to be shown beside what is measured and never among it."""
 
-from finetune.bench.results import Table
+from finetune.bench.results import BenchTable
 
 ARTICLE_TEXTS = 1000
 ARTICLE_TOKENS = 512
 
 # The article's own rates, though a thousand rows in 18 minutes are fewer.
-_TRAINING = Table(
-    "training",
-    "The article's",
-    ("mode", "device", "batch", "rows/s", f"{ARTICLE_TEXTS:,} rows"),
-    (
+_TRAINING = BenchTable(
+    group="training",
+    title="The article's",
+    columns=("mode", "device", "batch", "rows/s", f"{ARTICLE_TEXTS:,} rows"),
+    rows=(
         ("full", "CPU", "32", "0.69", "24 min 13 s"),
         ("full", "MPS", "1", "1.25", "about 18 min"),
         ("head only: the classifier", "CPU", "64", "1.95", "8 min 32 s"),
@@ -20,20 +20,22 @@ _TRAINING = Table(
     "base M1 and 8 GB; with all of the model in training a batch of 1 was the largest that fitted "
     "MPS",
 )
-_INFERENCE = Table(
-    "inference",
-    "The article's",
-    ("workload", "phase", "CPU, ms a step", "MPS, ms a step"),
-    (
+_INFERENCE = BenchTable(
+    group="inference",
+    title="The article's",
+    columns=("workload", "phase", "CPU, ms a step", "MPS, ms a step"),
+    rows=(
         ("batch 8", "evaluation", "79", "189"),
         ("batch 64", "evaluation", "547", "345"),
         ("batch 256", "evaluation", "3,690", "1,560"),
     ),
     source="published by the same article, not measured here",
 )
-_APPLE = Table(
-    "apple",
-    "Apple's",
+_APPLE = BenchTable(
+    group="apple",
+    title="Apple's",
+    columns=(),
+    rows=(),
     source="Apple published a chart of speed-ups over the CPU in May 2022 (pytorch.org, "
     "Introducing Accelerated PyTorch Training on Mac), measured on a Mac Studio with an M1 Ultra; "
     "it names no numbers, so that none stand here",

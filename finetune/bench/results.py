@@ -1,14 +1,18 @@
-"""What was measured, the ``bench.json`` that holds it, and tables that show it."""
+"""What was measured, the ``bench.json`` that holds it, and its kinds of tables; free of torch."""
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
-from finetune.bench.groups import Phase
 from finetune.errors import UsageError
+from finetune.tasks.figures import Table
 
+Group = Literal["mlp", "inference", "training", "apple"]
+Phase = Literal["training", "evaluation"]
+
+GROUPS: tuple[Group, ...] = get_args(Group)
 SCHEMA_VERSION: Final = 1
 
 
@@ -115,19 +119,17 @@ def read_results(path: Path) -> BenchResults:
     )
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of text; all columns but the first two are numbers.
+@dataclass(frozen=True, kw_only=True)
+class BenchTable(Table):
+    """A table of a group.
 
     Args:
-        group: That it is of.
+        group: That it is of; empty for a comparison of benches.
         remarks: Sentences below it.
         source: Who published its numbers; empty where they were measured.
     """
 
-    group: str
-    title: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
+    text_columns: int = 2
+    group: str = ""
     remarks: tuple[str, ...] = ()
     source: str = ""

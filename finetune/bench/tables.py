@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from finetune.bench.groups import GROUPS
 from finetune.bench.published import ARTICLE_TEXTS, ARTICLE_TOKENS, PUBLISHED
-from finetune.bench.results import BenchResults, Row, Table
+from finetune.bench.results import GROUPS, BenchResults, BenchTable, Row
 
 CPU = "cpu"
 NOT_TIMED = "-"
@@ -19,7 +18,7 @@ Key = tuple[str, str, str]
 """Group, workload and phase."""
 
 
-def tabulate(results: BenchResults) -> list[Table]:
+def tabulate(results: BenchResults) -> list[BenchTable]:
     """Return a table of each group that has rows, and after it what was published."""
     tables = []
     for group in (*GROUPS, "own"):
@@ -54,7 +53,7 @@ def speedup_of(side_by_side: Mapping[str, Row], device: str) -> float | None:
     return divide(speed_of(side_by_side.get(device)), speed_of(side_by_side.get(CPU)))
 
 
-def _measured(group: str, rows: Sequence[Row]) -> Table:
+def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
     devices = sorted(dict.fromkeys(row.device for row in rows), key=lambda name: name != CPU)
     columns: list[tuple[str, str, Callable[[Row | None], str]]] = []
     for device in devices:
@@ -74,7 +73,9 @@ def _measured(group: str, rows: Sequence[Row]) -> Table:
     titles = ["workload", "phase", "rows", *(title for _, title, _ in columns)]
     titles += [f"{device} ÷ {CPU}" for device in others]
     remarks = (*_notes(rows), *_findings(group, rows, others))
-    return Table(group, _TITLES[group], tuple(titles), tuple(cells), remarks)
+    return BenchTable(
+        group=group, title=_TITLES[group], columns=tuple(titles), rows=cells, remarks=remarks
+    )
 
 
 def _notes(rows: Iterable[Row]) -> Iterator[str]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from finetune.bench.bert import SEED
-from finetune.bench.groups import Phase
-from finetune.bench.results import Row
+from finetune.bench.results import Phase, Row
 from finetune.bench.workload import Load, Workload
 from finetune.devices.base import Device
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from finetune.bench.groups import Phase
-from finetune.bench.results import Row
+from finetune.bench.results import Phase, Row
 from finetune.devices.base import Device
 from finetune.model.factory import loss_of
 

@@ -1,15 +1,18 @@
-"""The workloads by group."""
+"""The workloads by group, and a network of the user's own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch.utils._pytree import tree_iter
+
 from finetune.bench.apple import apple_workloads
-from finetune.bench.groups import Group
 from finetune.bench.inference import inference_workloads
 from finetune.bench.mlp import mlp_workloads
-from finetune.bench.own import own_workload
+from finetune.bench.results import Group
 from finetune.bench.training import FoundSizes, training_workloads
-from finetune.bench.workload import Workload
+from finetune.bench.workload import Workload, build_module
+from finetune.model.factory import load_factory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +52,21 @@ def list_workloads(choice: Choice) -> list[Workload]:
     if choice.model is not None:
         chosen.append(own_workload(choice.model))
     return chosen
+
+
+def own_workload(name: str) -> Workload:
+    """Return a module with the batch that its function gives, of as many rows as its first tensor.
+
+    Raises:
+        UsageError: As :func:`load_factory` does.
+    """
+    _, batch = load_factory(name)
+    tensors = (one for one in tree_iter(batch) if isinstance(one, torch.Tensor) and one.ndim)
+    rows = len(next(tensors, [None]))
+    return Workload(
+        group="own",
+        name=name,
+        build=build_module(lambda: load_factory(name)[0], lambda _: batch),
+        rows=rows,
+        least_rows=rows,
+    )

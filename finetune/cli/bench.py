@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finetune.bench.groups import GROUPS
+from finetune.bench.results import GROUPS
 from finetune.cli.console import show_json, show_lines, show_table
 from finetune.cli.options import output_options
 from finetune.cli.progress import showing
 from finetune.devices.names import DEVICE_NAMES
 
 if TYPE_CHECKING:
-    from finetune.bench.results import BenchResults, Table
+    from finetune.bench.results import BenchResults, BenchTable
 
 EXAMPLES = """\b
 Groups:
@@ -133,9 +133,9 @@ def _show(results: "BenchResults", *, folder: Path) -> None:
     show_lines(f"results and page: {folder}")
 
 
-def _show_table(table: "Table") -> None:
+def _show_table(table: "BenchTable") -> None:
     notes = [f"({table.source})"] if table.source else [f"- {one}" for one in table.remarks]
     show_lines(table.title + (" (published)" if table.source else ""), "")
     if table.rows:
-        show_table(table.columns, table.rows, numbers=table.columns[2:])
+        show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
     show_lines(*notes)

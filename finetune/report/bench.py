@@ -4,9 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
-from finetune.bench.groups import Phase
-from finetune.bench.results import BenchResults, Row
-from finetune.bench.results import Table as BenchTable
+from finetune.bench.results import BenchResults, Phase, Row
 from finetune.bench.tables import CPU, Key, by_device, first_faster, speedup_of, tabulate
 from finetune.report.chart import Axis, Chart, Series
 from finetune.report.templates import TEMPLATES
@@ -20,14 +18,10 @@ def render_bench(results: BenchResults) -> str:
     """Return ``bench.html``, which needs no other file."""
     return TEMPLATES.get_template("bench.html.j2").render(
         results=results,
-        tables=[(one, _as_shown(one)) for one in tabulate(results)],
+        tables=tabulate(results),
         charts={group: draw(results) for group, draw in CHARTS.items()},
         machine=_tabulate_machine(results),
     )
-
-
-def _as_shown(table: BenchTable) -> Table:
-    return Table(table.title, table.columns, table.rows, text_columns=2)
 
 
 def _tabulate_machine(results: BenchResults) -> Table:

@@ -12,9 +12,8 @@ from finetune.bench import bert, training
 from finetune.bench.apple import make_resnet50, make_vgg16
 from finetune.bench.bert import bert_base, bert_structure, read_lengths
 from finetune.bench.mlp import WIDTHS, make_mlp
-from finetune.bench.own import own_workload
 from finetune.bench.timer import Effort, time_workload
-from finetune.bench.workloads import Choice, list_workloads
+from finetune.bench.workloads import Choice, list_workloads, own_workload
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFound
 
