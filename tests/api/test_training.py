@@ -9,7 +9,7 @@ from tiny_runs import QUICK, flags, start_finetune
 
 import finetune
 from finetune.api.folders import default_name
-from finetune.config.schema import Config, DataConfig
+from finetune.config.schema import Config, DataConfig, ModelConfig
 from finetune.errors import FinetuneError, Interrupted, ModelNotFound
 from finetune.events import Event, Info
 
@@ -29,22 +29,12 @@ def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
     assert default_name(config) == f"{name}-bert-base-uncased-full"
 
 
-def test_runs_without_a_folder_are_numbered(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = {**ONE_UPDATE, "model": str(tiny_folder)}
-    folders = [
-        finetune.run(**options).output_dir,
-        finetune.run(**options).output_dir,
-        finetune.run(**options, freeze_core=True).output_dir,
-    ]
-    assert folders == ["runs/questions-tiny-full", "runs/questions-tiny-full-2",
-                       "runs/questions-tiny-head"]  # fmt: skip
-    assert all(Path(folder, "model").is_dir() for folder in folders)
+def test_the_run_folder_is_named_after_the_mode() -> None:
+    config = Config(model=ModelConfig(model="some/tiny", freeze_core=True))
+    assert default_name(config) == "trec-tiny-head"
 
 
-def test_the_folder_is_reserved_before_anything_is_loaded(
+def test_runs_without_a_folder_are_numbered_and_reserve_theirs_before_anything_is_loaded(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,7 +44,10 @@ def test_the_folder_is_reserved_before_anything_is_loaded(
         if not reserved:
             reserved.append(Path("runs/questions-tiny-full").is_dir())
 
-    finetune.run(**ONE_UPDATE, model=str(tiny_folder), emit=look)
+    options = {**ONE_UPDATE, "model": str(tiny_folder)}
+    folders = [finetune.run(**options, emit=look).output_dir, finetune.run(**options).output_dir]
+    assert folders == ["runs/questions-tiny-full", "runs/questions-tiny-full-2"]
+    assert all(Path(folder, "model").is_dir() for folder in folders)
     assert reserved == [True]
 
 
