@@ -215,11 +215,14 @@ class _Trial:
         self._taken_seconds = [self._time(calls=1)]
 
     def _warm_up(self) -> list[float]:
-        """Take steps until two in a row agree, or for as long as a visit; return the warm ones."""
+        """Take steps until two in a row agree, or for as long as a visit; return the last two."""
         taken = self._taken_seconds
-        while len(taken) < 2 or (_is_cold(taken) and sum(taken[1:]) < self._effort.visit_seconds):
+        while len(taken) < 2 or (
+            taken[-2] > _COLD * taken[-1]
+            and (len(taken) == 2 or sum(taken[1:]) < self._effort.visit_seconds)
+        ):
             taken.append(self._time(calls=1))
-        return taken[-1:] if _is_cold(taken) else taken[-2:]
+        return taken[-2:]
 
     def _time(self, *, calls: int) -> float:
         self._announce(self.device.name)
@@ -237,10 +240,6 @@ class _Trial:
         except Exception as error:
             self.row, self.is_due = self._before, False
             self._add_note(_explain(error, self.device))
-
-
-def _is_cold(seconds: Sequence[float]) -> bool:
-    return seconds[-2] > _COLD * seconds[-1]
 
 
 def _explain(error: Exception, device: Device) -> str:

@@ -140,8 +140,9 @@ def test_a_batch_size_that_is_the_subject_is_not_halved() -> None:
     assert (row.timed_rows, row.note.startswith("out of memory")) == (0, True)
 
 
-def test_two_steps_that_agree_are_enough_where_they_take_long() -> None:
-    device = SimulatedDevice(row_seconds=6.0)
+@pytest.mark.parametrize("cold_steps", [0, 1])
+def test_two_steps_that_agree_are_enough_where_they_take_long(cold_steps: int) -> None:
+    device = SimulatedDevice(row_seconds=6.0, cold_steps=cold_steps)
     [row] = timed(a_workload(), [device])
     assert (row.timed_rows, row.seconds) == (1, (6.0, 6.0))
-    assert len(device.timed) == 2
+    assert len(device.timed) == 2 + cold_steps
