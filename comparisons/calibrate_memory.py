@@ -21,6 +21,7 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import live_peaks
 from finetune.batch_finder.measure import measure
 from finetune.batch_finder.trial import build_trial
+from finetune.devices.host import keep_freed_memory
 from finetune.devices.select import select_device
 from finetune.model.mode import Mode
 
@@ -99,6 +100,7 @@ def measure_alone(device: str, name: str) -> dict[str, Any]:
 
 def measure_here(device_name: str, name: str) -> None:
     """Train as the finder's probes do, and print the peaks."""
+    keep_freed_memory()
     case, batch = read_name(device_name, name)
     device = select_device(device_name, emit=lambda _: None)
     trial = build_trial(case, device=device)
