@@ -26,7 +26,7 @@ from finetune.tokenization.examples import Examples, join_inputs
 # Fewer take a second or two.
 MANY_TEXTS = 50_000
 # Of texts. What is not written yet is held in memory.
-PART_BYTES = 2**25
+PART_BYTES = 2**24
 
 
 def encode_rows(
