@@ -156,6 +156,7 @@ CLASSES = 6
 labels_of_examples = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=60).map(np.array)
 
 
+@settings(max_examples=25)
 @given(labels=labels_of_examples)
 def test_balanced_weights_are_those_of_scikit_learn(labels: np.ndarray) -> None:
     present = np.unique(labels)

@@ -55,6 +55,7 @@ def same(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few"])
+@settings(max_examples=40)
 @given(lengths=lengths_of_examples, batch_size=st.integers(1, 9), seed=st.integers(0, 9))
 def test_every_example_comes_once_in_batches_that_hold_it(
     device: Device, lengths: NDArray[np.int64], batch_size: int, seed: int
