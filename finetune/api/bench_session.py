@@ -56,9 +56,9 @@ class Session:
         for number, workload in enumerate(workloads, start=1):
             self.emit(Info(f"{number}/{len(workloads)} {workload.group}: {workload.name}"))
             self._keep(next(timed))
-        self.emit(Info("all were timed; once more, as often as time allows"))
         for rows in timed:
             self._keep(rows)
+            self.emit(Info(f"timed again, while time is left: {rows[0].group}: {rows[0].workload}"))
 
     def _keep(self, rows: Iterable[Row]) -> None:
         self.rows |= {row.place: row for row in rows}

@@ -21,7 +21,8 @@ def time_all(
     _: Any, choice: Any, workloads: Any, devices: Any, *, until: float
 ) -> Iterator[list[Row]]:
     for row, _ in zip(ROWS, workloads, strict=False):
-        yield [row]
+        yield [replace(row, seconds=row.seconds[:1])]
+    yield [ROWS[0]]
 
 
 def be_stopped(*_: Any, until: float) -> Iterator[list[Row]]:
@@ -40,7 +41,9 @@ def test_a_bench_writes_files_and_says_how_long_it_takes(
     assert progress[2].startswith("3/3 mlp: 16384-8192-4096-10")
     assert "A network of three layers" in outcome.output
     assert f"results and page: {tmp_path / 'b'}" in outcome.output
-    assert read_results(tmp_path / "b" / "bench.json").rows == tuple(ROWS[:3])
+    assert progress[3].startswith("timed again")
+    again, *others = read_results(tmp_path / "b" / "bench.json").rows
+    assert (again, [len(row.seconds) for row in others]) == (ROWS[0], [1, 1])
     assert (tmp_path / "b" / "bench.html").read_text().startswith("<!doctype html>")
 
 
