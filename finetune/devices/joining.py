@@ -71,7 +71,7 @@ def _make_group(launch: Launch) -> None:
         "gloo", store=store, rank=launch.rank, world_size=launch.world_size,
         timeout=joining_time / _TIMES_TIMEOUT,
     )  # fmt: skip
-    end_when_silent(_connections() - earlier)
+    _end_when_silent(_connections() - earlier)
     store.set_timeout(timedelta(seconds=LONGEST_SECONDS))
     _set_pg_timeout(timedelta(seconds=LONGEST_SECONDS))
 
@@ -107,7 +107,7 @@ def store_of_this_start(store: Store, launch: Launch, *, seconds: float) -> Stor
             return PrefixStore(start, store)
 
 
-def end_when_silent(connections: Iterable[int]) -> None:
+def _end_when_silent(connections: Iterable[int]) -> None:
     """Have Linux end TCP connections, by their descriptors, whose other host no longer answers.
 
     A process that waits sends nothing, and would not notice that the other host was cut off.

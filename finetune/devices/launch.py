@@ -27,7 +27,7 @@ class Launch:
 def read_launch() -> Launch:
     """Return what the launcher has said; without one there is one process."""
     rank, world_size, local_rank, local_world_size = (
-        int(os.environ.get(name, default))
+        int(os.environ.get(name) or default)
         for name, default in zip(_OF_A_GROUP, ("0", "1", "0", "1"), strict=True)
     )
     return Launch(rank, world_size, local_rank, local_world_size)
