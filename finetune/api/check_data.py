@@ -86,6 +86,7 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
         takes_first=takes_first,
         emit=emit_and_keep,
     )
+    given = DatasetDict({split: given[split] for split in splits if split in given})
     findings = check_splits(given, task)
     reads_pairs = "text_pair" in given["train"].column_names
     lengths = measure_tokens(given, config.model, emit=emit_and_keep)

@@ -100,7 +100,7 @@ def command(
         facts, training = results.facts, results.training
         show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
         show_lines(
-            f"trained in {training.train_runtime:.1f} s on {facts.device}, "
+            f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "
             f"{training.train_samples_per_second:.0f} examples/s",
             f"run folder: {results.output_dir}",
         )

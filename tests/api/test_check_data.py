@@ -56,6 +56,17 @@ def test_the_suggested_length_is_one_that_the_model_takes(
     assert (lengths["suggested_max_length"], lengths["beyond_suggested"]) == (64, 20)
 
 
+def test_splits_have_their_usual_order_whichever_the_table_has_first(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    path = tmp_path / "splits.csv"
+    parts = ("test", "validation", "train") * 8
+    lines = [f"row {number},{number % 2},{part}" for number, part in enumerate(parts)]
+    path.write_text("\n".join(["text,label,split", *lines]))
+    found = check(path, tiny_folder)
+    assert list(found["rows"]) == list(found["classes"]) == ["train", "validation", "test"]
+
+
 def test_texts_that_the_vocabulary_lacks_are_a_warning(tmp_path: Path, tiny_folder: Path) -> None:
     path = tmp_path / "chinese.csv"
     lines = [f"今天天气很好 {number},{number % 2}" for number in range(20)]
