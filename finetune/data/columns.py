@@ -45,8 +45,8 @@ PAIRS = (
 )
 DATE = r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?"
 SAMPLE_ROWS = 10_000
-# Which values a column repeats is counted in memory: of a larger table in so many parts of it.
-MOST_ROWS, SAMPLE_PARTS = 2**17, 16
+# How many values a column has is counted in memory: of a larger table in so many parts of it.
+MOST_BYTES, SAMPLE_PARTS = 2**26, 16
 # Columns of 0 and 1, one for each class; two may well be something else.
 LEAST_INDICATORS = 3
 YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
@@ -280,8 +280,9 @@ def plain_name(name: str) -> str:
 
 def _spread_sample(columns: pyarrow.Table) -> pyarrow.Table:
     """Return rows from all over a large table; all of another."""
-    rows, size = len(columns), MOST_ROWS // SAMPLE_PARTS
-    if rows <= MOST_ROWS:
+    rows, size_bytes = len(columns), columns.nbytes
+    size = int(rows * MOST_BYTES / max(size_bytes, 1)) // SAMPLE_PARTS
+    if size_bytes <= MOST_BYTES or size == 0:
         return columns
     starts = (number * (rows - size) // (SAMPLE_PARTS - 1) for number in range(SAMPLE_PARTS))
     return pyarrow.concat_tables(columns.slice(start, size) for start in starts)

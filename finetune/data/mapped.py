@@ -15,7 +15,7 @@ from finetune import hub
 from finetune.errors import DataError
 
 LARGE_BYTES = 2**25
-ROWS_A_PIECE = 2**16
+ROWS_A_PIECE = 2**14
 
 
 def collect(pieces: Iterable[pyarrow.Table]) -> pyarrow.Table:

@@ -3,6 +3,7 @@
 import pyarrow
 import pytest
 
+from finetune.data import columns as columns_module
 from finetune.data.columns import Columns, choose_columns, join_texts, read_texts
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
@@ -73,6 +74,15 @@ def test_a_label_of_many_classes_is_guessed_where_each_recurs() -> None:
     classes = [f"class {number % 50}" for number in range(400)]
     texts = [f"This is the text of row {number}, which is long." for number in range(400)]
     assert choose("said", "kind", columns=[texts, classes]) == ("said", "kind")
+
+
+def test_of_a_large_table_rows_from_all_over_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "MOST_BYTES", 5_000)
+    texts = [f"{row} films were long" for row in range(400)]
+    moods = ["bad"] * 200 + ["good"] * 200
+    chosen = choice("a", "b", columns=[texts, moods])
+    assert (chosen.text.name, chosen.label.name) == ("a", "b")
+    assert "2 different values" in chosen.label.reason
 
 
 def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None:
