@@ -9,8 +9,9 @@ from finetune.api.folders import reserve
 from finetune.api.report import write_pages
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
+from finetune.devices.mps.power import why_slowed
 from finetune.devices.processes import ALONE, Processes
-from finetune.events import Emit
+from finetune.events import Emit, WarningMessage
 from finetune.runs.failures import interruption_explained, out_of_memory_explained
 from finetune.runs.finish import finish
 from finetune.runs.folder import RunFolder
@@ -114,6 +115,8 @@ def _complete(run: Run) -> RunResults:
     with tracked(config, run.folder, emit=run.emit, is_main=is_main) as tracking:
         run.emit = tracking
         run.train()
+        if reason := why_slowed():
+            run.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))
         results = finish(run, write_pages=write_pages)
         tracking.report_test(
             results.test.metrics, update=run.progress.updates, epoch=results.training.epoch

@@ -4,6 +4,8 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
+from finetune.devices.mps.power import power_facts
+
 PACKAGES = (
     "finetune-mps",
     "torch",
@@ -23,9 +25,10 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return the versions of Python, the system and the packages that compute."""
+    """Return the versions of Python, the system and the packages, and what power a Mac has now."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": package_versions(),
+        **power_facts(),
     }
