@@ -158,9 +158,7 @@ def kind_of(first_bytes: bytes, *, path: Path) -> str:
         else:
             kind = ".jsonl" if start.startswith(b"{") else ".csv"
     if kind not in SUFFIXES:
-        raise DataUnreadable(
-            f"{path} is {kind}", remedy=f"save it as {', '.join(SUFFIXES)}, or unpack it"
-        )
+        raise DataUnreadable(f"{path} is {kind}", remedy=f"save it as {', '.join(SUFFIXES)}")
     return kind
 
 

@@ -42,3 +42,8 @@ def test_what_is_no_size_is_refused_with_where_it_was_written(text: str) -> None
         parse_size(text, origin="--memory-limit")
     assert refused.value.message.startswith(f"--memory-limit is {text!r}")
     assert "4GiB" in refused.value.remedy
+
+
+def test_a_number_that_lacks_its_unit_is_refused() -> None:
+    with pytest.raises(ConfigurationInvalid, match="'4', which is less than 1 MB"):
+        parse_size("4", origin="--memory-limit")
