@@ -12,7 +12,7 @@ from finetune.devices.host_memory import HostWatch, process_bytes
 from finetune.errors import ModelUnsupported, ProbeFailed
 
 WORKER = "finetune.batch_finder.worker"
-# Memory sampled this often stays within 1 % of the kernel's own record of its peak.
+# Memory sampled this often stays within 1% of the kernel's own record of its peak.
 _SAMPLE_SECONDS = 0.02
 # The machine as a whole changes slower, and costs more to ask.
 _HOST_SAMPLE_SECONDS = 0.25

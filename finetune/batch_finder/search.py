@@ -1,7 +1,7 @@
 """Which batch size to try next, and when to stop: numbers only, no device.
 
 A probe really trains at a size. The search grows until the memory model has a slope, goes near the
-size that the model predicts, and brackets the largest that fits to 1 %. One more probe looks for a
+size that the model predicts, and brackets the largest that fits to 1%. One more probe looks for a
 smaller size that is as fast.
 """
 
@@ -41,7 +41,7 @@ class SearchedSizes:
         first_failed: Smallest size that failed for memory, None if none did.
         predicted_maximum: Largest size that the memory model expects to fit, where the search ran
             out of time before it ran out of memory; None elsewhere, or if too little is known.
-        fastest: Smallest probed size whose speed is within 3 % of the best.
+        fastest: Smallest probed size whose speed is within 3% of the best.
         recommended: Size to train with: the fastest that leaves room.
     """
 

@@ -13,7 +13,7 @@ AIM_SHARE = 0.98
 
 
 def fastest_size(speeds: Mapping[int, float]) -> int:
-    """Return the smallest batch size whose speed is within 3 % of the best.
+    """Return the smallest batch size whose speed is within 3% of the best.
 
     >>> fastest_size({8: 70.0, 32: 98.0, 128: 100.0})
     32

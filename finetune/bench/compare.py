@@ -43,7 +43,7 @@ def _repeatability(one: BenchResults, other: BenchResults) -> Iterator[str]:
     apart = [pair for pair in pairs if not 1 / _STEADY <= _gain(*pair) <= _STEADY]
     yield (
         f"of {len(pairs)} timings on the same devices {len(pairs) - len(apart)} have medians "
-        f"within {100 * (_STEADY - 1):.0f} % of each other"
+        f"within {100 * (_STEADY - 1):.0f}% of each other"
     )
     for pair in apart:
         (low, high), (other_low, other_high) = map(_range, pair)

@@ -50,7 +50,7 @@ Examples:
     "--seeds",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Train N seeds, from --seed on, with the same splits; print mean and 95 % interval.",
+    help="Train N seeds, from --seed on, with the same splits; print mean and 95% interval.",
 )
 @assignments_option
 @click.option("--dry-run", is_flag=True, help="Print what the run would do, and stop.")
@@ -119,7 +119,7 @@ def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
     limits = [(one, means[one.key]) for one in figures]
     rows.append(
         [
-            "95 % interval",
+            "95% interval",
             *(f"{_spell(one, it.low)} to {_spell(one, it.high)}" for one, it in limits),
         ]
     )

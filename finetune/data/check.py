@@ -21,7 +21,7 @@ EXAMPLES = 3
 SHORT_CHARACTERS = 3
 RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
-# A tail is long if the longest text has more than so many times the tokens of all but 0.5 %.
+# A tail is long if the longest text has more than so many times the tokens of all but 0.5%.
 LONG_TAIL = 2.0
 # Emoji and rare words are unknown to a model that suits the texts otherwise.
 MOST_UNKNOWN = 0.05
@@ -246,7 +246,7 @@ def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> SplitLeng
 
 
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
-    """Return the smallest multiple of 8 that cuts no text, or 0.5 % of them where a few are long.
+    """Return the smallest multiple of 8 that cuts no text, or 0.5% of them where a few are long.
 
     ``lengths`` are the tokens of each training text, int64 of shape [rows]; the model takes
     ``max_tokens``.

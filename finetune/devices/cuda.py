@@ -71,7 +71,7 @@ class CudaDevice(Device):
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Leave cuDNN's attention to long texts.
 
-        It is 28 % faster at 512 tokens, 3 % at 128, and 4 to 9 % slower up to 40 (updates of
+        It is 28% faster at 512 tokens, 3% at 128, and 4 to 9% slower up to 40 (updates of
         BERT-base in bf16, H200). It also compiles its kernels for each shape, 2.4 s for the first
         and 0.15 s for each other.
         """

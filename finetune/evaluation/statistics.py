@@ -17,7 +17,7 @@ _MOST_WEIGHTS = 2**22
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and its 95 % confidence interval."""
+    """A number and its 95% confidence interval."""
 
     value: float
     low: float

@@ -30,8 +30,8 @@ def plain(value: float) -> str:
 
 
 def in_percent(share: float) -> str:
-    """Return a share of 0..1 in percent: ``97.5 %``."""
-    return f"{100 * share:.3g} %"
+    """Return a share of 0..1 in percent: ``97.5%``."""
+    return f"{100 * share:.3g}%"
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def _tabulate_metrics(comparison: Comparison) -> Table:
     ]  # fmt: skip
     note = (
         "Differences are paired: both models on the same resamples of the test rows. In brackets "
-        "is the 95 % interval of the bootstrap; where it contains 0, the difference may be chance."
+        "is the 95% interval of the bootstrap; where it contains 0, the difference may be chance."
     )
     if len(comparison.runs) > 2:
         note += " Of many comparisons some look sure by chance."

@@ -124,7 +124,7 @@ def describe_probabilities(calibration: Calibration | None, predictions: Rows) -
 def _tabulate_calibration(calibration: Calibration) -> Table:
     splits = {"validation": calibration.validation, "test": calibration.test}
     rows = [
-        (f"{split}, {when} scaling", f"{100 * one.reliability.ece:.2f} %", f"{one.loss:.4f}")
+        (f"{split}, {when} scaling", f"{100 * one.reliability.ece:.2f}%", f"{one.loss:.4f}")
         for split, both in splits.items()
         for when, one in (("before", both.before), ("after", both.after))
     ]
@@ -141,7 +141,7 @@ def _tabulate_coverage(probabilities: Any, is_right: Any) -> Table:
                 (percent(least), percent(len(answered) / len(is_right)), str(len(answered)),
                  percent(share), spell_interval(share, len(answered)))
             )  # fmt: skip
-    columns = ("least probability", "answered", "rows", "accuracy", "95 % interval")
+    columns = ("least probability", "answered", "rows", "accuracy", "95% interval")
     return Table("Accuracy of the answers from a probability on", columns, rows, text_columns=0)
 
 
@@ -154,9 +154,9 @@ def describe_details(details: RunDetails | None) -> Iterator[Section]:
          plain(one.p95), f"{one.longest:,}", f"{one.cut:,} ({percent(one.cut / one.texts)})")
         for split, one in details.lengths.items()
     ]  # fmt: skip
-    columns = ("split", "texts", "windows", "median", "95 %", "longest", "cut")
+    columns = ("split", "texts", "windows", "median", "95%", "longest", "cut")
     note = (
-        "Lengths are in tokens, as the model reads them, after texts were cut. 95 % of the texts "
+        "Lengths are in tokens, as the model reads them, after texts were cut. 95% of the texts "
         "are at most as long as the column says."
     )
     table = Table("Lengths of the texts", columns, rows)

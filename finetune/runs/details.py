@@ -45,7 +45,7 @@ class TextLengths:
         windows: All windows of these texts; None where each text is read at once.
         cut: Texts that have lost tokens.
         median: Tokens of a text or window, special tokens included.
-        p95: All but 5 % have at most so many.
+        p95: All but 5% have at most so many.
         longest: The most.
         bin_tokens: The width of a bin of the histogram, in tokens.
         bins: Texts or windows by length: the first bin has those of 1 to ``bin_tokens`` tokens.

@@ -32,7 +32,7 @@ class SeedResults:
 
     @property
     def test(self) -> dict[str, Interval]:
-        """Mean of each test metric, with its 95 % interval; empty for fewer than two runs."""
+        """Mean of each test metric, with its 95% interval; empty for fewer than two runs."""
         metrics = [run.test.metrics for run in self.runs.values()]
         if len(metrics) < 2:
             return {}

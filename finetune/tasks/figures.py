@@ -65,8 +65,8 @@ class Matrix:
 
 
 def percent(share: float) -> str:
-    """Return a share of 0..1 in percent, such as ``97.2 %``."""
-    return f"{100 * share:.1f} %"
+    """Return a share of 0..1 in percent, such as ``97.2%``."""
+    return f"{100 * share:.1f}%"
 
 
 def text_of(row: Mapping[str, Any]) -> str:

@@ -37,8 +37,8 @@ def wilson_interval(
 
 
 def spell_interval(share: float, rows: int) -> str:
-    """Return the 95 % interval of a share of rows, such as ``88.8–97.8 %``; a dash without rows."""
+    """Return the 95% interval of a share of rows, such as ``88.8–97.8%``; a dash without rows."""
     if not rows:
         return "–"
     low, high = wilson_interval(share * rows, rows)
-    return f"{100 * low:.1f}–{100 * high:.1f} %"
+    return f"{100 * low:.1f}–{100 * high:.1f}%"

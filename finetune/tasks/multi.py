@@ -87,7 +87,7 @@ class MultiScores(Scores):
     def figures(self) -> Sequence[Figure]:
         """Micro and macro F1, subset accuracy, mean average precision."""
         note = f"{self.samples} rows; always the largest class: {percent(self.baseline_micro_f1)}"
-        exact = f"95 % interval {spell_interval(self.subset_accuracy, self.samples)}"
+        exact = f"95% interval {spell_interval(self.subset_accuracy, self.samples)}"
         precision = self.mean_average_precision
         return (
             Figure("micro_f1", "micro F1", "f1", self.micro_f1, note),

@@ -81,7 +81,7 @@ class SingleScores(Scores):
         """Accuracy and macro F1."""
         interval = spell_interval(self.accuracy, self.samples)
         note = (
-            f"95 % interval {interval} on {self.samples} rows; largest class "
+            f"95% interval {interval} on {self.samples} rows; largest class "
             f"{percent(self.baseline_accuracy)}"
         )
         return (
@@ -97,7 +97,7 @@ class SingleScores(Scores):
              spell_interval(one.recall, one.support), percent(one.f1), str(one.support))
             for name, one in self.per_class.items()
         ]  # fmt: skip
-        columns = ("class", "precision", "recall", "95 % interval", "F1", "rows")
+        columns = ("class", "precision", "recall", "95% interval", "F1", "rows")
         return Table("Classes of the test split", columns, rows)
 
     @property

@@ -232,7 +232,7 @@ class UnifiedMemoryMac:
     Args:
         physical_bytes: Memory of the Mac.
         system_bytes: What macOS and other programs hold.
-        recommended_share: Part of the memory that Metal recommends: 2/3 of 8 GB, 78 % of 48 GB.
+        recommended_share: Part of the memory that Metal recommends: 2/3 of 8 GB, 78% of 48 GB.
         fixed_bytes: Weights, gradients and the optimizer's state.
         token_bytes: Activations of one token.
         graph_bytes: A compiled graph, one for each shape.

@@ -164,7 +164,7 @@ def test_largest_size_is_bracketed_to_2_percent_after_two_failures() -> None:
     assert len(failures(found)) >= 2
     assert found.first_failed is not None
     assert found.first_failed - found.max_verified <= 0.02 * found.max_verified
-    # After two failures one tolerance more is 2 %, not 1 %.
+    # After two failures one tolerance more is 2%, not 1%.
     assert sizes(found)[-1] == int(1.02 * found.max_verified)
 
 

@@ -17,7 +17,7 @@ def test_the_test_split_is_evaluated_unless_told_otherwise(
     assert outcome.code == 0, outcome.errors
     results = read_json(finished_run / "all_results.json")
     assert "test split, 270 rows" in outcome.output
-    assert f"accuracy {100 * results['test_accuracy']:.1f} %" in outcome.output
+    assert f"accuracy {100 * results['test_accuracy']:.1f}%" in outcome.output
     assert "reading the questions" in outcome.errors
 
 

@@ -33,8 +33,8 @@ def test_a_run_shows_its_figures_and_where_they_are(
     results = read_json(tmp_path / "run" / "all_results.json")
     for shown in (
         "test split of questions, 270 rows",
-        f"accuracy {100 * results['test_accuracy']:.1f} %",
-        f"macro F1 {100 * results['test_macro_f1']:.1f} %",
+        f"accuracy {100 * results['test_accuracy']:.1f}%",
+        f"macro F1 {100 * results['test_macro_f1']:.1f}%",
         f"run folder: {tmp_path / 'run'}",
         *results["class_names"],
     ):

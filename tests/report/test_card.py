@@ -57,9 +57,9 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
 
     for emitted in (
         *("# my-run", 'pipeline("text-classification"', "max_length=48"),
-        *("4 rows of the test split: accuracy **75.0 %** (95 % interval 30.1–95.4 % on 4 rows"),
-        *("**73.3 %**", "## Limits\n\n- Every"),
-        "| DESC | 66.7 % | 100.0 % | 34.2–100.0 % | 80.0 % | 2 |",
+        *("4 rows of the test split: accuracy **75.0%** (95% interval 30.1–95.4% on 4 rows"),
+        *("**73.3%**", "## Limits\n\n- Every"),
+        "| DESC | 66.7% | 100.0% | 34.2–100.0% | 80.0% | 2 |",
         *("770 of 109,483,778 parameters", "4,906 rows", "83 seconds"),
         "## Limits",
     ):
@@ -68,15 +68,15 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
 
 def test_the_lines_of_the_table_follow_one_another_as_markdown_wants(card_of: CardOf) -> None:
     lines = card_of().text.splitlines()
-    first = lines.index("| Class | Precision | Recall | 95 % interval | F1 | Rows |")
+    first = lines.index("| Class | Precision | Recall | 95% interval | F1 | Rows |")
     end = lines.index("", first)
     assert lines[first - 1] == ""
-    assert len(lines[first:end]) == 2 + len({line for line in lines if " % |" in line})
+    assert len(lines[first:end]) == 2 + len({line for line in lines if "% |" in line})
     assert lines[first + 1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
 
 
 def test_names_of_classes_do_not_break_the_table(card_of: CardOf) -> None:
-    assert "| a\\|b &lt;i&gt; | 100.0 % | 50.0 % | 9.5–90.5 % | 66.7 % | 2 |" in card_of().text
+    assert "| a\\|b &lt;i&gt; | 100.0% | 50.0% | 9.5–90.5% | 66.7% | 2 |" in card_of().text
 
 
 def test_configuration_in_the_card_reads_back(tmp_path: Path, card_of: CardOf) -> None:

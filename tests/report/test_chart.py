@@ -46,7 +46,7 @@ def test_every_point_is_within_the_picture_and_every_axis_has_ticks(
 def test_ticks_are_round_numbers() -> None:
     assert Scale.of(Axis("x"), [3.0, 97.0], 0, 100).ticks == [0, 20, 40, 60, 80, 100]
     shares = Scale.of(Axis("y", high=1.0), [0.93], 0, 100).ticks
-    assert [in_percent(one) for one in shares] == ["92 %", "94 %", "96 %", "98 %", "100 %"]
+    assert [in_percent(one) for one in shares] == ["92%", "94%", "96%", "98%", "100%"]
     always_right = Scale.of(Axis("y", high=1.0), [1.0, 1.0], 0, 100)
     assert (always_right.low, always_right.high) == (0.0, 1.0)
     assert [plain(one) for one in (0.00005, 0.25, 1500.0, 2e6)] == [
@@ -79,7 +79,7 @@ def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> 
     words = picture.attrib["aria-label"]
     assert words.startswith("Loss. loss by update. training: 0.1 at 10, 0.01111 at 90; lowest")
     assert "validation: 0.5 at 30" in words
-    assert "80 %" in texts_of(metrics)
+    assert "80%" in texts_of(metrics)
     assert "#" not in loss.draw()
 
 

@@ -13,8 +13,8 @@ def test_the_interval_is_that_of_scipy(right: int, rows: int) -> None:
 
 def test_without_rows_there_is_no_interval() -> None:
     assert spell_interval(0.0, 0) == "–"
-    assert spell_interval(0.95, 100) == "88.8–97.8 %"
+    assert spell_interval(0.95, 100) == "88.8–97.8%"
 
 
 def test_no_right_answer_gives_an_interval_from_zero_on() -> None:
-    assert spell_interval(0.0, 9) == "0.0–29.9 %"
+    assert spell_interval(0.0, 9) == "0.0–29.9%"

@@ -26,7 +26,7 @@ def power_facts() -> dict[str, str]:
     facts = {}
     if battery := psutil.sensors_battery():
         source = "adapter" if battery.power_plugged else "battery"
-        facts["power_source"] = f"{source}, charged to {battery.percent:.0f} %"
+        facts["power_source"] = f"{source}, charged to {battery.percent:.0f}%"
     if (mode := _read_number(_POWER_COMMAND, _LOW_POWER_MODE)) is not None:
         facts["low_power_mode"] = "on" if mode == 1 else "off"
     level = _read_number(_THERMAL_COMMAND, r"(\d+)\s*$")

@@ -50,7 +50,7 @@ def test_a_cool_desktop_mac_is_not_slowed_down() -> None:
 def test_the_battery_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     battery = SimpleNamespace(percent=57, power_plugged=False)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
-    assert power_facts()["power_source"] == "battery, charged to 57 %"
+    assert power_facts()["power_source"] == "battery, charged to 57%"
 
 
 @pytest.mark.parametrize("mode", ["lowpowermode", "powermode"])
