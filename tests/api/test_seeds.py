@@ -155,7 +155,7 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     assert outcome.code == 0, outcome.errors
     lines = [line.split() for line in outcome.output.splitlines()]
     starts = [line[0] for line in lines if line]
-    assert starts[:6] == ["test", "run", "seed-42", "seed-43", "mean", "95"]
+    assert starts[:6] == ["test", "run", "seed-42", "seed-43", "mean", "95%"]
     assert f"run folders: {folder}" in outcome.output
     assert sorted(one.name for one in folder.iterdir()) == ["seed-42", "seed-43", "seeds.json"]
     # The texts are prepared once, and what was odd about them is in the report of each.

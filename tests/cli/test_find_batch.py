@@ -89,7 +89,7 @@ def test_nothing_that_fits_is_exit_code_5(
         (("--for", "pentium"), ("pentium", "m4-max")),
         (("--for", ""), ("m1-8gb",)),
         (("--memory", "much"), ("--memory", "'much'")),
-        (("--memory", "5"), ("--memory", "'5'", "less than any Mac has")),
+        (("--memory", "5MB"), ("--memory", "'5MB'", "less than any Mac has")),
         (("--memory", ""), ("--memory", "''")),
         (("--for", "m1-8gb", "--memory", "8GiB"), ("--for", "--memory")),
         (("--limit", "0"), ("--limit",)),

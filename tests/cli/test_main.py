@@ -134,6 +134,9 @@ class RaisingInput:
         self.buffer = self
         self.error = error
 
+    def isatty(self) -> bool:
+        return False
+
     def read1(self, size: int) -> bytes:
         raise self.error
 
