@@ -30,7 +30,7 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
 
     from finetune.cli.lines import Lines
 
-    file = cast(TextIO, _Standing(sys.stderr)) if sys.stderr else None
+    file = cast(TextIO, _UnfailingStream(sys.stderr)) if sys.stderr else None
     console = Console(file=file, stderr=True, soft_wrap=True, **LITERAL)
     if quiet or no_progress:
         yield Lines(console, is_quiet=quiet).show
@@ -54,7 +54,7 @@ def _can_be_live(console: "Console") -> bool:
     return is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
 
 
-class _Standing:
+class _UnfailingStream:
     """A stream for progress: the work goes on where its reader is gone or its disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
