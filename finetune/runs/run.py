@@ -174,13 +174,6 @@ class Run:
             Stopped: By a signal; the progress is saved.
         """
         schedule = self.plan.schedule
-        self.emit(
-            Info(
-                f"training: {schedule.total_updates:,} updates of "
-                f"{self.plan.effective_batch_size} examples, learning rate {schedule.peak:g}, "
-                f"{self.plan.real_token_share():.1%} of the tokens are not padding"
-            )
-        )
         with (
             stage("train", self.emit),
             examples_explained(self.preparation),
@@ -189,6 +182,13 @@ class Run:
             ),
             stop_on_signal() as request,
         ):
+            self.emit(
+                Info(
+                    f"training: {schedule.total_updates:,} updates of "
+                    f"{self.plan.effective_batch_size} examples, learning rate {schedule.peak:g}, "
+                    f"{self.plan.real_token_share():.1%} of the tokens are not padding"
+                )
+            )
             stop = AgreedStop(request, partial(self.processes.highest, seconds=SECONDS_LATE))
             settings = self._loop_settings(should_stop=stop)
             with self.checkpoints:

@@ -18,7 +18,10 @@ from tiny_runs import finetune_in_a_child, flags, run_tiny, start_finetune, weig
 pytestmark = pytest.mark.slow
 
 # So that a run can be caught in the middle, and is the same with any number of processes.
-LONG = {"num_train_epochs": 150, "max_train_samples": 32, "save_steps": 1, "save_total_limit": 5}
+LONG = {
+    "num_train_epochs": 30, "early_stopping_patience": 0, "max_train_samples": 32, "save_steps": 1,
+    "save_total_limit": 5,
+}  # fmt: skip
 
 
 # The second process validates for longer than a host that was cut off may go unnoticed.
