@@ -26,6 +26,8 @@ SAMPLE_ROWS = 100
 HEADER_ROWS = 10_000
 LONGEST_NAME = 60
 OpenText = Callable[[], TextIO]
+# Excel's word on the delimiter, in a line above the header.
+DELIMITER_LINE = re.compile(f"sep=([{''.join(DELIMITERS)}])\r?\n")
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 # The module's own limit is 131,072 characters, fewer than a long document has.
@@ -52,6 +54,8 @@ class Dialect:
     def numbered_rows(self, text: str, *, path: Path) -> Iterator[tuple[int, list[str]]]:
         """Yield each row that is not blank, and the number of its first line.
 
+        A first line that says the delimiter is no row.
+
         Raises:
             DataUnreadable: If a quote does not end, or a row has not as many values as the first.
         """
@@ -69,7 +73,8 @@ class Dialect:
                 return
             except csv.Error as error:
                 raise _unreadable(number, f"has {error}", open_text=open_text, path=path) from error
-            if len(row) > 1 or "".join(row).strip():
+            is_delimiter_line = number == 1 and row == ["sep=", ""]
+            if not is_delimiter_line and (len(row) > 1 or "".join(row).strip()):
                 count = count or len(row)
                 if not "".join(row[count:]).strip():
                     row = row[:count]  # spreadsheets end rows with blank values
@@ -122,8 +127,11 @@ def name_columns(
     Whether the first row has names is returned too; see :func:`read_delimited`.
 
     Raises:
-        DataUnreadable: If two columns have the same name, or there are no rows.
+        DataUnreadable: If two columns have the same name, there are no rows, or the names are in
+            the second one.
     """
+    if header is None:
+        _refuse_title(rows, known=known, path=path)
     has_header = _has_header(rows, known=known) if header is None else header
     names = _names(rows, has_header)
     table = rows.slice(1) if has_header else rows
@@ -163,10 +171,12 @@ def _numbered_names(names: Iterable[str]) -> list[str]:
 def _find_dialect(text: str, *, suffix: str) -> Dialect:
     """Return the dialect in which most of the first rows have as many values as the first one.
 
-    Of several, it is the one of commas in a ``.csv`` and the one of tabs elsewhere: texts have
-    commas. csv.Sniffer takes apostrophes in texts for quotes, and fails on quoted line ends.
+    The first line may say the delimiter. Of several, it is the one of commas in a ``.csv`` and the
+    one of tabs elsewhere: texts have commas. csv.Sniffer takes apostrophes in texts for quotes, and
+    fails on quoted line ends.
     """
-    sample = text[:SAMPLE_CHARACTERS]
+    stated = DELIMITER_LINE.match(text)
+    sample = text[stated.end() if stated else 0 : SAMPLE_CHARACTERS]
 
     def score(dialect: Dialect) -> float:
         is_single = dialect.quote == "'"
@@ -188,7 +198,7 @@ def _find_dialect(text: str, *, suffix: str) -> Dialect:
         return sum(is_even) / len(rows) - sum(still_quoted) / (len(values) or 1)
 
     likely = "," if suffix.lower() == ".csv" else "\t"
-    delimiters = sorted(DELIMITERS, key=lambda delimiter: delimiter != likely)
+    delimiters = sorted(stated[1] if stated else DELIMITERS, key=lambda one: one != likely)
     return max((Dialect(*both) for both in product(delimiters, "\"'")), key=score)
 
 
@@ -220,7 +230,11 @@ def _read_by_arrow(text: str, dialect: Dialect, *, count: int) -> pyarrow.Table 
             deque(dialect.reader(_open_text(text)), maxlen=0)
         return arrow_csv.read_csv(
             pyarrow.BufferReader(encode_for_arrow(text.lstrip("\r\n"))),
-            read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
+            read_options=arrow_csv.ReadOptions(
+                block_size=BLOCK_BYTES,
+                column_names=names,
+                skip_rows=int(DELIMITER_LINE.match(text) is not None),
+            ),
             parse_options=arrow_csv.ParseOptions(
                 delimiter=dialect.delimiter,
                 quote_char=quote or False,
@@ -278,14 +292,28 @@ def _has_header(rows: pyarrow.Table, *, known: Iterable[str]) -> bool:
         for name, column in zip(first, rows.columns, strict=True)
         if pc.index(column.slice(1), column[0]).as_py() >= 0
     }
-    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, known)}
-    if {plain_name(name) for name in names if name not in recurring} & known:
+    if _known_among(set(names) - recurring, known):
         return True
     return (
         recurring.isdisjoint(names)
         and len(set(names)) == len(names)
         and not any(is_number(name) or len(name) > LONGEST_NAME for name in names)
     )
+
+
+def _known_among(names: Iterable[str], known: Iterable[str]) -> set[str]:
+    """Return which names are usual ones of columns, or known ones."""
+    return {*map(plain_name, names)} & {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, known)}
+
+
+def _refuse_title(rows: pyarrow.Table, *, known: Iterable[str], path: Path) -> None:
+    """Raise an error if the second row names the columns, below a title."""
+    second = [value for column in rows.columns for value in column[1:2].to_pylist()]
+    if len(_known_among(second, known)) > 1 and not _known_among(_names(rows), known):
+        raise DataUnreadable(
+            f"the names of the columns of {path} are in its second row: {second}",
+            remedy="delete the row above it, or give --no-header if these are values",
+        )
 
 
 def _unreadable(number: int, complaint: str, *, open_text: OpenText, path: Path) -> DataUnreadable:

@@ -21,6 +21,8 @@ ENCODINGS = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
     *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1"),
 )
+# No text has them; ISO 8859-1 has them where Windows-1252 has quotes and the euro sign.
+CONTROLS = "[\x80-\x9f]"
 SAMPLE_BYTES = 2**20
 # Another encoding is a rival if it is this close to the best in how well letters suit a language.
 CLOSE_COHERENCE = 0.1
@@ -60,12 +62,13 @@ def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
             remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
         ) from error
     if "\0" in decoded.text:
-        raise _no_text(path)
+        line = decoded.text[: decoded.text.index("\0")].count("\n") + 1
+        raise _no_text(path, f", for line {line} has the character NUL")
     return decoded
 
 
-def _no_text(path: Path) -> DataUnreadable:
-    return DataUnreadable(f"{path} is not a text file", remedy="export it as UTF-8")
+def _no_text(path: Path, reason: str = "") -> DataUnreadable:
+    return DataUnreadable(f"{path} is not a text file{reason}", remedy="export it as UTF-8")
 
 
 def encode_for_arrow(text: str) -> pyarrow.Buffer:
@@ -119,7 +122,8 @@ def _detect(content: bytes, *, path: Path) -> DecodedText:
         match.encoding
         for match in matches
         if match.coherence >= best.coherence - CLOSE_COHERENCE
-        and sample.decode(match.encoding) != sample.decode(chosen)
+        and (rival := sample.decode(match.encoding)) != sample.decode(chosen)
+        and not re.search(CONTROLS, rival)
     )
     return DecodedText(content.decode(chosen), chosen, rivals)
 

@@ -155,6 +155,8 @@ def kind_of(first_bytes: bytes, *, path: Path) -> str:
         start = first_bytes[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
         if start.startswith(b"["):
             kind = "one JSON array, not one object a line"
+        elif start.startswith(b"__label__"):
+            kind = "in fastText's format"
         else:
             kind = ".jsonl" if start.startswith(b"{") else ".csv"
     if kind not in SUFFIXES:
@@ -366,8 +368,11 @@ def _is_plain(kind: pyarrow.DataType) -> bool:
     """Return whether a column holds a text, a number or a truth value in each row."""
     if types.is_dictionary(kind):
         return _is_plain(kind.value_type)
-    tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating)
-    return types.is_boolean(kind) or types.is_null(kind) or any(is_of(kind) for is_of in tests)
+    tests = (
+        *(types.is_string, types.is_large_string, types.is_string_view),
+        *(types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null),
+    )
+    return any(is_of(kind) for is_of in tests)
 
 
 def _is_list_of_labels(kind: pyarrow.DataType) -> bool:
@@ -395,6 +400,7 @@ def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
             values = pc.binary_join(map_lists(column, _as_json), ", ")
             column = pc.binary_join_element_wise("[", values, "]", "")
         if types.is_floating(column.type):
+            column = column.cast("float64")  # half precision has no unique values
             numbers = pc.unique(column)
             texts = pyarrow.array([as_text(number) for number in numbers.to_pylist()], "string")
             column = pc.take(texts, pc.index_in(column, value_set=numbers))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.data.delimited import Dialect, _read_by_arrow
+from finetune.data.delimited import Dialect, _read_by_arrow, stream_delimited
 from finetune.data.files import RawTable, read_file
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
@@ -83,6 +83,20 @@ def test_a_row_stands_where_its_first_line_does(tmp_path: Path) -> None:
     ]
 
 
+def test_a_first_line_of_excel_says_the_delimiter(tmp_path: Path) -> None:
+    content = "sep=;\r\ntext;label;more\r\none, or two, or three;a;x\r\nfour, or five;b;y\r\n"
+    table, _ = read(tmp_path, content)
+    assert rows_of(table.columns.columns)[0] == ("one, or two, or three", "a", "x")
+    assert table.place(1) == f"line 4 of {tmp_path / 'rows.csv'}"
+    names, rows = stream_delimited(
+        (tmp_path / "rows.csv").open, header=None, known=(), path=tmp_path / "rows.csv"
+    )
+    assert (names, list(rows)) == (
+        ["text", "label", "more"],
+        [*map(list, rows_of(table.columns.columns))],
+    )
+
+
 def test_spaces_around_the_names_of_columns_do_not_count(tmp_path: Path) -> None:
     table, _ = read(tmp_path, "text, label \nyes,a\n")
     assert table.columns.column_names == ["text", "label"]
@@ -115,6 +129,7 @@ def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path
         ("text\tlabel\ngood\ta\tb\n", "line 2 .* has 3 values"),
         ("text,text,label\na,b,c\n", "two columns .* same name"),
         ("text,label\n", "a header row, .*text.* and no rows"),
+        ("Survey of 2024,\ntext,label\ngood,a\nbad,b\n", "names .* in its second row"),
         ("", "is empty"),
         ("\n\n", "is empty"),
     ],

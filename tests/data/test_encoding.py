@@ -56,6 +56,10 @@ def test_an_encoding_that_is_not_certain_has_rivals() -> None:
     assert decoded == (swedish, "cp1252", decoded.rivals)
     assert "cp1250" in decoded.rivals
     assert "cp1252" not in decoded.rivals
+    assert "latin_1" not in decoded.rivals
+    euros = decode("Größe 5 €,gut\n".encode("cp1252") * 20, path=PATH, encoding=None)
+    assert euros.encoding == "cp1252"
+    assert "latin_1" not in euros.rivals  # there the euro sign is a control character
 
 
 def test_letters_far_from_the_beginning_of_a_large_file_are_read(
@@ -100,6 +104,11 @@ def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
     with pytest.raises(DataUnreadable, match="not a text file") as raised:
         decode(content, path=PATH, encoding=None)
     assert "UTF-8" in raised.value.remedy
+
+
+def test_a_nul_in_a_text_is_reported_with_its_line() -> None:
+    with pytest.raises(DataUnreadable, match="line 3 has the character NUL"):
+        decode(f"text,label\n{TEXT}a\0b,x\n".encode(), path=PATH, encoding=None)
 
 
 def test_as_many_damaged_letters_as_whole_ones_are_no_damaged_utf8() -> None:

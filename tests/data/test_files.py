@@ -1,6 +1,7 @@
 """Files of JSON lines, of Parquet, and of no known format."""
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,18 @@ def test_parquet_of_pandas_gives_numbers_as_text(tmp_path: Path) -> None:
     }
 
 
+def test_parquet_of_other_tools_gives_texts_and_numbers(tmp_path: Path) -> None:
+    columns = {
+        "text": pyarrow.array(["a", None], "string_view"),
+        "price": pyarrow.array([Decimal("1.50"), None], pyarrow.decimal128(9, 2)),
+        "score": pyarrow.array([1.5, 2.0], "float16"),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    assert columns_of(read(tmp_path / "rows.parquet")) == {
+        "text": ["a", ""], "price": ["1.50", ""], "score": ["1.5", "2"]
+    }  # fmt: skip
+
+
 def test_parquet_in_a_folder_that_looks_like_a_partition_gains_no_column(tmp_path: Path) -> None:
     folder = tmp_path / "split=train"
     folder.mkdir()
@@ -158,6 +171,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         ("rows.csv", b"\xd0\xcf\x11\xe0", "an Excel workbook"),
         ("rows.pkl", b"\x80\x04\x95", "a pickle, which can run code"),
         ("rows.json", b' [{"text": "a"}]', "one JSON array"),
+        ("rows.txt", b"__label__a Well, well\n__label__b No, no\n", "in fastText's format"),
     ],
 )
 def test_a_file_of_another_format_is_named_as_such(
