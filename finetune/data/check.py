@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from finetune.data.repeats import number_texts
 from finetune.data.tables import TextColumns, column_of, texts_of
 from finetune.tasks.base import BALANCE_CLASSES, Task
+from finetune.tasks.labels import listed_counts
 
 EXAMPLES = 3
 SHORT_CHARACTERS = 3
@@ -345,8 +346,7 @@ def _about_balance(balance: Balance, *, remedy: str) -> Iterator[Suggestion]:
         found = f"{largest} has {balance.ratio:.1f} times the training rows of {smallest}"
         yield Suggestion(found, remedy)
     if balance.rare:
-        classes = ", ".join(f"{name} ({count})" for name, count in balance.rare.items())
-        found = f"classes with fewer than {RARE_ROWS} training rows: {classes}"
+        found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(balance.rare)}"
         yield Suggestion(found, "bring more rows of them, or join them with others")
 
 

@@ -1,10 +1,11 @@
 """Which kind of text classification a model is for, and which one a column of labels is."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from finetune.errors import UsageError
+from finetune.errors import DataError, UsageError
 from finetune.tasks.base import KINDS, PIPELINE, Task
 from finetune.tasks.labels import find_separator, is_list, is_number
 from finetune.tasks.multi import Multi
@@ -14,6 +15,10 @@ from finetune.tasks.single import Single
 AUTO = "auto"
 # Ratings in half steps from 0 to 10 have fewer.
 MOST_RATINGS = 21
+# Of the different values of a column of numbers, so many may be no numbers by mistake.
+MOST_MISTAKES = 0.1
+# 1,234.50, $ 1.20 and 3%: numbers as people write them, which are no decimal numbers.
+WRITTEN_NUMBER = r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|-?[\d.,]+\s?[%$€£¥]"
 
 
 def read_task(config: Mapping[str, Any]) -> Task:
@@ -46,6 +51,7 @@ def choose_kind(
 
     Raises:
         UsageError: If there is no such kind.
+        DataError: If the kind is to be found, and only some values keep labels from being numbers.
     """
     if name != AUTO:
         return find_kind(name), "as --task says"
@@ -56,6 +62,7 @@ def choose_kind(
         return Single, f"the file names {len(names)} classes"
     if distinct and all(map(is_number, distinct)):
         return _kind_of_numbers(distinct)
+    _refuse_mistaken_numbers(distinct)
     if separator := find_separator(distinct):
         return Multi, f"some rows have several labels, with {separator!r} between them"
     return Single, f"there are {len(distinct)} different labels"
@@ -71,6 +78,21 @@ def find_kind(name: str) -> type[Task]:
         remedy = f"choose one of {', '.join((AUTO, *KINDS))}"
         raise UsageError(f"there is no --task {name!r}", remedy=remedy)
     return KINDS[name]
+
+
+def _refuse_mistaken_numbers(distinct: set[str]) -> None:
+    numbers = set(filter(is_number, distinct))
+    written = {label for label in distinct - numbers if re.fullmatch(WRITTEN_NUMBER, label)}
+    others = distinct - numbers - written
+    if len(numbers | written) <= MOST_RATINGS or len(others) > MOST_MISTAKES * len(distinct):
+        return
+    if written or _kind_of_numbers(numbers)[0] is Regression:
+        wrong = ", ".join(map(repr, sorted(written | others)[:3]))
+        raise DataError(
+            f"the labels seem to be numbers, but not all are written as such: {wrong}",
+            remedy="write them as -1234.5, leave out those that are missing or infinite, or take"
+            " each for a class with --task single",
+        )
 
 
 def _kind_of_numbers(distinct: Iterable[str]) -> tuple[type[Task], str]:

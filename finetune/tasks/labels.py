@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 BAR = "|"
 # In lower case, as pandas reads and writes them.
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
+# In a message.
+MOST_LISTED, LONGEST_LISTED = 20, 60
 LIST_SEPARATORS = f"{BAR};,"
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 
@@ -148,5 +150,7 @@ def map_lists(
 
 
 def listed_counts(counts: Mapping[str, int]) -> str:
-    """Return labels and their rows in a line: ``'b' (2), 'c' (1)``."""
-    return ", ".join(f"{label!r} ({count:,})" for label, count in counts.items())
+    """Return the first of some labels and their rows: ``'b' (2), 'c' (1) and 3 others``."""
+    listed = [f"{label[:LONGEST_LISTED]!r} ({count:,})" for label, count in counts.items()]
+    others = len(listed) - MOST_LISTED
+    return ", ".join(listed[:MOST_LISTED]) + (f" and {others:,} others" if others > 0 else "")
