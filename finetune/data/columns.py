@@ -94,7 +94,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a column holds; characters are those of a value that is not empty, on average."""
+    """What a column holds; characters are those of a value that is not empty, on average.
+
+    A word has no spaces, as keys, addresses and names have none; it has no letters beyond ASCII,
+    since some scripts have no spaces in texts.
+    """
 
     name: str
     rows: int
@@ -105,6 +109,7 @@ class _Facts:
     is_fraction: bool
     is_date: bool
     is_list: bool
+    is_word: bool
 
     def name_weight(self, known: Sequence[str]) -> float:
         """Return how much the name says that the column is one of the known ones."""
@@ -309,6 +314,7 @@ def _facts_of(column: pyarrow.ChunkedArray, name: str) -> _Facts:
         is_fraction=is_numeric and not every(r"[+-]?\d+(\.0*)?"),
         is_date=every(DATE),
         is_list=every(r"\[.*\]"),
+        is_word=every(r"[!-~]+"),
     )
 
 
@@ -332,6 +338,8 @@ def _text_score(facts: _Facts) -> float:
     weight = 0.0 if facts.is_list else facts.name_weight(TEXT_NAMES)
     if weight < 6.0 and (facts.is_number or facts.is_date):
         return 0.0
+    if facts.is_word:
+        weight *= 0.1
     share = (1 - facts.empty_share) * facts.distinct / facts.rows
     return weight * (share * facts.characters or 1e-6 * (weight >= 6.0))
 

@@ -12,9 +12,9 @@ from finetune.events import Emit, Info
 # There the Hub keeps its own copy of most datasets, as Parquet, even of those made by a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
 SPLIT_OF_WORD = {
-    "train": "train",
+    **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    "test": "test",
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 # Of several folders with the same splits, the one that can't be a part of many.
 MAIN_FOLDERS = ("", "data", "default")

@@ -15,7 +15,7 @@ from finetune.data.hub_tables import SPLIT_OF_WORD
 from finetune.data.packed import read_content
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Emit, Info
+from finetune.events import Emit, Info, WarningMessage
 
 Tables = Mapping[str, Sequence[RawTable]]
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
@@ -46,9 +46,19 @@ def divide_tables(tables: Tables, options: DataOptions, *, emit: Emit) -> Tables
         # Other columns may have as many values as rows.
         if name is None and plain_name(one) not in SPLIT_NAMES:
             continue
-        if splits := _splits_in(table.columns[one]):
+        splits = _splits_in(table.columns[one])
+        if all(splits.values()) and "train" in splits.values() and len(splits) > 1:
             emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
             return _divide(table, one, splits)
+        if name is None and any(splits.values()):
+            words = ", ".join(map(repr, sorted(splits)[:5]))
+            emit(
+                WarningMessage(
+                    f"column {one!r} of {table.path} is ignored, for it does not say the split of"
+                    f" each row: {words}",
+                    remedy="write train, validation or test, or give --split-column none",
+                )
+            )
     if name is not None:
         raise DataError(
             f"{name!r} of {table.path} holds other values than train, validation and test",
@@ -87,11 +97,9 @@ def name_labels(tables: Tables, label: str, options: DataOptions, *, emit: Emit)
 
 
 def _splits_in(column: pyarrow.ChunkedArray) -> dict[str, str]:
-    """Return the split of each value, or nothing if one is none or there is no training split."""
+    """Return the split of each value, an empty text if it is none."""
     words = pc.unique(column).to_pylist()
-    splits = {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
-    is_split = all(splits.values()) and "train" in splits.values() and len(splits) > 1
-    return splits if is_split else {}
+    return {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
 
 
 def _divide(table: RawTable, name: str, splits: Mapping[str, str]) -> Tables:

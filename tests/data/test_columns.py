@@ -64,6 +64,14 @@ def test_without_such_names_few_values_are_the_label_and_the_longest_texts_the_t
     assert choose(*names, columns=[IDS, authors, TEXTS, MOODS]) == ("said", "mood")
 
 
+def test_keys_are_no_texts() -> None:
+    keys = [f"9f8e7d6c-{number:04}-{number:012}-with-many-characters" for number in range(4)]
+    assert choose("key", "said", "mood", columns=[keys, TEXTS, MOODS]) == ("said", "mood")
+    assert choose("language", "mood", columns=[["Welsh", "Thai", "Zulu", "Igbo"], MOODS]) == (
+        "language", "mood",
+    )  # fmt: skip
+
+
 def test_numbers_may_be_classes_and_are_never_texts() -> None:
     numbers = ["1000000000000000000000", "2000000000000000000000", "3", "4"]
     columns = [numbers, TEXTS, ["0", "1", "0", "1"]]

@@ -199,7 +199,7 @@ def test_what_can_not_be_fetched_is_an_error(hub: HubServer, tmp_path: Path, fol
         (["train/part.parquet"], {"train": [...]}),
         (["train_1.parquet", "train_2.parquet"], {"train": [...] * 2}),
         (["validation.parquet"], {}),
-        (["training.parquet", "trains/0000.parquet", "train.csv"], {}),
+        (["trained.parquet", "trains/0000.parquet", "train.csv"], {}),
         (["data/train-00001-of-00002.parquet"], {}),
         (["default/train/0001.parquet"], {}),
         (["train.parquet", "validation_matched-00000-of-00001.parquet"], {"train": [...]}),

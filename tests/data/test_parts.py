@@ -7,7 +7,7 @@ import pytest
 from finetune.data.load import load_data, load_rows
 from finetune.data.source import DataOptions, LoadedData
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Event, Info, ignore
+from finetune.events import Event, Info, WarningMessage, ignore
 
 ROWS = "text,split,label\na 1,train,x\nb 2,Dev,y\nc 3,test,x\nd 4,train,y\n"
 
@@ -34,10 +34,13 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     assert whole.splits["train"].num_rows == 4
     options = DataOptions(str(table), "label-coarse")
     assert load_rows(options, task=whole.task, emit=ignore).num_rows == 4
-    other = write(tmp_path / "other.csv", ROWS.replace("split", "use"))
+    other = write(tmp_path / "other.csv", ROWS.replace("split", "use").replace("test", "Testing"))
     assert len(load(other, split_column="use").splits) == 3
     odd = write(tmp_path / "odd.csv", ROWS.replace("Dev", "b"))
-    assert len(load(odd).splits) == 1
+    assert len(load(odd, emitted).splits) == 1
+    [warning] = [one.message for one in emitted if isinstance(one, WarningMessage)]
+    assert "'split' of" in warning
+    assert "'b', 'test', 'train'" in warning
 
 
 def test_a_column_that_says_no_splits_is_refused(tmp_path: Path) -> None:
