@@ -37,23 +37,14 @@ WIDTH_BESIDE_BAR = 50
 @contextmanager
 def live_on_terminal(console: Console) -> Iterator[Emit]:
     """Yield an ``Emit`` that shows events on a terminal with a cursor."""
-    view = LiveView(console)
-    live = Live(
-        view,
-        console=console,
-        refresh_per_second=REFRESHES_A_SECOND,
-        transient=True,
-        # What a user's own module prints belongs above the view, but not if it goes elsewhere.
-        redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
-    )
     try:
-        with live:
+        with LiveView(console) as view:
             yield view.show
     finally:  # a signal may have come while it started or stopped
         console.show_cursor()
 
 
-class LiveView:
+class LiveView(Live):
     """Shows finished stages as a line each, and the running one in two lines that change.
 
     Args:
@@ -61,7 +52,14 @@ class LiveView:
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(
+            self,
+            console=console,
+            refresh_per_second=REFRESHES_A_SECOND,
+            transient=True,
+            # What a user's own module prints belongs above the view, but not if it goes elsewhere.
+            redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
+        )
         is_ascii = console.options.ascii_only
         self._mark = "*" if is_ascii else "✓"
         self._spinner = Spinner("line" if is_ascii else "dots")
@@ -69,6 +67,11 @@ class LiveView:
 
     def show(self, event: Event) -> None:
         """Print an event, or keep it for the next refresh."""
+        # A refresh in another thread at the same time would erase lines that are to stay.
+        with self._lock:
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         if self._running.name == LIBRARIES:
             self._finish(StageFinished(LIBRARIES, self._running.seconds()))
         match event:
@@ -83,9 +86,9 @@ class LiveView:
             case Validation():
                 self._running.note_validation(event)
             case WarningMessage():  # the terminal folds it, so that a command in it can be copied
-                self._console.print(styled(event))
+                self.console.print(styled(event))
             case Info() | Probe():
-                self._console.print(styled(event, style="dim"), soft_wrap=False)
+                self.console.print(styled(event, style="dim"), soft_wrap=False)
 
     def __rich__(self) -> RenderableType:
         """Return the running stage: its progress, and in training what was reported last."""
@@ -106,7 +109,7 @@ class LiveView:
     def _bar(self, count: Count) -> list[RenderableType]:
         if not count.total:
             return []
-        width = max(5, min(LONGEST_BAR, self._console.width - WIDTH_BESIDE_BAR))
+        width = max(5, min(LONGEST_BAR, self.console.width - WIDTH_BESIDE_BAR))
         left_seconds = count.left_seconds()
         left = "" if left_seconds is None else f"{clock(left_seconds)} left"
         return [
@@ -120,4 +123,4 @@ class LiveView:
         outcome, self._running = self._running.outcome(), Running("")
         if event.seconds >= SHORTEST_STAGE_SECONDS:
             what = f" {event.name:10} {clock(event.seconds):>7}  {outcome}".rstrip()
-            self._console.print(Text.assemble((self._mark, "green"), what))
+            self.console.print(Text.assemble((self._mark, "green"), what))

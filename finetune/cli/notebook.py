@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from importlib import import_module
 
 from rich.console import Console
-from rich.live import Live
 
 from finetune.cli.console import LITERAL
-from finetune.cli.live import REFRESHES_A_SECOND, LiveView
+from finetune.cli.live import LiveView
 from finetune.events import Emit
 
 COLUMNS = 100
@@ -22,8 +21,7 @@ PAGE = '<pre style="white-space: pre-wrap; margin: 0">{code}</pre>'
 @contextmanager
 def live_in_notebook() -> Iterator[Emit]:
     """Yield an ``Emit`` that shows events in the output of the cell."""
-    view = LiveView(recorder := make_recorder())
-    with NotebookLive(view, recorder):
+    with NotebookView() as view:
         yield view.show
 
 
@@ -40,16 +38,11 @@ def make_recorder() -> Console:
     )
 
 
-class NotebookLive(Live):
-    """Replaces the output of the cell with the lines so far and the running stage.
+class NotebookView(LiveView):
+    """Replaces the output of the cell with the lines so far and the running stage."""
 
-    Args:
-        view: Prints its lines on a console of ``make_recorder``.
-        lines: That console.
-    """
-
-    def __init__(self, view: LiveView, lines: Console) -> None:
-        super().__init__(view, console=lines, refresh_per_second=REFRESHES_A_SECOND, transient=True)
+    def __init__(self) -> None:
+        super().__init__(make_recorder())
         self._frame = make_recorder()
         display = import_module("IPython.display").display
         self._output = display({"text/plain": ""}, raw=True, display_id=True)

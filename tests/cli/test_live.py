@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from finetune.cli.console import LITERAL
-from finetune.cli.live import LiveView
+from finetune.cli.live import LiveView, live_on_terminal
+from finetune.cli.running import Running
 from finetune.events import (
     Advance,
     Event,
@@ -60,9 +62,8 @@ TRAINING: list[Event] = [
 RECORD: list[Event] = [*TRAINING, StageFinished("train", 4_323.0), StageStarted("evaluate")]
 
 
-def live_view(events: Sequence[Event], *, width: int = 80, has_colour: bool = False) -> list[str]:
-    """Return what stands on a terminal after these events, the running stage at the end."""
-    console = Console(
+def make_terminal(*, width: int = 80, has_colour: bool = False) -> Console:
+    return Console(
         file=io.StringIO(),
         force_terminal=True,
         width=width,
@@ -70,6 +71,11 @@ def live_view(events: Sequence[Event], *, width: int = 80, has_colour: bool = Fa
         soft_wrap=True,
         **LITERAL,
     )
+
+
+def live_view(events: Sequence[Event], *, width: int = 80, has_colour: bool = False) -> list[str]:
+    """Return what stands on a terminal after these events, the running stage at the end."""
+    console = make_terminal(width=width, has_colour=has_colour)
     view = LiveView(console)
     for event in events:
         view.show(event)
@@ -124,3 +130,60 @@ def test_the_count_of_one_split_gives_way_to_that_of_the_next() -> None:
     last = live_view(counted)[-1]
     assert "3/4" in last
     assert "/10" not in last
+
+
+def lines_that_stay(written: str) -> list[str]:
+    """Return the lines of a terminal that has erased what it was told to."""
+    lines = [""]
+    for code, text in re.findall(r"(\x1b\[[0-9?;]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", written):
+        if code == "\n":
+            lines.append("")
+        elif code == "\x1b[1A":
+            lines.pop()
+        elif code == "\x1b[2K":
+            lines[-1] = ""
+        lines[-1] += text
+    return lines
+
+
+def test_a_line_that_is_printed_while_the_view_is_refreshed_erases_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_refreshed = threading.Event()
+
+    class Written(io.StringIO):
+        def write(self, text: str) -> int:
+            if threading.current_thread() is not threading.main_thread():
+                is_refreshed.set()
+            return super().write(text)
+
+    def draw_during_a_refresh(running: Running) -> float:
+        if threading.current_thread() is threading.main_thread():
+            is_refreshed.clear()
+            is_refreshed.wait(timeout=0.5)
+        return 0.0
+
+    console = make_terminal()
+    console.file = Written()
+    with live_on_terminal(console) as emit:
+        for event in (StageStarted("train"), update(1), Info("one")):
+            emit(event)
+        monkeypatch.setattr(Running, "seconds", draw_during_a_refresh)
+        emit(StageFinished("train", 2.0))
+        monkeypatch.undo()
+    one, train, *rest = lines_left(console.file.getvalue())
+    assert (one, train[:7], any(rest)) == ("one", "✓ train", False)
+
+
+def lines_left(written: str) -> list[str]:
+    """Return the lines of a terminal after what was written to it."""
+    lines = [""]
+    for control, text in re.findall(r"(\x1b\[[0-9?;]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", written):
+        if control == "\n":
+            lines.append("")
+        elif control == "\x1b[1A":
+            lines.pop()
+        elif control == "\x1b[2K":
+            lines[-1] = ""
+        lines[-1] += text
+    return lines

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from finetune.cli.live import LiveView
-from finetune.cli.notebook import NotebookLive, make_recorder
+from finetune.cli.notebook import NotebookView
 from finetune.events import Info, StageFinished, StageStarted
 
 
@@ -30,12 +29,11 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_notebook_shows_the_running_stage_and_at_the_end_the_lines_alone(
     pages: list[str],
 ) -> None:
-    view = LiveView(recorder := make_recorder())
-    with NotebookLive(view, recorder) as live:
+    with NotebookView() as view:
         view.show(StageFinished("load", 2.34))
         view.show(StageStarted("evaluate"))
         view.show(Info("<b>bold</b>"))
-        live.refresh()
+        view.refresh()
     running, end = pages[-2:]
     assert "evaluate" in running
     assert "evaluate" not in end
