@@ -39,12 +39,12 @@ def by_device(rows: Iterable[Row]) -> dict[Key, dict[str, Row]]:
 def first_faster(rows: Sequence[Row], device: str) -> str | None:
     """Return the workload from which on a device is faster than the CPU; None if never.
 
-    The rows of a group go from small workloads to large ones.
+    The rows of a group go from small workloads to large ones; what failed says nothing.
     """
     first = None
     for (_, workload, _), side_by_side in by_device(rows).items():
-        is_faster = (speedup_of(side_by_side, device) or 0.0) > 1
-        first = (first or workload) if is_faster else None
+        if speedup := speedup_of(side_by_side, device):
+            first = (first or workload) if speedup > 1 else None
     return first
 
 
@@ -87,7 +87,10 @@ def _notes(rows: Iterable[Row]) -> Iterator[str]:
 
 def _findings(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator[str]:
     if group in ("mlp", "inference"):
+        timed = by_device(rows).values()
         for device in others:
+            if not any(speedup_of(one, device) for one in timed):
+                continue
             first = first_faster(rows, device)
             where = f"from {first} on" if first else "at none of these"
             yield f"{device} is faster than the CPU {where}"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from bench.example_results import a_row, example_results
 
 from finetune.bench.tables import first_faster, tabulate
@@ -27,7 +29,7 @@ def test_remarks_say_where_a_device_is_faster_what_failed_and_how_often_as_fast_
 
 
 def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
-    seconds = {"1": (1, 0.5), "2": (1, 2), "4": (1, 0.5), "8": (1, 0.5)}
+    seconds = {"1": (1, 0.5), "2": (1, 2), "4": (1, 0.5), "8": (1, 0.5), "16": (1, 0.0)}
     rows = [
         a_row("mlp", name, device, one)
         for name, pair in seconds.items()
@@ -35,3 +37,9 @@ def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
     ]
     assert first_faster(rows, "gpu") == "4"
     assert first_faster(rows[:4], "gpu") is None
+
+
+def test_nothing_is_said_of_a_device_that_was_never_timed() -> None:
+    rows = [a_row("mlp", "small", "cpu", 1.0), a_row("mlp", "small", "gpu", 0.0, note="lost")]
+    [table] = tabulate(replace(example_results(), rows=tuple(rows)))
+    assert table.remarks == ("small, training, gpu: lost",)
