@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from finetune.escaping import escape_controls, escape_line
+from finetune.tasks.figures import plain
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Scores
@@ -100,5 +101,5 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {as_text(one)}" for key, one in value.items())
     if isinstance(value, float):
-        return f"{value:,.4g}"
+        return plain(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.console import shorten, show_json, show_lines, show_table
+from finetune.cli.console import as_text, shorten, show_json, show_lines, show_table
 from finetune.cli.help import GroupedCommand
 from finetune.cli.options import chosen_options, config_option, load, output_options
 from finetune.cli.progress import showing
@@ -68,7 +68,7 @@ def _show_report(report: "DataReport") -> None:
     }
     _show_counts("class", splits, classes | {"all rows": list(found.rows.values())})
     if names := list(found.figures["train"]):
-        rows = [(name, *(f"{found.figures[one][name]:,.4g}" for one in splits)) for name in names]
+        rows = [(name, *(as_text(found.figures[one][name]) for one in splits)) for name in names]
         show_lines()
         show_table(("labels", *splits), rows, numbers=splits)
     run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())

@@ -8,6 +8,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from finetune.report.templates import TEMPLATES
+from finetune.tasks.figures import plain
 
 Points = Sequence[tuple[float, float]]
 # Units of the view box are about pixels of a phone; the margins are for ticks and names.
@@ -22,11 +23,6 @@ LEAST_SPREAD = 1e-9
 MOST_POINTS = 600
 # Fewer are marked one by one.
 FEW_POINTS = 25
-
-
-def plain(value: float) -> str:
-    """Return a number as short as it reads well: ``1,500``, ``0.25``, ``5e-05``."""
-    return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
 
 
 def in_percent(share: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from finetune.evaluation.statistics import Interval
 from finetune.report.templates import TEMPLATES, capitalize
 from finetune.runs.compare import ComparedRun, Comparison, DifferingRow
-from finetune.tasks.figures import Figure, Table
+from finetune.tasks.figures import Figure, Table, plain
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -78,7 +78,7 @@ def _spell_interval(one: Interval, figure: Figure) -> str:
 
 
 def _spell_signed(value: float, figure: Figure) -> str:
-    text = f"{100 * value:+.1f}" if figure.is_share else f"{value:+.3g}"
+    text = f"{100 * value:+.1f}" if figure.is_share else plain(value, sign="+", digits=3)
     return text.replace("-", "−")
 
 
@@ -133,5 +133,5 @@ def _spell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return plain(value)
     return "–" if value is None else str(value)

@@ -11,7 +11,7 @@ import numpy as np
 
 from finetune.config.schema import Config
 from finetune.evaluation.calibration import Calibration, measure_reliability
-from finetune.report.chart import Chart, plain
+from finetune.report.chart import Chart
 from finetune.report.charts import (
     Rows,
     draw_coverage,
@@ -22,7 +22,7 @@ from finetune.report.charts import (
 )
 from finetune.runs.details import Choice, ParameterCount, RunDetails
 from finetune.runs.results import RunResults
-from finetune.tasks.figures import Matrix, Table, percent
+from finetune.tasks.figures import Matrix, Table, percent, plain
 from finetune.tasks.intervals import spell_interval
 
 SHOWN_PROBABILITIES = (0.5, 0.8, 0.9, 0.95, 0.99)

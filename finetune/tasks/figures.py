@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 # Rows that a report shows; then those of a group, and all.
 MOST_MISTAKES = 20
@@ -35,7 +35,7 @@ class Figure:
     has_curve: bool = True
 
     def __str__(self) -> str:
-        return percent(self.value) if self.is_share else f"{self.value:.4g}"
+        return percent(self.value) if self.is_share else plain(self.value)
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class Matrix:
 
     names: Sequence[str]
     counts: Sequence[Sequence[int]]
+
+
+def plain(value: float, *, sign: Literal["", "+"] = "", digits: int = 4) -> str:
+    """Return a number as short as it reads well: ``1,500``, ``0.25``, ``5e-05``."""
+    return f"{value:{sign},.0f}" if abs(value) >= 1e3 else f"{value:{sign}.{digits}g}"
 
 
 def percent(share: float) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, DataError
 from finetune.tasks.base import Answer, ProblemType, Scores, Task, WeightedMetrics
-from finetune.tasks.figures import MOST_MISTAKES, Figure, Table, text_of
+from finetune.tasks.figures import MOST_MISTAKES, Figure, Table, plain, text_of
 from finetune.tasks.labels import NUMBER
 from finetune.tasks.resampled import correlation, ranks
 
@@ -44,7 +44,7 @@ class RegressionScores(Scores):
     @property
     def figures(self) -> Sequence[Figure]:
         """The correlations and the mean absolute error."""
-        note = f"{self.samples} rows; always the mean: {self.baseline_mae:.4g}"
+        note = f"{self.samples} rows; always the mean: {plain(self.baseline_mae)}"
         return (
             Figure("pearson", "Pearson", "pearsonr", self.pearson, is_share=False),
             Figure("spearman", "Spearman", "spearmanr", self.spearman, is_share=False),
@@ -62,8 +62,8 @@ class RegressionScores(Scores):
         if self.mae < self.baseline_mae:
             return ""
         return (
-            f"a mean absolute error of {self.mae:.4g} is not better than always answering with the "
-            f"mean of the training rows, {self.baseline_mae:.4g}"
+            f"a mean absolute error of {plain(self.mae)} is not better than always answering with "
+            f"the mean of the training rows, {plain(self.baseline_mae)}"
         )
 
 
@@ -317,8 +317,8 @@ class Regression(Task):
             MOST_MISTAKES, predictions, key=lambda row: abs(row["predicted"] - row["label"])
         )
         rows = [
-            (text_of(row), f"{row['label']:.4g}", f"{row['predicted']:.4g}",
-             f"{row['predicted'] - row['label']:+.4g}")
+            (text_of(row), plain(row["label"]), plain(row["predicted"]),
+             plain(row["predicted"] - row["label"], sign="+"))
             for row in shown
         ]  # fmt: skip
         return Table("Largest errors", ("text", "true", "predicted", "error"), rows)
