@@ -4,6 +4,7 @@
     ├── LossNotFinite                   1
     ├── WrongParametersChanged          1
     ├── DeviceDiffers                   1
+    ├── WorkDropped                     1
     ├── CheckpointDamaged               1
     ├── ProbeFailed                     1
     ├── NotWritten                      1
@@ -63,6 +64,10 @@ class WrongParametersChanged(FinetuneError):
 
 class DeviceDiffers(FinetuneError):
     """A device does not compute what the CPU computes."""
+
+
+class WorkDropped(FinetuneError):
+    """The system has dropped work of a device, whose results are wrong."""
 
 
 class CheckpointDamaged(FinetuneError):

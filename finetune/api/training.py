@@ -12,7 +12,7 @@ from finetune.devices.mps.awake import kept_awake
 from finetune.devices.mps.power import why_slowed
 from finetune.devices.processes import ALONE, Processes
 from finetune.events import Emit, WarningMessage
-from finetune.runs.failures import interruption_explained, out_of_memory_explained
+from finetune.runs.failures import interruption_explained, too_much_work_explained
 from finetune.runs.finish import finish
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
@@ -51,7 +51,7 @@ def train_new(
         preparation = prepare(config, origins=origins, emit=log, processes=processes)
         if continued:
             _check_data(preparation, continued)
-        with out_of_memory_explained(folder, preparation):
+        with too_much_work_explained(folder, preparation):
             run = Run.prepare(preparation, folder, emit=log)
             if processes.is_main:
                 log.write_to(folder)
@@ -78,7 +78,7 @@ def train_on(
         if processes.is_main:
             log.write_to(folder)
         preparation = prepare(config, emit=log, processes=processes)
-        with out_of_memory_explained(folder, preparation):
+        with too_much_work_explained(folder, preparation):
             return _complete(Run.resume(preparation, folder, emit=log))
 
 
@@ -94,7 +94,7 @@ def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) 
     """
     resumes = folder.can_resume
     held = lock(folder) if resumes else reserve_folder(folder.path, overwrite=True)
-    with held, out_of_memory_explained(folder, preparation):
+    with held, too_much_work_explained(folder, preparation):
         start = Run.resume if resumes else Run.prepare
         run = start(preparation, folder, emit=log)
         log.write_to(folder)

@@ -7,7 +7,7 @@ from typing import Any
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEnded
 from finetune.batch_finder.outcomes import Outcome, Verdict
-from finetune.devices.base import Device, DeviceMemory, gibibytes
+from finetune.devices.base import Device, gibibytes
 from finetune.devices.host_memory import HostWatch, process_bytes
 from finetune.errors import ModelUnsupported, ProbeFailed
 
@@ -45,7 +45,7 @@ class Prober:
         timeout_seconds: float,
         worker: str = WORKER,
     ) -> None:
-        self._case, self._memory, self._worker = case, device.memory, worker
+        self._case, self._device, self._worker = case, device, worker
         self._limit_bytes, self._timeout_seconds = limit_bytes, timeout_seconds
         self._budget_bytes: int | None = None
         self._child: Child | None = None
@@ -111,14 +111,14 @@ class Prober:
 
     def _watch(self) -> "_Watch":
         assert self._child
-        return _Watch(self._child, self._memory, self._budget_bytes, self._timeout_seconds)
+        return _Watch(self._child, self._device, self._budget_bytes, self._timeout_seconds)
 
     def _start_child(self) -> Child:
         child = self._spares.pop(0) if self._spares else Child(self._worker)
         self._child, self._has_trained = child, False
         # The next children start while this one begins, since importing PyTorch can take ten
         # seconds; but only where they take neither memory nor speed from the one that trains.
-        while len(self._spares) < _SPARES and not self._memory.is_shared:
+        while len(self._spares) < _SPARES and not self._device.memory.is_shared:
             self._spares.append(Child(self._worker))
         budgets = {"limit_bytes": self._limit_bytes, "budget_bytes": self._budget_bytes}
         child.send({"case": self._case.to_json(), **budgets})
@@ -146,10 +146,10 @@ class _Watch:
     """
 
     def __init__(
-        self, child: Child, memory: DeviceMemory, budget_bytes: int | None, timeout_seconds: float
+        self, child: Child, device: Device, budget_bytes: int | None, timeout_seconds: float
     ) -> None:
         self.peak_bytes = 0
-        self._child, self._memory, self._budget_bytes = child, memory, budget_bytes
+        self._child, self._device, self._budget_bytes = child, device, budget_bytes
         self._timeout_seconds = timeout_seconds
         self._host = HostWatch()
         self._started = self._host_sampled = time.perf_counter()
@@ -188,7 +188,7 @@ class _Watch:
         return _Stopped("failed", f"{ending}: {lines[-1]}")
 
     def _check_machine(self) -> None:
-        if self._memory.is_shared:
+        if self._device.memory.is_shared:
             held_bytes = process_bytes(self._child.process_id)
             self.peak_bytes = max(self.peak_bytes, held_bytes)
             self.check_budget(held_bytes)
@@ -204,7 +204,8 @@ class _Watch:
         return self.peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
 
     def line_about_too_much(self) -> str | None:
-        """Return what the child printed of memory, or of work that was dropped."""
-        texts = self._memory.out_of_memory_texts + self._memory.dropped_work_texts
-        lines = self._child.error_lines()
-        return next((line for line in lines if any(text in line for text in texts)), None)
+        """Return why work of the child was dropped, or what it printed of memory."""
+        lines, texts = self._child.error_lines(), self._device.memory.out_of_memory_texts
+        return self._device.why_work_dropped(lines) or next(
+            (line for line in lines if any(text in line for text in texts)), None
+        )

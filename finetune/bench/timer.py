@@ -13,6 +13,7 @@ from finetune.bench.bert import SEED
 from finetune.bench.results import Phase, Row
 from finetune.bench.workload import Load, Workload
 from finetune.devices.base import Device
+from finetune.errors import WorkDropped
 
 Announce = Callable[[str], None]
 """Is given the name of the device that is about to compute, which may end the process."""
@@ -226,7 +227,9 @@ class _Trial:
 
     def _time(self, *, calls: int) -> float:
         self._announce(self.device.name)
-        return self.device.time_calls(self._steps[self._phase], calls=calls)
+        seconds = self.device.time_calls(self._steps[self._phase], calls=calls)
+        self.device.check_work(settles=True)
+        return seconds
 
     def _add_note(self, note: str) -> None:
         self.row = replace(self.row, note="; ".join(filter(None, [self.row.note, note])))
@@ -248,4 +251,6 @@ def _explain(error: Exception, device: Device) -> str:
         return f"{device.name} lacks an operation: {first_line}"
     if device.memory.is_out_of_memory(error):
         return f"out of memory: {first_line}"
+    if isinstance(error, WorkDropped):
+        return first_line
     return f"failed: {type(error).__name__}: {first_line}"

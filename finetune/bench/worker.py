@@ -5,6 +5,7 @@ and with the ``rows`` of each workload, some of them again when all were timed.
 """
 
 import dataclasses
+from contextlib import ExitStack
 from typing import Any
 
 from finetune.batch_finder.worker import end_with_parent, open_answers, read_orders
@@ -25,20 +26,22 @@ def main() -> None:
     task: dict[str, Any] = orders.get()
     choice = Choice(**task["choice"])
     devices = [select_device(name, emit=lambda _: None) for name in task["devices"]]
-    for device in devices:
-        # So that what does not fit fails, in place of a machine that swaps.
-        device.memory.cap(device.memory.budget_bytes(None))
     workloads = list_workloads(choice)[task["first"] :]
     pairs = [(one, [each for each in devices if one.is_for(each.name)]) for one in workloads]
     first, sound = pairs[0]
     pairs[0] = first, [one for one in sound if one.name not in task["skipped"]]
-    for rows in time_in_rounds(
-        pairs,
-        effort=QUICK if choice.is_quick else FULL,
-        announce=lambda name: answer({"begun": name}),
-        until=task["until"],
-    ):
-        answer({"rows": [dataclasses.asdict(row) for row in rows]})
+    with ExitStack() as watched:
+        for device in devices:
+            # So that what does not fit fails, in place of a machine that swaps.
+            device.memory.cap(device.memory.budget_bytes(None))
+            watched.enter_context(device.watch_work())
+        for rows in time_in_rounds(
+            pairs,
+            effort=QUICK if choice.is_quick else FULL,
+            announce=lambda name: answer({"begun": name}),
+            until=task["until"],
+        ):
+            answer({"rows": [dataclasses.asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

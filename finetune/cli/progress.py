@@ -59,6 +59,11 @@ class _UnfailingStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        # Still so while the file descriptor leads to the terminal through another process.
+        self._is_terminal = stream.isatty()
+
+    def isatty(self) -> bool:
+        return self._is_terminal
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

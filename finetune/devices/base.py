@@ -2,7 +2,8 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,30 @@ class Device:
         self.synchronize()
         return time.perf_counter() - started
 
+    @contextmanager
+    def watch_work(self) -> Iterator[None]:
+        """Heed within this context what the system reports of work that it dropped.
+
+        Raises:
+            WorkDropped: At its end, where ``check_work`` has not raised it.
+        """
+        yield
+
+    def check_work(self, *, settles: bool = False) -> None:
+        """Raise if the system has dropped some of this device's work, so that results are wrong.
+
+        Args:
+            settles: Whether to wait for queued work, and for what is reported of it: before results
+                are kept.
+
+        Raises:
+            WorkDropped: The first time after it is known.
+        """
+
+    def why_work_dropped(self, lines: Iterable[str]) -> str | None:
+        """Return why work of this device was dropped, by what a process wrote on standard error."""
+        return None
+
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Choose attention's kernels in this process by the longest text, where there are several.
 
@@ -132,14 +157,11 @@ class DeviceMemory(ABC):
             every other process.
         out_of_memory_errors: What is raised for nothing but memory that did not suffice.
         out_of_memory_texts: What a RuntimeError that is raised for it says.
-        dropped_work_texts: What the system writes on standard error when it drops a device's work,
-            of which the process learns nothing.
     """
 
     is_shared = False
     out_of_memory_errors: tuple[type[BaseException], ...] = ()
     out_of_memory_texts: tuple[str, ...]
-    dropped_work_texts: tuple[str, ...] = ()
 
     @property
     def swaps(self) -> bool:

@@ -208,6 +208,7 @@ class _Extraction:
             done += count
             if number % step == 0 or number == len(self.batches):
                 self.emit(Advance(done, total))
+        self.layers.device.check_work(settles=True)
 
     def _compute(self, store: FeatureStore, *, key: str) -> torch.Tensor:
         """Compute features and keep them in the store, or in memory if it can't be written."""

@@ -73,7 +73,8 @@ def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: E
         rows, split, model.classifier, config=model.config, emit=emit,
         processes=model.predictor.processes,
     )  # fmt: skip
-    logits = model.logits(examples)
+    with model.device.watch_work():
+        logits = model.logits(examples)
     scores = model.classifier.task.score(logits, examples.labels)
     warn_unless_better(scores, emit=emit)
     return scores

@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from finetune.data.load import find_places
-from finetune.errors import BatchDoesNotFit, DeviceDiffers, Interrupted, LossNotFinite, NotWritten
+from finetune.errors import (
+    BatchDoesNotFit,
+    DeviceDiffers,
+    Interrupted,
+    LossNotFinite,
+    NotWritten,
+    WorkDropped,
+)
 from finetune.model.load import Classifier
 from finetune.model.save import save_classifier
 from finetune.runs.checkpoint import WRITE_ERRORS, discard_checkpoints_after, reason_of
@@ -78,21 +85,29 @@ def _save_elsewhere(folder: RunFolder, classifier: Classifier) -> Path | None:
 
 
 @contextmanager
-def out_of_memory_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
+def too_much_work_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
     """Say what to do where memory ran out in work that can't be repeated in smaller pieces.
 
     Such as the optimizer's step: on a GPU, which reports errors late, its inputs are lost by then.
+    And where the system dropped work, which PyTorch does not report, so that nobody can repeat it.
 
     Raises:
         BatchDoesNotFit: In place of PyTorch's errors.
+        WorkDropped: In place of one that does not say how the run is resumed.
     """
     device, batch_size = preparation.device, preparation.config.training.batch_size
+    smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
     try:
-        yield
+        with device.watch_work():
+            yield
+    except WorkDropped as error:
+        if not folder.can_resume:
+            raise
+        remedy = f"resume with: {_resume_command(folder)} {smaller}"
+        raise WorkDropped(error.message, remedy=remedy) from error
     except (RuntimeError, MemoryError) as error:
         if not device.memory.is_out_of_memory(error):
             raise
-        smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
         raise BatchDoesNotFit(
             f"{device.name} ran out of memory in work that can't be repeated in smaller pieces",
             remedy=f"resume with: {_resume_command(folder)} {smaller}"
@@ -132,9 +147,13 @@ def device_fault_explained(
 
     Raises:
         DeviceDiffers: In place of one that does not name the last good checkpoint.
+        WorkDropped: In place of one that does not name the update.
     """
     try:
         yield
+    except WorkDropped as error:
+        message = f"before update {progress.updates + 1:,}: {error.message}"
+        raise WorkDropped(message, remedy=error.remedy) from error
     except DeviceDiffers as error:
         good = discard_checkpoints_after(
             folder.checkpoints_folder, update=progress.checked_updates or 0

@@ -103,6 +103,7 @@ def train(
         LossNotFinite: If a loss is NaN or infinite.
         WrongParametersChanged: If the first updates changed what is frozen, or not what trains.
         DeviceDiffers: If the device computes something else than the CPU.
+        WorkDropped: If the system has dropped work of the device.
         BatchDoesNotFit: If not even one example fits the device's memory.
     """
     total_updates = training_state.schedule.total_updates
@@ -228,6 +229,7 @@ class _Saver:
 
     def check(self) -> None:
         """Raise if what would be saved is broken."""
+        self._training_state.device.check_work(settles=True)
         _check_parameters_finite(self._training_state, self._progress)
         self._device_check.check_within(SHARE_BEFORE_SAVING)
 
@@ -275,6 +277,7 @@ class _UpdateLog:
         if not self._losses:
             return
         losses = torch.stack(self._losses).tolist()
+        self._training_state.device.check_work()
         self._check_losses(losses)
         now = time.perf_counter()
         seconds = now - self._since

@@ -1,6 +1,7 @@
 import io
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,6 +121,23 @@ def test_a_terminal_without_colours_is_respected(monkeypatch: pytest.MonkeyPatch
         show_all()
     assert "5/20" in shown.getvalue()
     assert not COLOUR.search(shown.getvalue())
+
+
+def test_a_view_stays_live_where_its_terminal_is_reached_through_a_pipe_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        terminal(monkeypatch, "stderr"),
+        open(os.dup(sys.stderr.fileno()), "wb") as kept,
+        showing(quiet=False, no_progress=False) as emit,
+    ):
+        unread, written = os.pipe()
+        os.dup2(written, sys.stderr.fileno())
+        emit(EVENTS[0])
+        os.dup2(kept.fileno(), sys.stderr.fileno())
+        os.close(written)
+    with open(unread) as lines:
+        assert "\x1b[2K" in lines.read()
 
 
 @pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("CI", "true")])

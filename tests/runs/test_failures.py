@@ -14,7 +14,7 @@ from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
 from finetune.runs.failures import (
     examples_explained,
     interruption_explained,
-    out_of_memory_explained,
+    too_much_work_explained,
 )
 from finetune.runs.folder import RunFolder
 
@@ -57,7 +57,7 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
     folder = RunFolder(tmp_path)
     with (
         pytest.raises(BatchDoesNotFit) as raised,
-        out_of_memory_explained(folder, prepared(batch_size)),
+        too_much_work_explained(folder, prepared(batch_size)),
     ):
         raise MemoryError
     assert f"--batch-size {smaller}" in raised.value.remedy
@@ -67,7 +67,7 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
 def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="shapes"),
-        out_of_memory_explained(RunFolder(tmp_path), prepared(16)),
+        too_much_work_explained(RunFolder(tmp_path), prepared(16)),
     ):
         raise RuntimeError("shapes do not match")
 

@@ -26,9 +26,6 @@ class MpsMemory(DeviceMemory):
         "Invalid buffer size: ",
         "kIOGPUCommandBufferCallbackErrorOutOfMemory",
     )
-    # For want of memory, or since the display had to wait (mlx#3267), an internal error by the name
-    # of older systems. PyTorch goes on with whatever is in place of the results (pytorch#193571).
-    dropped_work_texts = ("kIOGPUCommandBufferCallbackError", "0000000e:Internal Error")
 
     def used_bytes(self) -> int:
         """Return the memory of live tensors."""
