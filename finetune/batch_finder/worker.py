@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.batch_finder.case import Case
-from finetune.devices.host import keep_freed_memory
+from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 from finetune.errors import ModelUnsupported
 
 # prctl(2): which signal a process gets when its parent ends.
@@ -36,6 +36,7 @@ def main() -> None:
     end_with_parent()
     # As the command does.
     keep_freed_memory()
+    look_for_garbage_seldom()
     orders = read_orders()
     answer = open_answers()
     from finetune.batch_finder.measure import measure

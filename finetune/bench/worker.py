@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from finetune.batch_finder.worker import end_with_parent, open_answers, read_orders
-from finetune.devices.host import keep_freed_memory
+from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 
 
 def main() -> None:
@@ -17,6 +17,7 @@ def main() -> None:
     end_with_parent()
     # As the command does.
     keep_freed_memory()
+    look_for_garbage_seldom()
     orders = read_orders()
     answer = open_answers()
     from finetune.bench.timer import FULL, QUICK, time_in_rounds

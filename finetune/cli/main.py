@@ -1,7 +1,6 @@
 """The command ``finetune``: its commands, imported when they are called, and its exit codes."""
 
 import errno
-import gc
 import importlib
 import os
 import socket
@@ -13,7 +12,7 @@ from typing import NoReturn
 import click
 
 import finetune
-from finetune.devices.host import keep_freed_memory
+from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 from finetune.devices.launch import Launch, read_launch
 from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
 from finetune.escaping import escape_controls, escape_line
@@ -88,8 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
         # The process is the command's own, and may be set up for it.
         arguments = sys.argv[1:]
         keep_freed_memory()
-        # Importing the libraries makes a million objects; Python looks for garbage every 700.
-        gc.set_threshold(10_000)
+        look_for_garbage_seldom()
     _quieten_libraries()
     if sys.stdout is None:
         remedy = "redirect it, to a file or to /dev/null"
