@@ -113,7 +113,7 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
 def _complete(run: Run) -> RunResults:
     config, is_main = with_plan(run.preparation, run.plan), run.processes.is_main
     with tracked(config, run.folder, emit=run.emit, is_main=is_main) as tracking:
-        run.emit = tracking
+        run = replace(run, emit=tracking)
         run.train()
         if reason := why_slowed():
             run.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))

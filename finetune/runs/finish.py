@@ -38,23 +38,26 @@ def finish(run: Run, *, write_pages: WritePages) -> RunResults:
     """
     peak_bytes = run.training_state.device.memory.peak_bytes()
     run.checkpoints.load_best(run.training_state, run.progress)
-    validation = _finish_task(run)
+    run, validation = _finish_task(run)
     with unwritten_model_kept(run.folder, run.preparation.classifier):
         results = _write_results(run, validation, peak_bytes, write_pages=write_pages)
     run.checkpoints.remove()
     return results
 
 
-def _finish_task(run: Run) -> Predicted | None:
-    """Let the task change the best model; return its logits of the validation split."""
+def _finish_task(run: Run) -> tuple[Run, Predicted | None]:
+    """Let the task change the best model; return its run, and its logits of the validation split.
+
+    The run that was given keeps the task for the seeds that are still to be trained.
+    """
     classifier, validation = run.preparation.classifier, None
     if "validation" in run.examples:
         predict, calibrates = partial(run.predict, "validation"), run.config.training.calibrate
         task, validation = finish_task(classifier, predict, calibrates=calibrates, emit=run.emit)
     else:
         task = classifier.task.fold(classifier.output_parameters)
-    run.preparation = replace(run.preparation, classifier=replace(classifier, task=task))
-    return validation
+    finished = replace(run.preparation, classifier=replace(classifier, task=task))
+    return replace(run, preparation=finished), validation
 
 
 def _write_results(

@@ -41,7 +41,7 @@ from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState, prepare_training
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """One training of a classifier.
 
@@ -112,13 +112,12 @@ class Run:
         timing = processes.broadcast(lambda: read_timing(folder.environment_file))
         preparation = replace(preparation, precision_timing=timing, choices=choices)
         run = cls._build(preparation, folder, emit=emit)
-        prepared_seconds = run.progress.seconds
-        run.progress = run.checkpoints.restore(intact, run.training_state)
-        run.progress.seconds += prepared_seconds
+        progress = run.checkpoints.restore(intact, run.training_state)
+        progress.seconds += run.progress.seconds
         if processes.is_main:
-            continue_journal(folder, updates=run.progress.updates)
-        emit(Info(f"resuming after update {run.progress.updates:,}"))
-        return run
+            continue_journal(folder, updates=progress.updates)
+        emit(Info(f"resuming after update {progress.updates:,}"))
+        return replace(run, progress=progress)
 
     @classmethod
     def _build(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":

@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import QUICK, TEXTS, Command, flags, have_same_bits, weights_of
+from tiny_runs import (
+    QUICK,
+    TEXTS,
+    Command,
+    flags,
+    have_same_bits,
+    logged_metrics,
+    run_tiny,
+    weights_of,
+)
 
 import finetune
 from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
@@ -164,3 +173,17 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     assert any("truncated" in one.message for one in warnings[0])
     config = (folder / "seed-42" / "config.yaml").read_text(encoding="utf-8")
     assert "max_train_samples: 16" in config
+
+
+def test_a_seed_does_not_begin_with_the_task_that_the_one_before_has_finished(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    """A finished model of numbers gives units; one that learns, standard deviations."""
+    table = tmp_path / "table.csv"
+    rows = (f"row {n},{50 * n},{split}" for split in ("train", "validation", "test")
+            for n in range(8))  # fmt: skip
+    table.write_text("\n".join(["text,label,split", *rows]))
+    options: dict[str, Any] = {"data": str(table), "task": "regression", "num_train_epochs": 1}
+    run_seeds(tmp_path / "both", model=tiny_folder, **options)
+    run_tiny(tmp_path / "alone", model=tiny_folder, seed=43, **options)
+    assert logged_metrics(tmp_path / "both" / "seed-43") == logged_metrics(tmp_path / "alone")
