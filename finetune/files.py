@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,14 @@ def write_text_atomically(path: Path, text: str) -> None:
     There may be one writer at a time, the holder of the folder's lock.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    partial.write_text(text, encoding="utf-8")
-    flush_to_disk(partial)
-    os.replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        flush_to_disk(partial)
+        os.replace(partial, path)
+    except OSError as error:
+        # A full disk is reported by a file's number alone.
+        error.filename = error.filename or str(path)
+        raise
 
 
 @contextmanager
@@ -54,6 +59,13 @@ def writing_folder(folder: Path) -> Iterator[Path]:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, whole or not at all; floats read back bit for bit."""
     write_text_atomically(path, json.dumps(value, **STRICT_JSON, indent=2) + "\n")
+
+
+def keep_json(path: Path, value: Any) -> None:
+    """Write a value that need not be found again, such as in a cache, if the disk takes it."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, value)
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

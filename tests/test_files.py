@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path, 
     append_jsonl(path, [{"text": "next"}])
 
     assert read_jsonl(path) == [{"text": "whole"}, {"text": "next"}]
+
+
+def test_an_error_of_a_full_disk_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(OSError, match=r"No space left on device: '.*value\.json'"):
+        write_json(tmp_path / "value.json", {})
 
 
 def test_text_is_replaced_whole_and_readable_by_the_users_group(tmp_path: Path) -> None:

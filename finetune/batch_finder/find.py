@@ -17,7 +17,7 @@ from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
 from finetune.devices.host_memory import spare_bytes
 from finetune.devices.launch import read_launch
-from finetune.files import read_json, write_json
+from finetune.files import keep_json, read_json
 
 # What a result depends on; this package decides what it recommends.
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
@@ -102,8 +102,7 @@ class Finder:
             history = History(budget_bytes, bounds.limit, first, seconds_left, slows_down)
             found = search(probe, verify=verify, history=history)
         if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, asdict(found))
+            keep_json(file, asdict(found))
         return found
 
     def _limit_bytes(self) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from finetune import hub
 from finetune.batch_finder.case import architecture_of
@@ -15,7 +16,7 @@ from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, WarningMessage, ignore
-from finetune.files import read_json, write_json
+from finetune.files import keep_json, read_json
 from finetune.model.feature_store import key_of
 from finetune.runs.cache import cache_folder
 from finetune.runs.details import Choice
@@ -123,8 +124,7 @@ def _find_timing(
             raise
         return None
     device.memory.reset_peak()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, {TIMING: asdict(timing)})
+    keep_json(file, {TIMING: asdict(timing)})
     return timing
 
 
@@ -146,22 +146,21 @@ def read_timing(file: Path) -> PrecisionTiming | None:
 
 def has_parity(device: Device, *, precision: str) -> bool:
     """Return whether ``doctor --parity`` has passed in a precision, with all that it compared."""
-    try:
-        verdicts = read_json(_parity_file(device, precision))
-    except (OSError, ValueError):
-        return False
-    return all(verdicts.values())
+    verdicts = _read_verdicts(_parity_file(device, precision))
+    return bool(verdicts) and all(verdicts.values())
 
 
 def note_parity(device: Device, *, precision: str, subject: str, passes: bool) -> None:
     """Remember whether a device agrees with the CPU in a precision, by what was compared."""
     file = _parity_file(device, precision)
+    keep_json(file, _read_verdicts(file) | {subject: passes})
+
+
+def _read_verdicts(file: Path) -> dict[str, bool]:
     try:
-        verdicts = read_json(file)
+        return TypeAdapter(dict[str, bool]).validate_python(read_json(file))
     except (OSError, ValueError):
-        verdicts = {}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, verdicts | {subject: passes})
+        return {}
 
 
 def _parity_file(device: Device, precision: str) -> Path:

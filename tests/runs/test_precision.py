@@ -136,6 +136,15 @@ def test_a_resumed_run_does_not_time_and_keeps_its_timing(
     assert results.facts.precision_timing == FASTER
 
 
+def test_a_cache_that_can_not_be_written_costs_another_timing_and_no_run(
+    timing: PlantedTiming, tiny_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert chosen(choose(tiny_folder, tmp_path / "file")) == "bf16"
+    assert timing.count == 2
+
+
 def test_a_timing_is_remembered_for_the_same_work_on_the_same_machine(
     timing: PlantedTiming, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
