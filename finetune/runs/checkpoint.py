@@ -199,6 +199,13 @@ def remove_old_checkpoints(
             _discard(folder)
 
 
+def put_back_discarded(folder: Path) -> None:
+    """Undo the beginning of a replacement: a kill came before the new checkpoint had the name."""
+    discarded = folder.with_name(folder.name + DISCARDED_SUFFIX)
+    if discarded.exists() and not folder.exists():
+        os.replace(discarded, folder)
+
+
 def discard_checkpoints_after(checkpoints_folder: Path, *, update: int) -> Path | None:
     """Delete the checkpoints that follow an update, and return the newest of the others."""
     folders = _highest_update_first(checkpoints_folder)

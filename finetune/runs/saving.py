@@ -22,6 +22,7 @@ from finetune.runs.checkpoint import (
     checkpoint_path,
     damaged,
     intact_checkpoints,
+    put_back_discarded,
     read_checkpoint,
     reason_of,
     remove_old_checkpoints,
@@ -111,7 +112,7 @@ class Checkpoints:
             self._hurry.set()
             futures.wait([writing])
             raise
-        if warning:
+        if warning and not self._hurry.is_set():
             self.emit(warning)
 
     def save_best(self, training_state: TrainingState, progress: Progress) -> None:
@@ -227,6 +228,7 @@ class Checkpoints:
         Raises:
             UsageError: If there is none.
         """
+        put_back_discarded(self.folder.best_checkpoint)
         checkpoints = intact_checkpoints(self.folder.checkpoints_folder, emit=self.emit)
         if not checkpoints:
             raise self._nothing_to_resume()

@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from tiny_training import tiny_training_state
 from finetune.errors import CheckpointDamaged
 from finetune.events import Event, WarningMessage
 from finetune.runs import checkpoint
-from finetune.runs.checkpoint import intact_checkpoints, read_checkpoint
+from finetune.runs.checkpoint import read_checkpoint
 from finetune.runs.folder import RunFolder
 from finetune.runs.saving import Checkpoints
 from finetune.training.snapshot import Progress
@@ -84,9 +85,12 @@ def save_step(run: Path, update: int, training_state: TrainingState) -> list[Eve
     with torch.no_grad():
         for parameter in training_state.trained_parameters().values():
             parameter.fill_(update)
-    progress, emitted = Progress(updates=update, best_updates=update), list[Event]()
+    # The third is worse than the second.
+    best_updates = 2 if update == 3 else update
+    progress, emitted = Progress(updates=update, best_updates=best_updates), list[Event]()
     with Checkpoints(RunFolder(run), keep=2, emit=emitted.append) as checkpoints:
-        checkpoints.save_best(training_state, progress)
+        if best_updates == update:
+            checkpoints.save_best(training_state, progress)
         checkpoints.save(training_state, progress)
     return emitted
 
@@ -116,7 +120,7 @@ def assert_nothing_is_lost(run: Path, training_state: TrainingState) -> None:
             update = state.get("updates") or state["progress"]["updates"]
             assert all((one == update).all() for one in tensors["model"].values())
     checkpoints = Checkpoints(folder, keep=2, emit=emitted.append)
-    intact = intact_checkpoints(folder.checkpoints_folder, emit=emitted.append)
+    intact = checkpoints.intact()
     assert len(intact) >= 2
     assert checkpoints.restore(intact, training_state).updates in (3, 4)
     assert not emitted
@@ -156,6 +160,29 @@ def test_no_checkpoint_that_verifies_is_wrong(
         assert_nothing_is_lost(run, training_state)
         at += 1
     assert at > 40
+
+
+def test_an_interruption_warns_of_no_checkpoint_that_it_leaves_out(
+    saved_run: Path, training_state: TrainingState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emitted, save_file, is_over = list[Event](), checkpoint.save_file, threading.Event()
+    checkpoints = Checkpoints(RunFolder(saved_run), keep=2, emit=emitted.append)
+
+    def save_late(*arguments: Any) -> None:
+        is_over.wait(timeout=5)
+        save_file(*arguments)
+
+    def interrupt() -> None:
+        with checkpoints:
+            checkpoints.save(training_state, Progress(updates=4))
+            threading.Timer(0.1, is_over.set).start()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save_file", save_late)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert not emitted
+    assert not (saved_run / "checkpoints" / "step-4").exists()
 
 
 @pytest.mark.parametrize("kills", [True, False])
