@@ -1,10 +1,8 @@
 """``finetune report`` as a function."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.errors import NotWritten
 from finetune.runs.folder import RunFolder, open_run_folder
 from finetune.runs.reserving import lock
 
@@ -32,10 +30,6 @@ def report(run: str | Path) -> Path:
     from finetune.runs.results import read_results
 
     results = read_results(folder)
-    if not os.access(folder.path, os.W_OK):
-        raise NotWritten(
-            f"{folder.path} may not be written", remedy="copy the run folder, and name the copy"
-        )
     with lock(folder):
         return write_pages(folder, results)
 

@@ -141,8 +141,10 @@ def _refuse_seeds(path: Path) -> None:
 
 def _run_of(path: Path) -> Path:
     """Return the run folder of a path that may be, as the Trainer takes it, a checkpoint's."""
-    is_checkpoint = path.absolute().parent.name == RunFolder(path).checkpoints_folder.name
-    return path.absolute().parents[1] if is_checkpoint else path
+    run = RunFolder(path)
+    # A run may itself lie in a folder that is called so.
+    is_checkpoint = path.absolute().parent.name == run.checkpoints_folder.name
+    return path.absolute().parents[1] if is_checkpoint and not run.config_file.exists() else path
 
 
 def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Work:

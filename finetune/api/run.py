@@ -15,7 +15,7 @@ from finetune.config.options import Options
 from finetune.devices.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Info, ignore
-from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from finetune.api.dry_run import DryRun
@@ -107,8 +107,7 @@ def _run_seeds(
         begun = find_seeds(config, count, resume_from=resume_from)
         if begun is None:
             emit(Info("there are no seeds to go on with: new runs begin"))
-        elif first := begun.first_begun():
-            saved = load_saved_config(first)
+        elif saved := begun.load_config():
             check_changes(given, saved, RunFolder(begun.path))
             config = with_changes(saved, given)
     return train_seeds(config, count, begun=begun, origins=given.origins, emit=emit)

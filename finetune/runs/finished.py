@@ -48,7 +48,7 @@ class FinishedRun:
             digest = read_json(folder.manifest_file)["splits"]["test"]
             predictions = read_jsonl(folder.predictions_file)
             weighted_metrics = _with_loss(results.task.weighted_metrics(predictions), predictions)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise NotARun(
                 f"{folder.manifest_file.name} or {folder.predictions_file.name} of {folder.path} "
                 "is missing or can't be read",

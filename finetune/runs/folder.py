@@ -66,10 +66,11 @@ class RunFolder:
 
     @property
     def can_resume(self) -> bool:
-        """Whether there is a checkpoint to resume from."""
+        """Whether there is a checkpoint to resume from, and the configuration of its run."""
         names = (one.name for one in self.checkpoints_folder.glob("step-*"))
         # A kill leaves step-N.partial.
-        return any(name.removeprefix("step-").isdecimal() for name in names)
+        has_checkpoint = any(name.removeprefix("step-").isdecimal() for name in names)
+        return has_checkpoint and self.config_file.is_file()
 
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from finetune.errors import RunFolderInUse, RunFolderNotEmpty, UsageError
+from finetune.errors import NotWritten, RunFolderInUse, RunFolderNotEmpty, UsageError
 from finetune.files import PARTIAL_SUFFIX
 from finetune.runs.folder import RunFolder
 
@@ -35,7 +35,7 @@ def reserve_folder(path: Path, *, overwrite: bool) -> Iterator[RunFolder]:
     folder = RunFolder(path)
     check_run_folder(folder, overwrite=overwrite)
     missing = [one for one in (path, *path.parents) if not one.exists()]
-    _make(path)
+    _make(path, exist_ok=True)
     with _removed_if_empty(missing), lock(folder):
         # Another process may have finished a run here since the first look.
         check_run_folder(folder, overwrite=overwrite)
@@ -55,11 +55,11 @@ def reserve_new_folder(parent: Path, name: str) -> Iterator[RunFolder]:
     """
     check_writable(parent)
     missing = [one for one in (parent, *parent.parents) if not one.exists()]
-    _make(parent)
     for path in _numbered(parent, name):
         try:
-            # One system call, which fails if another process was first.
-            path.mkdir()
+            # One system call, which fails if another process was first. That may have made the
+            # parent too, and give it back now.
+            _make(path, exist_ok=False)
         except FileExistsError:
             continue
         with _removed_if_empty([path, *missing]), lock(RunFolder(path)):
@@ -67,9 +67,11 @@ def reserve_new_folder(parent: Path, name: str) -> Iterator[RunFolder]:
         return
 
 
-def _make(path: Path) -> None:
+def _make(path: Path, *, exist_ok: bool) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=exist_ok)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise UsageError(
             f"{path} can't be made: {error.strerror}",
@@ -191,6 +193,7 @@ def lock(folder: RunFolder) -> Iterator[RunFolder]:
 
     Raises:
         RunFolderInUse: At once, if another process holds the lock.
+        NotWritten: If the folder may not be written.
     """
     file_lock = FileLock(folder.path / LOCK_NAME, blocking=False)
     try:
@@ -200,6 +203,10 @@ def lock(folder: RunFolder) -> Iterator[RunFolder]:
             f"another process is writing to {folder.path}",
             remedy="wait until it has finished, or choose another folder with --output-dir",
         ) from None
+    except PermissionError as error:
+        raise NotWritten(
+            f"{folder.path} may not be written", remedy="copy the run folder, and name the copy"
+        ) from error
     try:
         yield folder
     finally:

@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from finetune.config.schema import Config
 from finetune.evaluation.statistics import Interval, mean_interval
 from finetune.files import write_json
-from finetune.runs.folder import RunFolder, read_seeds, seed_name, seeds_file
+from finetune.runs.folder import RunFolder, load_saved_config, read_seeds, seed_name, seeds_file
 from finetune.runs.results import RunResults, best_of, read_results
 
 SCHEMA_VERSION = 1
@@ -70,6 +71,15 @@ class SeedsFolder:
         """Return the first run that has a configuration."""
         runs = map(self.run, read_seeds(self.path))
         return next((one for one in runs if one.config_file.is_file()), None)
+
+    def load_config(self) -> Config | None:
+        """Return the configuration of the first seed; None if no run has begun."""
+        if (begun := self.first_begun()) is None:
+            return None
+        config = load_saved_config(begun)
+        # The folder of the first may be gone.
+        first = read_seeds(self.path)[0]
+        return replace(config, training=replace(config.training, seed=first))
 
     def has_finished(self, count: int) -> bool:
         """Return whether its runs are so many, or more, and have all finished."""

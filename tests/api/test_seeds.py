@@ -22,7 +22,7 @@ from finetune.events import Event, Info
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.seeds import SeedResults
+from finetune.runs.seeds import SeedResults, SeedsFolder
 
 
 def run_seeds(folder: Path | None, *, model: Path, seeds: int = 2, **options: Any) -> SeedResults:
@@ -118,6 +118,16 @@ def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
     ]
     assert have_same_bits(weights_of(folder / "seed-42"), weights_of(parent / "seed-42"))
     assert [one.name for one in folder.parent.iterdir()] == [folder.name]
+
+
+def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
+    parent: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(parent, tmp_path / "seeds")
+    shutil.rmtree(folder / "seed-42")
+    config = SeedsFolder(folder).load_config()
+    assert config is not None
+    assert config.training.seed == 42
 
 
 @pytest.mark.parametrize(

@@ -126,12 +126,14 @@ def test_one_run_alone_is_refused_even_if_it_is_named_twice(finished_run: Path) 
         finetune.compare(finished_run, finished_run)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other labels", "unknown class", "no manifest"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "other labels", "unknown class", "no manifest"])
 def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path) -> None:
     other = copy_run(finished_run, tmp_path / "other")
     file, rows = other / "predictions.jsonl", read_jsonl(finished_run / "predictions.jsonl")
     if damage == "cut":
         write_jsonl(file, rows[:-1])
+    elif damage == "empty":
+        write_jsonl(file, [])
     elif damage == "other labels":
         write_jsonl(file, rows[::-1])
     elif damage == "unknown class":

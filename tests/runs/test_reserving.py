@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import threading
@@ -263,6 +264,22 @@ def test_folders_reserved_at_once_differ(tmp_path: Path) -> None:
     assert [(tmp_path / "runs" / name / "config.yaml").read_text() for name in names] == [
         str(number) for number in range(8)
     ]
+
+
+def test_a_parent_that_another_process_gives_back_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, parents = os.mkdir, [tmp_path / "runs"]
+
+    def give_back_before(path: Path, mode: int = 0o777) -> None:
+        if Path(path).name == "trec" and parents:
+            parents.pop().rmdir()
+        mkdir(path, mode)
+
+    parents[0].mkdir()
+    monkeypatch.setattr(os, "mkdir", give_back_before)
+    with reserve_new_folder(tmp_path / "runs", "trec") as folder:
+        assert folder.path.is_dir()
 
 
 @pytest.mark.slow

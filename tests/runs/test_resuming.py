@@ -256,7 +256,8 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(stopped_run: Path) -> None
 def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
     finished_run: Path, tmp_path: Path
 ) -> None:
-    run = shutil.copytree(finished_run, tmp_path / "run")
+    # A run in such a folder is no checkpoint.
+    run = shutil.copytree(finished_run, tmp_path / "checkpoints" / "run")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     results = finetune.run(resume_from_checkpoint=run)
     assert results.to_json() == read_json(run / "all_results.json")
