@@ -10,6 +10,9 @@ import torch
 from torch import nn
 from transformers.utils.generic import ModelOutput
 
+# What a forward raises on inputs that the model was not made for.
+REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+
 
 @dataclass
 class Call:

@@ -8,6 +8,7 @@ the logits and gradients of the whole model.
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -19,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from finetune.model.calls import Call, are_features, find_features, record_calls
+from finetune.model.calls import REFUSALS, Call, are_features, find_features, record_calls
 from finetune.model.freeze import set_training
 from finetune.tokenization.collate import prepare_mask
 from finetune.tokenization.encode import EncodedTexts
@@ -86,7 +87,10 @@ def split_frozen(
     inputs = inputs_of(np.arange(2), longest)
     padded_inputs = inputs_of(np.arange(2), longest + MORE_PADDING)
     model.train(False)
-    calls = record_calls(model, inputs)
+    try:
+        calls = record_calls(model, inputs)
+    except REFUSALS:
+        return None
     for name, features in _possible_splits(calls).items():
         extractor = FeatureExtractor(
             model,
@@ -95,8 +99,9 @@ def split_frozen(
             hidden_size=features.shape[-1],
             trainable=_make_trainable(model, calls, name),
         )
-        if _is_exact(extractor, inputs, padded_inputs, takes_4d_mask=takes_4d_mask):
-            return extractor
+        with suppress(*REFUSALS):
+            if _is_exact(extractor, inputs, padded_inputs, takes_4d_mask=takes_4d_mask):
+                return extractor
     return None
 
 
@@ -210,21 +215,14 @@ def _is_exact(
         features, padded_features = features[mask], padded_features[padded_mask]
     else:
         above = pooled_inputs(features, takes_4d_mask=takes_4d_mask)
-    return _are_close(features, padded_features) and _learn_alike(extractor, inputs, above)
+    if not _are_close(features, padded_features):
+        return False
+    expected, actual = _learn(extractor.model, inputs), _learn(extractor.trainable, above)
+    return all(_are_close(one, other) for one, other in zip(expected, actual, strict=True))
 
 
 def _mask_of(inputs: Inputs) -> torch.Tensor:
     return inputs["attention_mask"].bool().reshape(len(inputs["attention_mask"]), -1)
-
-
-def _learn_alike(extractor: FeatureExtractor, inputs: Inputs, above: Inputs) -> bool:
-    expected = _learn(extractor.model, inputs)
-    try:
-        actual = _learn(extractor.trainable, above)
-    # What a model raises on inputs that it was not made for.
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        return False
-    return all(_are_close(one, other) for one, other in zip(expected, actual, strict=True))
 
 
 def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -67,8 +67,8 @@ def most_positions(shape: PreTrainedConfig) -> int | None:
 
 def count_positions(model: PreTrainedModel) -> int | None:
     """Return the tokens of the longest text that a model has positions for, None for any."""
-    positions: int | None = getattr(model.config, "max_position_embeddings", None)
-    if positions is None:
+    positions: int = getattr(model.config, "max_position_embeddings", None) or -1
+    if positions < 0:  # -1 is XLNet's, which counts distances alone.
         return None
     # RoBERTa and its like count positions from behind the padding token's id.
     embeddings = getattr(model.base_model, "embeddings", None)

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.errors import ModelUnsupported
-from finetune.model.calls import Call, record_calls
+from finetune.model.calls import REFUSALS, Call, record_calls
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,9 @@ def _takes_4d_mask(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
     expected = model(input_ids=tokens, attention_mask=mask.long()).logits
     try:
         actual = model(input_ids=tokens, attention_mask=mask[:, None, None, :]).logits
-    except (RuntimeError, ValueError, IndexError, TypeError):
+        return torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    except REFUSALS:
         return False
-    return torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @contextmanager

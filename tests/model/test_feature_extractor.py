@@ -10,8 +10,10 @@ from torch import nn
 from transformers import (
     AlbertConfig,
     AutoModelForSequenceClassification,
+    BartConfig,
     ConvBertConfig,
     GPT2Config,
+    LongformerConfig,
     MPNetConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -53,8 +55,8 @@ CASES = [
     ),
     *((name, mode) for name in OTHERS for mode in ("last-1", "head", "classifier")),
 ]
-# GPT-2 looks for a text's end among its tokens, XLNet's features have another shape, and ConvBERT
-# mixes those of padding into its neighbours'.
+# GPT-2 and BART look for a text's end among its tokens, the features of XLNet and Longformer have
+# another shape, and ConvBERT mixes those of padding into its neighbours'.
 CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt2": lambda: GPT2Config(
         vocab_size=SIZES["vocab_size"], n_embd=32, n_layer=3, n_head=4, n_positions=64,
@@ -65,6 +67,12 @@ CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
         bos_token_id=2, eos_token_id=3,
     ),
     "convbert": lambda: ConvBertConfig(**SIZES, embedding_size=16),
+    "longformer": lambda: LongformerConfig(**SIZES, attention_window=8),
+    "bart": lambda: BartConfig(
+        vocab_size=SIZES["vocab_size"], d_model=32, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, max_position_embeddings=64,
+    ),
 }  # fmt: skip
 
 
@@ -213,8 +221,11 @@ def test_bf16_keeps_features_in_the_numbers_that_the_model_has_at_the_split(
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [("gpt2", "last-1"), ("gpt2", "head"), ("xlnet", "last-1"), ("convbert", "last-1")],
-)
+    [
+        ("gpt2", "last-1"), ("gpt2", "head"), ("xlnet", "last-1"), ("convbert", "last-1"),
+        ("longformer", "last-1"), ("bart", "head"),
+    ],
+)  # fmt: skip
 def test_a_model_whose_upper_part_needs_more_than_features_is_left_whole(
     name: str, mode: str
 ) -> None:

@@ -11,6 +11,7 @@ from transformers import (
     MPNetConfig,
     PreTrainedConfig,
     T5Config,
+    XLNetConfig,
 )
 
 from finetune.errors import HubNotReachable, ModelNotFound, ModelUnsupported
@@ -109,8 +110,9 @@ def test_positions_are_those_that_a_run_cuts_texts_to(architecture: str, tmp_pat
         (BertConfig(**SIZES), 64),
         (MPNetConfig(**SIZES | {"pad_token_id": 1}), 62),
         (T5Config(d_model=32, d_ff=48, num_layers=1, vocab_size=300), None),
+        (XLNetConfig(d_model=32, d_inner=48, n_layer=1, n_head=4, vocab_size=300), None),
     ],
-    ids=["bert", "mpnet", "t5"],
+    ids=["bert", "mpnet", "t5", "xlnet"],
 )
 def test_positions_behind_the_padding_do_not_count(
     config: PreTrainedConfig, expected: int | None

@@ -9,6 +9,8 @@ from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
+    EuroBertConfig,
+    FlaubertConfig,
     FunnelConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -114,6 +116,24 @@ def test_ready_mask_is_taken_where_it_means_the_same(architecture: str) -> None:
 def test_ready_mask_is_not_taken_where_true_is_added_as_one() -> None:
     model = tiny_model()
     model.set_attn_implementation("eager")
+
+    assert not find_structure(model).takes_4d_mask
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EuroBertConfig(**SIZES, num_key_value_heads=4),
+        FlaubertConfig(
+            vocab_size=300, emb_dim=32, n_layers=1, n_heads=4, max_position_embeddings=64
+        ),
+    ],
+    ids=["the mean of EuroBERT's tokens reads the mask too", "an assertion in FlauBERT's forward"],
+)
+def test_ready_mask_is_not_taken_where_the_model_fails_with_it(config: PreTrainedConfig) -> None:
+    # As many as tokens in the texts that are tried: the shapes of EuroBERT's mean fit then.
+    config.num_labels = 5
+    model = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
 
     assert not find_structure(model).takes_4d_mask
 
