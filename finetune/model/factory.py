@@ -1,7 +1,7 @@
 """A user's own module with a batch for it, from ``package.module:function``."""
 
 import importlib
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,18 +14,19 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
     """Call ``package.module:function``, which returns a module and its keyword arguments.
 
     Raises:
-        UsageError: If there is no such function, or it returns something else.
+        UsageError: If there is no such function, or it fails or returns something else.
     """
     module_name, _, function_name = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
+        made = getattr(importlib.import_module(module_name), function_name)()
+    # A user's own code may raise anything.
+    except Exception as error:
         raise UsageError(
-            f"{name} can't be imported: {error}",
+            f"{name} can't be called: {type(error).__name__}: {error}",
             remedy="name a function of a module that python -c 'import ...' finds, as "
-            "package.module:function",
+            "package.module:function; --debug shows where it fails",
         ) from error
-    match function():
+    match made:
         case (nn.Module() as module, dict() as batch):
             return module, batch
     raise UsageError(
@@ -35,9 +36,19 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the ``loss`` of a module's output, or the sum of all its floating-point tensors."""
+    """Return the ``loss`` of a module's output, or the sum of all its floating-point tensors.
+
+    Raises:
+        UsageError: If it has neither.
+    """
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
     tensors = (one for one in tree_iter(output) if isinstance(one, torch.Tensor))
-    return cast(torch.Tensor, sum(one.sum() for one in tensors if one.is_floating_point()))
+    sums = [one.sum() for one in tensors if one.is_floating_point()]
+    if not sums:
+        raise UsageError(
+            "the module's output has no loss and no floating-point tensor",
+            remedy="let its forward return one",
+        )
+    return torch.stack(sums).sum()

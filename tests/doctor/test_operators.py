@@ -19,7 +19,7 @@ from finetune.doctor.operators import (
     audit_module,
 )
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.model.factory import load_factory
+from finetune.model.factory import load_factory, loss_of
 from finetune.model.mode import Mode
 
 MODES = ("full", "last-1", "head", "classifier")
@@ -275,13 +275,21 @@ def test_loss_of_the_module_is_what_goes_backward() -> None:
     assert "aten::linear" in found
 
 
+def test_a_module_whose_output_has_no_number_to_go_backward_from_is_a_wrong_use() -> None:
+    with pytest.raises(UsageError, match="no floating-point tensor"):
+        loss_of({"labels": torch.tensor([1]), "name": "none"})
+
+
 @pytest.fixture
 def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_factories.py").write_text(
         "import torch\n"
         "def make(): return torch.nn.Linear(3, 4), {'input': torch.ones(2, 3)}\n"
         "def make_other(): return 1\n"
+        "def fail(): raise KeyError('no such thing')\n"
+        "number = 1\n"
     )
+    (tmp_path / "odd_factories.py").write_text("def make(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_factories", raising=False)
 
@@ -294,8 +302,12 @@ def test_factory_is_called_for_its_module_and_batch() -> None:
 
 @pytest.mark.usefixtures("factories")
 @pytest.mark.parametrize(
-    "name", ["own_factories:none", "own_factories", "no_such:make", "own_factories:make_other"]
-)
+    "name",
+    [
+        "own_factories:none", "own_factories", "no_such:make", "own_factories:make_other",
+        "own_factories:fail", "own_factories:number", "odd_factories:make",
+    ],
+)  # fmt: skip
 def test_no_factory_is_a_wrong_use(name: str) -> None:
     with pytest.raises(UsageError, match=name):
         load_factory(name)
