@@ -161,6 +161,8 @@ def load_classifier(
         model, info = _build(config, weights)
         structure = find_structure(model)
     not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+    # A buffer that is missing has the value that the model gives it.
+    not_loaded -= {name for name, _ in model.named_buffers()}
     if structure.classifier.isdisjoint(not_loaded) and not has_own_outputs:
         _draw_classifier(model, structure)
     _check_weights(model, source)

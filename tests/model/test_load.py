@@ -19,6 +19,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     GPT2Config,
+    IBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -328,6 +329,19 @@ def test_missing_parameters_of_the_encoder_are_reported_by_name(folder: Path) ->
     assert isinstance(warning, events.WarningMessage)
     assert warning.message.startswith(f"{len(weights) - len(kept)} parameters of the encoder")
     assert "bert.encoder.layer.1." in warning.message
+
+
+def test_missing_buffers_are_no_error(folder: Path) -> None:
+    """I-BERT keeps its numbers as integers too, in buffers that the weights of RoBERTa lack."""
+    model = AutoModel.from_config(IBertConfig(**SIZES))
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model.config.save_pretrained(folder)
+    emitted: list[events.Event] = []
+
+    load(folder, emitted=emitted)
+
+    assert emitted == []
 
 
 def test_parameters_of_another_size_are_reported_by_name(folder: Path) -> None:
