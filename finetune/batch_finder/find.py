@@ -8,6 +8,8 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from finetune import events
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.outcomes import History, Outcome, Probe
@@ -17,7 +19,7 @@ from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
 from finetune.devices.host_memory import spare_bytes
 from finetune.devices.launch import read_launch
-from finetune.files import keep_json, read_json
+from finetune.files import keep_json
 
 # What a result depends on; this package decides what it recommends.
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
@@ -138,8 +140,6 @@ def _key(case: Case, device: Device, bounds: Bounds) -> str:
 def _read(file: Path) -> Found | None:
     """Return what an earlier search wrote, or None if there is nothing that can be read."""
     try:
-        fields = read_json(file)
-        probes = tuple(Outcome(**outcome) for outcome in fields.pop("probes"))
-        return Found(**fields, probes=probes)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return TypeAdapter(Found).validate_json(file.read_bytes())
+    except (OSError, ValueError):
         return None

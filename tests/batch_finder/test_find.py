@@ -179,22 +179,20 @@ def without_probes(text: str) -> str:
     return json.dumps(fields)
 
 
+def with_a_text_for_the_budget(text: str) -> str:
+    return json.dumps(json.loads(text) | {"budget_bytes": "8 GiB"})
+
+
 def without_budget(text: str) -> str:
     fields = json.loads(text)
     del fields["budget_bytes"]
     return json.dumps(fields)
 
 
-def with_an_unknown_field(text: str) -> str:
-    fields = json.loads(text)
-    fields["unknown"] = 1
-    return json.dumps(fields)
-
-
 @pytest.mark.parametrize(
     "damage",
-    [cut_off, without_probes, without_budget, with_an_unknown_field, lambda _: "", lambda _: "[]",
-     lambda _: "null"],
+    [cut_off, without_probes, without_budget, with_a_text_for_the_budget, lambda _: "",
+     lambda _: "[]", lambda _: "null"],
 )  # fmt: skip
 def test_a_damaged_file_is_replaced_by_a_new_search(
     damage: Callable[[str], str], cache: Path
@@ -205,6 +203,14 @@ def test_a_damaged_file_is_replaced_by_a_new_search(
     _, sizes = find_in(cache)
     assert len(sizes) > 1
     assert found_in(file) == json.loads(whole)
+
+
+def test_what_was_found_is_not_lost_where_it_can_not_be_kept(
+    prober: SimulatedProber, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    found, _ = find_in(tmp_path / "file" / "batches")
+    assert found.max_verified == 125
 
 
 @pytest.mark.parametrize("trouble", ["too_big", "strained"])
