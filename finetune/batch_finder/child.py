@@ -14,6 +14,8 @@ from finetune.devices.launch import environment_outside_group
 
 # What is read of the end of standard error.
 _TAIL_BYTES = 10_000
+# A process that holds a GPU's memory takes a while to end.
+_END_SECONDS = 30
 
 
 class ChildEnded(Exception):
@@ -79,8 +81,11 @@ class Child:
         self._errors.close()
 
     def ending(self) -> str:
-        """Wait for the child's end; return its cause, such as ``was killed by SIGSEGV``."""
-        status = self._process.wait()
+        """Wait a while for the child's end; return its cause, such as ``was killed by SIGSEGV``."""
+        try:
+            status = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its standard output and did not end"
         if status >= 0:
             return f"ended with exit code {status}"
         return f"was killed by {signal.Signals(-status).name}"

@@ -1,9 +1,11 @@
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
+from finetune.batch_finder import child as child_module
 from finetune.batch_finder.child import Child, ChildEnded
 
 
@@ -49,5 +51,20 @@ def test_a_line_that_a_child_can_no_longer_read_is_no_error() -> None:
         assert child.ending() == "ended with exit code 1"
         child.send({"batch_size": 1})
         assert child.error_lines()[-1].endswith("No module named no_such_module")
+    finally:
+        child.kill()
+
+
+def test_a_child_that_has_closed_its_output_and_does_not_end_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "silent_worker.py").write_text("import os, time\nos.close(1)\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(child_module, "_END_SECONDS", 0.2)
+    child = Child("silent_worker")
+    try:
+        with pytest.raises(ChildEnded):
+            child.receive(seconds=30)
+        assert child.ending() == "closed its standard output and did not end"
     finally:
         child.kill()
