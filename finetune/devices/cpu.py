@@ -109,6 +109,8 @@ class CpuMemory(DeviceMemory):
             self._reserved_bytes = status["VmData"] - status["VmRSS"]
         limit_bytes = max(0, budget_bytes + self._reserved_bytes)
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard_limit != resource.RLIM_INFINITY:
+            limit_bytes = min(limit_bytes, hard_limit)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 
     def release(self) -> None:

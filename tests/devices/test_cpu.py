@@ -86,6 +86,20 @@ def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
     assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
 
 
+@pytest.mark.skipif(platform.system() != "Linux", reason="other systems have no such limit")
+@pytest.mark.usefixtures("_lift_cap")
+def test_a_cap_beyond_the_hard_limit_of_the_process_is_that_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A real one could not be raised again.
+    limits = (resource.RLIM_INFINITY, 2**30)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    chosen: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, one: chosen.append(one))
+    CpuDevice().memory.cap(2**40)
+    assert chosen == [(2**30, 2**30)]
+
+
 def test_the_budget_is_what_is_free_with_what_the_process_holds_or_the_limit() -> None:
     device = CpuDevice()
     budget_bytes = device.memory.budget_bytes(None)
