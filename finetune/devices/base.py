@@ -122,10 +122,15 @@ class Device:
         return {"cpu": torch.get_rng_state(), "device": module.get_rng_state()}
 
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the random generators, from a checkpoint of this device or another."""
+        """Restore the random generators, from a checkpoint of this device or another.
+
+        The GPU's stay as they are if the state is another kind's: those differ in size.
+        """
         torch.set_rng_state(state["cpu"])
         if "device" in state and self.torch_device.type != "cpu":
-            torch.get_device_module(self.torch_device).set_rng_state(state["device"])
+            module = torch.get_device_module(self.torch_device)
+            if state["device"].shape == module.get_rng_state().shape:
+                module.set_rng_state(state["device"])
 
 
 class CapturedFunction(ABC):

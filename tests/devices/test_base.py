@@ -1,7 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from finetune.devices.base import gibibytes, why_operation_fails
+from finetune.devices.base import Device, gibibytes, why_operation_fails
 
 
 def test_an_operation_works_on_the_processor() -> None:
@@ -25,3 +27,19 @@ def test_garbage_without_an_error_is_a_failure(monkeypatch: pytest.MonkeyPatch) 
 
 def test_sizes_are_told_in_gibibytes() -> None:
     assert gibibytes(25_125_558_682) == "23.4 GiB"
+
+
+@pytest.mark.parametrize(("state_bytes", "is_restored"), [(16, True), (44, False)])
+def test_random_numbers_of_another_kind_of_gpu_are_left_alone(
+    state_bytes: int, is_restored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored: list[torch.Tensor] = []
+    module = SimpleNamespace(
+        get_rng_state=lambda: torch.zeros(16, dtype=torch.uint8), set_rng_state=restored.append
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    gpu = Device()
+    gpu.torch_device = torch.device("cuda")
+    saved = torch.zeros(state_bytes, dtype=torch.uint8)
+    gpu.set_random_state({"cpu": torch.get_rng_state(), "device": saved})
+    assert len(restored) == is_restored
