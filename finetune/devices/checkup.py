@@ -17,6 +17,8 @@ from finetune.errors import DeviceNotAvailable
 
 # All of BERT-base trained on a Mac of this size at 512 tokens with a batch size of 1 and no larger.
 _TOO_SMALL_BYTES = 8 * 2**30
+# Where a GPU has failed, nvidia-smi may never answer.
+_DRIVER_SECONDS = 20
 
 
 def check_gpus() -> Iterator[Check]:
@@ -85,7 +87,9 @@ def _read_driver() -> str:
     """Return the driver's version, which PyTorch does not report."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError):
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_DRIVER_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
         return "of unknown version: nvidia-smi does not answer"
     return answer.stdout.partition("\n")[0]

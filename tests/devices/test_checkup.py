@@ -1,3 +1,4 @@
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -65,8 +66,18 @@ def test_each_gpu_has_a_line_and_one_that_is_occupied_a_warning(
     assert "nvidia-smi" in occupied.remedy
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [FileNotFoundError("nvidia-smi"), PermissionError("nvidia-smi"),
+     subprocess.TimeoutExpired("nvidia-smi", 10)],
+)  # fmt: skip
 def test_a_driver_that_nobody_can_be_asked_about_is_unknown(
-    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(replace(LINUX_WITH_CUDA, driver=None), monkeypatch)
+    def run(command: list[str], *, timeout: float, **_: object) -> None:
+        assert timeout > 0
+        raise failure
+
+    pretend(LINUX_WITH_CUDA, monkeypatch)
+    monkeypatch.setattr(subprocess, "run", run)
     assert "unknown version" in next(iter(describe_cuda())).finding
