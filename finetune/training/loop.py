@@ -217,8 +217,9 @@ class _Saver:
 
     def is_due(self) -> bool:
         updates, settings = self._progress.updates, self._settings
-        if updates % settings.updates_per_epoch == 0:
-            return False  # the end of an epoch saves anyway
+        total_updates = self._training_state.schedule.total_updates
+        if updates % settings.updates_per_epoch == 0 or updates == total_updates:
+            return False  # what ends an epoch or the run is saved after its validation
         if settings.save_updates and updates % settings.save_updates == 0:
             return True
         # At a report, so that the rows of the journal do not depend on the time.

@@ -236,12 +236,13 @@ def test_run_that_is_over_takes_no_update() -> None:
         assert torch.equal(parameter, before[name])
 
 
-def test_progress_is_kept_after_each_epoch_where_asked_for() -> None:
+def test_progress_is_kept_after_each_epoch_and_so_many_updates() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
 
-    run(diary, tiny_training_state(total_updates=14), saves_each_epoch=True)
+    run(diary, tiny_training_state(total_updates=14), saves_each_epoch=True, save_updates=7)
 
-    assert diary.times("progress") == [6, 12, 14]
+    # At the end not before the validation, which a run that is resumed there would leave out.
+    assert diary.times("progress") == [6, 7, 12, 14]
     # After the validation, whose outcome belongs to it.
     assert [what for what, _ in diary.entries[:3]] == ["validate", "best", "progress"]
 
