@@ -179,9 +179,9 @@ def read_texts(
     folder = open_run_folder(Path(run))
     from finetune.data.source import DataOptions
     from finetune.data.stream import read_rows
-    from finetune.runs.trained import DataReading
+    from finetune.runs.manifest import Manifest
 
-    saved, reading = load_saved_config(folder).data, DataReading.of(folder)
+    saved, manifest = load_saved_config(folder).data, Manifest.read(folder.manifest_file)
     options = DataOptions(
         str(file),
         saved.label,
@@ -190,6 +190,6 @@ def read_texts(
         label_column=saved.label_column,
         encoding=encoding,
         header=saved.header,
-        earlier_columns=reading.columns,
+        earlier_columns=manifest.columns,
     )
-    return read_rows(file, options, as_lines=as_lines, reads_pairs=reading.reads_pairs, emit=emit)
+    return read_rows(file, options, as_lines=as_lines, reads_pairs=manifest.reads_pairs, emit=emit)

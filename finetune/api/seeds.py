@@ -96,7 +96,8 @@ def _train_missing(
     preparation = prepare(_with_seed(config, missing[0]), origins=origins, emit=shared)
     if is_new:
         parent.clear()
-    elif (before := parent.first_begun()) and (saved := Manifest.read(before.manifest_file)):
+    elif before := parent.first_begun():
+        saved = Manifest.read(before.manifest_file)
         saved.check(Manifest.of(preparation), remedy="restore it, or train in another folder")
     parent.write(parent.read(seeds, metric=metric))
     for seed in missing:

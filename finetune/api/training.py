@@ -103,11 +103,10 @@ def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) 
 
 
 def _check_data(preparation: Preparation, continued: RunFolder) -> None:
+    remedy = "restore it, or train the model on it as a new run, with --model"
+    now = replace(Manifest.of(preparation), model={})
     saved = Manifest.read(continued.manifest_file)
-    if saved is not None:
-        remedy = "restore it, or train the model on it as a new run, with --model"
-        now = replace(Manifest.of(preparation), model={})
-        saved.check(now, remedy=f"{remedy} {continued.model_folder}")
+    saved.check(now, remedy=f"{remedy} {continued.model_folder}")
 
 
 def _complete(run: Run) -> RunResults:

@@ -16,8 +16,8 @@ from finetune.report.names import hub_id, name_of_data, name_of_model, without_f
 from finetune.report.templates import capitalize
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.inference import with_inference
+from finetune.runs.manifest import Manifest
 from finetune.runs.results import RunResults
-from finetune.runs.trained import DataReading
 from finetune.tokenization.windows import head_tokens
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -44,7 +44,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         base=_as_code(_public_name(results.facts.model)),
         data=_as_code(_title_of_data(results.facts.data)),
         cell=_as_words,
-        reads_pairs=DataReading.of(folder).reads_pairs,
+        reads_pairs=Manifest.read(folder.manifest_file).reads_pairs,
         options=options,
         head_length=head_tokens(options.max_length),
         config=_public_config(config),

@@ -2,19 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from finetune.files import read_json
 
 if TYPE_CHECKING:
     from finetune.tokenization.examples import Examples
 
 MOST_BINS = 32
-# Their names in environment.json: where options come from, and what was chosen by measurements.
-ORIGINS, CHOICES = "origins", "choices"
 
 
 @dataclass(frozen=True)
@@ -99,11 +94,3 @@ class RunDetails:
     choices: Sequence[Choice]
     lengths: Mapping[str, TextLengths]
     parameters: Mapping[str, ParameterCount]
-
-
-def read_choices(file: Path) -> Sequence[Choice]:
-    """Return the choices in an environment file; none where there are none that can be read."""
-    try:
-        return [Choice(**one) for one in read_json(file)[CHOICES]]
-    except (OSError, ValueError, TypeError, KeyError):
-        return ()

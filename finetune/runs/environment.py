@@ -1,10 +1,21 @@
-"""What a run's figures depend on besides its configuration."""
+"""environment.json: what a run's figures depend on besides the values of its options."""
 
 import platform
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from finetune.devices.mps.power import power_facts
+from finetune.files import read_json, write_json
+from finetune.runs.details import Choice
+from finetune.training.precision_result import PrecisionTiming
+
+if TYPE_CHECKING:
+    from finetune.runs.preparation import Preparation
 
 PACKAGES = (
     "finetune-mps",
@@ -24,11 +35,28 @@ def package_versions() -> dict[str, str]:
     return {package: version(package) for package in PACKAGES}
 
 
-def describe_environment() -> dict[str, Any]:
-    """Return the versions of Python, the system and the packages, and what power a Mac has now."""
-    return {
+def write_environment(file: Path, preparation: "Preparation") -> None:
+    """Write versions, machine, where options come from, and what was chosen by measurements."""
+    timing, processes = preparation.precision_timing, preparation.processes
+    environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": package_versions(),
         **power_facts(),
+        "device": preparation.device.description,
+        "origins": dict(preparation.origins),
+        "choices": [asdict(one) for one in preparation.choices],
+        **({"processes": processes.count} if processes.count > 1 else {}),
+        **({"precision_timing": asdict(timing)} if timing else {}),
     }
+    write_json(file, environment)
+
+
+def read_measured(file: Path) -> tuple[Sequence[Choice], PrecisionTiming | None]:
+    """Return what a run has chosen by measurements; nothing if that can't be read."""
+    try:
+        found = read_json(file)
+        measured = found["choices"], found.get("precision_timing")
+        return TypeAdapter(tuple[list[Choice], PrecisionTiming | None]).validate_python(measured)
+    except (OSError, ValueError, KeyError, TypeError):
+        return (), None

@@ -12,7 +12,7 @@ from finetune.runs.data import data_options, load_run_data
 from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.manifest import Manifest
-from finetune.runs.trained import DataReading, TrainedModel
+from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Scores, warn_unless_better
 
 
@@ -36,12 +36,10 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
         raise NotARun(
             f"the run in {folder.path} has no {split} split", remedy=f"it has: {', '.join(splits)}"
         )
-    saved = Manifest.read(folder.manifest_file)
-    if saved is not None:
-        saved.check(
-            Manifest.of_data(data),
-            remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
-        )
+    Manifest.read(folder.manifest_file).check(
+        Manifest.of_data(data),
+        remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
+    )
     return splits[split]
 
 
@@ -51,13 +49,14 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
     Raises:
         DataError: If the data can't be read, or has classes that the model lacks.
     """
-    options, reading = data_options(load_saved_config(folder).data), DataReading.of(folder)
+    options = data_options(load_saved_config(folder).data)
+    manifest = Manifest.read(folder.manifest_file)
     rows = load_rows(
-        replace(options, data=source, earlier_columns=reading.columns),
+        replace(options, data=source, earlier_columns=manifest.columns),
         task=load_saved_task(folder),
         emit=emit,
     )
-    if ("text_pair" in rows.column_names) != (reads_pairs := reading.reads_pairs):
+    if ("text_pair" in rows.column_names) != (reads_pairs := manifest.reads_pairs):
         kinds = ("single texts", "pairs of texts")
         raise DataError(
             f"{source} has {kinds[not reads_pairs]}, and the model reads {kinds[reads_pairs]}",

@@ -2,20 +2,23 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from datasets import Dataset, DatasetDict
 from pydantic import TypeAdapter
 
-from finetune.data.source import DataSource, LoadedData
-from finetune.data.tables import column_of, texts_of, update_with_texts
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import read_json, write_json
-from finetune.model.source import ModelSource
 from finetune.runs.environment import package_versions
-from finetune.runs.preparation import Preparation
-from finetune.tasks.base import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+    from finetune.data.source import DataSource, LoadedData
+    from finetune.model.source import ModelSource
+    from finetune.runs.preparation import Preparation
+    from finetune.tasks.base import Task
 
 SCHEMA_VERSION = 1
 
@@ -47,7 +50,7 @@ class Manifest:
         write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
-    def of(cls, preparation: Preparation) -> "Manifest":
+    def of(cls, preparation: "Preparation") -> "Manifest":
         """Return the manifest of a run that begins now."""
         return cls(
             sources=describe_sources(preparation.sources),
@@ -60,20 +63,20 @@ class Manifest:
         )
 
     @classmethod
-    def of_data(cls, data: LoadedData) -> "Manifest":
+    def of_data(cls, data: "LoadedData") -> "Manifest":
         """Return the part of a manifest that says what the data is now."""
         splits = digest_splits(data.splits, data.task)
-        return cls(describe_sources(data.sources), splits, {}, {}, "")
+        return replace(_EMPTY, sources=describe_sources(data.sources), splits=splits)
 
     @classmethod
-    def read(cls, path: Path) -> "Manifest | None":
-        """Return the manifest in a file, or None where an older version has written none.
+    def read(cls, path: Path) -> "Manifest":
+        """Return the manifest in a file; an empty one where an older version has written none.
 
         Raises:
             NotARun: If the file can't be read as one.
         """
         if not path.is_file():
-            return None
+            return _EMPTY
         try:
             return TypeAdapter(cls).validate_python(read_json(path))
         except (OSError, ValueError) as error:
@@ -86,7 +89,7 @@ class Manifest:
         """Make sure that a configuration still stands for the same data and model.
 
         Args:
-            now: Made from what there is now; what it lacks is not compared.
+            now: Made from what there is now; what one of both lacks is not compared.
             remedy: What the user can do if something differs.
 
         Raises:
@@ -101,17 +104,20 @@ class Manifest:
             raise DataDiffers(f"changed since the run began: {', '.join(differing)}", remedy=remedy)
 
 
+_EMPTY = Manifest(sources={}, splits={}, model={}, packages={}, metrics_precision="")
+
+
 def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [name for name, digest in now.items() if before.get(name, digest) != digest]
 
 
-def describe_model(source: ModelSource) -> dict[str, str]:
+def describe_model(source: "ModelSource") -> dict[str, str]:
     """Return a model's commit, if it is from the Hub, and digests of its weights and tokenizer."""
     commit = {"commit": source.commit} if source.commit else {}
     return {**commit, "weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256}
 
 
-def describe_sources(sources: Sequence[DataSource]) -> dict[str, str]:
+def describe_sources(sources: "Sequence[DataSource]") -> dict[str, str]:
     """Return sha256 or commit of each source by its name; files by their absolute path."""
     return {
         str(Path(source.name).resolve()) if source.sha256 else source.name: digest
@@ -120,13 +126,15 @@ def describe_sources(sources: Sequence[DataSource]) -> dict[str, str]:
     }
 
 
-def digest_splits(splits: DatasetDict, task: Task) -> dict[str, str]:
+def digest_splits(splits: "DatasetDict", task: "Task") -> dict[str, str]:
     """Return a digest of each split's texts and labels in their order."""
     return {name: digest_rows(rows, task) for name, rows in splits.items()}
 
 
-def digest_rows(rows: Dataset, task: Task) -> str:
+def digest_rows(rows: "Dataset", task: "Task") -> str:
     """Return the sha256 of texts, labels and the names of the classes: 64 hexadecimal digits."""
+    from finetune.data.tables import column_of, texts_of, update_with_texts
+
     digest = hashlib.sha256("\0".join(task.class_names).encode())
     for column in texts_of(rows).columns:
         update_with_texts(digest, column)

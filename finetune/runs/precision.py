@@ -31,8 +31,6 @@ from finetune.training.precision_timing import time_precisions
 
 # A timing takes up to 12 batches, mostly 6; fewer than this in all would not make up for them.
 LEAST_BATCHES = 50
-# Its name in files.
-TIMING = "precision_timing"
 
 
 def with_precision(
@@ -102,7 +100,7 @@ def _find_timing(
     rows = len(plan.examples.rows_of(batch.indices))
     key = _key(preparation, rows=rows, padded_length=batch.padded_length)
     file = cache_folder(preparation.config.cache, "precision") / f"{key}.json"
-    if earlier := read_timing(file):
+    if earlier := _read_timing(file):
         return earlier
     device = preparation.device
 
@@ -124,7 +122,7 @@ def _find_timing(
             raise
         return None
     device.memory.reset_peak()
-    keep_json(file, {TIMING: asdict(timing)})
+    keep_json(file, asdict(timing))
     return timing
 
 
@@ -136,11 +134,10 @@ def _typical_batch(plan: TrainingPlan, most_examples: int) -> Batch:
     return Batch(typical.indices[:most_texts], typical.padded_length)
 
 
-def read_timing(file: Path) -> PrecisionTiming | None:
-    """Return the timing in a JSON file, or None if there is none that can be read."""
+def _read_timing(file: Path) -> PrecisionTiming | None:
     try:
-        return PrecisionTiming(**read_json(file)[TIMING])
-    except (OSError, ValueError, TypeError, KeyError):
+        return TypeAdapter(PrecisionTiming).validate_python(read_json(file))
+    except (OSError, ValueError):
         return None
 
 

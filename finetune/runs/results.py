@@ -159,11 +159,12 @@ def read_results(folder: RunFolder) -> RunResults:
             {one.name: found[one.name] for one in fields(part)}
             for part in (RunFacts, TrainingMetrics)
         )
+        timing = TypeAdapter(PrecisionTiming | None).validate_python(facts["precision_timing"])
         task = load_saved_task(folder)
         return RunResults(
             task=task,
-            facts=RunFacts(**facts | {"precision_timing": _read_timing(facts)}),
-            training=TrainingMetrics(**training),
+            facts=RunFacts(**facts | {"precision_timing": timing}),
+            training=TypeAdapter(TrainingMetrics).validate_python(training),
             validation=_read_scores(found, task, "eval") if "eval_loss" in found else None,
             test=_read_scores(found, task, "test"),
             output_dir=str(folder.path),
@@ -174,11 +175,6 @@ def read_results(folder: RunFolder) -> RunResults:
         raise NotARun(
             f"{folder.results_file} can't be read", remedy="restore it, or make the run again"
         ) from error
-
-
-def _read_timing(facts: Mapping[str, Any]) -> PrecisionTiming | None:
-    timing = facts["precision_timing"]
-    return None if timing is None else PrecisionTiming(**timing)
 
 
 def _read_scores(found: Mapping[str, Any], task: Task, split: str) -> Scores:

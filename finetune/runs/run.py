@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +15,10 @@ from finetune.devices.batch_size import BatchSize
 from finetune.devices.processes import SECONDS_LATE, Processes
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Info, stage
-from finetune.files import write_json, write_text_atomically
+from finetune.files import write_text_atomically
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.calibration import Predicted
-from finetune.runs.details import CHOICES, ORIGINS, read_choices
-from finetune.runs.environment import describe_environment
+from finetune.runs.environment import read_measured, write_environment
 from finetune.runs.failures import (
     device_fault_explained,
     examples_explained,
@@ -29,7 +28,7 @@ from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
-from finetune.runs.precision import TIMING, read_timing, with_precision
+from finetune.runs.precision import with_precision
 from finetune.runs.preparation import Preparation
 from finetune.runs.reserving import set_aside_previous_run
 from finetune.runs.saving import Checkpoints
@@ -56,7 +55,6 @@ class Run:
     folder: RunFolder
     preparation: Preparation
     plan: TrainingPlan
-    manifest: Manifest
     examples: Mapping[str, Examples]
     training_state: TrainingState
     batch_size: BatchSize
@@ -88,15 +86,8 @@ class Run:
         set_aside_previous_run(folder)
         config = with_plan(preparation, self.plan)
         write_text_atomically(folder.config_file, dump_config(config))
-        self.manifest.write(folder.manifest_file)
-        environment = {**describe_environment(), "device": preparation.device.description}
-        environment[ORIGINS] = dict(preparation.origins)
-        environment[CHOICES] = [asdict(one) for one in preparation.choices]
-        if self.processes.count > 1:
-            environment["processes"] = self.processes.count
-        if timing := preparation.precision_timing:
-            environment[TIMING] = asdict(timing)
-        write_json(folder.environment_file, environment)
+        Manifest.of(preparation).write(folder.manifest_file)
+        write_environment(folder.environment_file, preparation)
 
     @classmethod
     def resume(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
@@ -108,8 +99,7 @@ class Run:
         """
         processes = preparation.processes
         intact = processes.broadcast(lambda: _check_resumable(preparation, folder, emit=emit))
-        choices = processes.broadcast(lambda: read_choices(folder.environment_file))
-        timing = processes.broadcast(lambda: read_timing(folder.environment_file))
+        choices, timing = processes.broadcast(lambda: read_measured(folder.environment_file))
         preparation = replace(preparation, precision_timing=timing, choices=choices)
         run = cls._build(preparation, folder, emit=emit)
         progress = run.checkpoints.restore(intact, run.training_state)
@@ -141,7 +131,6 @@ class Run:
             folder=folder,
             preparation=preparation,
             plan=plan,
-            manifest=Manifest.of(preparation),
             examples=examples,
             training_state=training_state,
             batch_size=batch_size,
@@ -276,6 +265,5 @@ def _check_resumable(preparation: Preparation, folder: RunFolder, *, emit: Emit)
     keep = preparation.config.output.save_total_limit
     intact = Checkpoints(folder, keep=keep, emit=emit).intact()
     saved = Manifest.read(folder.manifest_file)
-    if saved is not None:
-        saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
+    saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
     return intact

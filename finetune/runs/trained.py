@@ -1,56 +1,24 @@
 """The model of a finished run, loaded to be used."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from finetune.config.schema import Config, long_texts_of
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.processes import ALONE, Processes
 from finetune.devices.select import select_device
-from finetune.errors import NotARun
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
-from finetune.files import read_json
 from finetune.model.load import Classifier, load_classifier
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.inference import with_inference
+from finetune.runs.manifest import Manifest
 from finetune.tasks.base import Answer
 from finetune.tokenization.examples import ModelInputs
-
-
-@dataclass(frozen=True)
-class DataReading:
-    """How a run has read its data.
-
-    Args:
-        reads_pairs: Whether its rows are pairs of texts.
-        columns: Of a table, those that were read, by the options that name them.
-    """
-
-    reads_pairs: bool = False
-    columns: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> "DataReading":
-        """Return what a run's manifest says of it.
-
-        Raises:
-            NotARun: If the file can't be read.
-        """
-        if not folder.manifest_file.is_file():  # of an older version
-            return cls()
-        try:
-            return TypeAdapter(cls).validate_python(read_json(folder.manifest_file))
-        except (OSError, ValueError) as error:
-            raise NotARun(
-                f"{folder.manifest_file} can't be read",
-                remedy="restore the file, or make the run again",
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -99,7 +67,8 @@ class TrainedModel:
             BatchSize(config.training.eval_batch_size, "evaluation batch size", chosen, emit),
             processes.on(chosen),
         )
-        return cls(config, classifier, chosen, predictor, DataReading.of(folder).reads_pairs)
+        reads_pairs = Manifest.read(folder.manifest_file).reads_pairs
+        return cls(config, classifier, chosen, predictor, reads_pairs)
 
     def answer(
         self,

@@ -13,7 +13,7 @@ from prepared_runs import prepare_tiny
 from safetensors.torch import load_file, save_file
 
 from finetune.data.source import DataSource
-from finetune.errors import DataDiffers
+from finetune.errors import DataDiffers, NotARun
 from finetune.files import read_json
 from finetune.runs.manifest import Manifest, describe_sources, digest_rows
 from finetune.tasks.single import Single
@@ -46,8 +46,16 @@ def test_the_second_texts_of_pairs_are_part_of_a_digest() -> None:
     assert len(digests | {digest(single)}) == 3
 
 
-def test_a_run_of_an_older_version_has_none(tmp_path: Path) -> None:
-    assert Manifest.read(tmp_path / "manifest.json") is None
+def test_a_run_of_an_older_version_has_none_and_is_not_compared(tmp_path: Path) -> None:
+    Manifest.read(tmp_path / "manifest.json").check(MANIFEST, remedy="none")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"sources": 1}'])
+def test_one_that_makes_no_sense_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "manifest.json"
+    file.write_text(content)
+    with pytest.raises(NotARun, match=r"manifest\.json"):
+        Manifest.read(file)
 
 
 def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -> None:

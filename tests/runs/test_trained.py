@@ -10,10 +10,10 @@ from tiny_training import give_few_shapes
 from transformers import BertForSequenceClassification
 
 import finetune
-from finetune.errors import ModelUnsupported, NotARun
+from finetune.errors import ModelUnsupported
 from finetune.events import Event, WarningMessage, ignore
-from finetune.runs.folder import RunFolder, open_run_folder
-from finetune.runs.trained import DataReading, TrainedModel
+from finetune.runs.folder import open_run_folder
+from finetune.runs.trained import TrainedModel
 
 
 def copy_with_precision(run: Path, folder: Path, precision: str) -> Path:
@@ -70,11 +70,3 @@ def test_a_model_whose_configuration_is_damaged_is_refused(
     (run / "model" / "config.json").write_text(content)
     with pytest.raises(ModelUnsupported):
         finetune.predict(run, ["a text"], device="cpu")
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"columns": 1}'])
-def test_a_manifest_that_makes_no_sense_is_refused(content: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.manifest_file.write_text(content)
-    with pytest.raises(NotARun, match=r"manifest\.json"):
-        DataReading.of(folder)
