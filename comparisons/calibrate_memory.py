@@ -19,8 +19,8 @@ from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import live_peaks
-from finetune.batch_finder.measure import measure
 from finetune.batch_finder.trial import build_trial
+from finetune.batch_finder.worker import measure
 from finetune.devices.host import keep_freed_memory
 from finetune.devices.select import select_device
 from finetune.model.mode import Mode

@@ -35,12 +35,12 @@ import torch
 from accelerate.utils import find_executable_batch_size
 
 from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.child import end_with_parent
 from finetune.batch_finder.estimate import load_calibration, model_live_memory
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.prober import Prober
 from finetune.batch_finder.search import Found
 from finetune.batch_finder.trial import Trial, build_trial
-from finetune.batch_finder.worker import end_with_parent
 from finetune.devices.base import Device, gibibytes
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError

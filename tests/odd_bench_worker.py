@@ -3,7 +3,7 @@
 import os
 import signal
 
-from finetune.batch_finder.worker import end_with_parent, open_answers, read_orders
+from finetune.batch_finder.child import end_with_parent, open_answers, read_orders
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from finetune.batch_finder.worker import end_with_parent, open_answers, read_orders
+from finetune.batch_finder.child import end_with_parent, open_answers, read_orders
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
 GROWS, SPEAKS_OF_MEMORY, STRAINED, GROWS_AND_IS_KILLED, KNOWS_NO_PEAK = range(109, 114)

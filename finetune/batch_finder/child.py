@@ -1,13 +1,22 @@
-"""A child process that reads and writes lines of JSON and never outlives its parent."""
+"""A child process that reads and writes lines of JSON and never outlives its parent.
+
+``Child`` is the parent's end; the functions are the child's.
+"""
 
 import contextlib
+import ctypes
 import json
 import os
+import platform
+import queue
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from finetune.devices.launch import environment_outside_group
@@ -16,6 +25,8 @@ from finetune.devices.launch import environment_outside_group
 _TAIL_BYTES = 10_000
 # A process that holds a GPU's memory takes a while to end.
 _END_SECONDS = 30
+# prctl(2): which signal a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 
 
 class ChildEnded(Exception):
@@ -96,3 +107,39 @@ class Child:
         self._errors.seek(max(0, size_bytes - _TAIL_BYTES))
         text = self._errors.read().decode(errors="replace")
         return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process with its parent, and before others for memory."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # Where a sandbox forbids this, the parent's watch and the cap remain.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def read_orders() -> "queue.SimpleQueue[Any]":
+    """Return the lines of standard input as they come; end the process at once when it ends."""
+    orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        # Unbuffered: a thread that waits within a buffer breaks the end of the process.
+        with open(0, "rb", buffering=0, closefd=False) as lines:
+            for line in lines:
+                orders.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return orders
+
+
+def open_answers() -> Callable[[Any], None]:
+    """Return what writes a line to the parent; all that others print goes to standard error."""
+    stream = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(value: Any) -> None:
+        stream.write(json.dumps(value) + "\n")
+
+    return answer

@@ -1,4 +1,4 @@
-"""Which batch size to train with: a fast one that a run will not run out of memory with.
+"""Which batch size is fastest, and with which a run will not run out of memory.
 
 A probe takes a few updates at one padded length. A run takes thousands at many lengths and
 evaluates in between, which leaves more in an allocator's cache: on a CPU, 50 updates of mixed
@@ -8,8 +8,15 @@ to try again is not recommended. The fastest size mostly leaves room, since a de
 before it is full.
 """
 
+import math
+from collections.abc import Mapping
+
 from finetune.batch_finder.outcomes import History
-from finetune.batch_finder.speed_model import fastest_size, promising_size
+
+# A size this close to the best speed, as a share of it, counts as fastest.
+FASTEST_SHARE = 0.97
+# An untried size aims higher, since speeds are measured with an error of a per cent.
+AIM_SHARE = 0.98
 
 # What a recommended size uses at most, of the budget and of the size at which memory ends.
 SAFE_BUDGET_SHARE = 0.9
@@ -71,3 +78,36 @@ def _largest_with_room(history: History) -> int:
     end = _end_of_memory(history)
     bounds = (cramped - 1, predicted, end and int(SAFE_SIZE_SHARE * end))
     return min(bound for bound in bounds if bound is not None)
+
+
+def fastest_size(speeds: Mapping[int, float]) -> int:
+    """Return the smallest of some batch sizes, at least one, whose speed is within 3% of the best.
+
+    Speeds are examples per second.
+
+    >>> fastest_size({8: 70.0, 32: 98.0, 128: 100.0})
+    32
+    """
+    best = max(speeds.values())
+    return min(size for size, speed in speeds.items() if speed >= FASTEST_SHARE * best)
+
+
+def promising_size(speeds: Mapping[int, float]) -> int:
+    """Predict the smallest size that is about as fast as the fastest.
+
+    Between the fastest size and the next smaller one, which is slower, the seconds of an update are
+    taken to lie on a line: a fixed cost and one for each example. Where no smaller one is known,
+    the fastest size itself is returned.
+
+    >>> promising_size({size: size / (1 + 0.1 * size) for size in (8, 2000)})
+    392
+    """
+    fast = fastest_size(speeds)
+    slow = max((size for size in speeds if size < fast), default=fast)
+    if slow == fast:
+        return fast
+    slow_seconds, fast_seconds = slow / speeds[slow], fast / speeds[fast]
+    example_seconds = (fast_seconds - slow_seconds) / (fast - slow)
+    fixed_seconds = slow_seconds - example_seconds * slow
+    speed = min(AIM_SHARE * max(speeds.values()), speeds[fast])
+    return min(fast, math.ceil(speed * fixed_seconds / (1 - speed * example_seconds)))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from finetune.batch_finder.outcomes import History, Outcome, Probe
-from finetune.batch_finder.recommend import recommended_size, size_worth_probing
-from finetune.batch_finder.speed_model import fastest_size
+from finetune.batch_finder.recommend import fastest_size, recommended_size, size_worth_probing
 from finetune.errors import BatchDoesNotFit, ProbeFailed
 
 # Beyond the flat part of most memory curves, and small enough to fit nearly everywhere; where it

@@ -10,25 +10,22 @@ PyTorch, whose import takes seconds, is imported once the process is bound to it
 it reads anything, so that a process can be kept ready.
 """
 
-import contextlib
-import ctypes
 import dataclasses
-import json
-import os
-import platform
-import queue
-import signal
-import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from finetune.batch_finder.case import Case
+from finetune.batch_finder.child import end_with_parent, open_answers, read_orders
 from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 from finetune.errors import ModelUnsupported
 
-# prctl(2): which signal a process gets when its parent ends.
-_PR_SET_PDEATHSIG = 1
+if TYPE_CHECKING:
+    from finetune.batch_finder.trial import Trial
+
+# Shorter times say more about the machine's other work, and about a GPU that was idle before, than
+# about the batch size.
+_LEAST_TIMED_SECONDS = 1.0
 
 
 def main() -> None:
@@ -39,7 +36,6 @@ def main() -> None:
     look_for_garbage_seldom()
     orders = read_orders()
     answer = open_answers()
-    from finetune.batch_finder.measure import measure
     from finetune.batch_finder.trial import build_trial
     from finetune.devices.select import select_device
 
@@ -63,40 +59,48 @@ def main() -> None:
         answer({"failure": reason, "is_out_of_memory": device.memory.is_out_of_memory(error)})
 
 
-def end_with_parent() -> None:
-    """Let the kernel kill this process with its parent, and before others for memory."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if platform.system() == "Linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Where a sandbox forbids this, the parent's watch and the cap remain.
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")
+@dataclass(frozen=True)
+class Measurement:
+    """What updates at a batch size took, as in an ``Outcome``.
+
+    The peak is None where the process can't measure its own memory.
+    """
+
+    peak_bytes: int | None
+    examples_per_second: float
+    is_strained: bool
 
 
-def read_orders() -> "queue.SimpleQueue[Any]":
-    """Return the lines of standard input as they come; end the process at once when it ends."""
-    orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
+def measure(trial: "Trial", *, batch_size: int, budget_bytes: int) -> Measurement:
+    """Take at least two updates, three on a GPU, and evaluate one batch, of one size.
 
-    def read() -> None:
-        # Unbuffered: a thread that waits within a buffer breaks the end of the process.
-        with open(0, "rb", buffering=0, closefd=False) as lines:
-            for line in lines:
-                orders.put(json.loads(line))
-        os._exit(0)
+    Each call starts from no more than the weights, as a run does, so that it does not matter what
+    was measured before. Allocations beyond the budget fail, with whatever PyTorch raises then.
+    Extracting the features of one batch counts as an update.
+    """
+    memory = trial.device.memory
+    trial.begin()
+    memory.release()
+    memory.cap(budget_bytes)
+    memory.reset_peak()
+    # The first update also pays for new memory, the optimizer's state and kernels.
+    trial.take_update(batch_size=batch_size)
+    best_rate = _best_rate(trial, batch_size=batch_size)
+    trial.evaluate(batch_size=batch_size)
+    return Measurement(memory.held_peak_bytes(), best_rate, memory.retried_allocations() > 0)
 
-    threading.Thread(target=read, daemon=True).start()
-    return orders
 
-
-def open_answers() -> Callable[[Any], None]:
-    """Return what writes a line to the parent; all that others print goes to standard error."""
-    stream = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def answer(value: Any) -> None:
-        stream.write(json.dumps(value) + "\n")
-
-    return answer
+def _best_rate(trial: "Trial", *, batch_size: int) -> float:
+    """Return the best examples per second of some series of updates, each twice as long."""
+    update = partial(trial.take_update, batch_size=batch_size)
+    updates = 1 if trial.device.torch_device.type == "cpu" else 2
+    best_rate = timed_seconds = 0.0
+    while timed_seconds < _LEAST_TIMED_SECONDS:
+        seconds = trial.device.time_calls(update, calls=updates)
+        best_rate = max(best_rate, updates * batch_size / seconds)
+        timed_seconds += seconds
+        updates *= 2
+    return best_rate
 
 
 if __name__ == "__main__":

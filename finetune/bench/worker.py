@@ -8,7 +8,7 @@ import dataclasses
 from contextlib import ExitStack
 from typing import Any
 
-from finetune.batch_finder.worker import end_with_parent, open_answers, read_orders
+from finetune.batch_finder.child import end_with_parent, open_answers, read_orders
 from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 
 

@@ -1,5 +1,8 @@
 import os
+import platform
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -68,3 +71,39 @@ def test_a_child_that_has_closed_its_output_and_does_not_end_is_not_waited_for(
         assert child.ending() == "closed its standard output and did not end"
     finally:
         child.kill()
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="the kernel of Linux does this")
+def test_the_kernel_kills_a_worker_with_its_parent_and_before_other_processes() -> None:
+    # prctl(2) 2 is PR_GET_PDEATHSIG. Where /proc can't be written to, the score stays as it is.
+    program = (
+        "import ctypes, os, signal\n"
+        "from finetune.batch_finder.child import end_with_parent\n"
+        "end_with_parent()\n"
+        "number = ctypes.c_int()\n"
+        "ctypes.CDLL(None).prctl(2, ctypes.byref(number))\n"
+        "is_writable = os.access('/proc/self/oom_score_adj', os.W_OK)\n"
+        "score = open('/proc/self/oom_score_adj').read().strip() if is_writable else '1000'\n"
+        "print(number.value, score, signal.getsignal(signal.SIGINT).name)"
+    )
+    worker = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert worker.stdout.split() == [str(int(signal.SIGKILL)), "1000", "SIG_IGN"]
+
+
+def test_the_end_of_standard_input_ends_a_process_that_is_busy() -> None:
+    busy = (
+        "from finetune.batch_finder.child import read_orders\n"
+        "orders = read_orders()\nprint(orders.get(), flush=True)\nwhile True: pass"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write("1\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "1\n"
+        process.stdin.close()
+        assert process.wait(timeout=2) == 0

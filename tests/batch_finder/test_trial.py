@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_case, tiny_config
 
-from finetune.batch_finder import measure as measure_module
+from finetune.batch_finder import worker
 from finetune.batch_finder.case import Part, architecture_of
-from finetune.batch_finder.measure import measure
 from finetune.batch_finder.trial import ExtractionTrial, Trial, build_model, build_trial
+from finetune.batch_finder.worker import measure
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupported
@@ -153,7 +153,7 @@ def test_a_model_of_which_nothing_is_frozen_has_no_parts() -> None:
 @pytest.fixture
 def _measure_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo the cap that a measurement leaves, and time no longer than a test needs."""
-    monkeypatch.setattr(measure_module, "_LEAST_TIMED_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "_LEAST_TIMED_SECONDS", 0.02)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     yield
     resource.setrlimit(resource.RLIMIT_DATA, limits)

@@ -2,7 +2,7 @@ from batch_finder.simulated_machines import overflowing, saturating
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.batch_finder.speed_model import fastest_size, promising_size
+from finetune.batch_finder.recommend import fastest_size, promising_size
 
 
 def test_fastest_size_is_the_smallest_within_3_percent_of_the_best() -> None:
