@@ -1,5 +1,6 @@
 """Shows events live: finished stages as lines, the running one in two that change."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from finetune.events import (
     Validation,
     WarningMessage,
 )
+from finetune.training.interruption import stop_on_signal
 
 LIBRARIES = "libraries"
 REFRESHES_A_SECOND = 4
@@ -37,11 +39,23 @@ WIDTH_BESIDE_BAR = 50
 @contextmanager
 def live_on_terminal(console: Console) -> Iterator[Emit]:
     """Yield an ``Emit`` that shows events on a terminal with a cursor."""
+    view = LiveView(console)
     try:
-        with LiveView(console) as view:
-            yield view.show
-    finally:  # a signal may have come while it started or stopped
-        console.show_cursor()
+        with _deferring_signals():
+            view.start(refresh=True)
+        yield view.show
+    finally:
+        with _deferring_signals():
+            view.stop()
+
+
+@contextmanager
+def _deferring_signals() -> Iterator[None]:
+    """Let a signal wait for the end: in the middle it would leave a frame and a hidden cursor."""
+    with stop_on_signal() as request:
+        yield
+    if request.number is not None:
+        signal.raise_signal(request.number)
 
 
 class LiveView(Live):

@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import io
 import os
 import socket
 import sys
@@ -88,6 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
         arguments = sys.argv[1:]
         keep_freed_memory()
         look_for_garbage_seldom()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
     _quieten_libraries()
     if sys.stdout is None:
         remedy = "redirect it, to a file or to /dev/null"

@@ -2,12 +2,14 @@
 
 import io
 import re
+import signal
 import threading
 from collections.abc import Sequence
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.live import Live
 
 from finetune.cli.console import LITERAL
 from finetune.cli.live import LiveView, live_on_terminal
@@ -173,6 +175,26 @@ def test_a_line_that_is_printed_while_the_view_is_refreshed_erases_no_other(
         monkeypatch.undo()
     one, train, *rest = lines_left(console.file.getvalue())
     assert (one, train[:7], any(rest)) == ("one", "✓ train", False)
+
+
+def test_a_signal_while_the_view_starts_leaves_no_frame_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frames = []
+
+    def refresh(view: LiveView) -> None:
+        Live.refresh(view)
+        frames.append(view)
+        if len(frames) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(LiveView, "refresh", refresh, raising=False)
+    console = make_terminal()
+    with pytest.raises(KeyboardInterrupt), live_on_terminal(console):
+        pass
+    assert isinstance(console.file, io.StringIO)
+    assert frames
+    assert not any(lines_left(console.file.getvalue()))
 
 
 def lines_left(written: str) -> list[str]:

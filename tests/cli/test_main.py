@@ -249,3 +249,10 @@ def test_standard_output_that_takes_nothing_is_an_error(redirection: str, words:
     error, remedy = child.stderr.splitlines()
     assert words in error
     assert remedy.startswith("  try: ")
+
+
+def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
+    environment = {"PYTHONIOENCODING": "ascii"}
+    shown = finetune_in_a_child("config", "show", "--model", "é—x", environment=environment)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "\\xe9\\u2014x" in shown.stdout
