@@ -173,6 +173,8 @@ def pretend(machine: Machine, patch: pytest.MonkeyPatch) -> None:
 
 def _pretend_system(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     def read_text(path: Path, *arguments: Any, **options: Any) -> str:
+        if path == Path("/proc/self/cgroup"):
+            return ""
         if path != Path("/proc/cpuinfo"):
             return REAL_READ_TEXT(path, *arguments, **options)
         if not machine.cpuinfo:

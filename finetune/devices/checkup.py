@@ -73,12 +73,17 @@ def describe_cuda() -> Iterator[Check]:
     yield Check("cuda", "ok", f"usable: {built}, the driver is {_read_driver()}")
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
-        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        remedy = "see nvidia-smi for what occupies it, or choose another with CUDA_VISIBLE_DEVICES"
+        try:
+            free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        except RuntimeError as error:
+            finding = f"{gpu.name} can't be used: {str(error).splitlines()[0]}"
+            yield Check(f"cuda_{index}", "warning", finding, remedy)
+            continue
         finding = (
             f"{gpu.name}, capability {gpu.major}.{gpu.minor}, "
             f"{gibibytes(free_bytes)} of {gibibytes(total_bytes)} free"
         )
-        remedy = "see nvidia-smi for what occupies it, or choose another with CUDA_VISIBLE_DEVICES"
         has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
         yield Check.warn_unless(has_room, f"cuda_{index}", finding, remedy)
 

@@ -14,9 +14,10 @@ from packaging.specifiers import SpecifierSet
 
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
+from finetune.devices.cgroups import group_limits
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.mps.environment import check_fallback, check_watermarks
-from finetune.errors import HubNotReachable, ModelIsGated
+from finetune.errors import FinetuneError
 from finetune.hub import ask_hub, endpoint
 from finetune.runs.environment import PACKAGES
 
@@ -106,9 +107,11 @@ def _check_package(requirement: Requirement) -> Check | None:
 
 def check_memory() -> Check:
     """Say how much memory there is, and whether what is free holds BERT-base in training."""
-    memory = psutil.virtual_memory()
-    finding = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
-    has_room = memory.available >= ROOM_FOR_BERT_BASE_BYTES
+    memory, limits = psutil.virtual_memory(), list(group_limits())
+    total_bytes = min([memory.total, *(one.limit_bytes for one in limits)])
+    free_bytes = min([memory.available, *(one.limit_bytes - one.used_bytes for one in limits)])
+    finding = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB available"
+    has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
     needed = f"; to train all of BERT-base takes {ROOM_FOR_BERT_BASE_BYTES / 2**30:.1f}"
     remedy = "close other programs, or train less: --freeze-core, or a smaller --model"
     return Check.warn_unless(has_room, "memory", finding + needed * (not has_room), remedy)
@@ -122,8 +125,8 @@ def check_bf16() -> Check:
 
 def check_disk(name: str, folder: Path, remedy: str) -> Check:
     """Say whether a folder, which may not exist yet, can be written and has room for BERT-base."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not os.access(existing, os.W_OK):
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Check(name, "failure", f"{existing} can't be written", remedy)
     free_bytes = shutil.disk_usage(existing).free
     finding = f"{free_bytes / 1e9:.1f} GB free at {folder}"
@@ -136,7 +139,7 @@ def check_hub() -> Check:
     """Say whether the Hub answers; without it, what is in the cache can be used."""
     try:
         ask_hub(model=ModelConfig().model, timeout_seconds=_HUB_TIMEOUT_SECONDS)
-    except (HubNotReachable, ModelIsGated) as error:
+    except FinetuneError as error:
         return Check("hub", "warning", error.message, error.remedy)
     return Check("hub", "ok", f"{endpoint()} answers")
 

@@ -2,6 +2,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+import torch
 from machines import LINUX_WITH_CUDA, a_mac, pretend
 
 from finetune.devices.check import Check
@@ -64,6 +65,21 @@ def test_each_gpu_has_a_line_and_one_that_is_occupied_a_warning(
     assert (occupied.name, occupied.status) == ("cuda_1", "warning")
     assert "1.5 GiB" in occupied.finding
     assert "nvidia-smi" in occupied.remedy
+
+
+def test_a_gpu_that_another_process_has_for_itself_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(LINUX_WITH_CUDA, monkeypatch)
+
+    def refuse(index: int) -> None:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy\nCompile with")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    _, busy = describe_cuda()
+    assert (busy.name, busy.status) == ("cuda_0", "warning")
+    assert busy.finding.endswith("busy")
+    assert "CUDA_VISIBLE_DEVICES" in busy.remedy
 
 
 @pytest.mark.parametrize(

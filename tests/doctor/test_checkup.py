@@ -13,7 +13,9 @@ import pytest
 from hub_server import HubServer, hub_client
 from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, MACHINES, ROSETTA, Machine, a_mac, pretend
 
+from finetune.devices.cgroups import GroupLimit
 from finetune.devices.check import Check
+from finetune.doctor import checkup
 from finetune.doctor.checkup import (
     check_bf16,
     check_cpu,
@@ -222,6 +224,17 @@ def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--freeze-core" in check.remedy
 
 
+def test_memory_is_that_of_the_control_group_where_it_has_less_than_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(LINUX, monkeypatch)
+    limit = GroupLimit(limit_bytes=4 * 2**30, used_bytes=2**30)
+    monkeypatch.setattr(checkup, "group_limits", lambda: [limit])
+    check = check_memory()
+    assert check.status == "warning"
+    assert check.finding.startswith("3.0 of 4.0 GiB available")
+
+
 Install = Callable[..., None]
 
 
@@ -337,6 +350,37 @@ def test_a_folder_that_can_not_be_written_is_a_failure(
     check = check_disk("hub_disk", tmp_path / "a", remedy="set HF_HOME")
     assert (check.status, check.remedy) == ("failure", "set HF_HOME")
     assert check.finding == f"{tmp_path} can't be written"
+
+
+def test_a_folder_inside_of_a_file_is_a_failure(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    check = check_disk("hub_disk", file / "hub", remedy="set HF_HOME")
+    assert (check.status, check.remedy) == ("failure", "set HF_HOME")
+
+
+def test_a_folder_that_can_not_be_looked_into_is_that_of_its_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_stat = os.stat
+
+    def stat(path: object, **options: object) -> os.stat_result:
+        if "closed" in str(path):
+            raise PermissionError(13, "Permission denied", path)
+        return real_stat(path, **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(os, "stat", stat)
+    check = check_disk("hub_disk", tmp_path / "closed" / "hub", remedy="set HF_HOME")
+    assert check.finding.endswith(f"free at {tmp_path / 'closed' / 'hub'}")
+
+
+def test_a_hub_whose_cache_can_not_be_written_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with HubServer() as hub, hub_client(endpoint=hub.endpoint, home=file):
+        check = check_hub()
+    assert check.status == "warning"
+    assert "can't be written" in check.finding
 
 
 def test_a_hub_that_answers_is_ok(tmp_path: Path) -> None:
