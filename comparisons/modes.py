@@ -26,7 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def run_once(options: dict[str, Any]) -> tuple[float, float]:
-    """Return test accuracy and seconds of a run whose feature store was empty."""
+    """Return test accuracy and seconds of a run whose tensor store was empty."""
     with tempfile.TemporaryDirectory() as folder:
         results = finetune.run(**options, output_dir=f"{folder}/run", cache_dir=f"{folder}/cache")
     return results.test.accuracy, results.training.train_runtime

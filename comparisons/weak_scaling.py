@@ -36,10 +36,10 @@ from finetune.devices.processes import Processes
 from finetune.devices.select import select_device
 from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
-from finetune.model.feature_store import FeatureStore
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.mode import Mode
+from finetune.model.tensor_store import TensorStore
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
@@ -126,7 +126,7 @@ def time_features(
         with_features(
             examples,
             layers,
-            FeatureStore(Path(folder) / str(count), limit_bytes=STORE_BYTES),
+            TensorStore(Path(folder) / str(count), limit_bytes=STORE_BYTES),
             padded_lengths=padded_lengths,
             batch_size=FEATURES_BATCH_SIZE,
             notes={"split": "train"},

@@ -29,10 +29,10 @@ from finetune.bench.workload import Load, Steps, Workload, build_module
 from finetune.devices.base import Device, place
 from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
-from finetune.model.feature_store import FeatureStore
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.mode import Mode
+from finetune.model.tensor_store import TensorStore
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
@@ -185,7 +185,7 @@ class _Pass:
             return with_features(
                 self.examples,
                 layers,
-                FeatureStore(Path(folder), limit_bytes=_STORE_BYTES),
+                TensorStore(Path(folder), limit_bytes=_STORE_BYTES),
                 padded_lengths=self.padded_lengths,
                 batch_size=_FEATURES_BATCH_SIZE,
                 notes={"split": "train"},

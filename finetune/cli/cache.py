@@ -9,7 +9,7 @@ from finetune.cli.console import as_text, show_json, show_lines, show_table, spe
 from finetune.cli.options import chosen_options, debug_option, json_option, load
 
 if TYPE_CHECKING:
-    from finetune.model.feature_store import FeatureStore
+    from finetune.model.tensor_store import TensorStore
 
 EXAMPLES = """\b
 Examples:
@@ -63,7 +63,7 @@ def clear(*, as_json: bool, **flags: Any) -> None:
         show_lines(f"deleted {spell_size(freed_bytes)} in {store.folder}")
 
 
-def _open_store(flags: dict[str, Any]) -> "FeatureStore":
-    from finetune.runs.cache import open_feature_store
+def _open_store(flags: dict[str, Any]) -> "TensorStore":
+    from finetune.runs.cache import open_tensor_store
 
-    return open_feature_store(load(flags).config.cache)
+    return open_tensor_store(load(flags).config.cache)

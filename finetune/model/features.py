@@ -18,13 +18,15 @@ from finetune.devices.precision import autocast
 from finetune.devices.processes import ALONE, LONGEST_SECONDS, Processes
 from finetune.events import Advance, Emit, Info, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
-from finetune.model.feature_store import FeatureStore, key_of
+from finetune.model.tensor_store import TensorStore, key_of
 from finetune.tokenization.buckets import Batch, plan_extraction
 from finetune.tokenization.collate import fill_batch
 from finetune.tokenization.examples import Examples, Inputs, InputsOf
 
 PROGRESS_EVENTS = 10
 BYTES_A_NUMBER = 4
+# The name of features in their entry of the store.
+TENSOR = "features"
 # Of the free memory, what features may take that can't be written to the store.
 MEMORY_SHARE = 0.25
 
@@ -82,7 +84,7 @@ def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precisi
 def with_features(
     examples: Examples,
     layers: FrozenLayers,
-    store: FeatureStore,
+    store: TensorStore,
     *,
     padded_lengths: Sequence[int],
     batch_size: int,
@@ -126,7 +128,7 @@ def _split_evenly(batches: Sequence[Batch], count: int) -> list[Sequence[Batch]]
 
 
 def _read_or_compute(
-    parts: Sequence["_Extraction"], store: FeatureStore, processes: Processes
+    parts: Sequence["_Extraction"], store: TensorStore, processes: Processes
 ) -> list[torch.Tensor]:
     """Return the features of each part: this process's own, and then those of the others.
 
@@ -177,13 +179,13 @@ class _Extraction:
     notes: Notes
     emit: Emit
 
-    def get(self, store: FeatureStore, key: str) -> torch.Tensor:
+    def get(self, store: TensorStore, key: str) -> torch.Tensor:
         """Return the features that the store has, or compute them."""
-        lines = store.read(key, emit=self.emit)
+        stored = store.read(key, emit=self.emit)
         rows, split = len(self.examples.labels), self.notes["split"]
-        verb = "computing" if lines is None else "reusing"
+        verb = "computing" if stored is None else "reusing"
         self.emit(Info(f"{verb} features of the frozen layers for {rows:,} {split} rows"))
-        return self._compute(store, key=key) if lines is None else lines
+        return self._compute(store, key=key) if stored is None else stored[TENSOR]
 
     def key_parts(self) -> Iterator[str | torch.Tensor]:
         yield self.layers.key
@@ -210,14 +212,15 @@ class _Extraction:
                 self.emit(Advance(done, total))
         self.layers.device.check_work(settles=True)
 
-    def _compute(self, store: FeatureStore, *, key: str) -> torch.Tensor:
+    def _compute(self, store: TensorStore, *, key: str) -> torch.Tensor:
         """Compute features and keep them in the store, or in memory if it can't be written."""
         lengths = self.examples.lengths[_indices(self.batches)]
         size_bytes, shape = self.layers.size_bytes(lengths), self.layers.shape(lengths)
         try:
             if not store.would_fit(size_bytes):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return store.write(key, self.pieces(), shape=shape, notes=self.notes)
+            notes = {**self.notes, "shape": shape}
+            return store.write(key, self.pieces(), shapes={TENSOR: shape}, notes=notes)[TENSOR]
         except OSError as error:
             if size_bytes > MEMORY_SHARE * host_memory.spare_bytes():
                 raise FeaturesDoNotFit from error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from finetune import hub
 from finetune.config.schema import CacheConfig
-from finetune.model.feature_store import FeatureStore
+from finetune.model.tensor_store import TensorStore
 
 
 def cache_folder(options: CacheConfig, name: str) -> Path:
@@ -14,7 +14,7 @@ def cache_folder(options: CacheConfig, name: str) -> Path:
     return Path(options.cache_dir).expanduser() / name
 
 
-def open_feature_store(options: CacheConfig) -> FeatureStore:
+def open_tensor_store(options: CacheConfig) -> TensorStore:
     """Return the store that a configuration names."""
     folder = cache_folder(options, "features")
-    return FeatureStore(folder, limit_bytes=int(options.cache_gib * 2**30))
+    return TensorStore(folder, limit_bytes=int(options.cache_gib * 2**30))

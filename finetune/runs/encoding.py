@@ -17,9 +17,9 @@ from finetune.data.check import suggest_model
 from finetune.data.tables import TextColumns, column_of, texts_of, update_with_texts
 from finetune.devices.processes import ALONE, Processes
 from finetune.events import Advance, Emit, Info, WarningMessage, ignore
-from finetune.model.feature_store import FeatureStore, key_of
 from finetune.model.load import Classifier
-from finetune.runs.cache import open_feature_store
+from finetune.model.tensor_store import TensorStore, key_of
+from finetune.runs.cache import open_tensor_store
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, join_inputs
 
@@ -88,7 +88,7 @@ class _Parts:
     parts: Sequence[TextColumns]
     classifier: Classifier
     options: ModelConfig
-    store: FeatureStore
+    store: TensorStore
     notes: dict[str, Any]
     emit: Emit
 
@@ -96,7 +96,7 @@ class _Parts:
     def of(
         cls, texts: TextColumns, split: str, classifier: Classifier, config: Config, emit: Emit
     ) -> "_Parts":
-        options, store = config.model, open_feature_store(config.cache)
+        options, store = config.model, open_tensor_store(config.cache)
         notes = {"model": options.model, "mode": "token ids", "data": config.data.data}
         return cls(_cut(texts), classifier, options, store, notes | {"split": split}, emit)
 
@@ -140,7 +140,7 @@ class _Parts:
     def _get(self, number: int, key: str) -> EncodedTexts:
         """Return the token ids that the store has, mapped, or encode and store them."""
         tensors: Mapping[str, torch.Tensor] | None
-        tensors = self.store.read_tensors(key, emit=self.emit)
+        tensors = self.store.read(key, emit=self.emit)
         if tensors is None:
             encoded = _encode(self.parts[number], self.classifier, self.options)
             try:
@@ -158,7 +158,7 @@ class _Parts:
 
     def _write(self, key: str, encoded: EncodedTexts, *, rows: int) -> Mapping[str, torch.Tensor]:
         arrays = encoded.to_arrays()
-        return self.store.write_tensors(
+        return self.store.write(
             key,
             map(torch.from_numpy, arrays.values()),
             shapes={name: one.shape for name, one in arrays.items()},

@@ -17,7 +17,7 @@ from finetune.model.features import (
 )
 from finetune.model.load import Classifier
 from finetune.model.mode import Mode
-from finetune.runs.cache import open_feature_store
+from finetune.runs.cache import open_tensor_store
 from finetune.runs.feature_check import FeatureCheck
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
@@ -114,7 +114,7 @@ def _all_features(
     emit: Emit,
 ) -> Mapping[str, Examples]:
     config = preparation.config
-    store = open_feature_store(config.cache)
+    store = open_tensor_store(config.cache)
     notes = {"model": config.model.model, "mode": preparation.mode, "data": config.data.data}
     return {
         split: batch_size.retry_on_out_of_memory(

@@ -17,7 +17,7 @@ from finetune.devices.batch_size import BatchSize
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import keep_json, read_json
-from finetune.model.feature_store import key_of
+from finetune.model.tensor_store import key_of
 from finetune.runs.cache import cache_folder
 from finetune.runs.details import Choice
 from finetune.runs.environment import package_versions

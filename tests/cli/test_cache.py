@@ -8,16 +8,17 @@ import torch
 from tiny_runs import Command, flags
 
 from finetune import hub
-from finetune.model.feature_store import FeatureStore
+from finetune.model.tensor_store import TensorStore
 
 NOTES = {"model": "[red]tiny[/]", "mode": "head", "data": "questions", "split": "train"}
 
 
 def keep(cache: Path, key: str = "a" * 64, *, rows: int = 1234) -> int:
     """Keep some lines as a run does; return the size of their file."""
-    store = FeatureStore(cache / "features", limit_bytes=2**30)
+    store = TensorStore(cache / "features", limit_bytes=2**30)
     features = torch.ones(rows, 32)
-    store.write(key, [features], shape=(rows, 32), notes=NOTES | {"rows": rows})
+    notes = NOTES | {"rows": rows, "shape": [rows, 32]}
+    store.write(key, [features], shapes={"features": (rows, 32)}, notes=notes)
     return (cache / "features" / f"{key}.safetensors").stat().st_size
 
 

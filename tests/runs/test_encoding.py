@@ -18,7 +18,7 @@ from finetune.devices.processes import Processes
 from finetune.events import Event, WarningMessage, ignore
 from finetune.model.load import Classifier
 from finetune.runs import encoding
-from finetune.runs.cache import open_feature_store
+from finetune.runs.cache import open_tensor_store
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.examples import Examples
 
@@ -109,7 +109,7 @@ def test_what_token_ids_depend_on_is_in_their_key(
         encoded_texts.clear()
         encode(*arguments, **options)
         assert sum(encoded_texts)
-    store = open_feature_store(quick_config(tmp_path, cache_dir=str(tmp_path / "cache")).cache)
+    store = open_tensor_store(quick_config(tmp_path, cache_dir=str(tmp_path / "cache")).cache)
     assert {one.facts["mode"] for one in store.entries()} == {"token ids"}
 
 

@@ -1,4 +1,4 @@
-"""Features of frozen layers, and token ids of many texts, kept on disk from run to run.
+"""Tensors kept on disk from run to run: features of frozen layers, token ids of many texts.
 
 An entry is ``KEY.safetensors``, tensors without padding, and ``KEY.json``, written last, which
 says what they are. Tensors are mapped into memory, so that the system gives their memory up where
@@ -29,7 +29,6 @@ from finetune.files import PARTIAL_SUFFIX, file_sha256, flush_to_disk, read_json
 
 SUFFIX = ".safetensors"
 FACTS = ".json"
-TENSOR = "features"
 DTYPES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32",
 }  # fmt: skip
@@ -53,8 +52,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class FeatureStore:
-    """Features on disk. What was read or written through this object is not evicted by it.
+class TensorStore:
+    """Tensors on disk. What was read or written through this object is not evicted by it.
 
     Where a new entry exceeds ``limit_bytes`` in all, those go that were not used for longest.
     """
@@ -64,21 +63,16 @@ class FeatureStore:
     _keys_in_use: set[str] = field(default_factory=set, init=False)
 
     def would_fit(self, size_bytes: int) -> bool:
-        """Whether the disk has room for features, with that of entries they would evict."""
+        """Whether the disk has room for an entry, with that of those it would evict."""
         existing = next(one for one in (self.folder, *self.folder.parents) if one.is_dir())
         evicted_bytes = sum(one.size_bytes for one in self._evicted_by(size_bytes) or ())
         return size_bytes <= shutil.disk_usage(existing).free + evicted_bytes
 
-    def read(self, key: str, *, emit: Emit) -> torch.Tensor | None:
-        """Return the features kept under a key, mapped: [tokens or texts, hidden], or None.
+    def read(self, key: str, *, emit: Emit) -> dict[str, torch.Tensor] | None:
+        """Return the tensors kept under a key, mapped; None if there are none.
 
         None as well, with a warning, if the bytes are not those that were written.
         """
-        tensors = self.read_tensors(key, emit=emit)
-        return None if tensors is None else tensors[TENSOR]
-
-    def read_tensors(self, key: str, *, emit: Emit) -> dict[str, torch.Tensor] | None:
-        """Return the tensors kept under a key, as ``read`` returns features."""
         file = self._file(key)
         try:
             if read_json(file.with_suffix(FACTS))["sha256"] != file_sha256(file):
@@ -96,22 +90,6 @@ class FeatureStore:
         return tensors
 
     def write(
-        self,
-        key: str,
-        pieces: Iterable[torch.Tensor],
-        *,
-        shape: tuple[int, int],
-        notes: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Keep features under a key and return them, mapped.
-
-        The pieces are each of shape [any, hidden], together of ``shape``; see ``write_tensors``.
-        """
-        shape_of = {TENSOR: shape}
-        tensors = self.write_tensors(key, pieces, shapes=shape_of, notes={**notes, "shape": shape})
-        return tensors[TENSOR]
-
-    def write_tensors(
         self,
         key: str,
         pieces: Iterable[torch.Tensor],

@@ -6,10 +6,9 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,10 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from finetune.events import Event, WarningMessage
-from finetune.model.feature_store import FeatureStore, key_of
+from finetune.model.tensor_store import TensorStore, key_of
 
 GIB = 2**30
-OpenStore = Callable[[], FeatureStore]
+OpenStore = Callable[[], TensorStore]
 
 
 def pieces_of(features: torch.Tensor, *, rows: int = 3) -> Iterator[torch.Tensor]:
@@ -34,43 +33,49 @@ def random_features(
     return torch.randn(vectors, hidden_size, generator=generator).to(dtype)
 
 
-def read_quietly(store: FeatureStore, key: str) -> torch.Tensor | None:
+def read_quietly(store: TensorStore, key: str) -> torch.Tensor | None:
     """Read, and expect no warning."""
     emitted: list[Event] = []
-    features = store.read(key, emit=emitted.append)
+    tensors = store.read(key, emit=emitted.append)
     assert emitted == []
-    return features
+    return None if tensors is None else tensors["features"]
 
 
-def write(store: FeatureStore, key: str, features: torch.Tensor, **options: Any) -> torch.Tensor:
-    options = {"notes": {}, **options}
-    return store.write(
-        key, pieces_of(features), shape=(len(features), features.shape[1]), **options
-    )
+def write_pieces(
+    store: TensorStore, key: str, pieces: Iterable[torch.Tensor], *, shape: tuple[int, int]
+) -> torch.Tensor:
+    return store.write(key, pieces, shapes={"features": shape}, notes={})["features"]
+
+
+def write(store: TensorStore, key: str, features: torch.Tensor) -> torch.Tensor:
+    return write_pieces(store, key, pieces_of(features), shape=(len(features), features.shape[1]))
 
 
 def keep(
-    store: FeatureStore, key: str, features: torch.Tensor, *, used_at: float | None = None
+    store: TensorStore, key: str, features: torch.Tensor, *, used_at: float | None = None
 ) -> Path:
     """Keep features, as last used at a time; return their file."""
-    write(store, key, features, notes={"rows": len(features)})
+    store.write(
+        key, pieces_of(features), shapes={"features": (len(features), features.shape[1])},
+        notes={"rows": len(features)},
+    )  # fmt: skip
     file = store.folder / f"{key}.safetensors"
     if used_at is not None:
         os.utime(file, (used_at, used_at))
     return file
 
 
-def keys_of(store: FeatureStore) -> list[str]:
+def keys_of(store: TensorStore) -> list[str]:
     return [entry.key for entry in store.entries()]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FeatureStore:
-    return FeatureStore(tmp_path / "features", limit_bytes=GIB)
+def store(tmp_path: Path) -> TensorStore:
+    return TensorStore(tmp_path / "features", limit_bytes=GIB)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_features_come_back_bit_for_bit(store: FeatureStore, dtype: torch.dtype) -> None:
+def test_features_come_back_bit_for_bit(store: TensorStore, dtype: torch.dtype) -> None:
     features = random_features(dtype=dtype)
     written = write(store, "a", features)
     read = read_quietly(store, "a")
@@ -80,19 +85,18 @@ def test_features_come_back_bit_for_bit(store: FeatureStore, dtype: torch.dtype)
         assert torch.equal(one.view(torch.uint8), features.view(torch.uint8))
 
 
-def test_a_key_that_nobody_wrote_stands_for_nothing(store: FeatureStore) -> None:
+def test_a_key_that_nobody_wrote_stands_for_nothing(store: TensorStore) -> None:
     assert read_quietly(store, "a") is None
     keep(store, "a", random_features())
     assert read_quietly(store, "b") is None
 
 
-def test_features_are_safetensors_that_others_can_read(store: FeatureStore) -> None:
+def test_features_are_safetensors_that_others_can_read(store: TensorStore) -> None:
     features = random_features(7, 3, torch.bfloat16)
     file = keep(store, "a", features)
     assert torch.equal(load_file(file)["features"], features)
     assert json.loads((store.folder / "a.json").read_text()) == {
         "rows": 7,
-        "shape": [7, 3],
         "dtype": "bfloat16",
         "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
     }
@@ -106,7 +110,7 @@ def anonymous_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def test_what_is_read_is_mapped_and_not_copied(store: FeatureStore) -> None:
+def test_what_is_read_is_mapped_and_not_copied(store: TensorStore) -> None:
     file = keep(store, "a", torch.zeros(2**12, 2**11))
     before = anonymous_bytes()
     features = read_quietly(store, "a")
@@ -116,39 +120,39 @@ def test_what_is_read_is_mapped_and_not_copied(store: FeatureStore) -> None:
     assert str(file) in Path("/proc/self/maps").read_text()
 
 
-def test_pieces_are_written_as_they_come(store: FeatureStore) -> None:
+def test_pieces_are_written_as_they_come(store: TensorStore) -> None:
     def pieces() -> Iterator[torch.Tensor]:
         for _ in range(64):
             yield torch.zeros(64, 2**11)
 
     before = anonymous_bytes()
     peaks = []
-    store.write(
+    write_pieces(
+        store,
         "a",
         (piece for piece in pieces() if not peaks.append(anonymous_bytes() - before)),  # type: ignore[func-returns-value]
         shape=(2**12, 2**11),
-        notes={},
     )
     assert max(peaks) < 2**23
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (11, 4), (10, 5)])
 def test_pieces_of_another_shape_than_said_are_an_error_and_leave_nothing(
-    shape: tuple[int, int], store: FeatureStore
+    shape: tuple[int, int], store: TensorStore
 ) -> None:
     with pytest.raises(SafetensorError):
-        store.write("a", pieces_of(random_features(10, 4)), shape=shape, notes={})
+        write_pieces(store, "a", pieces_of(random_features(10, 4)), shape=shape)
     assert list(store.folder.iterdir()) == []
 
 
-def test_a_split_without_texts_is_kept(store: FeatureStore) -> None:
-    assert store.write("a", [], shape=(0, 4), notes={}).shape == (0, 4)
+def test_a_split_without_texts_is_kept(store: TensorStore) -> None:
+    assert write_pieces(store, "a", [], shape=(0, 4)).shape == (0, 4)
     read = read_quietly(store, "a")
     assert read is not None
     assert read.shape == (0, 4)
 
 
-def test_changes_to_what_was_read_do_not_reach_the_file(store: FeatureStore) -> None:
+def test_changes_to_what_was_read_do_not_reach_the_file(store: TensorStore) -> None:
     file = keep(store, "a", random_features())
     before = file.read_bytes()
     features = read_quietly(store, "a")
@@ -170,7 +174,7 @@ def test_changes_to_what_was_read_do_not_reach_the_file(store: FeatureStore) -> 
     ],
 )
 def test_damage_is_reported_and_new_features_take_the_place(
-    damage: object, store: FeatureStore
+    damage: object, store: TensorStore
 ) -> None:
     file = keep(store, "a", random_features())
     content = file.read_bytes()
@@ -188,7 +192,7 @@ def test_damage_is_reported_and_new_features_take_the_place(
 @pytest.mark.parametrize(
     "facts", ["", "{", "[]", "null", "{}", '{"sha256": 3}', '{"sha256": "0"}', "\udcff"]
 )
-def test_facts_that_say_something_else_are_damage(facts: str, store: FeatureStore) -> None:
+def test_facts_that_say_something_else_are_damage(facts: str, store: TensorStore) -> None:
     keep(store, "a", random_features())
     (store.folder / "a.json").write_bytes(facts.encode("utf-8", "surrogateescape"))
     emitted: list[Event] = []
@@ -197,7 +201,7 @@ def test_facts_that_say_something_else_are_damage(facts: str, store: FeatureStor
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_half_an_entry_is_none(suffix: str, store: FeatureStore) -> None:
+def test_half_an_entry_is_none(suffix: str, store: TensorStore) -> None:
     keep(store, "a", random_features())
     (store.folder / f"a{suffix}").unlink()
     assert read_quietly(store, "a") is None
@@ -205,7 +209,7 @@ def test_half_an_entry_is_none(suffix: str, store: FeatureStore) -> None:
     assert read_quietly(store, "a") is not None
 
 
-def test_a_single_bit_anywhere_in_a_file_is_found(store: FeatureStore) -> None:
+def test_a_single_bit_anywhere_in_a_file_is_found(store: TensorStore) -> None:
     file = keep(store, "a", random_features(3, 2))
     content = file.read_bytes()
     for position in range(0, len(content), 3):
@@ -216,18 +220,18 @@ def test_a_single_bit_anywhere_in_a_file_is_found(store: FeatureStore) -> None:
         assert len(emitted) == 1
 
 
-def test_a_failure_halfway_leaves_nothing(store: FeatureStore) -> None:
+def test_a_failure_halfway_leaves_nothing(store: TensorStore) -> None:
     def failing() -> Iterator[torch.Tensor]:
         yield random_features()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.write("a", failing(), shape=(20, 4), notes={})
+        write_pieces(store, "a", failing(), shape=(20, 4))
     assert list(store.folder.iterdir()) == []
     assert read_quietly(store, "a") is None
 
 
-def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: FeatureStore) -> None:
+def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: TensorStore) -> None:
     def dying() -> Iterator[torch.Tensor]:
         yield random_features()
         left.extend((path, path.read_bytes()) for path in store.folder.iterdir())
@@ -235,7 +239,7 @@ def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: Fe
 
     left: list[tuple[Path, bytes]] = []
     with pytest.raises(KeyboardInterrupt):
-        store.write("a", dying(), shape=(20, 4), notes={})
+        write_pieces(store, "a", dying(), shape=(20, 4))
     [(leftover, content)] = left
     leftover.write_bytes(content)
     assert read_quietly(store, "a") is None
@@ -257,9 +261,9 @@ def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: Fe
 def open_small_store(tmp_path: Path) -> OpenStore:
     """Return what opens a store, as each run does, with room for three entries of ten features."""
     size_bytes = keep(
-        FeatureStore(tmp_path / "size", limit_bytes=GIB), "a", random_features()
+        TensorStore(tmp_path / "size", limit_bytes=GIB), "a", random_features()
     ).stat()
-    return lambda: FeatureStore(tmp_path / "features", limit_bytes=3 * size_bytes.st_size)
+    return lambda: TensorStore(tmp_path / "features", limit_bytes=3 * size_bytes.st_size)
 
 
 def test_what_was_not_used_for_the_longest_time_goes_first(
@@ -314,7 +318,7 @@ def test_room_is_made_before_an_entry_is_written(
         assert len(store.entries()) == 2
         yield random_features()[5:]
 
-    store.write("d", pieces(), shape=(10, 4), notes={})
+    write_pieces(store, "d", pieces(), shape=(10, 4))
 
 
 def test_an_entry_that_takes_the_place_of_its_own_evicts_no_other(
@@ -377,7 +381,7 @@ def test_the_disk_is_asked_for_room_and_what_would_be_evicted_counts(
     assert not store.would_fit(size_bytes)
 
 
-def test_two_writers_of_one_key_do_not_disturb_each_other(store: FeatureStore) -> None:
+def test_two_writers_of_one_key_do_not_disturb_each_other(store: TensorStore) -> None:
     features = random_features(1000)
     both_write = threading.Barrier(2)
     errors: list[BaseException] = []
@@ -390,7 +394,7 @@ def test_two_writers_of_one_key_do_not_disturb_each_other(store: FeatureStore) -
     def write() -> None:
         try:
             for _ in range(3):
-                assert torch.equal(store.write("a", slowly(), shape=(1000, 4), notes={}), features)
+                assert torch.equal(write_pieces(store, "a", slowly(), shape=(1000, 4)), features)
         except BaseException as error:
             errors.append(error)
             both_write.abort()
@@ -418,7 +422,7 @@ def small_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_disk_without_room_is_an_error_and_leaves_nothing(store: FeatureStore) -> None:
+def test_a_disk_without_room_is_an_error_and_leaves_nothing(store: TensorStore) -> None:
     # No longer than needed: pytest's own output may go to a file.
     with pytest.raises(OSError, match="File too large"), small_files():
         keep(store, "a", random_features(10_000))
@@ -430,7 +434,7 @@ def test_a_folder_that_is_a_file_holds_nothing_and_takes_nothing(
     folder: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    store = FeatureStore(tmp_path / folder, limit_bytes=GIB)
+    store = TensorStore(tmp_path / folder, limit_bytes=GIB)
     assert read_quietly(store, "a") is None
     assert store.entries() == []
     assert store.clear() == 0
@@ -439,7 +443,7 @@ def test_a_folder_that_is_a_file_holds_nothing_and_takes_nothing(
 
 
 def test_a_store_that_may_only_be_read_is_read(
-    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    store: TensorStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(store, "a", random_features())
 
@@ -450,7 +454,7 @@ def test_a_store_that_may_only_be_read_is_read(
     assert read_quietly(store, "a") is not None
 
 
-def test_entries_say_what_they_are_the_last_used_first(store: FeatureStore) -> None:
+def test_entries_say_what_they_are_the_last_used_first(store: TensorStore) -> None:
     now = time.time()
     file = keep(store, "a", random_features(), used_at=now - 10)
     keep(store, "b", random_features(7, 2, torch.bfloat16), used_at=now - 20)
@@ -460,7 +464,6 @@ def test_entries_say_what_they_are_the_last_used_first(store: FeatureStore) -> N
     assert first.used_at == pytest.approx(now - 10, abs=0.01)
     assert {**first.facts, "sha256": ""} == {
         "rows": 10,
-        "shape": [10, 4],
         "dtype": "float32",
         "sha256": "",
     }
@@ -484,7 +487,7 @@ def test_junk_is_listed_takes_room_and_goes_like_the_rest(
 
 
 def test_clearing_frees_what_is_kept_and_leaves_what_is_not_the_stores(
-    store: FeatureStore,
+    store: TensorStore,
 ) -> None:
     keep(store, "a", random_features())
     (store.folder / "half.partial").write_bytes(b"123")
@@ -497,7 +500,7 @@ def test_clearing_frees_what_is_kept_and_leaves_what_is_not_the_stores(
 
 
 def test_what_another_process_deletes_first_is_not_counted(
-    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    store: TensorStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(store, "a", random_features())
 
