@@ -6,21 +6,22 @@ from dataclasses import asdict
 from pathlib import Path
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
 
 from finetune.config.schema import Config
 from finetune.data.load import HUB_PREFIX
 from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
 from finetune.report.names import hub_id, name_of_data, name_of_model, without_folders
-from finetune.report.templates import capitalize
+from finetune.report.templates import TEMPLATES, capitalize
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.inference import with_inference
 from finetune.runs.manifest import Manifest
 from finetune.runs.results import RunResults
 from finetune.tokenization.windows import head_tokens
 
-TEMPLATE = Path(__file__).with_name("card.md.j2")
+# Markdown, in which text is escaped where it stands.
+_MARKDOWN = TEMPLATES.overlay(autoescape=False, trim_blocks=False, lstrip_blocks=False)
 DATASET_IDS = {"trec": "CogComp/trec"}
 
 
@@ -32,15 +33,13 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
     config = load_saved_config(folder)
     options = with_inference(config, folder).model
     name = folder.path.resolve().name
-    card = ModelCard.from_template(
-        _metadata(results, config, name=name),
-        template_path=str(TEMPLATE),
+    card = _MARKDOWN.get_template("card.md.j2").render(
+        card_data=_metadata(results, config, name=name).to_yaml(),
         name=_as_words(name),
         facts=results.facts,
         training=results.training,
         test=results.test,
         task=results.task,
-        capitalize=capitalize,
         base=_as_code(_public_name(results.facts.model)),
         data=_as_code(_title_of_data(results.facts.data)),
         cell=_as_words,

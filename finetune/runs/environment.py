@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +31,13 @@ PACKAGES = (
 )
 
 
+# Each is parsed from a file.
+_version = cache(version)
+
+
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that compute."""
-    return {package: version(package) for package in PACKAGES}
+    return {package: _version(package) for package in PACKAGES}
 
 
 def write_environment(file: Path, preparation: "Preparation") -> None:
