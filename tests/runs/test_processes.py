@@ -1,22 +1,24 @@
 """Runs of two processes: the same runs as those of one."""
 
 import json
-import os
+import multiprocessing
+import platform
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from process_worker import Work, work
 from tiny_runs import QUICK, run_tiny, weights_of
 
 import finetune
 from finetune.files import read_json, read_jsonl
 
 TOLERANCE = 1e-5
+# To import PyTorch takes longer than a run. Elsewhere it can't be used after a fork.
+METHOD = "fork" if platform.system() == "Linux" else "spawn"
 MODES: dict[str, dict[str, Any]] = {
     "full": {},
     "last-2": {"train_layers": 2},
@@ -53,10 +55,10 @@ class Runs:
         for mode in MODES:
             run_tiny(self.alone(mode), model=self.model, **self._options(mode))
         self._stop_alone()
-        works = [[self._of_two(mode), 0, 0] for mode in MODES]
-        works.append([self._of_two("full", "short of memory"), 0, 3])
-        works.append([self._of_two("full", "stopped"), 3, 0])
-        works.append([{"resume_from_checkpoint": str(self.together("resumed"))}, 0, 0])
+        works = [Work(self._of_two(mode)) for mode in MODES]
+        works.append(Work(self._of_two("full", "short of memory"), short_of_memory_at=3))
+        works.append(Work(self._of_two("full", "stopped"), stopped_at=3))
+        works.append(Work({"resume_from_checkpoint": str(self.together("resumed"))}))
         self.found = folder / "found.json"
         self.launched = launch(works, self.alone("full"), self.found)
 
@@ -92,26 +94,34 @@ def fail_at_update(number: int) -> Any:
     return emit
 
 
-def launch(works: list[list[Any]], used: Path, found: Path) -> list[tuple[int, str]]:
+def launch(
+    works: list[Work], used: Path, found: Path, *, method: str = METHOD
+) -> list[tuple[int | None, str]]:
     """Make runs in two processes with torchrun's environment; return exit codes and output."""
-    worker = Path(__file__).parent.parent / "process_worker.py"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    group |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), 2)
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(worker), json.dumps(works), str(used), str(found)],
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(sys.path)}
-            | {name: str(one) for name, one in (group | own).items()},
-            stdout=subprocess.PIPE,
-            text=True,
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
+    outputs = [found.with_name(f"output-{rank}.txt") for rank in range(2)]
+    processes = [
+        multiprocessing.get_context(method).Process(
+            target=work,
+            args=(works, used, found),
+            kwargs={
+                "environment": group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                "output": output,
+            },
         )
-        for own in ({"RANK": rank, "LOCAL_RANK": rank} for rank in range(2))
+        for rank, output in enumerate(outputs)
     ]
-    outputs = [process.communicate(timeout=300)[0] for process in started]
-    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=300)
+    return [
+        (process.exitcode, output.read_text())
+        for process, output in zip(processes, outputs, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +185,10 @@ def test_two_gpus_have_the_losses_of_one(tmp_path: Path, model_without_dropout: 
         options |= {"cache_dir": str(tmp_path / "cache")}
         run_tiny(tmp_path / "alone" / mode, model=model_without_dropout, **options)
         place = {"model": str(model_without_dropout), "output_dir": str(tmp_path / "two" / mode)}
-        works.append([{**QUICK, **options, **place}, 0, 0])
+        works.append(Work({**QUICK, **options, **place}))
 
-    launched = launch(works, tmp_path / "alone" / "full", tmp_path / "found.json")
+    used, found = tmp_path / "alone" / "full", tmp_path / "found.json"
+    launched = launch(works, used, found, method="spawn")
 
     assert launched == [(0, ""), (0, "")]
     for mode in ("full", "head"):
