@@ -5,7 +5,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).parent.parent / "finetune"
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
@@ -18,9 +21,14 @@ def places_outside(*rooms: str, breaks_rule: Callable[[ast.AST], bool]) -> list[
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in sorted(PACKAGE.rglob("*.py"))
         if not any(path.is_relative_to(PACKAGE / room) for room in rooms)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in _nodes(path)
         if isinstance(node, ast.expr | ast.stmt) and breaks_rule(node)
     ]
+
+
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
@@ -94,8 +102,15 @@ def loaded_after(*steps: str) -> list[set[str]]:
     return [set(line.split()) for line in process.stderr.splitlines()[-len(steps) :]]
 
 
+def assert_not_loaded(unused: dict[str, set[str]]) -> None:
+    """Import modules one after the other, in one process, and look for what each leaves out."""
+    loaded = loaded_after(*(f"import {module}" for module in unused))
+    for (module, names), found in zip(unused.items(), loaded, strict=True):
+        assert found & names == set(), module
+
+
 def test_light_modules_import_nothing_heavy() -> None:
-    modules = [
+    light = (
         "finetune",
         "finetune.errors",
         "finetune.events",
@@ -104,34 +119,24 @@ def test_light_modules_import_nothing_heavy() -> None:
         "finetune.cli.main",
         # So that its child process can begin before PyTorch is imported.
         "finetune.api.bench",
-    ]
-    loaded = loaded_after(*(f"import {module}" for module in modules))
-    assert {name: found & HEAVY for name, found in zip(modules, loaded, strict=True)} == {
-        name: set() for name in modules
-    }
+    )
+    # Who needs less comes first.
+    assert_not_loaded(
+        dict.fromkeys(light, HEAVY)
+        | {
+            "finetune.report.compare": TRAINING_ONLY | {"torch", "transformers", "datasets"},
+            "finetune.runs.finished": {"torch", "transformers", "datasets", "pyarrow"},
+        }
+    )
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = """
-import contextlib, runpy, sys
-sys.argv = ["finetune", "run", "--help"]
-with contextlib.suppress(SystemExit):
-    runpy.run_module("finetune", run_name="__main__")
-"""
-    [loaded] = loaded_after(code)
-    assert loaded & HEAVY == set()
-
-
+@pytest.mark.slow
 def test_a_command_leaves_out_what_only_training_needs() -> None:
-    # One process, since each imports PyTorch for seconds: who needs less comes first.
-    unused = {
-        "finetune.report.compare": TRAINING_ONLY | {"torch", "transformers", "datasets"},
-        "finetune.runs.finished": {"torch", "transformers", "datasets", "pyarrow"},
-        # transformers itself imports accelerate when it loads a model.
-        "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
-        "finetune.api.bench_session": {"datasets", "evaluate", "pandas", "sklearn"},
-        "finetune.api.dry_run": TRAINING_ONLY,
-    }
-    loaded = loaded_after(*(f"import {module}" for module in unused))
-    for (module, names), found in zip(unused.items(), loaded, strict=True):
-        assert found & names == set(), module
+    assert_not_loaded(
+        {
+            # transformers itself imports accelerate when it loads a model.
+            "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
+            "finetune.api.bench_session": {"datasets", "evaluate", "pandas", "sklearn"},
+            "finetune.api.dry_run": TRAINING_ONLY,
+        }
+    )

@@ -4,7 +4,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.files import (
@@ -39,6 +39,7 @@ def test_json_reads_back_what_was_written(
     assert repr(read_json(path)) == repr(value)
 
 
+@settings(max_examples=25)  # each has many values
 @given(values=st.lists(JSON_VALUES))
 def test_json_lines_read_back_what_was_written_and_appended(
     tmp_path_factory: pytest.TempPathFactory, values: list[object]

@@ -136,7 +136,7 @@ def assert_nothing_is_lost(run: Path, training_state: TrainingState) -> None:
     [
         (errno.ENOSPC, False),
         pytest.param(errno.EIO, True, marks=pytest.mark.slow),
-        (None, True),
+        pytest.param(None, True, marks=pytest.mark.slow),
         pytest.param(None, False, marks=pytest.mark.slow),
     ],
 )

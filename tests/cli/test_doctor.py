@@ -62,8 +62,14 @@ def test_json_is_one_object_with_the_same_checks(
     assert (statuses["mps"], statuses["device"]) == ("warning", "failure")
 
 
-@pytest.mark.parametrize("name", MACHINES)
-@pytest.mark.parametrize("device", ["auto", "cpu", "mps", "cuda"])
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        *((name, "mps") for name in MACHINES),
+        *(("Linux with CUDA", device) for device in ("auto", "cpu", "cuda")),
+        *(("a virtual Mac", device) for device in ("auto", "cpu", "cuda")),
+    ],
+)
 def test_the_exit_code_is_4_where_the_device_does_not_work_and_else_0(
     name: str, device: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -438,7 +438,7 @@ def sections() -> st.SearchStrategy[Config]:
     )
 
 
-@settings(max_examples=30)  # each has all options
+@settings(max_examples=15)  # each has all options
 @given(config=sections())
 def test_a_configuration_reads_back_as_it_was_written(
     config: Config, tmp_path_factory: pytest.TempPathFactory

@@ -1,6 +1,7 @@
 """The Core ML programs that an export writes, for each architecture."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from finetune.tasks.single import Single
 if TYPE_CHECKING:
     from tiny_runs import Command
 
-coremltools = pytest.importorskip("coremltools", reason="needs the extra coreml")
+pytestmark = pytest.mark.skipif(find_spec("coremltools") is None, reason="needs the extra coreml")
 
 FOLDED = {"deberta-v2": ["deberta.encoder.rel_embeddings.weight"]}
 
@@ -33,6 +34,8 @@ def load(folder: Path) -> Classifier:
 def test_a_program_takes_texts_of_any_length_and_has_the_models_weights(
     tmp_path: Path, architecture: str
 ) -> None:
+    import coremltools
+
     classifier = load(save_tiny_model(tmp_path / "tiny", architecture))
     write_coreml(classifier, tmp_path / "coreml", max_length=48)
     file = tmp_path / "coreml" / MODEL_FILE
@@ -65,6 +68,7 @@ def test_a_model_that_can_not_be_converted_is_refused_with_the_reason(
         raise NotImplementedError("Unsupported fx node fft\nand more")
 
     monkeypatch.setattr(classifier.model, "forward", refuse)
+    monkeypatch.setattr("finetune.export.coreml.import_converter", lambda: None)
     with pytest.raises(ModelUnsupported, match=r"BertForSeq.*: Unsupported fx node fft$"):
         write_coreml(classifier, tmp_path / "coreml", max_length=48)
     assert not (tmp_path / "coreml").exists()
@@ -82,6 +86,8 @@ def test_the_command_says_what_was_checked_and_what_not(
 
 @pytest.mark.mps
 def test_a_mac_gives_the_logits_of_pytorch(tmp_path: Path, tiny_folder: Path) -> None:
+    import coremltools
+
     classifier = load(tiny_folder)
     write_coreml(classifier, tmp_path / "coreml", max_length=48)
     program = coremltools.models.MLModel(str(tmp_path / "coreml" / MODEL_FILE))
