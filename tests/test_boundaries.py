@@ -126,6 +126,8 @@ def test_light_modules_import_nothing_heavy() -> None:
         | {
             "finetune.report.compare": TRAINING_ONLY | {"torch", "transformers", "datasets"},
             "finetune.runs.finished": {"torch", "transformers", "datasets", "pyarrow"},
+            "finetune.report.card": TRAINING_ONLY | {"torch", "transformers", "datasets"},
+            "finetune.report.page": TRAINING_ONLY | {"torch", "transformers", "datasets"},
         }
     )
 

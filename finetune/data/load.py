@@ -16,7 +16,7 @@ from finetune.data.hub_tables import fetch_splits
 from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
 from finetune.data.parts import NO_COLUMN
 from finetune.data.questions import load_questions
-from finetune.data.source import DataOptions, DataSource, LoadedData
+from finetune.data.source import HUB_PREFIX, DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
 from finetune.data.tables import (
     choose_table_columns,
@@ -36,7 +36,6 @@ from finetune.tasks.choose import AUTO, find_kind
 from finetune.tasks.single import Single
 
 SOURCES = ("trec", "questions")
-HUB_PREFIX = "hub:"
 OPTIONS_OF_TABLES = (
     *("--text-column", "--text-pair-column", "--label-column"),
     *("--encoding", "--header", "--split-column", "--label-names", "--skip-unknown-labels"),

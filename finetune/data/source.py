@@ -10,6 +10,9 @@ from finetune.tasks.base import Task
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
+# Of the names of datasets of the Hub.
+HUB_PREFIX = "hub:"
+
 
 @dataclass(frozen=True)
 class DataOptions:

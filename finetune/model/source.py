@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from finetune.errors import ConfigurationInvalid, FinetuneError, ModelNotFound, ModelUnsupported
 from finetune.files import file_sha256, read_json
 from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, read_shard_names
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 MINILM = "minilm"
 MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
@@ -46,8 +48,10 @@ class ModelSource:
     folder: Path
     commit: str | None
 
-    def read_config(self) -> PreTrainedConfig:
+    def read_config(self) -> "PreTrainedConfig":
         """Return the config; ModelUnsupported if damaged, too large or unknown to transformers."""
+        from transformers import AutoConfig
+
         with self.failures_explained():
             _check_config(read_json(self.folder / CONFIG))
             config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -55,8 +59,10 @@ class ModelSource:
             )
         return config
 
-    def read_tokenizer(self) -> PreTrainedTokenizerFast:
+    def read_tokenizer(self) -> "PreTrainedTokenizerFast":
         """Return the tokenizer; ModelUnsupported if it is no fast one with a padding token."""
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
         with self.failures_explained():
             _check_tokenizer_config(self.folder / TOKENIZER_CONFIG)
             tokenizer = AutoTokenizer.from_pretrained(
@@ -74,7 +80,7 @@ class ModelSource:
             )
         return tokenizer
 
-    def read_weights(self, *, may_be_missing: bool) -> dict[str, torch.Tensor]:
+    def read_weights(self, *, may_be_missing: bool) -> "dict[str, torch.Tensor]":
         """Return the weights by name, mapped; none is read before all files are safetensors."""
         with self.failures_explained():
             files = [_open_safetensors(file) for file in self._weight_files()]
@@ -147,7 +153,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
     return ModelSource(name, folder, commit=None)
 
 
-def load_tokenizer(name: str, *, revision: str | None) -> PreTrainedTokenizerFast:
+def load_tokenizer(name: str, *, revision: str | None) -> "PreTrainedTokenizerFast":
     """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it."""
     return find_model(name, revision=revision, with_weights=False).read_tokenizer()
 

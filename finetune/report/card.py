@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from finetune.config.schema import Config
-from finetune.data.load import HUB_PREFIX
+from finetune.data.source import HUB_PREFIX
 from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
 from finetune.report.names import hub_id, name_of_data, name_of_model, without_folders

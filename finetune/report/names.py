@@ -8,7 +8,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from finetune.config.schema import PATH_OPTIONS, Config, change_options
-from finetune.data.load import HUB_PREFIX
+from finetune.data.source import HUB_PREFIX
 from finetune.model.source import MINILM, MINILM_REPOSITORY
 
 FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
