@@ -71,10 +71,10 @@ class CpuMemory(DeviceMemory):
         """Return the process's resident memory."""
         return int(self._process.memory_info().rss)
 
-    def peak_bytes(self) -> int:
-        """Return the most resident memory that the process has had."""
+    def peak_bytes(self) -> int | None:
+        """Return the most resident memory that the process has had; None from gVisor's kernel."""
         if _is_linux():
-            return _read_status()["VmHWM"]
+            return _read_status().get("VmHWM")
         # getrusage(2) counts in bytes on macOS; on Linux it counts the parent's memory as well
         # where that was larger when it started this process.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
