@@ -156,7 +156,12 @@ def pretend(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.version, "cuda", machine.cuda)
     total_bytes = 150_110_000_000
     patch.setattr(torch.cuda, "device_count", lambda: len(machine.gpus))
-    patch.setattr(torch.cuda, "is_bf16_supported", lambda: machine.has_bf16)
+    # By itself PyTorch counts bf16 that older GPUs emulate, slowly, as supported.
+    patch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: machine.has_bf16 or including_emulation,
+    )
     patch.setattr(
         torch.cuda,
         "get_device_properties",

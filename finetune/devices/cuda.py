@@ -19,6 +19,7 @@ from finetune.devices.base import (
 )
 from finetune.devices.cuda_graphs import CudaGraphs
 from finetune.devices.launch import read_launch
+from finetune.errors import UsageError
 
 # What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
 _RESERVE_BYTES = 512 * 2**20
@@ -58,9 +59,9 @@ class CudaDevice(Device):
         _take_own_gpu()
         properties = torch.cuda.get_device_properties()
         self.description = f"{properties.name}, {gibibytes(properties.total_memory)}"
-        self.precisions = (
-            ("fp32", "bf16", "fp16") if torch.cuda.is_bf16_supported() else ("fp32", "fp16")
-        )
+        # Before Ampere bf16 is emulated, and slower than fp32.
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        self.precisions = ("fp32", "bf16", "fp16") if has_bf16 else ("fp32", "fp16")
         self.memory = CudaMemory()
         self.shapes = CapturedShapes()
 
@@ -80,7 +81,19 @@ class CudaDevice(Device):
         )
 
     def make_group(self) -> distributed.ProcessGroup:
-        """Return a group over NCCL, whose sums can be captured."""
+        """Return a group over NCCL, whose sums can be captured.
+
+        Raises:
+            UsageError: If several processes have one GPU, which NCCL refuses in the first sum.
+        """
+        own = str(torch.cuda.get_device_properties().uuid)
+        gpus = [own] * distributed.get_world_size()
+        distributed.all_gather_object(gpus, own)
+        if len(set(gpus)) < len(gpus):
+            raise UsageError(
+                "several processes have one GPU",
+                remedy="start one process for each GPU; see --num-processes",
+            )
         # Buffers of captured sums would be registered by all processes together during a capture,
         # in which memory may run out in one of them.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")

@@ -1,12 +1,15 @@
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import distributed
 
 from finetune.devices import cuda
 from finetune.devices.cuda import CudaDevice
+from finetune.errors import UsageError
 from finetune.tokenization.buckets import choose_padded_lengths
 
 GIB = 2**30
@@ -63,6 +66,27 @@ def test_bf16_depends_on_the_gpu(pretend_nvidia: Callable[..., None]) -> None:
     assert CudaDevice().precisions == ("fp32", "bf16", "fp16")
     pretend_nvidia(has_bf16=False)
     assert CudaDevice().precisions == ("fp32", "fp16")
+
+
+@pytest.mark.parametrize("others", [["GPU-1"], ["GPU-0"]])
+def test_processes_that_have_one_gpu_together_are_refused(
+    others: list[str], pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(found: list[str | None], own: str) -> None:
+        found[:] = [own, *others]
+
+    pretend_nvidia()
+    device = CudaDevice()
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(uuid="GPU-0"))
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "all_gather_object", gather)
+    monkeypatch.setattr(distributed, "new_group", lambda backend: backend)
+    if others == ["GPU-1"]:
+        assert device.make_group() == "nccl"
+    else:
+        with pytest.raises(UsageError, match="several processes have one GPU"):
+            device.make_group()
 
 
 def test_texts_are_padded_to_multiples_of_8_of_which_there_are_16_at_most(
