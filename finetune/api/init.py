@@ -56,11 +56,7 @@ class TableFacts:
     """What a table holds.
 
     Args:
-        file: The table.
-        encoding: Its encoding, if that is not to be detected.
-        header: Whether it has a header row, if that is not to be detected.
-        split_column: The column of its splits, if that is not to be found.
-        label_names: The file of its classes' names, if there is one.
+        options: The file, and what of it is not to be guessed.
         columns: The names of its columns.
         text_column: The one that holds the texts.
         text_reason: Why it is that one.
@@ -80,11 +76,7 @@ class TableFacts:
         longer_share: About how many of the texts are longer than the model reads at once, in 0..1.
     """
 
-    file: str
-    encoding: str | None
-    header: bool | None
-    split_column: str | None
-    label_names: str | None
+    options: DataOptions
     columns: Sequence[str]
     text_column: str
     text_reason: str
@@ -126,11 +118,7 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
     model = model or _suggest_model(shown)
     lengths, max_tokens = _count_tokens(texts, model, emit=emit)
     return TableFacts(
-        file=options.data,
-        encoding=options.encoding,
-        header=options.header,
-        split_column=options.split_column,
-        label_names=options.label_names,
+        options=options,
         columns=tables["train"][0].columns.column_names,
         text_column=columns.text.name,
         text_reason=columns.text.reason,
@@ -153,18 +141,18 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
 
 def make_config(facts: TableFacts) -> str:
     """Return a YAML configuration for a table, with comments, that runs as it is."""
-    defaults = Config()
+    defaults, options = Config(), facts.options
     given = {
-        "encoding": facts.encoding,
-        "header": facts.header,
-        "split_column": facts.split_column,
-        "label_names": facts.label_names,
+        "encoding": options.encoding,
+        "header": options.header,
+        "split_column": options.split_column,
+        "label_names": options.label_names,
         "text_pair_column": facts.text_pair_column,
         "task": None if facts.task == Single.name else facts.task,
     }
     values = {
         **{option: value for option, value in given.items() if value is not None},
-        "data": facts.file,
+        "data": options.data,
         "text_column": facts.text_column,
         "label_column": facts.label_column,
         "model": facts.model,

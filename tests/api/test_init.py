@@ -91,7 +91,7 @@ def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
     facts = look(tmp_path, rows())
     content = yaml.safe_load(make_config(facts))
     assert content == {
-        "data": {"data": facts.file, "text_column": "text", "label_column": "label"},
+        "data": {"data": facts.options.data, "text_column": "text", "label_column": "label"},
         "model": None,
         "training": None,
     }
