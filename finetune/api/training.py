@@ -94,7 +94,7 @@ def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) 
     """
     resumes = folder.can_resume
     held = lock(folder) if resumes else reserve_folder(folder.path, overwrite=True)
-    with held, too_much_work_explained(folder, preparation):
+    with held as folder, too_much_work_explained(folder, preparation):
         start = Run.resume if resumes else Run.prepare
         run = start(preparation, folder, emit=log)
         log.write_to(folder)

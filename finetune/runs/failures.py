@@ -58,7 +58,7 @@ def unwritten_model_kept(folder: RunFolder, classifier: Classifier) -> Iterator[
     try:
         yield
     except WRITE_ERRORS as error:
-        has_model = folder.model_folder.is_dir()
+        has_model = folder.is_in_place and folder.model_folder.is_dir()
         place = folder.model_folder if has_model else _save_elsewhere(folder, classifier)
         where = f"the model lies in {place}" if place else "the model found no other place"
         way_on = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""

@@ -90,7 +90,7 @@ def _write_results(
 
 
 def _write_model(run: Run, validation: Predicted | None) -> None:
-    run.folder.path.stat()  # save_pretrained would make a folder anew that was moved
+    run.folder.check_in_place()
     classifier = run.preparation.classifier
     save_classifier(classifier, run.folder.model_folder)
     write_inference(run.folder, run.config.model, max_tokens=classifier.max_tokens)

@@ -1,5 +1,7 @@
 """The run folder: where each file lies, and what is read of it first."""
 
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +50,28 @@ class RunFolder:
         self.layout = [one for name, one in vars(self).items() if name != "path"]
         # The trained parameters of the best model so far; gone when the run has finished.
         self.best_checkpoint = self.checkpoints_folder / "best"
+        self._held: tuple[int, int] | None = None
+
+    def hold(self) -> None:
+        """Remember which folder this is, so that another is not taken for it."""
+        self._held = self._identity()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the folder is there, and is the one that was held if one was."""
+        try:
+            return self._identity() == self._held or self._held is None
+        except OSError:
+            return False
+
+    def check_in_place(self) -> None:
+        """Raise ``FileNotFoundError`` if the folder was moved or deleted, or replaced since."""
+        if not self.is_in_place:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+
+    def _identity(self) -> tuple[int, int]:
+        found = self.path.stat()
+        return found.st_dev, found.st_ino
 
     @property
     def inference_file(self) -> Path:
@@ -70,7 +94,7 @@ class RunFolder:
         names = (one.name for one in self.checkpoints_folder.glob("step-*"))
         # A kill leaves step-N.partial.
         has_checkpoint = any(name.removeprefix("step-").isdecimal() for name in names)
-        return has_checkpoint and self.config_file.is_file()
+        return has_checkpoint and self.config_file.is_file() and self.is_in_place
 
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from finetune.events import Emit, Event, Update, Validation, WarningMessage
@@ -23,7 +22,7 @@ class Journal:
     """
 
     def __init__(self, folder: RunFolder, emit: Emit) -> None:
-        self._file, self._emit = folder.metrics_file, emit
+        self._folder, self._emit = folder, emit
         self._unwritten: list[dict[str, Any]] = []
         self._has_warned = False
 
@@ -37,11 +36,13 @@ class Journal:
 
     def write(self) -> bool:
         """Write the rows that are still to write; return whether all are written."""
+        file = self._folder.metrics_file
         try:
-            append_jsonl(self._file, self._unwritten)
+            self._folder.check_in_place()
+            append_jsonl(file, self._unwritten)
         except OSError as error:
             if not self._has_warned:
-                message = f"{self._file} can't be written: {error.strerror}"
+                message = f"{file} can't be written: {error.strerror}"
                 remedy = "the run goes on and tries again; it writes no checkpoint until then"
                 self._emit(WarningMessage(message, remedy=remedy))
         else:
@@ -60,7 +61,7 @@ class WarningLog:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._unwritten: list[dict[str, Any]] = []
-        self._file: Path | None = None
+        self._folder: RunFolder | None = None
 
     def __call__(self, event: Event) -> None:
         """Keep a warning, and pass on all events."""
@@ -77,13 +78,14 @@ class WarningLog:
 
     def write_to(self, folder: RunFolder) -> None:
         """Write the warnings so far, and those to come, to a run folder."""
-        self._file = folder.warnings_file
+        self._folder = folder
         self._write()
 
     def _write(self) -> None:
-        if self._file and self._unwritten:
+        if self._folder and self._unwritten:
             with suppress(OSError):  # on a full disk, of which the journal warns: with a later one
-                append_jsonl(self._file, self._unwritten)
+                self._folder.check_in_place()
+                append_jsonl(self._folder.warnings_file, self._unwritten)
                 self._unwritten.clear()
 
 

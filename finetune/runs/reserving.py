@@ -35,7 +35,10 @@ def reserve_folder(path: Path, *, overwrite: bool) -> Iterator[RunFolder]:
     folder = RunFolder(path)
     check_run_folder(folder, overwrite=overwrite)
     missing = [one for one in (path, *path.parents) if not one.exists()]
-    _make(path, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_made(path, error) from error
     with _removed_if_empty(missing), lock(folder):
         # Another process may have finished a run here since the first look.
         check_run_folder(folder, overwrite=overwrite)
@@ -59,24 +62,20 @@ def reserve_new_folder(parent: Path, name: str) -> Iterator[RunFolder]:
         try:
             # One system call, which fails if another process was first. That may have made the
             # parent too, and give it back now.
-            _make(path, exist_ok=False)
+            path.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            raise _not_made(path, error) from error
         with _removed_if_empty([path, *missing]), lock(RunFolder(path)):
             yield RunFolder(path)
         return
 
 
-def _make(path: Path, *, exist_ok: bool) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=exist_ok)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise UsageError(
-            f"{path} can't be made: {error.strerror}",
-            remedy="choose another folder with --output-dir",
-        ) from error
+def _not_made(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{path} can't be made: {error.strerror}", remedy="choose another folder with --output-dir"
+    )
 
 
 @contextmanager
@@ -107,7 +106,8 @@ def set_aside_previous_run(folder: RunFolder) -> None:
 
 def put_back_previous_run(folder: RunFolder) -> None:
     """Undo ``set_aside_previous_run`` where the new run has left nothing to resume or to use."""
-    if not folder.previous_run.exists() or folder.can_resume or folder.model_folder.exists():
+    has_nothing = not (folder.can_resume or folder.model_folder.exists())
+    if not (folder.is_in_place and folder.previous_run.exists() and has_nothing):
         return
     empty_folder(folder)
     for entry in folder.previous_run.iterdir():
@@ -207,11 +207,13 @@ def lock(folder: RunFolder) -> Iterator[RunFolder]:
         raise NotWritten(
             f"{folder.path} may not be written", remedy="copy the run folder, and name the copy"
         ) from error
+    folder.hold()
     try:
         yield folder
     finally:
         # Only the holder may remove the file: once released, it may be another process's lock.
-        Path(file_lock.lock_file).unlink(missing_ok=True)
+        if folder.is_in_place:
+            Path(file_lock.lock_file).unlink(missing_ok=True)
         file_lock.release()
 
 

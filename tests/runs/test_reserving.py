@@ -248,6 +248,16 @@ def test_folder_that_can_not_be_made_is_refused(
         pass
 
 
+def test_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "gone")
+
+    with (
+        pytest.raises(UsageError, match="can't be made"),
+        reserve_folder(tmp_path / "run", overwrite=False),
+    ):
+        pass
+
+
 def test_folders_reserved_at_once_differ(tmp_path: Path) -> None:
     all_hold_one = threading.Barrier(8)
 

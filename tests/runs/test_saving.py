@@ -179,7 +179,15 @@ def moved(run: Path) -> None:
     run.rename(run.with_name("moved"))
 
 
-@pytest.mark.parametrize(("act", "at_update"), [(deleted, 2), (moved, 6)])
+def replaced(run: Path) -> None:
+    """Move a run, and let another have its name."""
+    moved(run)
+    (run / "checkpoints").mkdir(parents=True)
+    (run / ".lock").touch()
+    (run / "metrics.jsonl").touch()
+
+
+@pytest.mark.parametrize(("act", "at_update"), [(deleted, 2), (moved, 6), (replaced, 6)])
 def test_a_model_whose_run_folder_is_gone_lies_at_a_named_place(
     act: Callable[[Path], None], at_update: int, whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -192,10 +200,15 @@ def test_a_model_whose_run_folder_is_gone_lies_at_a_named_place(
 
     with pytest.raises(NotWritten, match="No such file") as raised:
         run_tiny(run, model=tiny_folder, emit=emit)
-    assert not run.exists()
+    assert act is replaced or not run.exists()
     place = Path(raised.value.remedy.split(";")[0].removeprefix("the model lies in "))
     AutoModelForSequenceClassification.from_pretrained(place)
-    if act is moved:  # with the best model, of the first epoch
+    if act is replaced:
+        left = sorted(one.name for one in run.iterdir())
+        assert left == [".lock", "checkpoints", "metrics.jsonl"]
+        assert [*(run / "checkpoints").iterdir()] == []
+        assert (run / "metrics.jsonl").read_bytes() == b""
+    elif act is moved:  # with the best model, of the first epoch
         assert steps_in(tmp_path / "moved") == [4]
         warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
         assert any("the best model, of update 4, can't be read" in one for one in warnings)
