@@ -289,22 +289,23 @@ class Single(Task):
     def _compute(
         self, predictions: NDArray[np.int64], references: NDArray[np.int64]
     ) -> dict[str, Any]:
-        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
-
-        classes = range(len(self.class_names))
-        columns = precision_recall_fscore_support(
-            references, predictions, labels=classes, zero_division=0
-        )
-        scores = (ClassScores(*row) for row in zip(*map(np.ndarray.tolist, columns), strict=True))
-        has_matrix = len(classes) <= MOST_CLASSES_OF_MATRIX
         # Each of scikit-learn's metrics checks the labels anew, which takes longer than to count.
+        classes = len(self.class_names)
+        count = partial(np.bincount, minlength=classes)
+        is_right = references == predictions
+        right, predicted, true = count(references[is_right]), count(predictions), count(references)
+        f1 = 2 * right / np.maximum(predicted + true, 1)
+        columns = right / np.maximum(predicted, 1), right / np.maximum(true, 1), f1, true
+        scores = (ClassScores(*row) for row in zip(*map(np.ndarray.tolist, columns), strict=True))
+        matrix = []
+        if classes <= MOST_CLASSES_OF_MATRIX:
+            pairs = np.bincount(references * classes + predictions, minlength=classes**2)
+            matrix = pairs.reshape(classes, classes).tolist()
         return {
-            "accuracy": float(np.mean(references == predictions)),
-            "macro_f1": float(columns[2][np.union1d(references, predictions)].mean()),
+            "accuracy": float(is_right.mean()),
+            "macro_f1": float(f1[predicted + true > 0].mean()),
             "per_class": dict(zip(self.class_names, scores, strict=True)),
-            "confusion_matrix": confusion_matrix(references, predictions, labels=classes).tolist()
-            if has_matrix
-            else [],
+            "confusion_matrix": matrix,
         }
 
     def answers(
