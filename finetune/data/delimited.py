@@ -16,6 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.data.encoding import encode_for_arrow
+from finetune.data.mapped import collect
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.labels import is_number
@@ -228,7 +229,7 @@ def _read_by_arrow(text: str, dialect: Dialect, *, count: int) -> pyarrow.Table 
     try:
         if quote:  # Arrow accepts characters behind a closing quote
             deque(dialect.reader(_open_text(text)), maxlen=0)
-        return arrow_csv.read_csv(
+        reader = arrow_csv.open_csv(
             pyarrow.BufferReader(encode_for_arrow(text.lstrip("\r\n"))),
             read_options=arrow_csv.ReadOptions(
                 block_size=BLOCK_BYTES,
@@ -244,6 +245,7 @@ def _read_by_arrow(text: str, dialect: Dialect, *, count: int) -> pyarrow.Table 
                 column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
             ),
         )
+        return collect(pyarrow.Table.from_batches([batch]) for batch in reader)
     except (csv.Error, pyarrow.ArrowInvalid):
         return None
 

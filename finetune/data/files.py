@@ -17,7 +17,7 @@ from pyarrow import parquet, types
 
 from finetune.data.delimited import BLOCK_BYTES, DELIMITERS, name_columns, read_delimited
 from finetune.data.encoding import DecodedText, decode, encode_for_arrow
-from finetune.data.mapped import ROWS_A_PIECE, collect, filter_rows
+from finetune.data.mapped import ROWS_A_PIECE, collect, filter_rows, map_pieces
 from finetune.data.numbers import plain_numbers
 from finetune.data.packed import GZIP, SUFFIXES, ZIP, read_content
 from finetune.data.source import DataOptions
@@ -240,7 +240,7 @@ def _json_columns(
     if times and schema is None:  # texts that look like a time
         schema = pyarrow.schema([(name, "string") for name in times])
         return _json_columns(text, path=path, emit=emit, schema=schema)
-    return _as_texts(table.select(_plain_names(table.schema, path=path, emit=emit)))
+    return map_pieces(table.select(_plain_names(table.schema, path=path, emit=emit)), _as_texts)
 
 
 def _is_nested(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas  # type: ignore[import-untyped]
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -64,6 +65,21 @@ def test_memory_does_not_hold_the_texts_of_a_large_table(table: Path, cache: Pat
     before_bytes = pyarrow.total_allocated_bytes()
     loaded = load(table, text_column="text")
     assert sum(loaded.splits.num_rows.values()) > ROWS // 2
+    assert pyarrow.total_allocated_bytes() - before_bytes < ROWS * CHARACTERS / 20
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_memory_holds_a_text_file_only_while_it_is_parsed(
+    suffix: str, table: Path, cache: Path
+) -> None:
+    path, frame = table.with_suffix(f".{suffix}"), pandas.read_parquet(table)
+    if suffix == "csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_json(path, orient="records", lines=True)
+    before_bytes = pyarrow.total_allocated_bytes()
+    read = files.read_file(path, DataOptions(str(path), ""), emit=ignore)
+    assert read.columns.to_pandas().equals(frame)
     assert pyarrow.total_allocated_bytes() - before_bytes < ROWS * CHARACTERS / 20
 
 
