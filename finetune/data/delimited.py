@@ -131,27 +131,19 @@ def name_columns(
         DataUnreadable: If two columns have the same name, there are no rows, or the names are in
             the second one.
     """
-    if header is None:
-        _refuse_title(rows, known=known, path=path)
-    has_header = _has_header(rows, known=known) if header is None else header
-    names = _names(rows, has_header)
+    names, has_header = _find_names(rows, header=header, known=known, path=path)
     table = rows.slice(1) if has_header else rows
     blank = [
         position
-        for position, name in enumerate(names)
-        if not name and not pc.any(pc.not_equal(table[position], "")).as_py()
+        for position, name in enumerate(_first_row(rows))
+        if not (name and has_header) and not pc.any(pc.not_equal(table[position], "")).as_py()
     ]
-    table = table.rename_columns(_numbered_names(names))
+    table = table.rename_columns(names)
     if blank and len(table):  # as spreadsheets write them
         emit(Info(f"blank columns of {path} dropped: {len(blank)}"))
         table = table.select([n for n in range(table.num_columns) if n not in blank])
     if not has_header:
         emit(Info(f"{path} has no header row: its columns are {', '.join(table.column_names)}"))
-    if len(set(table.column_names)) < table.num_columns:
-        raise DataUnreadable(
-            f"two columns of {path} have the same name: {table.column_names}",
-            remedy="rename one, or give --no-header if these are values",
-        )
     if len(table) == 0:
         raise DataUnreadable(
             f"{path} has a header row, {table.column_names}, and no rows",
@@ -160,13 +152,25 @@ def name_columns(
     return table, has_header
 
 
-def _names(rows: pyarrow.Table, has_header: bool = True) -> list[str]:
-    """Return the first row as names, which are empty without a header row."""
-    return [column[0].as_py().strip() if has_header else "" for column in rows.columns]
+def _find_names(
+    rows: pyarrow.Table, *, header: bool | None, known: Iterable[str], path: Path
+) -> tuple[list[str], bool]:
+    """Return the names of the columns, and whether the first row has them."""
+    if header is None:
+        _refuse_title(rows, known=known, path=path)
+    has_header = _has_header(rows, known=known) if header is None else header
+    given = _first_row(rows) if has_header else [""] * rows.num_columns
+    names = [name or f"column{position}" for position, name in enumerate(given, start=1)]
+    if len(set(names)) < len(names):
+        raise DataUnreadable(
+            f"two columns of {path} have the same name: {names}",
+            remedy="rename one, or give --no-header if these are values",
+        )
+    return names, has_header
 
 
-def _numbered_names(names: Iterable[str]) -> list[str]:
-    return [name or f"column{position}" for position, name in enumerate(names, start=1)]
+def _first_row(rows: pyarrow.Table) -> list[str]:
+    return [column[0].as_py().strip() for column in rows.columns]
 
 
 def _find_dialect(text: str, *, suffix: str) -> Dialect:
@@ -278,14 +282,13 @@ def stream_delimited(
             f"{path} is empty", remedy="write a header row and a row for each text"
         )
     table = _table_of(sample)
-    if header is None:
-        header = _has_header(table, known=known)
-    return _numbered_names(_names(table, header)), chain(sample[header:], rows)
+    names, has_header = _find_names(table, header=header, known=known, path=path)
+    return names, chain(sample[has_header:], rows)
 
 
 def _has_header(rows: pyarrow.Table, *, known: Iterable[str]) -> bool:
     """Return whether the first row looks like names and not like the values below it."""
-    first = _names(rows)
+    first = _first_row(rows)
     if first == [str(number) for number in range(len(first))]:
         return True  # as pandas names columns
     names = [name for name in first if name]
@@ -311,7 +314,7 @@ def _known_among(names: Iterable[str], known: Iterable[str]) -> set[str]:
 def _refuse_title(rows: pyarrow.Table, *, known: Iterable[str], path: Path) -> None:
     """Raise an error if the second row names the columns, below a title."""
     second = [value for column in rows.columns for value in column[1:2].to_pylist()]
-    if len(_known_among(second, known)) > 1 and not _known_among(_names(rows), known):
+    if len(_known_among(second, known)) > 1 and not _known_among(_first_row(rows), known):
         raise DataUnreadable(
             f"the names of the columns of {path} are in its second row: {second}",
             remedy="delete the row above it, or give --no-header if these are values",

@@ -1,6 +1,7 @@
 """One file becomes columns of text, by its format."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ KINDS_BY_FIRST_BYTES = {
         for protocol in range(2, 6)
     },
 }
+# Of two that JSON spells a character beyond 16 bits with.
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 # In one line: Arrow's reader ends the process where JSON is nested some thousand deep.
 MOST_BRACKETS = 1000
 
@@ -176,13 +179,15 @@ def warn_of_rivals(decoded: DecodedText, *, path: Path, emit: Emit) -> None:
         )
 
 
-def as_text(value: str | float | bool | None) -> str:
+def as_text(value: Any) -> str:
     """Return a value as text; a whole number has no fraction, whatever its type.
 
-    >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, float("nan"), None)]
-    ['3.0', '3', '2.5', 'true', '', '']
+    What is no text or number, such as bytes, is an empty text.
+
+    >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, float("nan"), None, b"x", ["x"])]
+    ['3.0', '3', '2.5', 'true', '', '', '', '']
     """
-    if value is None or value != value:
+    if value is None or value != value or isinstance(value, bytes | list | dict):
         return ""
     if isinstance(value, bool):
         return str(value).lower()
@@ -204,11 +209,9 @@ def _read_json_lines(decoded: DecodedText, *, path: Path, emit: Emit) -> RawTabl
 
         def column(name: str) -> pyarrow.Array:
             values = (row.get(name) for row in rows)
-            return pyarrow.array((_mended(_value_as_text(one)) for one in values), "string")
+            return pyarrow.array(map(_value_as_text, values), "string")
 
-        columns = pyarrow.table(
-            {_mended(name): column(name) for name in names if name not in nested}
-        )
+        columns = pyarrow.table({name: column(name) for name in names if name not in nested})
         _report_left_out(nested, path=path, emit=emit)
 
     def lines() -> list[int]:
@@ -269,6 +272,8 @@ def _parse_object(line: str, *, place: str) -> dict[str, Any]:
     """Return the JSON object of a line."""
     try:
         value = json.loads(line)
+        if HALF_CHARACTER.search(line):
+            value = json.loads(_mended(json.dumps(value, ensure_ascii=False)))
     except json.JSONDecodeError as error:
         complaint = f"{place} is not JSON, {error.msg} at column {error.colno}"
     except (RecursionError, ValueError):
@@ -435,7 +440,7 @@ def _list_as_text(values: Sequence[Any] | None) -> str:
 
 def _report_left_out(names: Sequence[str], *, path: Path, emit: Emit) -> None:
     if names:
-        listed = ", ".join(map(repr, map(_mended, names)))
+        listed = ", ".join(map(repr, names))
         emit(Info(f"columns of {path} left out, neither texts nor numbers: {listed}"))
 
 

@@ -89,7 +89,10 @@ def read_rows(
 
     if not path.exists() or path.is_dir():
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
-    if path.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES) and not as_lines:
+    suffix = path.suffix.lower()
+    if suffix in PACKED_SUFFIXES and (as_lines or path.stem.lower().endswith(".txt")):
+        raise DataUnreadable(f"the lines of {path} are packed", remedy="unpack it")
+    if suffix in (*SUFFIXES, *PACKED_SUFFIXES, ".json") and not as_lines:
         return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
     encoding = options.encoding
     if path.is_file():
