@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 import finetune
+from finetune.cli.usage import explain_usage
 from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 from finetune.devices.launch import Launch, read_launch
 from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
@@ -106,8 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
         help_text.show()
         sys.exit(help_text.exit_code)
     except click.UsageError as error:
-        place = error.ctx.command_path if error.ctx else "finetune"
-        _leave(UsageError(error.format_message(), remedy=f"see {place} --help"), arguments)
+        _leave(explain_usage(error), arguments)
     except (KeyboardInterrupt, click.Abort) as stop:
         # Click raises its own error in place of an interruption.
         number = signal_of(stop.__cause__ or stop)

@@ -14,6 +14,7 @@ import yaml
 from finetune.config.recipes import find_recipe
 from finetune.config.schema import SECTION_OF_OPTION, Config, ModelConfig, mode_of
 from finetune.config.sizes import parse_size
+from finetune.config.trainer_names import OPTION_OF_TRAINER
 from finetune.config.yaml_file import read_yaml
 from finetune.errors import ConfigurationInvalid
 
@@ -75,7 +76,7 @@ def dump_config(config: Config) -> str:
 def check_option(option: str, *, origin: str) -> None:
     """Raise ``ConfigurationInvalid`` with the nearest name if an option does not exist."""
     if option not in SECTION_OF_OPTION:
-        remedy = _did_you_mean(option, SECTION_OF_OPTION)
+        remedy = _did_you_mean(OPTION_OF_TRAINER.get(option, option), SECTION_OF_OPTION)
         raise ConfigurationInvalid(f"unknown option {option} in {origin}", remedy=remedy)
 
 
