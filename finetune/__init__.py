@@ -27,3 +27,8 @@ def __getattr__(name: str) -> Any:
         function = getattr(import_module(f"finetune.api.{name}"), name)
         return import_module("finetune.cli.python_api").shown_live(function)
     raise AttributeError(f"module 'finetune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what an interactive session completes: the functions before they are used, too."""
+    return sorted({*globals(), *__all__})

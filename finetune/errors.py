@@ -48,6 +48,8 @@ class FinetuneError(Exception):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+        # For Python's traceback, which shows the message alone.
+        self.add_note(f"try: {remedy}")
 
 
 class LossNotFinite(FinetuneError):

@@ -6,15 +6,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from finetune.config.schema import Config, mode_of
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RUNS_FOLDER, RunFolder
 from finetune.runs.reserving import (
     check_run_folder,
     next_free_folder,
     reserve_folder,
     reserve_new_folder,
 )
-
-RUNS_FOLDER = Path("runs")
 
 
 def named_folder(config: Config) -> Path | None:

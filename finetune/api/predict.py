@@ -1,5 +1,6 @@
 """``finetune predict`` as a function."""
 
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -46,22 +47,45 @@ def predict(
         emit: Is called with the events of ``finetune.events``.
 
     Raises:
-        UsageError: If both limits are given, the model is for something else than one label a text,
-            or the run has no validation rows for a target.
+        UsageError: If what is given is no list of texts, both limits are given, the model is for
+            something else than one label a text, or the run has no validation rows for a target.
         FinetuneError: With an exit code and a remedy.
     """
-    if isinstance(texts, str):
-        raise UsageError("a text was given in place of a list of texts", remedy="write [text]")
-    from finetune.data.stream import Row
+    _check_is_list(texts)
     from finetune.runs.confidences import ConfidenceLimits
 
     limits = ConfidenceLimits(min_confidence, target_precision)
-    given = ((one, None) if isinstance(one, str) else one for one in texts)
-    rows = [[Row(text, pair=pair) for text, pair in given]]
+    rows = [[_as_row(text) for text in texts]]
     pieces = predict_stream(
         run, rows, device=device, all_scores=all_scores, limits=limits, emit=emit
     )
     return [answer for piece in pieces for answer in piece]
+
+
+def _check_is_list(texts: object) -> None:
+    # A table of pandas yields the names of its columns.
+    if (
+        not isinstance(texts, Iterable)
+        or isinstance(texts, str | bytes | Mapping)
+        or getattr(texts, "ndim", 1) != 1
+    ):
+        raise UsageError(
+            f"{type(texts).__name__} was given in place of a list of texts",
+            remedy="write [text], or of a table one column, such as table['text']",
+        )
+
+
+def _as_row(text: object) -> "Row":
+    from finetune.data.stream import Row
+
+    match text:
+        case str():
+            return Row(text, pair=None)
+        case (str(first), str(second)):
+            return Row(first, pair=second)
+    raise UsageError(
+        f"{reprlib.repr(text)} is not a text", remedy="give texts, or pairs of texts as tuples"
+    )
 
 
 def predict_stream(

@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.api.folders import RUNS_FOLDER, default_name, find_named, named_folder
+from finetune.api.folders import default_name, find_named, named_folder
 from finetune.api.training import train_seed
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
 from finetune.errors import Interrupted, NotARun, RunFolderNotEmpty
 from finetune.events import Emit, Info
-from finetune.runs.folder import RunFolder, seeds_file
+from finetune.runs.folder import RUNS_FOLDER, RunFolder, seeds_file
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import prepare

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from finetune.config.schema import Config
     from finetune.tasks.base import Task
 
+# Where runs are written, in the current folder.
+RUNS_FOLDER = Path("runs")
+
 
 @dataclass
 class RunFolder:
@@ -109,8 +112,10 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     folder = RunFolder(_best_of_seeds(path) if seeds_file(path).is_file() else path)
     if not folder.config_file.is_file():
         raise NotARun(
-            f"{path} is not a run folder: it has no {folder.config_file.name}",
-            remedy="name the folder that finetune run has written, such as runs/trec-minilm-full",
+            f"{path} is not a run folder: it has no {folder.config_file.name}"
+            if path.exists()
+            else f"there is no folder {path}",
+            remedy=f"name the folder that finetune run has written, such as {_examples(path)}",
         )
     if needs_model and not folder.model_folder.is_dir():
         raise NotARun(
@@ -118,6 +123,14 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             remedy="finish it with --resume-from-checkpoint",
         )
     return folder
+
+
+def _examples(path: Path) -> str:
+    """Return a few run folders in a folder, beside it, around it, or where runs are written."""
+    pattern = f"*/{RunFolder(path).config_file.name}"
+    folders = [path, path.parent, path.parent.parent, RUNS_FOLDER]
+    found = next(filter(None, (sorted(folder.glob(pattern)) for folder in folders)), [])
+    return ", ".join(str(file.parent) for file in found[:3]) or "runs/trec-minilm-full"
 
 
 def seeds_file(path: Path) -> Path:

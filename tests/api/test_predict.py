@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from tiny_runs import TEXTS
 
@@ -47,9 +48,16 @@ def test_an_empty_and_an_endless_text_have_answers(finished_run: Path) -> None:
     assert len(answers) == 3
 
 
-def test_a_text_in_place_of_texts_is_not_taken_for_its_letters(finished_run: Path) -> None:
-    with pytest.raises(UsageError):
-        finetune.predict(finished_run, "Who wrote Faust?", device="cpu")
+@pytest.mark.parametrize(
+    "texts",
+    ["Who wrote Faust?", b"Who?", None, {"Who?": 1}, pd.DataFrame({"text": TEXTS}), [None], [7.0]],
+    ids=lambda texts: type(texts).__name__,
+)
+def test_what_is_not_a_list_of_texts_is_refused_and_not_taken_apart(
+    texts: Any, finished_run: Path
+) -> None:
+    with pytest.raises(UsageError, match="text"):
+        finetune.predict(finished_run, texts, device="cpu")
 
 
 @pytest.mark.parametrize("folder", [".", "missing"])

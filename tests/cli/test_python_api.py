@@ -36,6 +36,10 @@ def test_progress_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "working on it\n"
 
 
+def test_an_interactive_session_completes_the_functions() -> None:
+    assert set(finetune.__all__) <= set(dir(finetune))
+
+
 @pytest.mark.parametrize("name", finetune.__all__)
 def test_the_functions_of_the_package_keep_their_name_and_help(name: str) -> None:
     function = getattr(finetune, name)

@@ -45,3 +45,13 @@ def test_a_file_of_seeds_that_makes_no_sense_is_refused(content: str, tmp_path: 
 def test_folder_without_a_run_does_not_open(tmp_path: Path, name: str) -> None:
     with pytest.raises(NotARun):
         open_run_folder(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["", "b", "a/model"])
+def test_what_is_no_run_is_answered_with_the_runs_in_it_and_near(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a" / "model").mkdir(parents=True)
+    RunFolder(tmp_path / "a").config_file.touch()
+    with pytest.raises(NotARun) as caught:
+        open_run_folder(tmp_path / name)
+    assert caught.value.remedy.endswith(str(tmp_path / "a"))
+    assert ("there is no folder" in caught.value.message) == (name == "b")
