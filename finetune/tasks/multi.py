@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.errors import DataError
 from finetune.events import Emit
 from finetune.tasks.base import (
     BALANCE_CLASSES,
@@ -183,7 +184,11 @@ class Multi(Task):
 
     @classmethod
     def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
-        """Return the names of each row's classes, as lists; an empty text is none."""
+        """Return the names of each row's classes, as lists; an empty text is none.
+
+        Raises:
+            DataError: If the lists say of each class, by 0 or 1, whether a row has it.
+        """
         import pyarrow
         import pyarrow.compute as pc
 
@@ -191,6 +196,11 @@ class Multi(Task):
         separator = find_separator(distinct)
         lists = [split_labels(one, separator) for one in distinct]
         classes = name_classes(name for one in lists for name in one)
+        if {*classes.values()} <= {"0", "1"} and any(len(one) > len({*one}) for one in lists):
+            raise DataError(
+                "the labels are lists of 0 and 1, with a place for each class",
+                remedy="write lists of the names of a row's classes, or a column for each class",
+            )
         named = [[*dict.fromkeys(filter(None, map(classes.get, one)))] for one in lists]
         known = pyarrow.array(distinct, "string")
         rows = pyarrow.array(named, pyarrow.list_(pyarrow.string()))

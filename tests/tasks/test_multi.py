@@ -5,6 +5,7 @@ import pyarrow
 import pytest
 import torch
 
+from finetune.errors import DataError
 from finetune.tasks.multi import MOST_POSITIVE_WEIGHT, Multi
 
 LABELS = np.array([[1, 0], [0, 0], [0, 1], [0, 1]], np.float32)
@@ -17,6 +18,13 @@ def test_a_label_that_no_training_row_has_is_named_for_each_row() -> None:
     training = pyarrow.chunked_array([pyarrow.array([["a"], ["b", "a"]])])
     unknown = Multi(["a", "b"]).find_unknown(rows, training=training)
     assert unknown.to_pylist() == ["x", None, "y, z", None, "x"]
+
+
+def test_lists_with_a_place_for_each_class_are_refused() -> None:
+    with pytest.raises(DataError, match="a place for each class"):
+        Multi.parse([pyarrow.chunked_array([["[0, 1, 0]", "[0, 0, 0]", "[1.0, 1, 0]"]])])
+    [labels] = Multi.parse([pyarrow.chunked_array([["[0, 1]", "[]", "[1]"]])])
+    assert labels.to_pylist() == [["0", "1"], [], ["1"]]
 
 
 def test_a_class_of_every_row_one_of_few_and_two_of_the_same_rows_are_odd() -> None:
