@@ -17,6 +17,7 @@ from pyarrow import csv as arrow_csv
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.data.encoding import encode_for_arrow
 from finetune.data.mapped import collect
+from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.labels import is_number
@@ -95,13 +96,13 @@ class DelimitedTable:
 
 
 def read_delimited(
-    text: str, *, suffix: str, header: bool | None, known: Iterable[str], path: Path, emit: Emit
+    text: str, options: DataOptions, *, suffix: str, path: Path, emit: Emit
 ) -> DelimitedTable:
     """Read a table of delimited values.
 
     A value may be in quotes and then hold delimiters, line ends and doubled quotes. Where
-    several delimiters fit, the ``suffix`` of the unpacked file decides. Unless ``header`` says it,
-    a first row that has ``known`` names of columns, or looks like names, is one of names.
+    several delimiters fit, the ``suffix`` of the unpacked file decides. Unless the options say it,
+    a first row that has a column they name, or looks like names, is one of names.
 
     Raises:
         DataUnreadable: If the file is empty, or a row has not one value for each column.
@@ -116,12 +117,12 @@ def read_delimited(
         dialect = replace(dialect, quote=None)
         rows = _read_rows(text, dialect, path=path)
         emit(Info(f"quotes in {path} are part of the texts"))
-    columns, has_header = name_columns(rows, header=header, known=known, path=path, emit=emit)
+    columns, has_header = name_columns(rows, options, path=path, emit=emit)
     return DelimitedTable(columns, dialect, has_header)
 
 
 def name_columns(
-    rows: pyarrow.Table, *, header: bool | None, known: Iterable[str], path: Path, emit: Emit
+    rows: pyarrow.Table, options: DataOptions, *, path: Path, emit: Emit
 ) -> tuple[pyarrow.Table, bool]:
     """Name the columns by the first row or by their position; drop those that are all blank.
 
@@ -131,7 +132,7 @@ def name_columns(
         DataUnreadable: If two columns have the same name, there are no rows, or the names are in
             the second one.
     """
-    names, has_header = _find_names(rows, header=header, known=known, path=path)
+    names, has_header = _find_names(rows, options, path=path)
     table = rows.slice(1) if has_header else rows
     blank = [
         position
@@ -152,13 +153,13 @@ def name_columns(
     return table, has_header
 
 
-def _find_names(
-    rows: pyarrow.Table, *, header: bool | None, known: Iterable[str], path: Path
-) -> tuple[list[str], bool]:
+def _find_names(rows: pyarrow.Table, options: DataOptions, *, path: Path) -> tuple[list[str], bool]:
     """Return the names of the columns, and whether the first row has them."""
-    if header is None:
+    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, options.named_columns)}
+    has_header = options.header
+    if has_header is None:
         _refuse_title(rows, known=known, path=path)
-    has_header = _has_header(rows, known=known) if header is None else header
+        has_header = _has_header(rows, known=known)
     given = _first_row(rows) if has_header else [""] * rows.num_columns
     names = [name or f"column{position}" for position, name in enumerate(given, start=1)]
     if len(set(names)) < len(names):
@@ -260,7 +261,7 @@ def _open_text(text: str) -> TextIO:
 
 
 def stream_delimited(
-    open_text: OpenText, *, header: bool | None, known: Iterable[str], path: Path
+    open_text: OpenText, options: DataOptions, *, path: Path
 ) -> tuple[list[str], Iterator[list[str]]]:
     """Return the names of the columns, and the rows as they are read.
 
@@ -281,12 +282,11 @@ def stream_delimited(
         raise DataUnreadable(
             f"{path} is empty", remedy="write a header row and a row for each text"
         )
-    table = _table_of(sample)
-    names, has_header = _find_names(table, header=header, known=known, path=path)
+    names, has_header = _find_names(_table_of(sample), options, path=path)
     return names, chain(sample[has_header:], rows)
 
 
-def _has_header(rows: pyarrow.Table, *, known: Iterable[str]) -> bool:
+def _has_header(rows: pyarrow.Table, *, known: set[str]) -> bool:
     """Return whether the first row looks like names and not like the values below it."""
     first = _first_row(rows)
     if first == [str(number) for number in range(len(first))]:
@@ -297,7 +297,7 @@ def _has_header(rows: pyarrow.Table, *, known: Iterable[str]) -> bool:
         for name, column in zip(first, rows.columns, strict=True)
         if pc.index(column.slice(1), column[0]).as_py() >= 0
     }
-    if _known_among(set(names) - recurring, known):
+    if known & {plain_name(name) for name in names if name not in recurring}:
         return True
     return (
         recurring.isdisjoint(names)
@@ -306,15 +306,12 @@ def _has_header(rows: pyarrow.Table, *, known: Iterable[str]) -> bool:
     )
 
 
-def _known_among(names: Iterable[str], known: Iterable[str]) -> set[str]:
-    """Return which names are usual ones of columns, or known ones."""
-    return {*map(plain_name, names)} & {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, known)}
-
-
-def _refuse_title(rows: pyarrow.Table, *, known: Iterable[str], path: Path) -> None:
+def _refuse_title(rows: pyarrow.Table, *, known: set[str], path: Path) -> None:
     """Raise an error if the second row names the columns, below a title."""
     second = [value for column in rows.columns for value in column[1:2].to_pylist()]
-    if len(_known_among(second, known)) > 1 and not _known_among(_first_row(rows), known):
+    if known.isdisjoint(map(plain_name, _first_row(rows))) and (
+        len(known.intersection(map(plain_name, second))) > 1
+    ):
         raise DataUnreadable(
             f"the names of the columns of {path} are in its second row: {second}",
             remedy="delete the row above it, or give --no-header if these are values",

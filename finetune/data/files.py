@@ -114,28 +114,18 @@ def _read_workbook(content: bytes, options: DataOptions, *, path: Path, emit: Em
 
     emit(Info(f"reading {path}: an Excel workbook"))
     rows = read_workbook(content, path=path)
-    known = options.named_columns
-    columns, _ = name_columns(rows, header=options.header, known=known, path=path, emit=emit)
-    return RawTable(path, columns)
+    return RawTable(path, name_columns(rows, options, path=path, emit=emit)[0])
 
 
 def _read_delimited(
     decoded: DecodedText, options: DataOptions, *, suffix: str, path: Path, emit: Emit
 ) -> RawTable:
-    table = read_delimited(
-        decoded.text,
-        suffix=suffix,
-        header=options.header,
-        known=options.named_columns,
-        path=path,
-        emit=emit,
-    )
+    table = read_delimited(decoded.text, options, suffix=suffix, path=path, emit=emit)
     delimiter, encoding = DELIMITERS[table.dialect.delimiter], decoded.encoding
     emit(Info(f"reading {path}: encoding {encoding}, delimiter {delimiter}"))
 
     def lines() -> list[int]:
-        # Read again, not to hold all of it until then.
-        text = decode(read_content(path).content, path=path, encoding=encoding).text
+        text = _read_again(path, encoding=encoding)
         numbers = [number for number, _ in table.dialect.numbered_rows(text, path=path)]
         return numbers[table.has_header :]
 
@@ -143,6 +133,11 @@ def _read_delimited(
     allows_comma = delimiter == DELIMITERS[";"] and options.task != Multi.name
     columns = plain_numbers(table.columns, allows_comma=allows_comma, path=path, emit=emit)
     return RawTable(path, columns, lines)
+
+
+def _read_again(path: Path, *, encoding: str) -> str:
+    """Return a text that was not held in memory until now."""
+    return decode(read_content(path).content, path=path, encoding=encoding).text
 
 
 def kind_of(first_bytes: bytes, *, path: Path) -> str:
@@ -215,8 +210,8 @@ def _read_json_lines(decoded: DecodedText, *, path: Path, emit: Emit) -> RawTabl
         _report_left_out(nested, path=path, emit=emit)
 
     def lines() -> list[int]:
-        text = decode(read_content(path).content, path=path, encoding=encoding).text
-        return [number for number, _ in numbered_objects(text.split("\n"), path=path)]
+        lines = _read_again(path, encoding=encoding).split("\n")
+        return [number for number, _ in numbered_objects(lines, path=path)]
 
     return RawTable(path, columns, lines)
 

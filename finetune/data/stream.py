@@ -173,8 +173,7 @@ def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[s
     if kind == ".jsonl":
         lines = path.open(encoding=encoding, newline="\n")
         return (record for _, record in numbered_objects(lines, path=path))
-    known = options.named_columns
-    names, rows = stream_delimited(open_text, header=options.header, known=known, path=path)
+    names, rows = stream_delimited(open_text, options, path=path)
     return (dict(zip(names, row, strict=True)) for row in rows)
 
 

@@ -88,9 +88,8 @@ def test_a_first_line_of_excel_says_the_delimiter(tmp_path: Path) -> None:
     table, _ = read(tmp_path, content)
     assert rows_of(table.columns.columns)[0] == ("one, or two, or three", "a", "x")
     assert table.place(1) == f"line 4 of {tmp_path / 'rows.csv'}"
-    names, rows = stream_delimited(
-        (tmp_path / "rows.csv").open, header=None, known=(), path=tmp_path / "rows.csv"
-    )
+    path = tmp_path / "rows.csv"
+    names, rows = stream_delimited(path.open, DataOptions("", ""), path=path)
     assert (names, list(rows)) == (
         ["text", "label", "more"],
         [*map(list, rows_of(table.columns.columns))],
