@@ -75,6 +75,7 @@ def _limits_of(group: Path, version: str) -> Iterator[GroupLimit]:
     files = [group / name for name in limits if (group / name).is_file()]
     numbers = [int(text) for file in files if (text := file.read_text().strip()) != "max"]
     if numbers:
-        lines = (group / "memory.stat").read_text().splitlines()
+        statistics = group / "memory.stat"
+        lines = statistics.read_text().splitlines() if statistics.is_file() else []
         droppable_bytes = int(dict(line.split(" ", 1) for line in lines).get(droppable, 0))
         yield GroupLimit(min(numbers), int((group / usage).read_text()) - droppable_bytes)

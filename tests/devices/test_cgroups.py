@@ -102,6 +102,14 @@ def test_a_container_is_limited_by_its_own_group(tmp_path: Path, groups: str, mo
     assert list(group_limits(proc)) == [GroupLimit(512 * MIB, MIB)]
 
 
+def test_a_group_whose_kernel_has_no_statistics_is_limited_too(tmp_path: Path) -> None:
+    """That of gVisor has none."""
+    proc = write_process(tmp_path, groups="4:memory:/\n", mounts=[V1_MOUNT])
+    write_group_v1(tmp_path / "fs/memory", limit=512 * MIB, usage=MIB)
+    (tmp_path / "fs/memory/memory.stat").unlink()
+    assert list(group_limits(proc)) == [GroupLimit(512 * MIB, MIB)]
+
+
 def test_a_machine_without_limits_has_none(tmp_path: Path) -> None:
     proc = write_process(tmp_path, groups="0::/\n", mounts=[V2_MOUNT])
     (tmp_path / "fs").mkdir()
