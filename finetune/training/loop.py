@@ -106,23 +106,19 @@ def train(
         WorkDropped: If the system has dropped work of the device.
         BatchDoesNotFit: If not even one example fits the device's memory.
     """
-    total_updates = training_state.schedule.total_updates
-    row_examples = examples.of_rows()
-    batches = CheckedBatches(row_examples, settings.checked_lengths, settings.batch_size)
+    batches = CheckedBatches(examples.of_rows(), settings.checked_lengths, settings.batch_size)
     device_check = DeviceCheck(training_state, progress, batches, emit=settings.emit)
-    log = _UpdateLog(
-        training_state, progress, settings, device_check, has_windows=bool(examples.windows)
-    )
-    saver = _Saver(training_state, progress, settings, device_check)
+    training = _Training(training_state, examples, progress, settings, device_check)
+    log, saver = _UpdateLog(training), _Saver(training)
+    total_updates = training_state.schedule.total_updates
     while not is_over(progress, total_updates=total_updates, patience=settings.patience):
         log.start_clock()
-        _train_epoch(training_state, examples, progress, settings, log, saver)
+        _train_epoch(training, log, saver)
         log.write()
-        is_epoch_over = progress.updates % settings.updates_per_epoch == 0
-        if is_epoch_over or progress.updates == total_updates:
+        if training.is_validation_due:
             training_state.optimizer.zero_grad(set_to_none=True)
             saver.check()
-            _validate(progress, settings, total_updates=total_updates)
+            _validate(training)
         # The main process may take its time to keep the best model.
         training_state.processes.wait()
         stops = settings.should_stop()
@@ -132,26 +128,36 @@ def train(
             return
 
 
-def _train_epoch(
-    training_state: TrainingState,
-    examples: Examples,
-    progress: Progress,
-    settings: LoopSettings,
-    log: "_UpdateLog",
-    saver: "_Saver",
-) -> None:
+@dataclass(frozen=True)
+class _Training:
+    """What trains, on which examples, how far it is, and what happens between its updates."""
+
+    state: TrainingState
+    examples: Examples
+    progress: Progress
+    settings: LoopSettings
+    device_check: DeviceCheck
+
+    @property
+    def is_validation_due(self) -> bool:
+        """Whether the last update has ended an epoch, or the run."""
+        updates = self.progress.updates
+        is_epoch_over = updates % self.settings.updates_per_epoch == 0
+        return is_epoch_over or updates == self.state.schedule.total_updates
+
+
+def _train_epoch(training: _Training, log: "_UpdateLog", saver: "_Saver") -> None:
     """Take the updates that are left of an epoch, or until the user stops it."""
+    training_state, progress, settings = training.state, training.progress, training.settings
+    device, processes = training_state.device, training_state.processes
     set_training(training_state.model)
     epoch, done = divmod(progress.updates, settings.updates_per_epoch)
     batches = settings.plan_epoch(epoch)
-    if training_state.device.shapes.pads_batches:
+    if device.shapes.pads_batches:
         batches = longest_first(batches)
     left_updates = training_state.schedule.total_updates - progress.updates
     batches = batches[done:][:left_updates]
-    processes = training_state.processes
-    for batch, cut in move_batches(
-        examples, batches, device=training_state.device, processes=processes
-    ):
+    for batch, cut in move_batches(training.examples, batches, device=device, processes=processes):
         loss = update_with_retries(
             training_state, progress.updates, cut=cut, batch_size=settings.batch_size
         )
@@ -160,7 +166,7 @@ def _train_epoch(
         if progress.updates % settings.logging_updates == 0:
             log.write()
             # The main process may take its time to compare its device with the CPU.
-            is_compared = not training_state.device.is_reference
+            is_compared = not device.is_reference
             processes.wait(seconds=LONGEST_SECONDS if is_compared else SECONDS_LATE)
         if settings.should_stop():
             return
@@ -176,20 +182,21 @@ def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
     return progress.updates >= total_updates or has_stopped_improving
 
 
-def _check_parameters_finite(training_state: TrainingState, progress: Progress) -> None:
+def _check_parameters_finite(training: _Training) -> None:
     """Refuse a model that an update has broken; the loss would show it only one update later."""
-    parameters = (one.detach() for one in training_state.trained_parameters().values())
+    parameters = (one.detach() for one in training.state.trained_parameters().values())
     if not total_norm(parameters).isfinite():
         raise LossNotFinite(
-            f"parameters are NaN or infinite after update {progress.updates}",
+            f"parameters are NaN or infinite after update {training.progress.updates}",
             remedy="lower --learning-rate, or use --precision fp32",
         )
 
 
-def _validate(progress: Progress, settings: LoopSettings, *, total_updates: int) -> None:
+def _validate(training: _Training) -> None:
     """Validate the model and save it if it is the best; without a validation, the last is."""
+    progress, settings = training.progress, training.settings
     if settings.validate is None:
-        if progress.updates == total_updates:
+        if progress.updates == training.state.schedule.total_updates:
             progress.best_updates = progress.updates
             settings.save_best(progress)
         return
@@ -204,62 +211,48 @@ def _validate(progress: Progress, settings: LoopSettings, *, total_updates: int)
 class _Saver:
     """Saves progress, also within an epoch: after some updates, or some time since the last."""
 
-    def __init__(
-        self,
-        training_state: TrainingState,
-        progress: Progress,
-        settings: LoopSettings,
-        device_check: DeviceCheck,
-    ) -> None:
-        self._training_state, self._progress, self._settings = training_state, progress, settings
-        self._device_check = device_check
+    def __init__(self, training: _Training) -> None:
+        self._training = training
         self._saved_at = time.monotonic()
 
     def is_due(self) -> bool:
-        updates, settings = self._progress.updates, self._settings
-        total_updates = self._training_state.schedule.total_updates
-        if updates % settings.updates_per_epoch == 0 or updates == total_updates:
-            return False  # what ends an epoch or the run is saved after its validation
+        updates, settings = self._training.progress.updates, self._training.settings
+        if self._training.is_validation_due:
+            return False  # it is saved afterwards
         if settings.save_updates and updates % settings.save_updates == 0:
             return True
         # At a report, so that the rows of the journal do not depend on the time.
         if settings.save_seconds == 0 or updates % settings.logging_updates:
             return False
         passed_seconds = time.monotonic() - self._saved_at
-        return self._training_state.processes.any(passed_seconds >= settings.save_seconds)
+        return self._training.state.processes.any(passed_seconds >= settings.save_seconds)
 
     def check(self) -> None:
         """Raise if what would be saved is broken."""
-        self._training_state.device.check_work(settles=True)
-        _check_parameters_finite(self._training_state, self._progress)
-        self._device_check.check_within(SHARE_BEFORE_SAVING)
+        self._training.state.device.check_work(settles=True)
+        _check_parameters_finite(self._training)
+        self._training.device_check.check_within(SHARE_BEFORE_SAVING)
 
     def save(self) -> None:
         self.check()
-        self._settings.save_progress(self._progress)
-        self._training_state.processes.wait()
+        self._training.settings.save_progress(self._training.progress)
+        self._training.state.processes.wait()
         self._saved_at = time.monotonic()
 
 
 class _UpdateLog:
     """Collects losses on the device and reads them together: only that synchronizes."""
 
-    def __init__(
-        self,
-        training_state: TrainingState,
-        progress: Progress,
-        settings: LoopSettings,
-        device_check: DeviceCheck,
-        *,
-        has_windows: bool,
-    ) -> None:
-        self._training_state, self._progress, self._settings = training_state, progress, settings
-        self._device_check, self._has_windows = device_check, has_windows
+    def __init__(self, training: _Training) -> None:
+        self._training = training
+        self._state, self._progress, self._settings = (
+            training.state, training.progress, training.settings
+        )  # fmt: skip
         self._batches: list[Batch] = []
         self._losses: list[torch.Tensor] = []
-        self._first_update = progress.updates
-        self._guard: ParameterGuard | None = ParameterGuard(training_state.model)
-        self._budget_bytes = training_state.device.memory.budget_bytes(None)
+        self._first_update = training.progress.updates
+        self._guard: ParameterGuard | None = ParameterGuard(training.state.model)
+        self._budget_bytes = training.state.device.memory.budget_bytes(None)
         self._since = 0.0
         self._has_warned_of_cache = False
         self._has_warned_of_launches = False
@@ -269,16 +262,16 @@ class _UpdateLog:
 
     def add(self, batch: Batch, loss: torch.Tensor) -> None:
         if self._guard:
-            self._guard.note_gradients(self._training_state.model)
+            self._guard.note_gradients(self._state.model)
         self._batches.append(batch)
         self._losses.append(loss)
-        self._device_check.check_step()
+        self._training.device_check.check_step()
 
     def write(self) -> None:
         if not self._losses:
             return
         losses = torch.stack(self._losses).tolist()
-        self._training_state.device.check_work()
+        self._state.device.check_work()
         self._check_losses(losses)
         now = time.perf_counter()
         seconds = now - self._since
@@ -291,11 +284,11 @@ class _UpdateLog:
         self._settings.emit(self._update(losses, examples=examples, seconds=seconds))
         self._watch_cache()
         self._warn_of_launches()
-        self._since += self._device_check.check_within(SHARE_AT_REPORTS)
+        self._since += self._training.device_check.check_within(SHARE_AT_REPORTS)
 
     def _update(self, losses: Sequence[float], *, examples: int, seconds: float) -> events.Update:
-        done, schedule = self._progress.updates, self._training_state.schedule
-        memory = self._training_state.device.memory
+        done, schedule = self._progress.updates, self._state.schedule
+        memory = self._state.device.memory
         return events.Update(
             update=done,
             total_updates=schedule.total_updates,
@@ -311,8 +304,8 @@ class _UpdateLog:
 
     def _warn_of_launches(self) -> None:
         """Say once if the updates of a device that captures them can't be captured."""
-        reason = self._training_state.why_not_captured
-        if self._training_state.captured and self._has_windows:
+        reason = self._state.why_not_captured
+        if self._state.captured and self._training.examples.windows:
             reason = "the windows of texts differ in number"
         if reason is None or self._has_warned_of_launches:
             return
@@ -326,7 +319,7 @@ class _UpdateLog:
 
     def _watch_cache(self) -> None:
         """Empty the device's cache if it grows without bound, with one warning."""
-        device = self._training_state.device
+        device = self._state.device
         if not device.memory.is_cache_running_away():
             return
         if not self._has_warned_of_cache:
@@ -354,9 +347,9 @@ class _UpdateLog:
     def _check_parameters(self) -> None:
         """Compare the parameters with those before training, once updates can be seen in them."""
         taken = self._progress.updates - self._first_update
-        rate = self._training_state.schedule.learning_rate_at(self._progress.updates - 1)
+        rate = self._state.schedule.learning_rate_at(self._progress.updates - 1)
         is_visible = rate >= SMALLEST_VISIBLE_RATE
-        skipped_updates = self._training_state.accelerator.skipped_updates
+        skipped_updates = self._state.accelerator.skipped_updates
         if self._guard and is_visible and taken > skipped_updates():
-            self._guard.check(self._training_state.model)
+            self._guard.check(self._state.model)
             self._guard = None
