@@ -54,6 +54,7 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
 ) -> None:
     if can_resume:
         (tmp_path / "checkpoints" / "step-4").mkdir(parents=True)
+        (tmp_path / "config.yaml").touch()
     folder = RunFolder(tmp_path)
     with (
         pytest.raises(BatchDoesNotFit) as raised,
