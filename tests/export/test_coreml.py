@@ -69,7 +69,7 @@ def test_a_model_that_can_not_be_converted_is_refused_with_the_reason(
 
     monkeypatch.setattr(classifier.model, "forward", refuse)
     monkeypatch.setattr("finetune.export.coreml.import_converter", lambda: None)
-    with pytest.raises(ModelUnsupported, match=r"BertForSeq.*: Unsupported fx node fft$"):
+    with pytest.raises(ModelUnsupported, match=r"BertForSeq.*: Unsupported fx node fft\n"):
         write_coreml(classifier, tmp_path / "coreml", max_length=48)
     assert not (tmp_path / "coreml").exists()
 

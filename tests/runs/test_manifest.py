@@ -95,7 +95,7 @@ def test_a_model_that_has_changed_is_noticed(
     before = Manifest.of(prepare_tiny(model))
     before.check(Manifest.of(prepare_tiny(tiny_folder)), remedy="none")
     change(model)
-    with pytest.raises(DataDiffers, match=f"began: the model's {part}$"):
+    with pytest.raises(DataDiffers, match=f"began: the model's {part}\n"):
         before.check(Manifest.of(prepare_tiny(model)), remedy="none")
 
 

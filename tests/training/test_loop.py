@@ -351,7 +351,7 @@ def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(logging_upda
         inputs["input_ids"][rows == odd_row, 0] = poison
         return inputs
 
-    with pytest.raises(LossNotFinite, match=r"the loss is nan at update 5$") as caught:
+    with pytest.raises(LossNotFinite, match=r"the loss is nan at update 5\n") as caught:
         run(
             Diary(),
             training_state,
