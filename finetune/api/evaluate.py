@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from finetune.config.options import ColumnOptions
 from finetune.devices.names import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
@@ -39,6 +40,7 @@ def evaluate(
     data: str | Path | None = None,
     device: DeviceName = "auto",
     emit: Emit = ignore,
+    **columns: Unpack[ColumnOptions],
 ) -> Evaluation:
     """Evaluate a run's model, as ``finetune evaluate`` does.
 
@@ -49,9 +51,10 @@ def evaluate(
         data: Other data to score, all rows of it, in place of a split of the run.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
         emit: Is called with the events of ``finetune.events``.
+        columns: Of the other data, where they are not those of the run.
 
     Raises:
-        UsageError: If both a split and other data are given.
+        UsageError: If both a split and other data are given, or columns without other data.
         DataDiffers: If the run's data is no longer what the run was made from.
         FinetuneError: With an exit code and a remedy.
     """
@@ -59,6 +62,9 @@ def evaluate(
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"
         )
+    if columns and data is None:
+        option = next(iter(columns)).replace("_", "-")
+        raise UsageError(f"--{option} is of other data", remedy="add --data, or leave it out")
     folder = open_run_folder(Path(run))
     from finetune.runs.evaluate import evaluate_data, evaluate_split
 
@@ -66,5 +72,5 @@ def evaluate(
         split = split or "test"
         scores = evaluate_split(folder, split, device=device, emit=emit)
         return Evaluation(split, scores)
-    scores = evaluate_data(folder, str(data), device=device, emit=emit)
+    scores = evaluate_data(folder, str(data), columns, device=device, emit=emit)
     return Evaluation(str(data), scores)

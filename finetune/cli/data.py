@@ -26,7 +26,7 @@ COUNTS = (
     ("duplicates of an earlier row", "repeats", "rows"),
     ("texts with duplicates", "repeats", "texts"),
     ("duplicates ignoring case and spaces", "repeats", "rows_up_to_case"),
-    ("texts with several labels", "conflicts", "texts"),
+    ("texts with contradictory labels", "conflicts", "texts"),
     ("texts shorter than 3 characters", "short_texts", "rows"),
     ("rows whose text is in train too", "overlap", "rows"),
     ("rows that have another label there", "overlap", "disagreeing"),
@@ -47,8 +47,8 @@ def check(
 ) -> None:
     """Print statistics of the data and suggest what to change.
 
-    Rows and classes, duplicates, texts with several labels, test rows that are in the training
-    split too, and lengths in tokens. Of the model, only the tokenizer is loaded.
+    Rows and classes, duplicates, texts with contradictory labels, test rows that are in the
+    training split too, and lengths in tokens. Of the model, only the tokenizer is loaded.
     """
     with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api.check_data import check_data

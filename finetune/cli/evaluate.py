@@ -5,7 +5,13 @@ from pathlib import Path
 import click
 
 from finetune.cli.console import show_json, show_scores
-from finetune.cli.options import device_option, output_options
+from finetune.cli.options import (
+    device_option,
+    given,
+    output_options,
+    text_column_option,
+    text_pair_column_option,
+)
 from finetune.cli.progress import showing
 from finetune.devices.names import DeviceName
 
@@ -23,7 +29,14 @@ Examples:
     type=click.Choice(["test", "validation", "train"]),
     help="Split to evaluate on.  [default: test]",
 )
-@click.option("--data", metavar="SOURCE", help="Other data to score, all rows of it.")
+@click.option(
+    "--data",
+    metavar="SOURCE",
+    help="Other data to score, all rows of it, such as a table; see finetune run.",
+)
+@text_column_option
+@text_pair_column_option
+@click.option("--label-column", help="Column of the labels.  [default: the run's]")
 @device_option
 @output_options
 def command(
@@ -33,13 +46,15 @@ def command(
     data: str | None,
     device: DeviceName,
     as_json: bool,
-    **output: bool,
+    quiet: bool,
+    no_progress: bool,
+    **columns: str | None,
 ) -> None:
     """Evaluate the model in the run folder RUN on a split of its data, or on other data."""
-    with showing(**output) as emit:
+    with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api.evaluate import evaluate
 
-        found = evaluate(run, split=split, data=data, device=device, emit=emit)
+        found = evaluate(run, split=split, data=data, device=device, emit=emit, **given(columns))
     if as_json:
         show_json(found.to_json())
     else:

@@ -26,7 +26,7 @@ def command() -> None:
     """Write a run's model for another runtime."""
 
 
-@command.command(epilog=EXAMPLES)
+@command.command(epilog=EXAMPLES, short_help="As ONNX, for onnxruntime and others.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--output-dir",
@@ -55,7 +55,7 @@ def onnx(
         _show(found)
 
 
-@command.command(epilog=EXAMPLES)
+@command.command(epilog=EXAMPLES, short_help="As a Core ML program, for a Mac or an iPhone.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--output-dir",

@@ -43,8 +43,9 @@ ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
 def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Find the largest batch size that fits, and the fastest.
 
-    Tries sizes by really training, each device in a process of its own that may use no more memory
-    than is free. Without the name of a mode: all of the model, and its head alone.
+    Takes real updates, each device in a child process that may use no more memory than is free.
+    Without --freeze-core, --head or --train-layers it searches for all layers, and for the head
+    alone.
     """
     with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api.find_batch import find_batch

@@ -27,7 +27,7 @@ assignments_option = click.option(
     help="Set any option; may be repeated.",
 )
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as one JSON object."
+    "--json", "as_json", is_flag=True, help="Print the result as JSON, not as text."
 )
 # For commands that use a trained model.
 device_option = click.option(
@@ -38,7 +38,16 @@ device_option = click.option(
     show_envvar=True,
     help="Device to use.  [default: auto]",
 )
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors only.")
+# For commands that read other tables with it.
+text_column_option = click.option(
+    "--text-column", help="Column of the texts.  [default: the run's]"
+)
+text_pair_column_option = click.option(
+    "--text-pair-column", help="Column of second texts.  [default: the run's]"
+)
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors."
+)
 no_progress_option = click.option(
     "--no-progress", is_flag=True, help="Print progress as lines, not live."
 )
@@ -86,6 +95,7 @@ def given(flags: dict[str, Any]) -> dict[str, Any]:
 def _flag(option: Field[Any], kind: Any) -> Callable[[Command], Command]:
     name, help_text = option.name.replace("_", "-"), option.metadata["help"]
     if kind is bool:
+        help_text += f"  [default: {name}]" * (option.default is True)
         return click.option(f"--{name}/--no-{name}", option.name, default=None, help=help_text)
     if option.default is not None:
         help_text += f"  [default: {option.default}]"

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.cli.console import show_table
-from finetune.cli.options import device_option, output_options
+from finetune.cli.options import (
+    device_option,
+    output_options,
+    text_column_option,
+    text_pair_column_option,
+)
 from finetune.cli.progress import showing
 from finetune.devices.launch import read_launch
 from finetune.devices.names import DeviceName
@@ -44,8 +49,8 @@ Examples:
     help="Table (csv, tsv, jsonl, parquet) or file with one text per line; - for standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of a pair, for each TEXT.")
-@click.option("--text-column", help="Column of the texts.  [default: the run's]")
-@click.option("--text-pair-column", help="Column of second texts.  [default: the run's]")
+@text_column_option
+@text_pair_column_option
 @click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")
 @click.option("--encoding", help="Encoding of the texts.  [default: detected]")
 @click.option(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,7 @@ from finetune.cli.options import (
 from finetune.cli.progress import showing
 from finetune.devices.launch import read_launch
 from finetune.errors import UsageError
+from finetune.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from finetune.runs.seeds import SeedResults
@@ -36,6 +38,14 @@ Examples:
   finetune run --config offline               without a network
   finetune run --freeze-core --seeds 5        mean and interval of five seeds
 """
+
+# Of a dry run's JSON, the names that do not say what they are.
+IN_WORDS = {
+    "real_token_share": "share of tokens that are not padding",
+    "rows_by_class": "training rows by class",
+    "tokens": "tokens of a training text",
+    "batches_by_width": "batches of an epoch by padded length",
+}
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)
@@ -93,7 +103,8 @@ def command(
     elif dry_run and as_json:
         show_json(plan)
     elif dry_run:
-        show_facts({name: fact for name, fact in plan.items() if name != "schema_version"})
+        del plan["schema_version"]
+        show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
     elif as_json:
         show_json({**results.to_json(), "output_dir": results.output_dir})
     else:
@@ -103,6 +114,8 @@ def command(
             f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "
             f"{training.train_samples_per_second:.0f} examples/s",
             f"run folder: {results.output_dir}",
+            f"report: {RunFolder(Path(results.output_dir)).report_file}",
+            f"classify with it: finetune predict {quote(results.output_dir)} TEXT",
         )
 
 

@@ -36,8 +36,8 @@ class DataConfig:
     data: str = _option(
         "trec",
         "trec; questions (part of the package); a .csv, .tsv, .jsonl, .parquet or .xlsx file, also "
-        "in a .gz or .zip; or hub:OWNER/NAME, optionally with :PART and @REVISION, for a data set "
-        "of the Hub.",
+        "in a .gz or .zip; a folder of text files in folders of classes; or hub:OWNER/NAME, "
+        "optionally with :PART and @REVISION, for a data set of the Hub.",
     )
     validation_file: str | None = _option(
         None, "Validation split of data from a file. Default: held out from the training rows."
@@ -199,14 +199,14 @@ class TrainingConfig:
     max_grad_norm: Positive = _option(1.0, "Gradients are clipped to this norm.")
     class_weights: Literal["none", "balanced"] = _option(
         "none",
-        "balanced weights the loss of each class by the inverse of its frequency; where a text "
-        "has any number, rows with a class count in all as much as those without.",
+        "balanced weights the loss of each class by the inverse of its frequency; where a text may "
+        "have several, all rows with a class count as much as all rows without it.",
     )
     metric_for_best_model: str | None = _option(
         None,
         "Validation metric that selects the model to keep: accuracy, macro_f1 or loss; for "
         "several classes a text micro_f1 and others; for numbers pearson, spearman or mae. "
-        "Default: the first of its kind.",
+        "Default: accuracy, micro_f1 or pearson.",
     )
     early_stopping_patience: Annotated[int, Ge(0), Lt(2**31)] | None = _option(
         None,

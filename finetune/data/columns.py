@@ -386,7 +386,7 @@ def _choose(
 
 
 def _named(name: str, option: str, earlier: Collection[str]) -> Choice:
-    return Choice(name, "as in the run" if name in earlier else f"named with {option}")
+    return Choice(name, "as in the run" if name in earlier else f"as {option} says")
 
 
 def _find_pair(names: Sequence[str], *, text: str | None, pair: str | None) -> list[Choice]:

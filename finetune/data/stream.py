@@ -87,7 +87,10 @@ def read_rows(
     """
     from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
 
-    if not path.exists() or path.is_dir():
+    if path.is_dir():
+        remedy = "name a table, or a file with one text per line"
+        raise DataNotFound(f"{path} is a folder", remedy=remedy)
+    if not path.exists():
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
     suffix = path.suffix.lower()
     if suffix in PACKED_SUFFIXES and (as_lines or path.stem.lower().endswith(".txt")):

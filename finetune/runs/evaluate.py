@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from datasets import Dataset
 
+from finetune.config.options import ColumnOptions
 from finetune.data.load import load_rows
 from finetune.devices.joining import join_processes
 from finetune.errors import DataError, NotARun
@@ -43,8 +44,10 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
     return splits[split]
 
 
-def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) -> Scores:
-    """Evaluate a run's model on all rows of other data, read as the run's own was.
+def evaluate_data(
+    folder: RunFolder, source: str, columns: ColumnOptions, *, device: str, emit: Emit
+) -> Scores:
+    """Evaluate a run's model on all rows of other data, read as the run's own but for columns.
 
     Raises:
         DataError: If the data can't be read, or has classes that the model lacks.
@@ -52,7 +55,7 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
     options = data_options(load_saved_config(folder).data)
     manifest = Manifest.read(folder.manifest_file)
     rows = load_rows(
-        replace(options, data=source, earlier_columns=manifest.columns),
+        replace(options, data=source, earlier_columns=manifest.columns, **columns),
         task=load_saved_task(folder),
         emit=emit,
     )
@@ -67,7 +70,8 @@ def evaluate_data(folder: RunFolder, source: str, *, device: str, emit: Emit) ->
 
 def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: Emit) -> Scores:
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
-    emit(Info(f"evaluating {len(rows):,} rows of {split}, {model.device.description}"))
+    place = f"{model.device.name} ({model.device.description})"
+    emit(Info(f"evaluating {len(rows):,} rows of {split} on {place}"))
     examples = encode_rows(
         rows, split, model.classifier, config=model.config, emit=emit,
         processes=model.predictor.processes,

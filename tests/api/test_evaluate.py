@@ -122,6 +122,17 @@ def test_other_data_is_scored_in_any_order(table_run: Path, tmp_path: Path) -> N
     assert sum(expected.confusion_matrix[0]) == 10
 
 
+def test_other_data_may_have_columns_of_other_names(
+    table_run: Path, tmp_path: Path, command: Command
+) -> None:
+    data = write_rows(tmp_path / "rows.csv", made_up_rows(30))
+    expected = finetune.evaluate(table_run, data=data, device="cpu").scores
+    data.write_text(data.read_text().replace("text,label", "label,answer"))
+    columns = {"text_column": "label", "label_column": "answer"}
+    assert finetune.evaluate(table_run, data=data, device="cpu", **columns).scores == expected
+    command("evaluate", table_run, "--text-column", "label").assert_refused(2, "--data")
+
+
 @pytest.mark.parametrize("label", CLASSES[:2])
 def test_other_data_of_a_single_class_is_scored_as_that_class(
     label: str, table_run: Path, tmp_path: Path

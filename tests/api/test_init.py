@@ -61,8 +61,8 @@ def test_the_reason_of_a_column_is_its_name_its_values_or_the_user(tmp_path: Pat
     assert facts.text_reason == "its values have 20 characters on average"
 
     facts = look(tmp_path, table, text_column="Text", label_column="kind")
-    assert facts.text_reason == "named with --text-column"
-    assert facts.label_reason == "named with --label-column"
+    assert facts.text_reason == "as --text-column says"
+    assert facts.label_reason == "as --label-column says"
 
 
 def test_reading_is_told_once(tmp_path: Path) -> None:

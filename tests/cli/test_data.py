@@ -52,7 +52,7 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         "all rows 42 2",
         "rows of a run: 38 train, 4 validation, 2 test",
         "duplicates of an earlier row 1 0",
-        "texts with several labels 0 0",
+        "texts with contradictory labels 0 0",
         "rows whose text is in train too 1",
         "x in train, y in test the RIVER 2",
         "duplicate in train the [red] river",

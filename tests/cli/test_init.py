@@ -58,7 +58,7 @@ def test_init_takes_the_columns_that_are_named(command: Command, reviews: Path) 
     outcome = command("init", reviews, "--text-column", "verdict", "--label-column", "review")
     outcome.assert_refused(3)
     outcome = command("init", reviews, "--label-column", "verdict", "--json")
-    assert json.loads(outcome.output)["label_reason"] == "named with --label-column"
+    assert json.loads(outcome.output)["label_reason"] == "as --label-column says"
 
 
 def test_init_overwrites_nothing(command: Command, reviews: Path) -> None:

@@ -36,6 +36,7 @@ def test_a_run_shows_its_figures_and_where_they_are(
         f"accuracy {100 * results['test_accuracy']:.1f}%",
         f"macro F1 {100 * results['test_macro_f1']:.1f}%",
         f"run folder: {tmp_path / 'run'}",
+        f"report: {tmp_path / 'run' / 'report.html'}",
         *results["class_names"],
     ):
         assert shown in outcome.output

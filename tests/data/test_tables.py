@@ -294,7 +294,7 @@ def test_the_columns_are_reported_with_the_reason(tmp_path: Path) -> None:
     read(path, emitted=emitted, text="review")
     assert (
         Info(
-            "texts from column 'review' (named with --text-column), labels from 'stars' (its"
+            "texts from column 'review' (as --text-column says), labels from 'stars' (its"
             " name says so)"
         )
         in emitted
