@@ -135,7 +135,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         ModelNotFound: If there is no such folder or repository, or no model in the folder.
     """
     if name == MINILM and revision is None and (packaged := _packaged_minilm()):
-        return ModelSource(name, packaged, commit=None)
+        return packaged
     # Of os.path, whose functions take names of any kind.
     folder = Path(os.path.expanduser(name))
     if name == MINILM or not os.path.isdir(folder):
@@ -158,14 +158,13 @@ def load_tokenizer(name: str, *, revision: str | None) -> "PreTrainedTokenizerFa
     return find_model(name, revision=revision, with_weights=False).read_tokenizer()
 
 
-def _packaged_minilm() -> Path | None:
-    """Return the package's model folder, or nothing if it is not there or has been altered."""
+def _packaged_minilm() -> ModelSource | None:
+    """Return the package's model, or nothing if it is not there or has been altered."""
     package = importlib.util.find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         return None
-    folder = Path(package.origin).parent / "model"
-    weights = folder / WEIGHTS
-    return folder if weights.is_file() and file_sha256(weights) == MINILM_SHA256 else None
+    source = ModelSource(MINILM, Path(package.origin).parent / "model", commit=None)
+    return source if source.weights_sha256 == MINILM_SHA256 else None
 
 
 def _check_config(config: Any) -> None:
