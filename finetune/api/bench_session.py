@@ -9,11 +9,11 @@ import torch
 import transformers
 
 import finetune
-from finetune.bench.estimate import estimate_seconds, measure_products
 from finetune.bench.results import BenchResults, Machine, Row
 from finetune.bench.sizes import MOST_SEARCH_SECONDS, find_article_sizes
 from finetune.bench.supervisor import Supervisor
-from finetune.bench.timer import FULL, QUICK, VISITS, Effort
+from finetune.bench.timer import VISITS
+from finetune.bench.workload import measure_products
 from finetune.bench.workloads import Choice, list_workloads
 from finetune.devices.base import Device
 from finetune.devices.host import cpu_name
@@ -42,8 +42,7 @@ class Session:
         """Time all workloads; say before about how long all takes."""
         is_searched = "training" in self.choice.groups and not self.choice.is_quick
         searched = self.devices if is_searched else []
-        effort = QUICK if self.choice.is_quick else FULL
-        seconds = self._estimate_seconds(effort) + len(searched) * MOST_SEARCH_SECONDS
+        seconds = self._estimate_seconds() + len(searched) * MOST_SEARCH_SECONDS
         self.emit(Info(f"this takes about {duration(seconds)}"))
         self.choice = replace(self.choice, found=find_article_sizes(searched, emit=self.emit))
         workloads = list_workloads(self.choice)
@@ -51,7 +50,7 @@ class Session:
             self.choice,
             workloads,
             [one.name for one in self.devices],
-            until=time.time() + effort.total_seconds,
+            until=time.time() + self.choice.effort.total_seconds,
         )
         for number, workload in enumerate(workloads, start=1):
             self.emit(Info(f"{number}/{len(workloads)} {workload.group}: {workload.name}"))
@@ -63,10 +62,10 @@ class Session:
     def _keep(self, rows: Iterable[Row]) -> None:
         self.rows |= {row.place: row for row in rows}
 
-    def _estimate_seconds(self, effort: Effort) -> float:
-        workloads = list_workloads(self.choice)
+    def _estimate_seconds(self) -> float:
+        effort, workloads = self.choice.effort, list_workloads(self.choice)
         once = sum(
-            estimate_seconds(workload, gigaflops_a_second=speed, effort=effort)
+            workload.estimate_seconds(gigaflops_a_second=speed, effort=effort)
             for speed in map(measure_products, self.devices)
             for workload in workloads
         )

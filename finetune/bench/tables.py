@@ -1,4 +1,4 @@
-"""The results as tables of text, for the terminal and the page."""
+"""The results of a bench, or of two side by side, as tables of text."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -6,7 +6,9 @@ from finetune.bench.published import ARTICLE_TEXTS, ARTICLE_TOKENS, PUBLISHED
 from finetune.bench.results import GROUPS, BenchResults, BenchTable, Row
 
 CPU = "cpu"
-NOT_TIMED = "-"
+# Medians of two runs that differ by more say that something else was at work.
+_STEADY = 1.1
+_NOT_TIMED = "-"
 _TITLES = {
     "mlp": "A network of three layers, forward and backward",
     "inference": "BERT-base on questions, by batch size",
@@ -50,7 +52,7 @@ def first_faster(rows: Sequence[Row], device: str) -> str | None:
 
 def speedup_of(side_by_side: Mapping[str, Row], device: str) -> float | None:
     """Return the rows a second of a device over the CPU's in the same run, None if not known."""
-    return divide(speed_of(side_by_side.get(device)), speed_of(side_by_side.get(CPU)))
+    return _divide(_speed_of(side_by_side.get(device)), _speed_of(side_by_side.get(CPU)))
 
 
 def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
@@ -58,7 +60,7 @@ def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
     columns: list[tuple[str, str, Callable[[Row | None], str]]] = []
     for device in devices:
         columns.append((device, f"{device}, ms a step", _milliseconds))
-        columns.append((device, f"{device}, rows/s", lambda row: number(speed_of(row))))
+        columns.append((device, f"{device}, rows/s", lambda row: _number(_speed_of(row))))
     if group == "training":
         columns += [
             (device, f"{device}, min for {ARTICLE_TEXTS:,}", _minutes) for device in devices
@@ -68,7 +70,7 @@ def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
     for (_, workload, phase), side_by_side in by_device(rows).items():
         size = next(iter(side_by_side.values())).rows
         timings = [show(side_by_side.get(device)) for device, _, show in columns]
-        speedups = [ratio(speedup_of(side_by_side, device)) for device in others]
+        speedups = [_ratio(speedup_of(side_by_side, device)) for device in others]
         cells.append((workload, phase, f"{size:,}", *timings, *speedups))
     titles = ["workload", "phase", "rows", *(title for _, title, _ in columns)]
     titles += [f"{device} ÷ {CPU}" for device in others]
@@ -108,7 +110,7 @@ def _article_ratios(rows: Sequence[Row]) -> Iterator[str]:
     speeds = {(row.device, row.workload): row.rows_per_second for row in rows}
     for (device, workload), theirs in speeds.items():
         mode, _, batch = workload.partition(f", {ARTICLE_TOKENS} tokens, ")
-        times = divide(speeds.get((device, f"{mode}, as finetune run")), theirs)
+        times = _divide(speeds.get((device, f"{mode}, as finetune run")), theirs)
         if batch and times:
             yield (
                 f"{device}, {mode}: finetune run is {times:.1f} times as fast as "
@@ -116,38 +118,91 @@ def _article_ratios(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
-def speed_of(row: Row | None) -> float | None:
+def compare(one: BenchResults, other: BenchResults) -> BenchTable:
+    """Set the rows a second of A and B side by side."""
+    sides = {"A": one, "B": other}
+    grouped = {name: by_device(results.rows) for name, results in sides.items()}
+    keys = dict.fromkeys((*grouped["A"], *grouped["B"]))
+    columns = [(name, device) for name in sides for device in sides[name].machine.devices]
+    cells = []
+    for key in keys:
+        speeds = [_speed_of(grouped[name].get(key, {}).get(device)) for name, device in columns]
+        gain = _divide(_fastest(grouped["B"].get(key, {})), _fastest(grouped["A"].get(key, {})))
+        cells.append((f"{key[0]}: {key[1]}", key[2], *map(_number, speeds), _ratio(gain)))
+    titles = ("workload", "phase", *(f"{name}, {device}" for name, device in columns), "B ÷ A")
+    remarks = ["the last column compares the fastest device of each"]
+    remarks += [
+        f"{name} is of a quick bench: few rows were timed, and not for long"
+        for name, results in sides.items()
+        if results.is_quick
+    ]
+    if (one.machine.cpu, one.machine.devices) == (other.machine.cpu, other.machine.devices):
+        remarks += _repeatability(one, other)
+    return BenchTable(title="Rows a second", columns=titles, rows=cells, remarks=tuple(remarks))
+
+
+def _fastest(side_by_side: Mapping[str, Row]) -> float | None:
+    return max(filter(None, map(_speed_of, side_by_side.values())), default=None)
+
+
+def _repeatability(one: BenchResults, other: BenchResults) -> Iterator[str]:
+    """Say which medians of two runs on one machine differ, and whether their ranges do."""
+    again = {row.place: row for row in other.rows if row.seconds}
+    pairs = [(row, again[row.place]) for row in one.rows if row.seconds and row.place in again]
+    apart = [pair for pair in pairs if not 1 / _STEADY <= _gain(*pair) <= _STEADY]
+    yield (
+        f"of {len(pairs)} timings on the same devices {len(pairs) - len(apart)} have medians "
+        f"within {100 * (_STEADY - 1):.0f}% of each other"
+    )
+    for pair in apart:
+        (low, high), (other_low, other_high) = map(_range, pair)
+        verb = "meet" if max(low, other_low) <= min(high, other_high) else "do not meet"
+        yield (
+            f"{', '.join(pair[0].place)}: {_number(low)}–{_number(high)} and "
+            f"{_number(other_low)}–{_number(other_high)} rows/s, ranges that {verb}"
+        )
+
+
+def _gain(row: Row, again: Row) -> float:
+    return (again.rows_per_second or 0.0) / (row.rows_per_second or 1.0)
+
+
+def _range(row: Row) -> tuple[float, float]:
+    return row.timed_rows / max(row.seconds), row.timed_rows / min(row.seconds)
+
+
+def _speed_of(row: Row | None) -> float | None:
     """Return the rows a second, None where nothing was timed."""
     return row.rows_per_second if row else None
 
 
-def divide(one: float | None, other: float | None) -> float | None:
+def _divide(one: float | None, other: float | None) -> float | None:
     """Return a ratio, None where a number is not known."""
     return None if one is None or other is None else one / other
 
 
 def _milliseconds(row: Row | None) -> str:
     if row is None or row.median_seconds is None:
-        return NOT_TIMED
+        return _NOT_TIMED
     seconds = (row.median_seconds, min(row.seconds), max(row.seconds))
-    median, lowest, highest = (number(1e3 * one) for one in seconds)
+    median, lowest, highest = (_number(1e3 * one) for one in seconds)
     return f"{median} ({lowest}–{highest})" if len(row.seconds) > 1 else median
 
 
 def _minutes(row: Row | None) -> str:
-    speed = speed_of(row)
-    return f"{ARTICLE_TEXTS / speed / 60:.2f}" if speed else NOT_TIMED
+    speed = _speed_of(row)
+    return f"{ARTICLE_TEXTS / speed / 60:.2f}" if speed else _NOT_TIMED
 
 
-def ratio(value: float | None) -> str:
+def _ratio(value: float | None) -> str:
     """Return a ratio with two digits or more."""
     if value is None:
-        return NOT_TIMED
+        return _NOT_TIMED
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def number(value: float | None) -> str:
+def _number(value: float | None) -> str:
     """Return a number with three digits or more."""
     if value is None:
-        return NOT_TIMED
+        return _NOT_TIMED
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -11,7 +11,7 @@ import torch
 
 from finetune.bench.bert import SEED
 from finetune.bench.results import Phase, Row
-from finetune.bench.workload import Load, Workload
+from finetune.bench.workload import Effort, Load, Workload
 from finetune.devices.base import Device
 from finetune.errors import WorkDropped
 
@@ -19,25 +19,6 @@ Announce = Callable[[str], None]
 """Is given the name of the device that is about to compute, which may end the process."""
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How long is timed.
-
-    Args:
-        step_seconds: A step that takes longer is taken with fewer rows.
-        timing_seconds: Of one timing: as many steps as it takes.
-        visit_seconds: Of the timings of a row, before it is another workload's turn.
-        total_seconds: Of all workloads: while they are not over, each is timed again.
-    """
-
-    step_seconds: float
-    timing_seconds: float
-    visit_seconds: float
-    total_seconds: float
-
-
-FULL = Effort(step_seconds=7.0, timing_seconds=0.5, visit_seconds=1.5, total_seconds=420.0)
-QUICK = Effort(step_seconds=0.3, timing_seconds=0.05, visit_seconds=0.3, total_seconds=45.0)
 VISITS = 4
 """The most visits to a workload. Where they differ by chance alone, the ranges of four visits in
 each of two benches do not meet in 3 of 100 cases, those of two visits in 33."""

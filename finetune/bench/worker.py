@@ -20,7 +20,7 @@ def main() -> None:
     look_for_garbage_seldom()
     orders = read_orders()
     answer = open_answers()
-    from finetune.bench.timer import FULL, QUICK, time_in_rounds
+    from finetune.bench.timer import time_in_rounds
     from finetune.bench.workloads import Choice, list_workloads
     from finetune.devices.select import select_device
 
@@ -38,7 +38,7 @@ def main() -> None:
             watched.enter_context(device.watch_work())
         for rows in time_in_rounds(
             pairs,
-            effort=QUICK if choice.is_quick else FULL,
+            effort=choice.effort,
             announce=lambda name: answer({"begun": name}),
             until=task["until"],
         ):

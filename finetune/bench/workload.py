@@ -1,4 +1,4 @@
-"""What devices are timed at, and how to build it from a module with a batch."""
+"""What devices are timed at, for how long, and how to build it from a module with a batch."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +13,11 @@ from finetune.bench.results import Phase, Row
 from finetune.devices.base import Device
 from finetune.model.factory import loss_of
 
+_PRODUCT_WIDTH = 1024
+# What a step reaches of the speed of large products.
+_SHARE_OF_PRODUCTS = 0.6
+_BUILD_SECONDS = 0.5
+
 Batch = Mapping[str, Any]
 Steps = Mapping[Phase, Callable[[], object]]
 """What is timed: a step of training with some rows, or their outputs, without gradients."""
@@ -20,6 +25,27 @@ Load = Callable[[int], Steps]
 """Makes so many rows ready, and what is done with them."""
 Build = Callable[[Device], Load]
 """Makes a model on a device."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long is timed.
+
+    Args:
+        step_seconds: A step that takes longer is taken with fewer rows.
+        timing_seconds: Of one timing: as many steps as it takes.
+        visit_seconds: Of the timings of a row, before it is another workload's turn.
+        total_seconds: Of all workloads: while they are not over, each is timed again.
+    """
+
+    step_seconds: float
+    timing_seconds: float
+    visit_seconds: float
+    total_seconds: float
+
+
+FULL = Effort(step_seconds=7.0, timing_seconds=0.5, visit_seconds=1.5, total_seconds=420.0)
+QUICK = Effort(step_seconds=0.3, timing_seconds=0.05, visit_seconds=0.3, total_seconds=45.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +77,23 @@ class Workload:
         """Return whether a device, by its name, is to be timed."""
         return self.device in (None, device)
 
+    def estimate_seconds(self, *, gigaflops_a_second: float, effort: Effort) -> float:
+        """Return about how long a visit to it takes on a device.
+
+        Args:
+            gigaflops_a_second: What ``measure_products`` returned.
+            effort: How long is timed.
+        """
+        total = _BUILD_SECONDS
+        for phase in self.phases:
+            gigaflops = self.gigaflops * (3 if phase == "training" else 1)
+            row_seconds = gigaflops / (_SHARE_OF_PRODUCTS * gigaflops_a_second)
+            least, step = self.least_rows * row_seconds, self.rows * row_seconds
+            step = max(least, min(step, effort.step_seconds))
+            # At least two steps; and where rows are added, as long as a step on the way there.
+            total += max(2 * step, effort.visit_seconds) + step * (least < step)
+        return total
+
     def row(self, phase: Phase, device: str, *, note: str = "") -> Row:
         """Return a row of it without timings."""
         return Row(
@@ -61,6 +104,13 @@ class Workload:
             rows=self.rows,
             note=note,
         )
+
+
+def measure_products(device: Device) -> float:
+    """Return the gigaflops a second of a product of large matrices."""
+    factor = torch.randn(_PRODUCT_WIDTH, _PRODUCT_WIDTH, device=device.torch_device)
+    seconds = min(device.time_calls(lambda: factor @ factor, calls=1) for _ in range(3))
+    return 2e-9 * _PRODUCT_WIDTH**3 / seconds
 
 
 def build_module(

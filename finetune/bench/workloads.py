@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._pytree import tree_iter
 
-from finetune.bench.apple import apple_workloads
 from finetune.bench.inference import inference_workloads
-from finetune.bench.mlp import mlp_workloads
+from finetune.bench.networks import apple_workloads, mlp_workloads
 from finetune.bench.results import Group
 from finetune.bench.training import FoundSizes, training_workloads
-from finetune.bench.workload import Workload, build_module
+from finetune.bench.workload import FULL, QUICK, Effort, Workload, build_module
 from finetune.model.factory import load_factory
 
 
@@ -24,7 +23,7 @@ class Choice:
         model: A network of the user's own as ``package.module:function``; None for none.
         lengths: Tokens of the texts.
         found: Batch sizes that ``find-batch`` found, by device and mode.
-        is_quick: Fewer batch sizes.
+        is_quick: Fewer batch sizes, and shorter timings.
     """
 
     groups: Sequence[Group]
@@ -32,6 +31,11 @@ class Choice:
     lengths: Sequence[int]
     is_quick: bool
     found: FoundSizes = field(default_factory=dict)
+
+    @property
+    def effort(self) -> Effort:
+        """How long is timed."""
+        return QUICK if self.is_quick else FULL
 
 
 def list_workloads(choice: Choice) -> list[Workload]:

@@ -108,8 +108,8 @@ def command(
 
 
 def _compare(one: Path, other: Path, *, as_json: bool) -> None:
-    from finetune.bench.compare import compare
     from finetune.bench.results import SCHEMA_VERSION, read_results
+    from finetune.bench.tables import compare
 
     results, others = read_results(one), read_results(other)
     table = compare(results, others)

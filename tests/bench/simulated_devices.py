@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from finetune.bench.timer import Effort
-from finetune.bench.workload import Load, Steps, Workload
+from finetune.bench.workload import Effort, Load, Steps, Workload
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 

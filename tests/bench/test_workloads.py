@@ -9,10 +9,10 @@ import torch
 from tiny_models import tiny_model
 
 from finetune.bench import bert, training
-from finetune.bench.apple import make_resnet50, make_vgg16
 from finetune.bench.bert import bert_base, bert_structure, read_lengths
-from finetune.bench.mlp import WIDTHS, make_mlp
-from finetune.bench.timer import Effort, time_workload
+from finetune.bench.networks import MLP_WIDTHS, make_mlp, make_resnet50, make_vgg16
+from finetune.bench.timer import time_workload
+from finetune.bench.workload import Effort
 from finetune.bench.workloads import Choice, list_workloads, own_workload
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFound
@@ -68,7 +68,7 @@ def test_the_articles_updates_change_what_its_mode_trains(
 def test_networks_have_the_parameters_of_the_published_ones() -> None:
     with torch.device("meta"):
         networks = {"ResNet-50": make_resnet50(), "VGG16": make_vgg16()} | {
-            f"mlp times {scale}": make_mlp([*(scale * width for width in WIDTHS), 10])
+            f"mlp times {scale}": make_mlp([*(scale * width for width in MLP_WIDTHS), 10])
             for scale in (1, 4, 16)
         }
     counts = {

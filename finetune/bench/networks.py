@@ -1,6 +1,7 @@
-"""The three networks that Apple timed when PyTorch came to the Mac's GPU, with random weights."""
+"""Networks with random weights: small ones of linear layers, and the three of Apple's chart."""
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -9,12 +10,41 @@ from transformers import ResNetConfig, ResNetForImageClassification
 from finetune.bench.bert import GIGAFLOPS_A_TOKEN, bert_base, text_batch
 from finetune.bench.workload import Batch, Workload, build_module
 
+MLP_WIDTHS = (1024, 512, 256)
+_MLP_CLASSES = 10
+_MLP_ROWS = 1024
+_MLP_SCALES = (1, 4, 16)
 _PIXELS = 224
 _IMAGE_CLASSES = 1000
 # Apple does not say how long its texts were.
 _TOKENS = 128
 # Channels of VGG16's convolutions of 3 by 3; 0 halves the image.
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+
+
+def mlp_workloads() -> list[Workload]:
+    """Return the network as published, and with its widths times 4 and 16."""
+    return [_mlp([scale * width for width in MLP_WIDTHS] + [_MLP_CLASSES]) for scale in _MLP_SCALES]
+
+
+def _mlp(widths: list[int]) -> Workload:
+    return Workload(
+        group="mlp",
+        name="-".join(map(str, widths)),
+        build=build_module(
+            lambda: make_mlp(widths), lambda rows: {"input": torch.randn(rows, widths[0])}
+        ),
+        rows=_MLP_ROWS,
+        phases=("training",),
+        gigaflops=2e-9 * sum(one * other for one, other in pairwise(widths)),
+    )
+
+
+def make_mlp(widths: list[int]) -> nn.Module:
+    """Return linear layers of these widths, with ReLU between them."""
+    pairs = ((nn.Linear(one, other), nn.ReLU()) for one, other in pairwise(widths))
+    *layers, _ = (layer for pair in pairs for layer in pair)
+    return nn.Sequential(*layers)
 
 
 def apple_workloads() -> list[Workload]:
