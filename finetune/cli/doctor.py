@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.console import LITERAL, show_json, show_table
+from finetune.cli.console import LITERAL, show_json, show_lines, show_table
 from finetune.cli.options import debug_option, given, json_option
 from finetune.cli.progress import showing
 from finetune.config.schema import (
@@ -38,7 +38,6 @@ DEFAULTS = {
     "mode": mode_of(ModelConfig()),
     "precision": precision_without_timing(TrainingConfig()),
 }
-OPS_BATCH_SIZE = DEFAULT_BATCH_SIZE
 PARITY_BATCH_SIZE = 128
 STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 MODULES_SHOWN = 2
@@ -67,7 +66,7 @@ def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
-    help=f"Largest batch. Default: {OPS_BATCH_SIZE}; for --parity {PARITY_BATCH_SIZE}.",
+    help=f"Largest batch. Default: {DEFAULT_BATCH_SIZE}; for --parity {PARITY_BATCH_SIZE}.",
 )
 @json_option
 @debug_option
@@ -120,7 +119,7 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
 
     source = chosen.pop("model", ModelConfig.model)
     if ":" not in source:
-        report = audit_model(source, **DEFAULTS | {"batch_size": OPS_BATCH_SIZE} | chosen)
+        report = audit_model(source, **DEFAULTS | {"batch_size": DEFAULT_BATCH_SIZE} | chosen)
     elif not chosen:
         report = audit_module(*load_factory(source))
     else:
@@ -173,11 +172,10 @@ def _show_operators(report: "OperatorReport", *, source: str) -> None:
     """Print the operators that a model needs, how MPS runs each, and the warnings."""
     rows = [(one.name, one.status, str(one.calls), _callers(one)) for one in report.operators]
     show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
-    click.echo()
     for warning in report.warnings:
-        click.echo(f"warning: {warning.message}\n  try: {warning.remedy}")
+        show_lines(f"warning: {warning.message}", f"  try: {warning.remedy}")
     if not report.missing:
-        click.echo(f"MPS has all {len(report.operators)} operators that {source} needs")
+        show_lines(f"MPS has all {len(report.operators)} operators that {source} needs")
 
 
 def _show_parity(report: "ParityReport") -> None:
@@ -194,7 +192,7 @@ def _show_parity(report: "ParityReport") -> None:
     ]
     columns = ("part", "worst error", "tolerance", "status", "where")
     show_table(columns, rows, numbers=columns[1:3])
-    click.echo()
+    show_lines()
     by_module = report.worst_by_module()
     parts = list(dict.fromkeys(part for by_part in by_module.values() for part in by_part))
     module_rows = []
@@ -203,9 +201,8 @@ def _show_parity(report: "ParityReport") -> None:
         errors = (f"{by_part[part].error:.1e}" for part in parts)
         module_rows.append((module, *errors, f"{worst.tensor}, {worst.part}"))
     show_table(("module", *parts, "worst"), module_rows, numbers=parts)
-    click.echo()
     if not report.failures:
-        click.echo(f"{report.device} in {report.precision} agrees with the CPU in fp32")
+        show_lines(f"{report.device} in {report.precision} agrees with the CPU in fp32")
 
 
 def _callers(operator: "Operator") -> str:

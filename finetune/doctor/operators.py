@@ -40,6 +40,8 @@ from finetune.model.shape import random_classifier
 from finetune.model.structure import find_structure
 from finetune.training.training_state import TrainingState
 
+# The release, whose faults are looked up.
+_TORCH_VERSION = torch.__version__.partition("+")[0]
 _NOT_HELD = (torch.float64, torch.complex128)
 _SCALING = "gradient scaling"
 # Those of PyTorch's tracer and its profiler.
@@ -110,7 +112,6 @@ def audit_classifier(
     precision: str,
     batch_size: int,
     padded_length: int,
-    torch_version: str = torch.__version__,
 ) -> OperatorReport:
     """Audit one update of a classifier, as a run takes it, and one evaluation batch.
 
@@ -133,7 +134,7 @@ def audit_classifier(
     )
     fake = _fake_copy(model)
     trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
-    recorder = _Recorder(fake, torch_version=torch_version)
+    recorder = _Recorder(fake)
     recorder.places.notice(trial.training_state.optimizer)
     if precision == "fp16":
         scaled = cast(Any, _ScaledGradients(trial.training_state, recorder))
@@ -147,18 +148,15 @@ def audit_classifier(
     return recorder.report()
 
 
-def audit_module(
-    module: nn.Module, batch: Mapping[str, object], *, torch_version: str = torch.__version__
-) -> OperatorReport:
+def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorReport:
     """Audit the forward and backward of any module, which are computed.
 
     Args:
         module: On the CPU; keeps gradients and hooks. The backward starts from the output's
             ``loss``, or from the sum of all floating-point tensors in the output.
         batch: Its keyword arguments.
-        torch_version: The release whose faults are looked up.
     """
-    recorder = _Recorder(module, torch_version=torch_version)
+    recorder = _Recorder(module)
     with dispatching_as_mps(), recorder:
         loss = loss_of(module(**batch))
         if loss.requires_grad:
@@ -224,10 +222,9 @@ class _Places:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator that is dispatched once a model has begun its forward."""
 
-    def __init__(self, model: nn.Module, *, torch_version: str) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.places = _Places(model)
-        self._torch_version = torch_version.partition("+")[0]
         self._has_begun = False
         self._is_update = True
         self._calls: Counter[str] = Counter()
@@ -288,7 +285,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for one in tree_iter((list(call.arguments.values()), result))
         ):
             self._not_held[call.operator].add(place)
-        for fault in known_faults(call, torch_version=self._torch_version):
+        for fault in known_faults(call, torch_version=_TORCH_VERSION):
             self._faults[call.operator, fault].add(place)
 
     def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.WarningMessage]:
@@ -306,7 +303,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         for (name, fault), places in self._faults.items():
             yield events.WarningMessage(
-                f"in PyTorch {self._torch_version}, {name} on MPS {fault.effect}: "
+                f"in PyTorch {_TORCH_VERSION}, {name} on MPS {fault.effect}: "
                 f"{_listed(places)} ({fault.source})",
                 remedy=fault.remedy,
             )

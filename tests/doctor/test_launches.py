@@ -87,7 +87,7 @@ def launches_by_part(*, layers: int) -> Counter[str]:
     model = build_model(case)
     fake = _fake_copy(model)
     trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
-    launches = Launches(fake, torch_version="2.13.0")
+    launches = Launches(fake)
     launches.places.notice(trial.training_state.optimizer)
     trial.begin()
     with dispatching_as_mps():
