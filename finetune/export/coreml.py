@@ -83,7 +83,6 @@ def write_coreml(classifier: Classifier, folder: Path, *, max_length: int) -> No
         try:
             with silence():
                 program = _convert(classifier, max_length=max_length)
-                program.save(str(partial / MODEL_FILE))
         except Exception as error:  # coremltools raises whatever its converters meet
             kind = type(classifier.model).__name__
             reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -91,6 +90,8 @@ def write_coreml(classifier: Classifier, folder: Path, *, max_length: int) -> No
                 f"coremltools can't convert {kind} to Core ML: {reason}",
                 remedy="use the run's model with transformers, or `finetune export onnx`",
             ) from error
+        with silence():
+            program.save(str(partial / MODEL_FILE))
 
 
 def import_converter() -> Any:

@@ -3,6 +3,7 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +73,18 @@ def test_a_model_that_can_not_be_converted_is_refused_with_the_reason(
     with pytest.raises(ModelUnsupported, match=r"BertForSeq.*: Unsupported fx node fft\n"):
         write_coreml(classifier, tmp_path / "coreml", max_length=48)
     assert not (tmp_path / "coreml").exists()
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_model(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(path: str) -> None:
+        raise OSError(28, "No space left on device", path)
+
+    program = SimpleNamespace(save=save)
+    monkeypatch.setattr("finetune.export.coreml._convert", lambda *_, **__: program)
+    with pytest.raises(OSError, match="No space left"):
+        write_coreml(load(tiny_folder), tmp_path / "coreml", max_length=48)
 
 
 @pytest.mark.slow

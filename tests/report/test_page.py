@@ -17,9 +17,10 @@ from report.example_run import (
 
 from finetune.files import write_json, write_jsonl
 from finetune.report.page import write_report
-from finetune.report.templates import duration
+from finetune.report.templates import TEMPLATES, duration
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
+from finetune.tasks.figures import Matrix
 
 
 class Page(HTMLParser):
@@ -216,3 +217,12 @@ def test_class_that_has_no_test_rows_does_not_break_the_matrix(
     page = report_of(folder, with_test(results, confusion_matrix=[[4, 0], [0, 0]]))
 
     assert "Confusion matrix" in page.text
+
+
+def test_a_matrix_of_many_classes_stays_small() -> None:
+    names = [f"a class {number}" for number in range(150)]
+    counts = [[int(row == column) for column in range(150)] for row in range(150)]
+    source = '{% from "parts.html.j2" import matrix_of %}{{ matrix_of(matrix) }}'
+    html = TEMPLATES.from_string(source).render(matrix=Matrix(names, counts))
+    assert html.count('class="right" style="--shade: 1.00">1</td>') == 150
+    assert len(html) < 300_000
