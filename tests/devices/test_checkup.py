@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from machines import LINUX_WITH_CUDA, a_mac, pretend
+from machines import LINUX_WITH_CUDA, MACHINES, a_mac, pretend
 
 from finetune.devices.check import Check
-from finetune.devices.checkup import describe_cuda, describe_mps
+from finetune.devices.checkup import check_device, describe_cuda, describe_mps
 from finetune.devices.mps.environment import HIGH
 
 
@@ -45,6 +45,22 @@ def test_the_limit_is_that_of_the_environment(
     pretend(a_mac(memory_gib=16.0), monkeypatch)
     _, memory = describe_mps()
     assert memory.finding.endswith(limit)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_device_that_was_asked_for_is_a_failure_where_it_does_not_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = {"auto", "cpu"}
+    if name in ("macOS 14", "macOS 26", "M1 with 8 GB", "M4 Max"):
+        works.add("mps")
+    if name == "Linux with CUDA":
+        works.add("cuda")
+    pretend(MACHINES[name], monkeypatch)
+    for device in ("auto", "cpu", "mps", "cuda"):
+        check = check_device(device)
+        assert check.status == ("ok" if device in works else "failure"), device
+        assert bool(check.remedy) == (device not in works), device
 
 
 def test_the_driver_and_the_gpu_are_described(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,25 +42,20 @@ def look_at(
     return {check.name: check for check in check_machine(device=device)}
 
 
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_every_machine_is_looked_at_from_all_sides(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+def test_every_machine_is_looked_at_from_all_sides_and_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = look_at(machine, monkeypatch)
-    assert found.keys() >= NAMES
-    assert list(found)[-1] == "device"
-    for check in found.values():
-        assert check.finding
-        assert "\n" not in check.finding + check.remedy
-        assert bool(check.remedy) == (check.status != "ok")
-
-
-def test_all_machines_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    emitted = {
-        name: frozenset((one.finding, one.remedy) for one in look_at(machine, monkeypatch).values())
-        for name, machine in MACHINES.items()
-    }
-    assert len(set(emitted.values())) == len(MACHINES)
+    emitted = set()
+    for name, machine in MACHINES.items():
+        found = look_at(machine, monkeypatch)
+        assert found.keys() >= NAMES, name
+        assert list(found)[-1] == "device", name
+        for check in found.values():
+            assert check.finding, name
+            assert "\n" not in check.finding + check.remedy, name
+            assert bool(check.remedy) == (check.status != "ok"), name
+        emitted.add(frozenset((one.finding, one.remedy) for one in found.values()))
+    assert len(emitted) == len(MACHINES)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +96,6 @@ def test_auto_takes_the_best_device_that_works(
     check = look_at(MACHINES[name], monkeypatch)["device"]
     assert check.status == "ok"
     assert f"--device auto takes {device} " in check.finding
-
-
-@pytest.mark.parametrize("name", ["Rosetta", "macOS 13", "a virtual Mac", "Linux without a GPU"])
-def test_a_device_that_was_asked_for_and_does_not_work_is_a_failure(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = look_at(MACHINES[name], monkeypatch, device="mps")["device"]
-    assert check.status == "failure"
-    assert check.remedy
 
 
 def test_a_gpu_that_is_not_there_is_nothing_to_warn_of(monkeypatch: pytest.MonkeyPatch) -> None:
