@@ -19,7 +19,7 @@ BYTE_ORDER_MARKS = {
 # several fit equally well, the first is taken.
 ENCODINGS = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
-    *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1"),
+    *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1", "mac_roman"),
 )
 # No text has them; ISO 8859-1 has them where Windows-1252 has quotes and the euro sign.
 CONTROLS = "[\x80-\x9f]"
@@ -104,7 +104,8 @@ def _detect(content: bytes, *, path: Path) -> DecodedText:
     sample = content[start : start + SAMPLE_BYTES]
     if len(content) > start + SAMPLE_BYTES:  # not to cut a character in two
         sample = sample[: sample.rfind(b"\n") + 1] or sample
-    matches = list(from_bytes(sample, cp_isolation=list(ENCODINGS)))
+    candidates = ENCODINGS if _may_be_of_a_mac(sample) else ENCODINGS[:-1]
+    matches = list(from_bytes(sample, cp_isolation=list(candidates)))
     if not matches:
         try:
             return DecodedText(content.decode("cp1252"), "cp1252", ENCODINGS[1:])
@@ -126,6 +127,12 @@ def _detect(content: bytes, *, path: Path) -> DecodedText:
         and not re.search(CONTROLS, rival)
     )
     return DecodedText(content.decode(chosen), chosen, rivals)
+
+
+def _may_be_of_a_mac(sample: bytes) -> bool:
+    """Return whether there are more small letters in Mac Roman, as Excel writes on a Mac."""
+    mac, windows = (sample.decode(name, errors="ignore") for name in ("mac_roman", "cp1252"))
+    return sum(map(str.islower, mac)) > sum(map(str.islower, windows))
 
 
 def _is_mostly_utf8(content: bytes) -> bool:
