@@ -4,6 +4,7 @@ Size, depth and values are limited, so that no file takes long.
 """
 
 from collections.abc import Hashable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ MOST_VALUES = 10_000
 
 
 def read_yaml(path: Path) -> Any:
-    """Return a file's mappings, lists, text and None, or raise ``ConfigurationInvalid``."""
+    """Return a file's mappings, lists, text and None, which are shared: do not change them.
+
+    Raises:
+        ConfigurationInvalid: If it can't be read, or is no such file.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
         if len(content) > LARGEST_FILE_BYTES:
             raise ValueError("it is larger than 1 MiB")
-        return yaml.load(content.decode(), Loader=_ConfigLoader)
+        return _parse(content.decode())
     except OSError as error:
         raise ConfigurationInvalid(
             f"{path} can't be read: {error.strerror}", remedy="check the name after --config"
@@ -33,6 +38,12 @@ def read_yaml(path: Path) -> Any:
             f"{path} is not a YAML configuration: {' '.join(str(error).split())}",
             remedy="correct the file; `finetune config cp` copies one that works",
         ) from error
+
+
+# A command reads the configuration of its run several times.
+@lru_cache(maxsize=4)
+def _parse(text: str) -> Any:
+    return yaml.load(text, Loader=_ConfigLoader)
 
 
 class _ConfigLoader(yaml.BaseLoader):

@@ -98,7 +98,7 @@ def dataset_of(rows: pyarrow.Table, info: DatasetInfo) -> Dataset:
 
 def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
     """Return a column as Arrow."""
-    return table.select_columns(name).with_format("arrow")[:][name]
+    return table.with_format("arrow", columns=[name])[:][name]
 
 
 def texts_of(table: Dataset) -> TextColumns:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from transformers import (
-    AutoModelForSequenceClassification,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -178,8 +178,9 @@ def _build(
     config: PreTrainedConfig, weights: dict[str, torch.Tensor]
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Build a config's classifier in fp32; return also which parameters the weights lack."""
-    with torch.device("meta"):
-        kind = type(AutoModelForSequenceClassification.from_config(config))  # type: ignore[no-untyped-call]
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ValueError(f"transformers has no text classifier of the type {config.model_type}")
+    kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
     # Given weights rather than a folder, transformers opens no file.
     model, info = kind.from_pretrained(
         None,
