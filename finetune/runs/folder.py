@@ -53,17 +53,17 @@ class RunFolder:
         self.layout = [one for name, one in vars(self).items() if name != "path"]
         # The trained parameters of the best model so far; gone when the run has finished.
         self.best_checkpoint = self.checkpoints_folder / "best"
-        self._held: tuple[int, int] | None = None
+        self._held_inode: int | None = None
 
     def hold(self) -> None:
         """Remember which folder this is, so that another is not taken for it."""
-        self._held = self._identity()
+        self._held_inode = self.path.stat().st_ino
 
     @property
     def is_in_place(self) -> bool:
         """Whether the folder is there, and is the one that was held if one was."""
         try:
-            return self._identity() == self._held or self._held is None
+            return self._held_inode in (None, self.path.stat().st_ino)
         except OSError:
             return False
 
@@ -71,10 +71,6 @@ class RunFolder:
         """Raise ``FileNotFoundError`` if the folder was moved or deleted, or replaced since."""
         if not self.is_in_place:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
-
-    def _identity(self) -> tuple[int, int]:
-        found = self.path.stat()
-        return found.st_dev, found.st_ino
 
     @property
     def inference_file(self) -> Path:

@@ -207,8 +207,8 @@ def lock(folder: RunFolder) -> Iterator[RunFolder]:
         raise NotWritten(
             f"{folder.path} may not be written", remedy="copy the run folder, and name the copy"
         ) from error
-    folder.hold()
     try:
+        folder.hold()
         yield folder
     finally:
         # Only the holder may remove the file: once released, it may be another process's lock.
