@@ -24,46 +24,36 @@ INTEGERS = r"\W*\d+(\W+\d+)*\W*"
 
 
 def divide_tables(tables: Tables, options: DataOptions, *, emit: Emit) -> Tables:
-    """Divide one table by its column of splits, if it has one, which is then left out.
+    """Divide the files of one split by their column of splits, if they have one; it is left out.
 
     Without a name it is found by its own and its values; ``none`` stands for no column.
 
     Raises:
-        UsageError: If the column is named, and there are several files.
+        UsageError: If the column is named, and there are files of several splits.
         DataError: If it is not there, or holds something else than the names of splits.
     """
     name = options.split_column
     if name == NO_COLUMN or (len(tables) > 1 and name is None):
         return tables
-    [*others, table] = [one for own in tables.values() for one in own]
-    if others and name is not None:
+    if len(tables) > 1:
         raise UsageError("--split-column goes with one file", remedy="leave it out")
-    names = [one for one in table.columns.column_names if name in (None, one)]
-    if name is not None and not names:
-        listed = ", ".join(map(repr, table.columns.column_names))
-        raise DataNotFound(f"{table.path} has no column {name!r}", remedy=f"there are: {listed}")
-    for one in names:
-        # Other columns may have as many values as rows.
-        if name is None and plain_name(one) not in SPLIT_NAMES:
-            continue
-        splits = _splits_in(table.columns[one])
+    [parts] = tables.values()
+    path, names = parts[0].path, parts[0].columns.column_names
+    if name not in (None, *names):
+        listed = ", ".join(map(repr, names))
+        raise DataNotFound(f"{path} has no column {name!r}", remedy=f"there are: {listed}")
+    for one in [name] if name else filter(_is_named_as_split, names):
+        splits = _splits_in(parts, one)
         if all(splits.values()) and "train" in splits.values() and len(splits) > 1:
             emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
-            return _divide(table, one, splits)
-        if name is None and any(splits.values()):
-            words = ", ".join(map(repr, sorted(splits)[:5]))
-            emit(
-                WarningMessage(
-                    f"column {one!r} of {table.path} is ignored, for it does not say the split of"
-                    f" each row: {words}",
-                    remedy="write train, validation or test, or give --split-column none",
-                )
-            )
-    if name is not None:
-        raise DataError(
-            f"{name!r} of {table.path} holds other values than train, validation and test",
-            remedy="correct them, or name another --split-column, or none",
-        )
+            return _divide(parts, one, splits)
+        words = ", ".join(map(repr, sorted(splits)[:5]))
+        complaint = f"{one!r} of {path} does not say the split of each row: {words}"
+        remedy = "write train, validation or test, or name another --split-column, or none"
+        if name:
+            raise DataError(complaint, remedy=remedy)
+        if any(splits.values()):
+            emit(WarningMessage(f"{complaint}; it is ignored", remedy=remedy))
     return tables
 
 
@@ -96,19 +86,28 @@ def name_labels(tables: Tables, label: str, options: DataOptions, *, emit: Emit)
     }
 
 
-def _splits_in(column: pyarrow.ChunkedArray) -> dict[str, str]:
-    """Return the split of each value, an empty text if it is none."""
-    words = pc.unique(column).to_pylist()
+def _is_named_as_split(name: str) -> bool:
+    return plain_name(name) in SPLIT_NAMES
+
+
+def _splits_in(parts: Sequence[RawTable], name: str) -> dict[str, str]:
+    """Return the split of each value of a column, an empty text if it is none."""
+    words: list[str] = []
+    for part in parts:
+        has_column = name in part.columns.column_names
+        words += pc.unique(part.columns[name]).to_pylist() if has_column else [""]
     return {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
 
 
-def _divide(table: RawTable, name: str, splits: Mapping[str, str]) -> Tables:
-    column = table.columns[name]
-    rest = replace(table, columns=table.columns.drop_columns([name]))
-    divided = {}
-    for split in dict.fromkeys(splits.values()):
-        words = pyarrow.array([word for word, own in splits.items() if own == split], "string")
-        divided[split] = [rest.where(pc.is_in(column, value_set=words))]
+def _divide(parts: Sequence[RawTable], name: str, splits: Mapping[str, str]) -> Tables:
+    divided: dict[str, list[RawTable]] = {split: [] for split in splits.values()}
+    for part in parts:
+        rest = replace(part, columns=part.columns.drop_columns([name]))
+        for split, own in divided.items():
+            words = pyarrow.array([word for word in splits if splits[word] == split], "string")
+            is_own = pc.is_in(part.columns[name], value_set=words)
+            if pc.any(is_own).as_py():
+                own.append(rest.where(is_own))
     return divided
 
 

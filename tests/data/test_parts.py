@@ -6,6 +6,7 @@ import pytest
 
 from finetune.data.load import load_data, load_rows
 from finetune.data.source import DataOptions, LoadedData
+from finetune.data.tables import read_tables
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Event, Info, WarningMessage, ignore
 
@@ -43,9 +44,22 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     assert "'b', 'test', 'train'" in warning
 
 
+def test_each_file_of_a_split_is_divided(tmp_path: Path) -> None:
+    parts = [
+        write(tmp_path / f"{n}.csv", ROWS.replace("a 1", f"a {n}").replace("Dev", word))
+        for n, word in enumerate(("train", "dev"))
+    ]
+    found = read_tables(
+        {"train": parts}, DataOptions("", ""), needs_all_labels=False, emit=ignore
+    ).splits
+    assert found["train"]["text"][:] == ["a 0", "b 2", "d 4", "a 1", "d 4"]
+    assert found["validation"]["text"][:] == ["b 2"]
+    assert found["test"].num_rows == 2
+
+
 def test_a_column_that_says_no_splits_is_refused(tmp_path: Path) -> None:
     table = write(tmp_path / "rows.csv", ROWS)
-    with pytest.raises(DataError, match=r"'label' of .* other values than train"):
+    with pytest.raises(DataError, match=r"'label' of .* does not say the split"):
         load(table, split_column="label")
     with pytest.raises(DataNotFound, match="no column 'use'"):
         load(table, split_column="use")
