@@ -66,12 +66,6 @@ def test_a_folder_without_a_run_is_refused(folder: str, tmp_path: Path) -> None:
         finetune.predict(tmp_path / folder, TEXTS, device="cpu")
 
 
-def test_an_unknown_device_is_refused(finished_run: Path) -> None:
-    device: Any = "tpu"
-    with pytest.raises(UsageError, match="tpu"):
-        finetune.predict(finished_run, TEXTS, device=device)
-
-
 def test_a_run_keeps_its_model_when_its_data_has_gone(finished_run: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_run / "model", tmp_path / "model")
     shutil.copy(finished_run / "config.yaml", tmp_path)

@@ -218,7 +218,7 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
 def test_without_validation_the_last_model_alone_is_kept() -> None:
     diary = Diary()
 
-    run(diary, tiny_training_state(total_updates=14))
+    run(diary, tiny_training_state(total_updates=14), patience=1)
 
     assert diary.times("best") == [14]
     assert not [event for event in diary.emitted if isinstance(event, events.Validation)]
