@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from finetune.batch_finder.outcomes import Outcome
 from finetune.batch_finder.results import BatchResult
-from finetune.report.chart import Axis, Chart, Series
+from finetune.report.chart import Axis, Chart, Series, chart_of
+
+_SIZES = Axis("batch size", is_log=True)
 
 
 def draw_batches(results: Sequence[BatchResult]) -> list[Chart]:
@@ -24,7 +26,7 @@ def _draw_memory(results: Sequence[BatchResult]) -> list[Chart]:
         for device, budget in dict.fromkeys((one.device, one.budget_bytes) for one in results)
         if budget
     ]
-    return _chart("Peak memory, GiB", lines, budgets, Axis("GiB", low=0.0))
+    return chart_of("Peak memory, GiB", [*lines, *budgets], _SIZES, Axis("GiB", low=0.0))
 
 
 def _draw_speed(results: Sequence[BatchResult]) -> list[Chart]:
@@ -43,14 +45,8 @@ def _draw_speed(results: Sequence[BatchResult]) -> list[Chart]:
         for one in results
         if one.recommended
     ]
-    return _chart("Examples a second", lines, recommended, Axis("examples/s", low=0.0))
-
-
-def _chart(title: str, lines: list[Series], guides: list[Series], y: Axis) -> list[Chart]:
-    """Return a chart of the lines that have points, if there are any."""
-    shown = [one for one in lines if one.points]
-    x = Axis("batch size", is_log=True)
-    return [Chart(title, [*shown, *guides], x, y)] if shown else []
+    speed = Axis("examples/s", low=0.0)
+    return chart_of("Examples a second", [*lines, *recommended], _SIZES, speed)
 
 
 def _name(result: BatchResult) -> str:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from finetune.bench.results import BenchResults, Phase, Row
 from finetune.bench.tables import CPU, Key, by_device, first_faster, speedup_of, tabulate
-from finetune.report.chart import Axis, Chart, Series
+from finetune.report.chart import Axis, Chart, Series, chart_of
 from finetune.report.templates import TEMPLATES
 from finetune.tasks.figures import Table
 
@@ -62,7 +62,7 @@ def draw_inference(results: BenchResults) -> list[Chart]:
         if row.workload == first_faster(timed, row.device)
     ]
     axes = (Axis(name, is_log=True) for name in ("rows of a batch", "ms"))
-    return [Chart("Milliseconds a batch", [*lines, *crossovers], *axes)] if lines else []
+    return chart_of("Milliseconds a batch", [*lines, *crossovers], *axes)
 
 
 def _draw_line(device: str, rows: Sequence[Row]) -> Series:

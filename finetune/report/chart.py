@@ -1,7 +1,7 @@
 """Charts as SVG: wide enough for a phone, in the colours of the page around them, or in a file."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -173,6 +173,12 @@ class Chart:
                 chart=self, across=self.across, up=self.up, top=top, width=WIDTH, height=HEIGHT
             )
         )
+
+
+def chart_of(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:
+    """Return a chart of the series that have points, if any but guides have."""
+    shown = [one for one in series if one.points]
+    return [Chart(title, shown, x, y)] if any(one.kind != "guide" for one in shown) else []
 
 
 def picture_of(charts: Sequence[Chart]) -> str:

@@ -1,13 +1,13 @@
 """The charts of a report."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetune.evaluation.calibration import Reliability, coverage_curve
-from finetune.report.chart import Axis, Chart, Points, Series, in_percent
+from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.runs.details import TextLengths
 from finetune.tasks.figures import Figure
 
@@ -34,8 +34,8 @@ def draw_curves(rows: Rows, figures: Sequence[Figure]) -> list[Chart]:
     shares = any(one.is_share for one in drawn)
     values = Axis("metric", show=in_percent) if shares else Axis("metric")
     return [
-        *_chart("Loss", losses, _updates(rows), Axis("loss")),
-        *_chart("Validation metrics", metrics, _updates(rows), values),
+        *chart_of("Loss", losses, _updates(rows), Axis("loss")),
+        *chart_of("Validation metrics", metrics, _updates(rows), values),
     ]
 
 
@@ -47,8 +47,8 @@ def draw_speed_and_memory(rows: Rows) -> list[Chart]:
         for name, key in (("held by the process", "held_bytes"), ("in use", "memory_bytes"))
     ]
     return [
-        *_chart("Examples a second", speed, _updates(rows), Axis("examples/s", low=0.0)),
-        *_chart("Memory of the device, GiB", memory, _updates(rows), Axis("GiB", low=0.0)),
+        *chart_of("Examples a second", speed, _updates(rows), Axis("examples/s", low=0.0)),
+        *chart_of("Memory of the device, GiB", memory, _updates(rows), Axis("GiB", low=0.0)),
     ]
 
 
@@ -59,7 +59,7 @@ def draw_lengths(lengths: Mapping[str, TextLengths]) -> list[Chart]:
     bars = [*zip(map(float, starts), map(float, own.bins), strict=True)]
     series = Series("training texts", bars, "bars", bar_width=own.bin_tokens)
     what = "windows" if own.windows else "texts"
-    return _chart(
+    return chart_of(
         f"Training {what} by length", [series], Axis("tokens", low=1.0), Axis(what, low=0.0)
     )
 
@@ -72,7 +72,7 @@ def draw_reliability(splits: Mapping[str, Reliability]) -> list[Chart]:
     ]
     right = Series("as they should be", [(0.0, 0.0), (1.0, 1.0)], "guide")
     axes = (Axis(name, 0.0, 1.0, in_percent) for name in ("probability of the answer", "accuracy"))
-    return _chart("Accuracy by probability", [*series, right], *axes)
+    return chart_of("Accuracy by probability", [*series, right], *axes)
 
 
 def draw_coverage(probabilities: NDArray[np.float64], is_right: NDArray[np.bool_]) -> list[Chart]:
@@ -85,7 +85,7 @@ def draw_coverage(probabilities: NDArray[np.float64], is_right: NDArray[np.bool_
         Axis("answered, the surest first", low=0.0, high=1.0, show=in_percent),
         Axis("accuracy", high=1.0, show=in_percent),
     )
-    return _chart("Accuracy by coverage", [series], *axes)
+    return chart_of("Accuracy by coverage", [series], *axes)
 
 
 def draw_scatter(points: Points) -> list[Chart]:
@@ -96,7 +96,7 @@ def draw_scatter(points: Points) -> list[Chart]:
         Series("test rows", sorted(points), "dots"),
         Series("equal", [(one, one) for one in ends], "guide"),
     ]
-    return _chart("Predicted by true numbers", series, Axis("true"), Axis("predicted"))
+    return chart_of("Predicted by true numbers", series, Axis("true"), Axis("predicted"))
 
 
 def _updates(rows: Rows) -> Axis:
@@ -106,9 +106,3 @@ def _updates(rows: Rows) -> Axis:
 
 def _points(rows: Rows, key: str) -> Points:
     return [(row["update"], row[key]) for row in rows if row.get(key) is not None]
-
-
-def _chart(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:
-    """Return a chart of the series that have points, if there are any."""
-    shown = [one for one in series if one.points]
-    return [Chart(title, shown, x, y)] if any(one.kind != "guide" for one in shown) else []

@@ -9,10 +9,9 @@ from click.testing import CliRunner
 
 from finetune.cli.options import config_options, given
 from finetune.cli.run import command as run_command
-from finetune.config.schema import SECTION_OF_OPTION, Config
+from finetune.config.schema import Config
 
 OPTIONS = [option for kind in typing.get_type_hints(Config).values() for option in fields(kind)]
-FLAGS = {"--" + option.name.replace("_", "-"): option for option in OPTIONS}
 
 
 @click.command()
@@ -56,24 +55,12 @@ def test_a_flag_is_read_as_the_type_of_its_option(
     assert options_given(*arguments) == options
 
 
-@pytest.mark.parametrize("option", SECTION_OF_OPTION)
-def test_every_option_of_the_schema_is_a_flag_of_run_with_help(option: str) -> None:
-    [flag] = [one for one in run_command.params if one.name == option]
-    assert isinstance(flag, click.Option)
-    assert flag.opts == ["--" + option.replace("_", "-")]
-    assert flag.help
-
-
-def test_every_flag_of_run_has_help() -> None:
-    for flag in run_command.params:
+def test_every_option_of_the_schema_is_a_flag_of_run_with_its_default_in_the_help() -> None:
+    flags = {one.name: one for one in run_command.params}
+    for option in OPTIONS:
+        flag = flags[option.name]
         assert isinstance(flag, click.Option)
-        assert flag.help, flag.name
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-def test_the_help_shows_every_default(flag: str) -> None:
-    option = FLAGS[flag]
-    [shown] = [one for one in run_command.params if one.name == option.name]
-    assert isinstance(shown, click.Option)
-    if option.default is not None and not isinstance(option.default, bool):
-        assert f"[default: {option.default}]" in str(shown.help)
+        assert flag.opts == ["--" + option.name.replace("_", "-")]
+        if option.default is not None and not isinstance(option.default, bool):
+            assert f"[default: {option.default}]" in str(flag.help)
+    assert [one.name for one in flags.values() if not getattr(one, "help", None)] == []
