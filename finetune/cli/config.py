@@ -109,4 +109,5 @@ def copy(*, name: str, file: Path | None) -> None:
 
     file = file or Path(f"{name}.yaml")
     copy_recipe(name, to=file)
-    click.echo(f"written: {file}; run it with: finetune run --config {shlex.quote(str(file))}")
+    run = f"finetune run --config {shlex.quote(str(file))}"
+    click.echo(escape_line(f"written: {file}; run it with: {run}"))

@@ -86,9 +86,9 @@ def test_cp_copies_a_recipe_into_the_current_folder(command: Command) -> None:
 
 
 def test_cp_copies_a_recipe_to_the_file_that_is_named(command: Command) -> None:
-    outcome = command("config", "cp", "offline", "my own.yaml")
-    assert "finetune run --config 'my own.yaml'" in outcome.output
-    assert Path("my own.yaml").read_bytes() == (recipes_folder() / "offline.yaml").read_bytes()
+    outcome = command("config", "cp", "offline", "my\x1bown.yaml")
+    assert "finetune run --config 'my\\u001bown.yaml'" in outcome.output
+    assert Path("my\x1bown.yaml").read_bytes() == (recipes_folder() / "offline.yaml").read_bytes()
 
 
 def test_cp_overwrites_nothing(command: Command) -> None:
