@@ -1,7 +1,7 @@
 """What belongs to a table beside its texts: a column that says the split, a file of class names."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from finetune.data.packed import read_content
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
+from finetune.tasks.labels import distinct_values
 
 Tables = Mapping[str, Sequence[RawTable]]
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
@@ -70,13 +71,8 @@ def name_labels(tables: Tables, label: str, options: DataOptions, *, emit: Emit)
         return tables
     path = Path(options.label_names).expanduser()
     names = _read_names(path, options)
-    given = {
-        value
-        for own in tables.values()
-        for one in own
-        if label in one.columns.column_names
-        for value in pc.unique(one.columns[label]).to_pylist()
-    }
+    parts = [one.columns for own in tables.values() for one in own]
+    given = distinct_values(one[label] for one in parts if label in one.column_names)
     named = _name_all(given, names, path=path)
     first = next(iter(sorted(named, key=len)), "")
     emit(Info(f"names of labels from {path}: {first} is {named.get(first)}"))
@@ -92,10 +88,8 @@ def _is_named_as_split(name: str) -> bool:
 
 def _splits_in(parts: Sequence[RawTable], name: str) -> dict[str, str]:
     """Return the split of each value of a column, an empty text if it is none."""
-    words: list[str] = []
-    for part in parts:
-        has_column = name in part.columns.column_names
-        words += pc.unique(part.columns[name]).to_pylist() if has_column else [""]
+    columns = [part.columns[name] for part in parts if name in part.columns.column_names]
+    words = distinct_values(columns) + [""] * (len(columns) < len(parts))
     return {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
 
 
@@ -122,7 +116,7 @@ def _read_names(path: Path, options: DataOptions) -> list[str]:
     return names
 
 
-def _name_all(values: set[str], names: Sequence[str], *, path: Path) -> dict[str, str]:
+def _name_all(values: Iterable[str], names: Sequence[str], *, path: Path) -> dict[str, str]:
     """Return the names for each value that is an integer, or a list of integers."""
     plain = {value: re.sub(r"\.0+$", "", value.strip()) for value in values}
     labels = {value: one for value, one in plain.items() if one not in ("", "-1")}

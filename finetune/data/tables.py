@@ -35,7 +35,7 @@ from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
 from finetune.tasks.choose import choose_kind
-from finetune.tasks.labels import listed_counts
+from finetune.tasks.labels import distinct_values, listed_counts
 
 # What UTF-8 of other scripts looks like where it was read as Windows-1252.
 MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"  # noqa: RUF001
@@ -237,8 +237,7 @@ def _choose_kind(
     names: Sequence[str] | None,
     emit: Emit,
 ) -> type[Task]:
-    distinct = {one for column in labels for one in pc.unique(column).to_pylist()}
-    kind, reason = choose_kind(options.task, distinct, names=names)
+    kind, reason = choose_kind(options.task, distinct_values(labels), names=names)
     emit(Info(f"task: {kind.name}, {reason}"))
     return kind
 

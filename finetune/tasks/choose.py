@@ -64,7 +64,9 @@ def choose_kind(
         return _kind_of_numbers(distinct)
     _refuse_mistaken_numbers(distinct)
     if separator := find_separator(distinct):
-        return Multi, f"some rows have several labels, with {separator!r} between them"
+        found = f"some rows have several labels, with {separator!r} between them"
+        has_numbers = separator == "," and any(map(is_number, distinct))
+        return Multi, f"{found}; if that is a decimal comma, write points" if has_numbers else found
     return Single, f"there are {len(distinct)} different labels"
 
 

@@ -51,6 +51,11 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
     }
 
 
+def distinct_values(columns: "Iterable[pyarrow.ChunkedArray]") -> list[str]:
+    """Return the texts of some columns, each once, in order of appearance."""
+    return list(dict.fromkeys(one for column in columns for one in column.unique().to_pylist()))
+
+
 def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield classes that may be no class or be one, and what can be done about it.
 

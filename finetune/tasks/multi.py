@@ -24,6 +24,7 @@ from finetune.tasks.base import (
 from finetune.tasks.figures import Figure, Table, choose_listed, percent, text_of
 from finetune.tasks.intervals import spell_interval
 from finetune.tasks.labels import (
+    distinct_values,
     find_separator,
     listed_counts,
     map_lists,
@@ -124,9 +125,6 @@ class MultiAnswer(Answer):
     """The classes of a text.
 
     Args:
-        text: The text.
-        columns: The other columns of the text's row by name.
-        text_pair: The second text of a pair.
         labels: Names of the classes whose probability reaches their threshold; maybe none.
         probabilities: Of all classes by name, where they were asked for.
     """
@@ -192,7 +190,7 @@ class Multi(Task):
         import pyarrow
         import pyarrow.compute as pc
 
-        distinct = list(dict.fromkeys(one for part in columns for one in part.unique().to_pylist()))
+        distinct = distinct_values(columns)
         separator = find_separator(distinct)
         lists = [split_labels(one, separator) for one in distinct]
         classes = name_classes(name for one in lists for name in one)

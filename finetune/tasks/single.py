@@ -30,7 +30,7 @@ from finetune.tasks.figures import (
     text_of,
 )
 from finetune.tasks.intervals import spell_interval
-from finetune.tasks.labels import name_classes, sort_classes
+from finetune.tasks.labels import distinct_values, name_classes, sort_classes
 from finetune.tasks.resampled import count_classes, macro_f1
 from finetune.tasks.temperature import fit_temperature, note_on_calibration, read_temperature
 
@@ -123,9 +123,6 @@ class ClassAnswer(Answer):
     """The most probable class of a text.
 
     Args:
-        text: The text.
-        columns: The other columns of the text's row by name.
-        text_pair: The second text of a pair.
         label: Name of the class; None where the answer is not sure enough.
         probability: Of the most probable class, in 0..1.
         probabilities: Of all classes by name, where they were asked for.
@@ -172,8 +169,7 @@ class Single(Task):
         import pyarrow
         import pyarrow.compute as pc
 
-        distinct = dict.fromkeys(one for column in columns for one in pc.unique(column).to_pylist())
-        classes = name_classes(distinct)
+        classes = name_classes(distinct_values(columns))
         known = pyarrow.array(list(classes), "string")
         names = pyarrow.array([name or None for name in classes.values()], "string")
         return [pc.take(names, pc.index_in(column, value_set=known)) for column in columns]
