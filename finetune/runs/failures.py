@@ -4,12 +4,13 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from finetune.data.load import find_places
 from finetune.errors import (
     BatchDoesNotFit,
+    DataError,
     DeviceDiffers,
     Interrupted,
     LossNotFinite,
@@ -128,7 +129,9 @@ def examples_explained(preparation: Preparation) -> Iterator[None]:
         yield
     except LossNotFinite as error:
         rows = preparation.splits["train"].select(error.examples[:MOST_EXAMPLES])
-        places = find_places(data_options(preparation.config.data), rows)
+        places = [""] * len(rows)
+        with suppress(DataError):  # the file may have changed since
+            places = find_places(data_options(preparation.config.data), rows)
         found = [
             f"{place} {text[:60]!r}".strip()
             for place, text in zip(places, rows["text"], strict=True)

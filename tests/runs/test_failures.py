@@ -73,21 +73,23 @@ def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
         raise RuntimeError("shapes do not match")
 
 
-@pytest.mark.parametrize("is_file", [True, False])
+@pytest.mark.parametrize("data", ["a file", "a file that has changed", "no file"])
 def test_a_loss_that_is_not_finite_names_the_lines_of_the_file_and_the_texts(
-    is_file: bool, tmp_path: Path
+    data: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.csv"
     lines = [f'"text {number},\nover two lines",{number % 2}' for number in range(9)]
     file.write_text("text,label\n" + "\n".join(lines))
-    config = Config(data=DataConfig(data=str(file) if is_file else "questions"))
+    if data == "a file that has changed":
+        file.write_text("other\nrows\n")
+    config = Config(data=DataConfig(data="questions" if data == "no file" else str(file)))
     train = Dataset.from_dict({"text": [f"text {n},\nover two lines" for n in (8, 5, 2, 1, 0)]})
     preparation: Any = SimpleNamespace(config=config, splits=DatasetDict(train=train))
     with pytest.raises(LossNotFinite) as raised, examples_explained(preparation):
         raise LossNotFinite("the loss is nan", remedy="lower it", examples=[1, 2, 3, 4])
-    message = raised.value.message
-    assert (f"line 12 of {file} 'text 5," in message) == is_file
-    assert (f"line 6 of {file} 'text 2," in message) == is_file
+    message, is_found = raised.value.message, data == "a file"
+    assert (f"line 12 of {file} 'text 5," in message) == is_found
+    assert (f"line 6 of {file} 'text 2," in message) == is_found
     assert "'text 5," in message
     assert message.endswith("1 more")
     assert raised.value.remedy == "lower it"
