@@ -30,6 +30,8 @@ def write_text_atomically(path: Path, text: str) -> None:
         flush_to_disk(partial)
         os.replace(partial, path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         # A full disk is reported by a file's number alone.
         error.filename = error.filename or str(path)
         raise

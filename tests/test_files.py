@@ -79,15 +79,17 @@ def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path, 
     assert read_jsonl(path) == [{"text": "whole"}, {"text": "next"}]
 
 
-def test_an_error_of_a_full_disk_names_the_file(
+def test_an_error_of_a_full_disk_names_the_file_of_which_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(path: Path, text: str, **_: object) -> None:
+        path.write_bytes(text[:1].encode())
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", refuse)
     with pytest.raises(OSError, match=r"No space left on device: '.*value\.json'"):
         write_json(tmp_path / "value.json", {})
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_text_is_replaced_whole_and_readable_by_the_users_group(tmp_path: Path) -> None:
