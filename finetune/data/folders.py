@@ -77,7 +77,12 @@ def _read_texts(
         raise DataUnreadable(
             f"{error.filename} can't be read: {error.strerror}", remedy="check that you may read it"
         ) from error
-    encoding = decode(b"\n".join(contents), path=path, encoding=options.encoding).encoding
+    try:
+        encoding = decode(b"\n".join(contents), path=path, encoding=options.encoding).encoding
+    except DataUnreadable:
+        for file, content in zip(files, contents, strict=True):  # which one it is
+            decode(content, path=file, encoding=options.encoding or "utf-8")
+        raise
     return [content.decode(encoding).removeprefix("\ufeff") for content in contents], encoding
 
 

@@ -48,5 +48,11 @@ def read_workbook(content: bytes, *, path: Path) -> pyarrow.Table:
 
 def _rows_of(sheet: Any) -> list[list[str]]:
     """Return the rows that are not blank."""
-    rows = ([as_text(value) for value in row] for row in sheet.iter_rows(values_only=True))
+    from openpyxl.utils.escape import unescape
+
+    rows = (
+        # Excel writes the returns of a text as _x000D_.
+        [unescape(value) if isinstance(value, str) else as_text(value) for value in row]
+        for row in sheet.iter_rows(values_only=True)
+    )
     return [row for row in rows if any(value.strip() for value in row)]

@@ -17,6 +17,8 @@ BAR = "|"
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 # In a message.
 MOST_LISTED, LONGEST_LISTED = 20, 60
+# Spaces, and characters without width that web pages and spreadsheets have beside words.
+EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
 LIST_SEPARATORS = f"{BAR};,"
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 
@@ -42,7 +44,7 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
     spellings: dict[Decimal, str] = {}
     for label in labels:
         # A column of whole numbers with gaps comes out of pandas as 3.0 and the like.
-        classes[label] = re.sub(r"^([+-]?\d+)\.0+$", r"\1", label.strip())
+        classes[label] = re.sub(r"^([+-]?\d+)\.0+$", r"\1", re.sub(EDGES, "", label))
     for name in sorted(filter(is_number, classes.values()), key=lambda name: (len(name), name)):
         spellings.setdefault(Decimal(name), name)
     return {

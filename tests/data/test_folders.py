@@ -7,7 +7,7 @@ import pytest
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data
 from finetune.data.source import DataOptions
-from finetune.errors import DataNotFound
+from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Event, Info
 
 
@@ -64,3 +64,10 @@ def test_a_folder_without_classes_is_refused_and_a_changed_text_changes_the_dige
     digests.add(digest_folder(write(one, a__1="z")))
     digests.add(digest_folder(write(tmp_path / "other", c__1="z", b__1="y")))
     assert len(digests) == 3
+
+
+def test_the_file_in_another_encoding_than_the_others_is_named(tmp_path: Path) -> None:
+    root = write(tmp_path, a__1="schön", b__1="schön\ngrün")
+    (root / "b/2").write_bytes("one\nschön".encode("cp1252"))
+    with pytest.raises(DataUnreadable, match=r"line 2 of .*b/2 is damaged UTF-8"):
+        rows_of(root)

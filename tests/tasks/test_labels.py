@@ -18,6 +18,11 @@ def test_numbers_of_the_same_value_are_one_class() -> None:
     }
 
 
+def test_what_stands_unseen_beside_a_class_is_no_part_of_it() -> None:
+    assert set(name_classes(["yes", "yes\u200b", "\ufeffyes", "\u00a0yes "]).values()) == {"yes"}
+    assert name_classes(["\u200b"]) == {"\u200b": ""}
+
+
 def test_numbers_go_before_words() -> None:
     assert sort_classes(["b", "-2", "10", "9", "1e1", "A"]) == ["-2", "9", "10", "1e1", "A", "b"]
 
