@@ -80,11 +80,7 @@ class OperatorReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
-        return {
-            "schema_version": 1,
-            "operators": [asdict(one) for one in self.operators],
-            "warnings": [{"message": one.message, "remedy": one.remedy} for one in self.warnings],
-        }
+        return {"schema_version": 1, **asdict(self)}
 
 
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:

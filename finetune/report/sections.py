@@ -201,12 +201,13 @@ def describe_configuration(
     command = f"finetune run --config {shlex.quote(f'{name}/config.yaml')}"
     note = "Typed in the folder that holds the run's folder, this repeats the run:"
     yield Section("repeat", "Repeat the run", note, command=command)
-    origins = environment.get("origins", {})
+    origins, defaults = environment.get("origins", {}), asdict(Config())
     rows = [
-        (f"{section}.{option}", _spell(value), _origin_of(option, value, origins))
+        (f"{section}.{option}", _spell(value),
+         _origin_of(value, default=defaults[section][option], given_by=origins.get(option)))
         for section, options in asdict(config).items()
         for option, value in options.items()
-    ]
+    ]  # fmt: skip
     table = Table("Configuration", ("option", "value", "origin"), rows, text_columns=3)
     yield Section("configuration", table.title, tables=[table], summary="All options")
     facts = [
@@ -218,12 +219,11 @@ def describe_configuration(
     yield Section("environment", table.title, tables=[table], summary="Versions and machine")
 
 
-def _origin_of(option: str, value: Any, origins: Mapping[str, str]) -> str:
+def _origin_of(value: Any, *, default: Any, given_by: str | None) -> str:
     """Return the file, by its name, the variable or the flag that has given a value."""
-    if option in origins:
-        return Path(origins[option]).name
-    defaults = {name: one for own in asdict(Config()).values() for name, one in own.items()}
-    return "default" if value == defaults[option] else "chosen for model and data"
+    if given_by is not None:
+        return Path(given_by).name
+    return "default" if value == default else "chosen for model and data"
 
 
 def _spell(value: Any) -> str:

@@ -38,13 +38,6 @@ def test_init_prints_what_it_saw(command: Command, reviews: Path) -> None:
         assert line in shown
 
 
-def test_what_init_writes_runs_as_it_is(command: Command, reviews: Path, tiny_folder: Path) -> None:
-    assert command("init", reviews, "--model", tiny_folder).code == 0
-    outcome = command("run", "--config", "reviews.yaml", "--max-steps", "2")
-    assert outcome.code == 0, outcome.errors
-    assert "32 train, 4 validation, 4 test rows, 2 classes" in outcome.errors
-
-
 def test_init_prints_one_json_object(command: Command, reviews: Path) -> None:
     outcome = command("init", reviews, "--output", "mine.yaml", "--json", "--quiet")
     seen = json.loads(outcome.output)

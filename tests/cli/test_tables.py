@@ -26,9 +26,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return save_tiny_model(tmp_path / "model")
 
 
-def write_table(name: str, header: tuple[str, str], rows: Iterable[tuple[str, object]]) -> Path:
+def write_table(
+    name: str, header: tuple[str, str], rows: Iterable[tuple[str, object]], *, delimiter: str = ","
+) -> Path:
     with Path(name).open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
+        csv.writer(file, delimiter=delimiter).writerows([header, *rows])
     return Path(name)
 
 
@@ -66,8 +68,9 @@ def test_texts_of_twenty_languages_with_emoji_and_line_breaks(
     assert "20 classes" in train_from_init(command, table, model)
 
 
-def test_whole_numbers_with_gaps_as_labels(command: Command, model: Path) -> None:
+def test_numbers_with_gaps_as_labels_between_semicolons(command: Command, model: Path) -> None:
     rows = ((f"ticket {number} says what number {number % 3} says", (3, 70, 1000)[number % 3])
             for number in range(60))  # fmt: skip
-    table = write_table("tickets.csv", ("description", "queue"), rows)
-    assert "3 classes" in train_from_init(command, table, model)
+    table = write_table("tickets.csv", ("description", "queue"), rows, delimiter=";")
+    emitted = train_from_init(command, table, model)
+    assert "48 train, 6 validation, 6 test rows, 3 classes" in emitted
