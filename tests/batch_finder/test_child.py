@@ -106,4 +106,4 @@ def test_the_end_of_standard_input_ends_a_process_that_is_busy() -> None:
         process.stdin.flush()
         assert process.stdout.readline() == "1\n"
         process.stdin.close()
-        assert process.wait(timeout=2) == 0
+        assert process.wait(timeout=60) == 0

@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from finetune.devices.threads import choose_threads
+from finetune.devices.threads import ThreadChoice, choose_threads
 
 
 @pytest.fixture
@@ -19,19 +19,18 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def simulate_seconds(
+def choose(
     monkeypatch: pytest.MonkeyPatch, threads: list[int], seconds: dict[int, float]
-) -> list[int]:
-    """Let work take a time by the number of threads; the list has one entry for each time."""
-    clock, calls = [0.0], []
+) -> tuple[ThreadChoice | None, set[int]]:
+    """Let work take a time by the number of threads; return the choice and what was tried."""
+    clock, tried = [0.0], set[int]()
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
     def work() -> None:
         clock[0] += seconds[threads[-1]]
-        calls.append(threads[-1])
+        tried.add(threads[-1])
 
-    choose_threads(work)
-    return calls
+    return choose_threads(work), tried
 
 
 @pytest.mark.parametrize(
@@ -50,13 +49,15 @@ def test_on_a_busy_machine_the_fastest_number_of_threads_is_set(
     seconds: dict[int, float],
     expected: int,
 ) -> None:
-    assert set(simulate_seconds(monkeypatch, threads, seconds)) == {1, 2, 4}
+    _, tried = choose(monkeypatch, threads, seconds)
+    assert tried == {1, 2, 4}
     assert threads[-1] == expected
 
 
-def test_what_was_chosen_is_said_with_the_timings(threads: list[int]) -> None:
-    choice = choose_threads(lambda: time.sleep(0.01 * threads[-1]))
-    assert choice is not None
+def test_what_was_chosen_is_said_with_the_timings(
+    monkeypatch: pytest.MonkeyPatch, threads: list[int]
+) -> None:
+    choice, _ = choose(monkeypatch, threads, {4: 0.4, 2: 0.2, 1: 0.1})
     assert str(choice).startswith("CPU threads: 1, as other processes take 60% of the CPU")
 
 
@@ -64,7 +65,7 @@ def test_an_idle_machine_uses_all_threads_without_a_timing(
     monkeypatch: pytest.MonkeyPatch, threads: list[int]
 ) -> None:
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 10.0)
-    assert simulate_seconds(monkeypatch, threads, {}) == []
+    assert choose(monkeypatch, threads, {}) == (None, set())
     assert threads == [4]
 
 
@@ -73,5 +74,5 @@ def test_the_number_that_a_user_has_set_stays(
     monkeypatch: pytest.MonkeyPatch, threads: list[int], name: str
 ) -> None:
     monkeypatch.setenv(name, "4")
-    assert simulate_seconds(monkeypatch, threads, {}) == []
+    assert choose(monkeypatch, threads, {}) == (None, set())
     assert threads == [4]

@@ -86,7 +86,7 @@ def test_updates_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
 
     def save_late(*arguments: Any) -> None:
         if not went_on:
-            went_on.append(goes_on.wait(timeout=5 if spare_bytes else 0))
+            went_on.append(goes_on.wait(timeout=60 if spare_bytes else 0))
         save_file(*arguments)
 
     def look(event: Event) -> None:
