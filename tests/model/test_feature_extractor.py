@@ -47,13 +47,20 @@ OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mpnet": lambda: MPNetConfig(**SIZES),
     "xlm-roberta": lambda: XLMRobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3),
 }
+# Each architecture with its last layer and with its head; the other modes are slow.
 CASES = [
+    *((name, mode) for name in ARCHITECTURES for mode in ("last-1", "head")),
+    *((name, "last-1") for name in OTHERS),
     *(
-        (name, mode)
+        pytest.param(name, mode, marks=pytest.mark.slow)
         for name in ARCHITECTURES
-        for mode in ("last-1", "last-3", "head", "classifier")
+        for mode in ("last-3", "classifier")
     ),
-    *((name, mode) for name in OTHERS for mode in ("last-1", "head", "classifier")),
+    *(
+        pytest.param(name, mode, marks=pytest.mark.slow)
+        for name in OTHERS
+        for mode in ("head", "classifier")
+    ),
 ]
 # GPT-2 and BART look for a text's end among its tokens, the features of XLNet and Longformer have
 # another shape, and ConvBERT mixes those of padding into its neighbours'.
@@ -209,7 +216,16 @@ def test_a_model_to_which_padding_in_front_of_a_text_matters_is_left_whole(
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [*((name, "last-2") for name in ARCHITECTURES), ("bert", "head"), ("roberta", "classifier")],
+    [
+        ("bert", "head"),
+        ("modernbert", "last-2"),
+        ("roberta", "classifier"),
+        *(
+            pytest.param(name, "last-2", marks=pytest.mark.slow)
+            for name in ARCHITECTURES
+            if name != "modernbert"
+        ),
+    ],
 )
 def test_bf16_keeps_features_in_the_numbers_that_the_model_has_at_the_split(
     name: str, mode: str

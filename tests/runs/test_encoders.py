@@ -26,9 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
 QUICK_CASES = {
     ("distilbert", "head"),
     ("roberta", "full"),
-    ("electra", "classifier"),
     ("deberta-v2", "last-2"),
-    ("modernbert", "head"),
 }
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK_CASES else pytest.mark.slow)

@@ -61,8 +61,6 @@ MODES: dict[str, dict[str, Any]] = {
 # The others' features and updates are tested without a run, in model/test_feature_extractor.py.
 QUICK_CASES = {
     ("bert", "last-1"),
-    ("bert", "classifier"),
-    ("deberta-v2", "last-1"),
     ("modernbert", "head"),
 }
 CASES = [

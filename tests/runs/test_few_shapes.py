@@ -39,7 +39,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     "options",
     [
         {},
-        {"freeze_core": True},
+        pytest.param({"freeze_core": True}, marks=pytest.mark.slow),
         pytest.param({"freeze_core": True, "feature_cache": False}, marks=pytest.mark.slow),
         {"train_layers": 1},
         pytest.param({"effective_batch_size": 32}, marks=pytest.mark.slow),

@@ -115,7 +115,7 @@ def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
     [
         (at_update(2, press_ctrl_c), {2}),
         (at_update(3, press_twice), {2}),
-        (at_stage("evaluate", press_ctrl_c), {2, 4}),
+        pytest.param(at_stage("evaluate", press_ctrl_c), {2, 4}, marks=pytest.mark.slow),
         (at_stage("report", press_ctrl_c), {2, 4}),
     ],
     ids=["after an epoch", "at once", "while it evaluates", "before it writes its report"],

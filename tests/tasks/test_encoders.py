@@ -1,4 +1,7 @@
-"""Each encoder with each kind, all of it and its head alone, from a table to the pipeline."""
+"""Each encoder with each kind, all of it and its head alone, from a table to the pipeline.
+
+One label for one text is tried in runs/test_encoders.py.
+"""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +17,7 @@ from transformers import pipeline
 import finetune
 
 WORDS = np.array(COMMON_WORDS.split())
-TASKS = {"single": "single", "multi": "multi", "regression": "regression", "pairs": "single"}
+TASKS = {"multi": "multi", "regression": "regression", "pairs": "single"}
 
 
 def rows_of(kind: str) -> list[dict[str, Any]]:
