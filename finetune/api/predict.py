@@ -7,13 +7,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from finetune.data.lines import Row
 from finetune.devices.names import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task, open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.data.stream import Row
     from finetune.runs.confidences import ConfidenceLimits
     from finetune.tasks.base import Answer, Task
 
@@ -75,9 +75,7 @@ def _check_is_list(texts: object) -> None:
         )
 
 
-def _as_row(text: object) -> "Row":
-    from finetune.data.stream import Row
-
+def _as_row(text: object) -> Row:
     match text:
         case str():
             return Row(text, pair=None)
@@ -90,7 +88,7 @@ def _as_row(text: object) -> "Row":
 
 def predict_stream(
     run: str | Path,
-    rows: "Iterable[Sequence[Row]]",
+    rows: Iterable[Sequence[Row]],
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
@@ -127,7 +125,7 @@ def _withhold(
 
 def _answer(
     folder: RunFolder,
-    rows: "Iterable[Sequence[Row]]",
+    rows: Iterable[Sequence[Row]],
     *,
     device: DeviceName,
     all_scores: bool,

@@ -17,6 +17,7 @@ from finetune.cli.options import (
     text_pair_column_option,
 )
 from finetune.cli.progress import showing
+from finetune.data.lines import Row, read_lines
 from finetune.devices.launch import read_launch
 from finetune.devices.names import DeviceName
 from finetune.errors import DataUnreadable, UsageError
@@ -25,7 +26,6 @@ from finetune.events import Emit, Info
 from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.data.stream import Row
     from finetune.evaluation.answer_file import Write
     from finetune.tasks.base import Answer
 
@@ -132,9 +132,7 @@ def _rows(
     file: Path | None,
     reading: Mapping[str, Any],
     emit: Emit,
-) -> "Iterable[Sequence[Row]]":
-    from finetune.data.stream import Row, read_lines
-
+) -> Iterable[Sequence[Row]]:
     texts, pairs = (list(map(_check_encoding, one)) for one in given)
     if texts:
         return [[Row(text, pair=pair) for text, pair in zip_longest(texts, pairs)]]

@@ -1,75 +1,32 @@
 """Texts to classify, piece by piece: memory does not grow with their number."""
 
-import codecs
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+import pyarrow
+
+from finetune.data.columns import choose_text_columns, join_texts
+from finetune.data.delimited import stream_delimited
+from finetune.data.encoding import SAMPLE_BYTES, decode
+from finetune.data.files import (
+    as_text,
+    kind_of,
+    numbered_objects,
+    read_file,
+    stream_parquet,
+    warn_of_rivals,
+)
+from finetune.data.lines import Row, read_lines
+from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
 from finetune.data.source import DataOptions
-from finetune.errors import DataNotFound, DataUnreadable, UsageError
+from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info, WarningMessage
 
-# As much as a pipe holds.
-CHUNK_BYTES = 2**16
 ROWS_A_PIECE = 1_024
 SAMPLE_ROWS = 1_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """A text, or a pair of texts, and the other columns of its row by name."""
-
-    text: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    pair: str | None = None
-
-    @property
-    def has_text(self) -> bool:
-        """Whether neither the text nor that of a pair is blank."""
-        return all(text is None or text.strip() for text in (self.text, self.pair))
-
-
-def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
-    """Yield the lines of a stream that are not blank, as many as there are at a time.
-
-    A pipe is not waited for while there is a line. Without an encoding it is UTF-8.
-
-    Raises:
-        UsageError: If there is no such encoding.
-        DataUnreadable: If a line is in another encoding.
-        DataNotFound: If all lines are blank.
-    """
-    try:
-        decoder = codecs.getincrementaldecoder(encoding or "utf-8-sig")()
-    except LookupError as error:
-        raise UsageError(
-            f"there is no encoding {encoding!r}", remedy="take a name such as gb18030 or cp1251"
-        ) from error
-    rest, lines_before, is_empty = "", 0, True
-    while True:
-        chunk: bytes = stream.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
-        try:
-            # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
-            *lines, rest = (rest + decoder.decode(chunk, final=not chunk)).split("\n")
-        except UnicodeDecodeError as error:
-            line = lines_before + error.object[: error.start].count(b"\n") + 1
-            raise DataUnreadable(
-                f"line {line:,} of {name} is not {error.encoding.upper()}: {error.reason}",
-                remedy="name its encoding with --encoding, such as --encoding cp1252",
-            ) from error
-        lines_before += len(lines)
-        if not chunk:
-            lines.append(rest)
-        if rows := [Row(line.removesuffix("\r")) for line in lines if line.strip()]:
-            is_empty = False
-            yield rows
-        if not chunk:
-            break
-    if is_empty:
-        raise DataNotFound(f"{name} has no texts", remedy="write one text per line")
 
 
 def read_rows(
@@ -85,8 +42,6 @@ def read_rows(
         UsageError: If there is no such encoding.
         DataError: If the file is missing or does not parse, or the column is not found.
     """
-    from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
-
     if path.is_dir():
         remedy = "name a table, or a file with one text per line"
         raise DataNotFound(f"{path} is a folder", remedy=remedy)
@@ -106,11 +61,6 @@ def read_rows(
 def _read_table(
     path: Path, options: DataOptions, *, reads_pairs: bool, emit: Emit
 ) -> Iterator[list[Row]]:
-    import pyarrow
-
-    from finetune.data.columns import choose_text_columns
-    from finetune.data.files import as_text
-
     records = _records(path, options, emit=emit)
     sample = list(islice(records, SAMPLE_ROWS))
     names = dict.fromkeys(name for record in sample for name in record)
@@ -149,9 +99,6 @@ def _pieces(
 
 def _row_of(record: dict[str, Any], texts: Sequence[str], pairs: Sequence[str]) -> Row:
     """Return a row of a table, by the columns of its text and, if there are any, of its second."""
-    from finetune.data.columns import join_texts
-    from finetune.data.files import as_text
-
     first, second = (
         join_texts([as_text(record.pop(name, "")) for name in names]) for names in (texts, pairs)
     )
@@ -160,10 +107,6 @@ def _row_of(record: dict[str, Any], texts: Sequence[str], pairs: Sequence[str]) 
 
 def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[str, Any]]:
     """Return the rows of a table by the names of their columns, as they are read."""
-    from finetune.data.delimited import stream_delimited
-    from finetune.data.files import kind_of, numbered_objects, read_file, stream_parquet
-    from finetune.data.packed import PACKED_SUFFIXES
-
     if path.suffix.lower() in PACKED_SUFFIXES:
         pieces = read_file(path, options, emit=emit).columns.to_batches(ROWS_A_PIECE)
         return chain.from_iterable(piece.to_pylist() for piece in pieces)
@@ -182,9 +125,6 @@ def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[s
 
 def _encoding_of(path: Path, *, encoding: str | None, emit: Emit) -> str:
     """Return a file's encoding by the first of its bytes that are not ASCII."""
-    from finetune.data.encoding import SAMPLE_BYTES, decode
-    from finetune.data.files import warn_of_rivals
-
     with path.open("rb") as file:
         chunks = iter(partial(file.read, SAMPLE_BYTES), b"")
         sample = next((chunk for chunk in chunks if not chunk.isascii()), b"")

@@ -15,7 +15,7 @@ from tiny_runs import TEXTS, Command, Outcome, start_finetune
 
 import finetune
 from finetune.api.predict import predict_stream
-from finetune.data.stream import Row
+from finetune.data.lines import Row
 
 TypeIn = Callable[[bytes], None]
 

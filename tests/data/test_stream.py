@@ -1,33 +1,17 @@
 """Texts to classify, piece by piece."""
 
-import io
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
+from finetune.data.lines import Row
 from finetune.data.source import DataOptions
-from finetune.data.stream import Row, read_lines, read_rows
-from finetune.errors import DataNotFound, DataUnreadable, UsageError
+from finetune.data.stream import read_rows
+from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import ignore
-
-
-class Pipe(io.BytesIO):
-    """A pipe that has some bytes at a time."""
-
-    def __init__(self, *chunks: bytes) -> None:
-        super().__init__()
-        self.chunks = [*chunks, b""]
-
-    def read1(self, size: int | None = -1) -> bytes:
-        return self.chunks.pop(0)
-
-
-def texts(pieces: Iterator[list[Row]]) -> list[str]:
-    return [row.text for piece in pieces for row in piece]
 
 
 def rows_of(path: Path, *, as_lines: bool = False, **options: str | bool | None) -> list[Row]:
@@ -35,25 +19,6 @@ def rows_of(path: Path, *, as_lines: bool = False, **options: str | bool | None)
     return [
         row for piece in read_rows(path, given, as_lines=as_lines, emit=ignore) for row in piece
     ]
-
-
-def test_lines_are_yielded_as_soon_as_they_are_whole() -> None:
-    pieces = read_lines(Pipe(b"one\ntw", b"o\n\xc3", b"\xa4\nend"), name="x", encoding=None)
-    assert [[row.text for row in piece] for piece in pieces] == [["one"], ["two"], ["ä"], ["end"]]
-
-
-def test_a_line_in_another_encoding_is_named() -> None:
-    pieces = read_lines(Pipe(b"one\ntwo\n", b"three\ncaf\xe9\n"), name="x", encoding=None)
-    assert [row.text for row in next(pieces)] == ["one", "two"]
-    with pytest.raises(DataUnreadable, match="line 4 of x"):
-        next(pieces)
-
-
-def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
-    with pytest.raises(UsageError, match="klingon"):
-        list(read_lines(Pipe(b"one"), name="x", encoding="klingon"))
-    with pytest.raises(DataNotFound, match="no texts"):
-        list(read_lines(Pipe(b"\n  \n"), name="x", encoding=None))
 
 
 def test_an_encoding_is_detected_by_letters_far_behind(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Texts to classify, line by line as they come; free of what reads tables."""
+
+import codecs
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from finetune.errors import DataNotFound, DataUnreadable, UsageError
+
+# As much as a pipe holds.
+CHUNK_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text, or a pair of texts, and the other columns of its row by name."""
+
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    pair: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether neither the text nor that of a pair is blank."""
+        return all(text is None or text.strip() for text in (self.text, self.pair))
+
+
+def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
+    """Yield the lines of a stream that are not blank, as many as there are at a time.
+
+    A pipe is not waited for while there is a line. Without an encoding it is UTF-8.
+
+    Raises:
+        UsageError: If there is no such encoding.
+        DataUnreadable: If a line is in another encoding.
+        DataNotFound: If all lines are blank.
+    """
+    try:
+        decoder = codecs.getincrementaldecoder(encoding or "utf-8-sig")()
+    except LookupError as error:
+        raise UsageError(
+            f"there is no encoding {encoding!r}", remedy="take a name such as gb18030 or cp1251"
+        ) from error
+    rest, lines_before, is_empty = "", 0, True
+    while True:
+        chunk: bytes = stream.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
+        try:
+            # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
+            *lines, rest = (rest + decoder.decode(chunk, final=not chunk)).split("\n")
+        except UnicodeDecodeError as error:
+            line = lines_before + error.object[: error.start].count(b"\n") + 1
+            raise DataUnreadable(
+                f"line {line:,} of {name} is not {error.encoding.upper()}: {error.reason}",
+                remedy="name its encoding with --encoding, such as --encoding cp1252",
+            ) from error
+        lines_before += len(lines)
+        if not chunk:
+            lines.append(rest)
+        if rows := [Row(line.removesuffix("\r")) for line in lines if line.strip()]:
+            is_empty = False
+            yield rows
+        if not chunk:
+            break
+    if is_empty:
+        raise DataNotFound(f"{name} has no texts", remedy="write one text per line")

@@ -1,0 +1,38 @@
+"""Lines of texts to classify, as they come."""
+
+import io
+
+import pytest
+
+from finetune.data.lines import read_lines
+from finetune.errors import DataNotFound, DataUnreadable, UsageError
+
+
+class Pipe(io.BytesIO):
+    """A pipe that has some bytes at a time."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        super().__init__()
+        self.chunks = [*chunks, b""]
+
+    def read1(self, size: int | None = -1) -> bytes:
+        return self.chunks.pop(0)
+
+
+def test_lines_are_yielded_as_soon_as_they_are_whole() -> None:
+    pieces = read_lines(Pipe(b"one\ntw", b"o\n\xc3", b"\xa4\nend"), name="x", encoding=None)
+    assert [[row.text for row in piece] for piece in pieces] == [["one"], ["two"], ["ä"], ["end"]]
+
+
+def test_a_line_in_another_encoding_is_named() -> None:
+    pieces = read_lines(Pipe(b"one\ntwo\n", b"three\ncaf\xe9\n"), name="x", encoding=None)
+    assert [row.text for row in next(pieces)] == ["one", "two"]
+    with pytest.raises(DataUnreadable, match="line 4 of x"):
+        next(pieces)
+
+
+def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
+    with pytest.raises(UsageError, match="klingon"):
+        list(read_lines(Pipe(b"one"), name="x", encoding="klingon"))
+    with pytest.raises(DataNotFound, match="no texts"):
+        list(read_lines(Pipe(b"\n  \n"), name="x", encoding=None))
