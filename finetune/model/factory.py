@@ -19,8 +19,8 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
     module_name, _, function_name = name.partition(":")
     try:
         made = getattr(importlib.import_module(module_name), function_name)()
-    # A user's own code may raise anything.
-    except Exception as error:
+    # A user's own code may raise anything, or leave.
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"{name} can't be called: {type(error).__name__}: {error}",
             remedy="name a function of a module that python -c 'import ...' finds, as "

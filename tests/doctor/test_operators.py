@@ -292,6 +292,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def make(): return torch.nn.Linear(3, 4), {'input': torch.ones(2, 3)}\n"
         "def make_other(): return 1\n"
         "def fail(): raise KeyError('no such thing')\n"
+        "def leave(): raise SystemExit(2)\n"
         "number = 1\n"
     )
     (tmp_path / "odd_factories.py").write_text("def make(:\n")
@@ -310,7 +311,7 @@ def test_factory_is_called_for_its_module_and_batch() -> None:
     "name",
     [
         "own_factories:none", "own_factories", "no_such:make", "own_factories:make_other",
-        "own_factories:fail", "own_factories:number", "odd_factories:make",
+        "own_factories:fail", "own_factories:leave", "own_factories:number", "odd_factories:make",
     ],
 )  # fmt: skip
 def test_no_factory_is_a_wrong_use(name: str) -> None:
