@@ -65,7 +65,7 @@ class Child:
             self._process.stdin.write(json.dumps(value).encode() + b"\n")
 
     def receive(self, *, seconds: float) -> Any | None:
-        """Return the child's next line, or None if none comes within some seconds.
+        """Return the child's next answer, or None if none comes within some seconds.
 
         Raises:
             ChildEnded: If there will be none.
@@ -80,7 +80,10 @@ class Child:
         if b"\n" not in self._received:
             return None
         line, _, self._received = self._received.partition(b"\n")
-        return json.loads(line)
+        # Whatever Python prints as it starts comes before all answers.
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+        return None
 
     def kill(self) -> None:
         """End the child at once, and whatever it has started."""

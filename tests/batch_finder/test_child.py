@@ -58,6 +58,21 @@ def test_a_line_that_a_child_can_no_longer_read_is_no_error() -> None:
         child.kill()
 
 
+def test_what_python_prints_as_it_starts_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('welcome to this cluster')\n")
+    (tmp_path / "answering_worker.py").write_text("print('{\"ready\": true}')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    child = Child("answering_worker")
+    try:
+        while (answer := child.receive(seconds=30)) is None:
+            pass
+    finally:
+        child.kill()
+    assert answer == {"ready": True}
+
+
 def test_a_child_that_has_closed_its_output_and_does_not_end_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
