@@ -199,16 +199,23 @@ def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:
     device = MpsDevice(chip=mac.chip)
     both = [texts, replace(texts, longest_tokens=ARTICLE_TOKENS)]
     for each in both[:1] if task.has_max_length else both:
-        estimates = []
+        estimates: list[EstimateResult] = []
         for mode in task.modes:
             case = task.case(device, mode, each)
             task.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
-            estimates += [
-                estimate_parts(case, mac, stores_features=is_stored, limit=texts.rows)
-                for is_stored in dict.fromkeys([stores_features(task.config.cache, mode), False])
-            ]
+            estimates += _estimate_case(task, case, mac, limit=texts.rows)
         _warn_of_wrong_results(device, estimates, emit=task.emit)
         yield from estimates
+
+
+def _estimate_case(task: _Task, case: Case, mac: Mac, *, limit: int) -> Iterator[EstimateResult]:
+    """Estimate a case with stored features, if the model can be split, and without."""
+    if stores_features(task.config.cache, case.mode):
+        try:
+            yield estimate_parts(case, mac, stores_features=True, limit=limit)
+        except ModelUnsupported as error:
+            task.emit(WarningMessage(f"{error.message}: the whole model runs at every update"))
+    yield estimate_parts(case, mac, stores_features=False, limit=limit)
 
 
 def _warn_of_wrong_results(device: Device, estimates: list[EstimateResult], *, emit: Emit) -> None:

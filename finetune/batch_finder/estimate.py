@@ -13,7 +13,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from transformers.initialization import no_init_weights
 
 from finetune.batch_finder.case import Case
@@ -23,7 +27,9 @@ from finetune.batch_finder.trial import build_trial
 from finetune.devices.base import gibibytes
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import Kernels, keeping_memory_as
+from finetune.errors import ModelUnsupported
 
+_NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 # The first shows the floor. The others are on the line of large batches, whatever the model.
 _BATCH_SIZES = (1, 256, 1024)
 
@@ -101,7 +107,21 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
 
     The first begins without optimizer state. An evaluation keeps less than an update of the same
     size and is left out.
+
+    Raises:
+        ModelUnsupported: If the model can't be split into the case's part, or can't be estimated.
     """
+    try:
+        return _live_peaks(case, batch_sizes)
+    except _NEEDS_NUMBERS as error:
+        raise ModelUnsupported(
+            f"the memory of {case.architecture['model_type']} can't be estimated: its operations "
+            "depend on numbers, and an estimate has shapes alone",
+            remedy="search for its batch sizes on the machine itself",
+        ) from error
+
+
+def _live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     kernels = Kernels(**_calibrations()[case.device]["kernels"])
     peaks = []
     with (

@@ -242,6 +242,26 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], words: str) -> 
         finetune.find_batch(**options)
 
 
+def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = parts.estimate
+
+    def estimate(case: Case, **options: Any) -> EstimatedSizes:
+        if case.part != "whole":
+            raise ModelUnsupported("the frozen layers can't be split off", remedy="")
+        return whole(case, **options)
+
+    monkeypatch.setattr(parts, "estimate", estimate)
+    emitted: list[Event] = []
+    [found] = estimates(
+        model=tiny_folder, max_length=16, limit=50, freeze_core=True, emitted=emitted
+    )
+    assert not found.stores_features
+    [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
+    assert "can't be split off: the whole model runs at every update" in warning.message
+
+
 def test_features_are_estimated_stored_and_not(tiny_folder: Path) -> None:
     found = estimates(model=tiny_folder, max_length=16, limit=50)
     assert [(one.mode, one.stores_features) for one in found] == [

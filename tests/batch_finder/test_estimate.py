@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, tiny_case, tiny_config
+from tiny_models import ARCHITECTURES, SIZES, tiny_case, tiny_config
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, LongformerConfig
 
 import finetune.batch_finder
 from finetune.batch_finder import estimate as estimate_module
@@ -26,6 +26,7 @@ from finetune.batch_finder.trial import build_trial
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import find_mac
 from finetune.devices.names import DEVICE_NAMES
+from finetune.errors import ModelUnsupported
 from finetune.model.mode import Mode
 
 NO_LIMIT = 10**9
@@ -180,6 +181,13 @@ def test_every_device_has_a_calibration_for_encoder_and_head() -> None:
             calibration = load_calibration(small_case(device=device, mode=Mode(mode)))
             assert calibration.slope >= 0.9
             assert 0 < calibration.error_share < 1
+
+
+def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> None:
+    longformer = LongformerConfig(**SIZES, attention_window=8).to_dict()
+    case = replace(small_case(), architecture=architecture_of(longformer))
+    with pytest.raises(ModelUnsupported, match="longformer can't be estimated"):
+        estimate(case, memory_bytes=GIB, limit=NO_LIMIT)
 
 
 def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
