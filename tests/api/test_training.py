@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import QUICK, flags, start_finetune
+from tiny_runs import QUICK
 
 import finetune
 from finetune.api.folders import default_name
@@ -76,27 +76,3 @@ def test_a_folder_is_given_back_when_nothing_came_of_it(
     with pytest.raises(error):
         finetune.run(**(ONE_UPDATE | {"model": str(tiny_folder)} | options), emit=emit)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_three_runs_started_at_once_get_three_folders(tiny_folder: Path, tmp_path: Path) -> None:
-    model = ("--model", tiny_folder)
-    processes = [
-        start_finetune("run", *model, *flags(seed=seed, max_steps=2), cwd=tmp_path)
-        for seed in (1, 2, 3)
-    ]
-    for process in processes:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    folders = sorted((tmp_path / "runs").iterdir())
-    assert [folder.name for folder in folders] == [
-        "questions-tiny-full", "questions-tiny-full-2", "questions-tiny-full-3",
-    ]  # fmt: skip
-    assert all((folder / "model" / "model.safetensors").is_file() for folder in folders)
-    seeds = {
-        line.strip()
-        for folder in folders
-        for line in (folder / "config.yaml").read_text().splitlines()
-        if line.strip().startswith("seed:")
-    }
-    assert seeds == {"seed: 1", "seed: 2", "seed: 3"}
