@@ -150,21 +150,14 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def intact_checkpoints(checkpoints_folder: Path, *, emit: Emit) -> list[Path]:
-    """Return the checkpoints that verify, the highest update first.
-
-    A damaged one is skipped with a warning; a newest one that is half there would otherwise keep a
-    run from resuming (transformers#35782).
-    """
-    intact = []
-    for folder in _highest_update_first(checkpoints_folder):
-        try:
-            verify_checkpoint(folder)
-        except CheckpointDamaged as damage:
-            warn_of_damage(damage, emit=emit)
-        else:
-            intact.append(folder)
-    return intact
+def highest_update_first(checkpoints_folder: Path) -> list[Path]:
+    """Return the checkpoints to resume from, damaged or not, by their updates."""
+    folders = [
+        folder
+        for folder in checkpoints_folder.glob("step-*")
+        if re.fullmatch(r"step-\d+", folder.name) and folder.is_dir()
+    ]
+    return sorted(folders, key=_update_of, reverse=True)
 
 
 def remove_old_checkpoints(
@@ -185,7 +178,7 @@ def remove_old_checkpoints(
         for leftover in checkpoints_folder.glob(f"*{suffix}"):
             shutil.rmtree(leftover)
     kept = 0
-    folders = _highest_update_first(checkpoints_folder)
+    folders = highest_update_first(checkpoints_folder)
     is_known = bool(written) and written[-1] in folders
     passed_over = folders[: folders.index(written[-1])] if is_known else []
     needs_checked = checked_updates is not None
@@ -208,7 +201,7 @@ def put_back_discarded(folder: Path) -> None:
 
 def discard_checkpoints_after(checkpoints_folder: Path, *, update: int) -> Path | None:
     """Delete the checkpoints that follow an update, and return the newest of the others."""
-    folders = _highest_update_first(checkpoints_folder)
+    folders = highest_update_first(checkpoints_folder)
     good = [folder for folder in folders if _update_of(folder) <= update]
     for folder in set(folders).difference(good):
         _discard(folder)
@@ -244,15 +237,6 @@ def _is_intact(folder: Path) -> bool:
     except CheckpointDamaged:
         return False
     return True
-
-
-def _highest_update_first(checkpoints_folder: Path) -> list[Path]:
-    folders = [
-        folder
-        for folder in checkpoints_folder.glob("step-*")
-        if re.fullmatch(r"step-\d+", folder.name) and folder.is_dir()
-    ]
-    return sorted(folders, key=_update_of, reverse=True)
 
 
 def _update_of(checkpoint: Path) -> int:

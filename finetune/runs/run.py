@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ from finetune.runs.plan import TrainingPlan, plan_training, with_plan
 from finetune.runs.precision import with_precision
 from finetune.runs.preparation import Preparation
 from finetune.runs.reserving import set_aside_previous_run
-from finetune.runs.saving import Checkpoints
+from finetune.runs.saving import Checkpoints, nothing_to_resume
 from finetune.runs.threads import choose_run_threads
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import AgreedStop, Stopped, stop_on_signal
@@ -98,11 +97,11 @@ class Run:
             UsageError: If there is no checkpoint.
         """
         processes = preparation.processes
-        intact = processes.broadcast(lambda: _check_resumable(preparation, folder, emit=emit))
+        processes.broadcast(lambda: _check_resumable(preparation, folder))
         choices, timing = processes.broadcast(lambda: read_measured(folder.environment_file))
         preparation = replace(preparation, precision_timing=timing, choices=choices)
         run = cls._build(preparation, folder, emit=emit)
-        progress = run.checkpoints.restore(intact, run.training_state)
+        progress = run.checkpoints.restore(run.training_state)
         progress.seconds += run.progress.seconds
         if processes.is_main:
             continue_journal(folder, updates=progress.updates)
@@ -260,10 +259,9 @@ def _make_training_state(
     return training_state
 
 
-def _check_resumable(preparation: Preparation, folder: RunFolder, *, emit: Emit) -> list[Path]:
-    """Return the checkpoints that verify, of a run that was made from the same as this one."""
-    keep = preparation.config.output.save_total_limit
-    intact = Checkpoints(folder, keep=keep, emit=emit).intact()
+def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
+    """Raise unless a run has a checkpoint, and was made from the same as this one."""
+    if not folder.can_resume:
+        raise nothing_to_resume(folder)
     saved = Manifest.read(folder.manifest_file)
     saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
-    return intact

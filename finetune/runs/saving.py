@@ -3,7 +3,7 @@
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from finetune.runs.checkpoint import (
     WRITE_ERRORS,
     checkpoint_path,
     damaged,
-    intact_checkpoints,
+    highest_update_first,
     put_back_discarded,
     read_checkpoint,
     reason_of,
@@ -68,7 +68,7 @@ class Checkpoints:
     As a context manager it waits at its end for what is being written.
 
     Of several processes the main one alone reads and writes, and the others get from it what it has
-    read; each calls all methods but ``intact``.
+    read; each calls all methods.
 
     Args:
         folder: The run, held by the main process.
@@ -222,36 +222,26 @@ class Checkpoints:
         if self._hurry.is_set():
             raise InterruptedError("the run was stopped")
 
-    def intact(self) -> list[Path]:
-        """Return the checkpoints that verify, the highest update first.
+    def restore(self, training_state: TrainingState) -> Progress:
+        """Restore model, optimizer and random state from the newest checkpoint that can be used.
+
+        One that is damaged is skipped with a warning; a newest one that is half there would
+        otherwise keep a run from resuming (transformers#35782).
 
         Raises:
             UsageError: If there is none.
         """
-        put_back_discarded(self.folder.best_checkpoint)
-        checkpoints = intact_checkpoints(self.folder.checkpoints_folder, emit=self.emit)
-        if not checkpoints:
-            raise self._nothing_to_resume()
-        return checkpoints
-
-    def restore(self, checkpoints: Sequence[Path], training_state: TrainingState) -> Progress:
-        """Restore model, optimizer and random state from the first that can be used.
-
-        Raises:
-            UsageError: If there is none.
-        """
-        found, progress = self.processes.broadcast(
-            lambda: self._restore_main(checkpoints, training_state)
-        )
+        found, progress = self.processes.broadcast(lambda: self._restore_main(training_state))
         if not self.processes.is_main:
             restore_state(training_state, *found)
         return progress
 
     def _restore_main(
-        self, checkpoints: Sequence[Path], training_state: TrainingState
+        self, training_state: TrainingState
     ) -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
         """Restore the main process; return what it has read, and where the run stands."""
-        for checkpoint in checkpoints:
+        put_back_discarded(self.folder.best_checkpoint)
+        for checkpoint in highest_update_first(self.folder.checkpoints_folder):
             try:
                 found = read_checkpoint(checkpoint)
                 progress = restore_state(training_state, *found)
@@ -264,7 +254,7 @@ class Checkpoints:
             else:
                 self._restore_best(training_state, progress)
                 return found, progress
-        raise self._nothing_to_resume()
+        raise nothing_to_resume(self.folder)
 
     def _restore_best(self, training_state: TrainingState, progress: Progress) -> None:
         """Let the model that is resumed be the best so far where that can't be read.
@@ -303,11 +293,13 @@ class Checkpoints:
         except (CheckpointDamaged, KeyError, TypeError, ValueError):
             return None
 
-    def _nothing_to_resume(self) -> UsageError:
-        return UsageError(
-            f"the run in {self.folder.path} has no checkpoint to resume from",
-            remedy="start again with --overwrite",
-        )
+
+def nothing_to_resume(folder: RunFolder) -> UsageError:
+    """Return the error that says of a run that it can't be resumed."""
+    return UsageError(
+        f"the run in {folder.path} has no checkpoint to resume from",
+        remedy="start again with --overwrite",
+    )
 
 
 def _fits_in_memory(tensors: Mapping[str, Tensors]) -> bool:

@@ -7,12 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune import events
 from finetune.errors import CheckpointDamaged
 from finetune.runs.checkpoint import (
     checkpoint_path,
     discard_checkpoints_after,
-    intact_checkpoints,
+    highest_update_first,
     read_checkpoint,
     remove_old_checkpoints,
     verify_checkpoint,
@@ -37,10 +36,6 @@ def flip_bit(file: Path, *, position: int, bit: int = 0) -> None:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
-
-
-def ignore(event: events.Event) -> None:
-    pass
 
 
 def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
@@ -157,30 +152,13 @@ def test_checkpoints_come_by_their_update_and_not_by_their_name(tmp_path: Path) 
     (tmp_path / "step-11.partial").mkdir()
     (tmp_path / "step-best").mkdir()
 
-    assert intact_checkpoints(tmp_path, emit=ignore) == [
+    assert highest_update_first(tmp_path) == [
         tmp_path / name for name in ("step-10", "step-9", "step-2")
     ]
 
 
-def test_damaged_checkpoint_is_told_and_passed_over(tmp_path: Path) -> None:
-    for update in (1, 2, 3):
-        write_step(tmp_path, update)
-    flip_bit(tmp_path / "step-3" / "model.safetensors", position=-1)
-    emitted: list[events.Event] = []
-
-    assert intact_checkpoints(tmp_path, emit=emitted.append) == [
-        tmp_path / "step-2",
-        tmp_path / "step-1",
-    ]
-
-    [warning] = emitted
-    assert isinstance(warning, events.WarningMessage)
-    assert "step-3" in warning.message
-
-
 def test_no_checkpoint_is_found_where_there_is_none(tmp_path: Path) -> None:
-    assert intact_checkpoints(tmp_path, emit=ignore) == []
-    assert intact_checkpoints(tmp_path / "missing", emit=ignore) == []
+    assert highest_update_first(tmp_path) == highest_update_first(tmp_path / "missing") == []
 
 
 def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
