@@ -17,21 +17,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from finetune import events
 from finetune.events import Emit
 from finetune.files import PARTIAL_SUFFIX, file_sha256, flush_to_disk, read_json
 
+# What only lists or deletes entries does not wait for torch.
+if TYPE_CHECKING:
+    import torch
+
 SUFFIX = ".safetensors"
 FACTS = ".json"
-DTYPES = {
-    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32",
-}  # fmt: skip
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}
 # A file that a process still writes to has changed since.
 LEFTOVER_SECONDS = 24 * 3600
 
@@ -68,7 +69,7 @@ class TensorStore:
         evicted_bytes = sum(one.size_bytes for one in self._evicted_by(size_bytes) or ())
         return size_bytes <= shutil.disk_usage(existing).free + evicted_bytes
 
-    def read(self, key: str, *, emit: Emit) -> dict[str, torch.Tensor] | None:
+    def read(self, key: str, *, emit: Emit) -> "dict[str, torch.Tensor] | None":
         """Return the tensors kept under a key, mapped; None if there are none.
 
         None as well, with a warning, if the bytes are not those that were written.
@@ -92,11 +93,11 @@ class TensorStore:
     def write(
         self,
         key: str,
-        pieces: Iterable[torch.Tensor],
+        pieces: "Iterable[torch.Tensor]",
         *,
         shapes: Mapping[str, tuple[int, ...]],
         notes: Mapping[str, Any],
-    ) -> dict[str, torch.Tensor]:
+    ) -> "dict[str, torch.Tensor]":
         """Keep tensors of one dtype under a key and return them, mapped.
 
         The pieces are on the CPU, and together all numbers of the tensors in their order. What does
@@ -106,6 +107,8 @@ class TensorStore:
             OSError: If the disk is full or the folder can't be written to.
             SafetensorError: If the pieces are not of these shapes.
         """
+        import torch
+
         self.folder.mkdir(parents=True, exist_ok=True)
         self._delete_leftovers()
         pieces = iter(pieces)
@@ -119,8 +122,7 @@ class TensorStore:
             tensors = _map(partial)
             if fits:
                 _rename(partial, self._file(key))
-                dtype = str(first.dtype).removeprefix("torch.")
-                facts = {**notes, "dtype": dtype, "sha256": digest}
+                facts = {**notes, "dtype": _name_of(first.dtype), "sha256": digest}
                 _write(partial, [json.dumps(facts).encode()])
                 _rename(partial, self._file(key).with_suffix(FACTS))
                 self._keys_in_use.add(key)
@@ -172,7 +174,7 @@ class TensorStore:
         return self.folder / f"{key}{SUFFIX}"
 
 
-def key_of(parts: Iterable[str | torch.Tensor]) -> str:
+def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
     """Return a key of texts and tensors on the CPU, in their order: 64 letters and digits.
 
     Each part is forgotten before the next is asked for.
@@ -188,11 +190,15 @@ def key_of(parts: Iterable[str | torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> tuple[bytes, int]:
+def _name_of(dtype: "torch.dtype") -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: "torch.dtype") -> tuple[bytes, int]:
     """Return what a safetensors file of some tensors begins with, and how many bytes follow."""
     ends = [0, *accumulate(math.prod(shape) * dtype.itemsize for shape in shapes.values())]
     tensors = {
-        name: {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": offsets}
+        name: {"dtype": DTYPES[_name_of(dtype)], "shape": shape, "data_offsets": offsets}
         for (name, shape), offsets in zip(shapes.items(), pairwise(ends), strict=True)
     }
     header = json.dumps(tensors).encode()
@@ -215,7 +221,7 @@ def _rename(written: Path, to: Path) -> None:
     os.replace(written, to)
 
 
-def _map(file: Path) -> dict[str, torch.Tensor]:
+def _map(file: Path) -> "dict[str, torch.Tensor]":
     with safe_open(file, framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
@@ -238,5 +244,7 @@ def _read_facts(file: Path) -> Mapping[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def _bytes_of(tensor: "torch.Tensor") -> memoryview:
+    import torch
+
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

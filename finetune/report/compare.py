@@ -12,7 +12,7 @@ from finetune.tasks.figures import Figure, Table, plain
 
 def render_comparison(comparison: Comparison) -> str:
     """Return ``compare.html``, which needs no other file and names no folders of this machine."""
-    # It loads PyTorch, which the tables do without.
+    # It loads the Hub's client, which the tables do without.
     from finetune.report.names import without_folder
 
     options = {

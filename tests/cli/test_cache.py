@@ -1,6 +1,8 @@
 """``finetune cache``, and the options of a run that go with it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,17 @@ def test_ls_shows_what_is_kept_and_how_much_it_is(command: Command, tmp_path: Pa
     assert header == "last used size rows data split model mode"
     assert line.endswith("4.9 MiB 40,000 questions train [red]tiny[/] head")
     assert total == f"4.9 MiB in {tmp_path / 'features'}"
+
+
+def test_ls_does_not_wait_for_torch(tmp_path: Path) -> None:
+    keep(tmp_path)
+    code = f"""
+import sys
+from finetune.cli.main import main
+main(["cache", "ls", "--cache-dir", {str(tmp_path)!r}])
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_ls_prints_one_json_object(command: Command, tmp_path: Path) -> None:
