@@ -166,7 +166,8 @@ class TensorStore:
     def _delete_leftovers(self) -> None:
         """Delete what killed processes left; it has no name that anybody would look for."""
         for partial in self.folder.glob(f"*{PARTIAL_SUFFIX}"):
-            with suppress(FileNotFoundError):
+            # It may be another user's, or another process may delete it first.
+            with suppress(OSError):
                 if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
                     partial.unlink()
 

@@ -257,6 +257,25 @@ def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: Te
     ]
 
 
+def test_what_another_user_has_left_keeps_nobody_from_writing(
+    store: TensorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.folder.mkdir()
+    leftover = store.folder / "left.partial"
+    leftover.write_bytes(b"123")
+    os.utime(leftover, (1, 1))
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == leftover:
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    keep(store, "a", random_features())
+    assert keys_of(store) == ["a"]
+
+
 @pytest.fixture
 def open_small_store(tmp_path: Path) -> OpenStore:
     """Return what opens a store, as each run does, with room for three entries of ten features."""
