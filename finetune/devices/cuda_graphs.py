@@ -97,7 +97,8 @@ class CudaGraphs(CapturedFunction):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = self._function(mine)
-            except RuntimeError:
+            # Whatever it is: with an open capture nothing could be saved.
+            except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
                 generator.graphsafe_set_state(random_state)
