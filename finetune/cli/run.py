@@ -83,8 +83,12 @@ def command(
     **flags: Any,
 ) -> None:
     """Fine-tune a classifier and write a run folder."""
-    if dry_run and seeds is not None:
-        raise UsageError("--dry-run is of one seed", remedy="leave out --seeds or --dry-run")
+    for option in ("seeds", "resume_from_checkpoint") if dry_run else ():
+        if click.get_current_context().params[option] is not None:
+            raise UsageError(
+                "--dry-run is for a new run of one seed",
+                remedy=f"leave out --dry-run or --{option.replace('_', '-')}",
+            )
     if num_processes > 1 and not dry_run and read_launch().world_size == 1:
         from finetune.api.launch import run_in_processes
 

@@ -87,7 +87,7 @@ def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
     sections = [section.name for section in fields(Config)]
     content = read_yaml(path)
     if not isinstance(content, dict | None):
-        remedy = f"write its options under {', '.join(sections)}"
+        remedy = f"write its options under {', '.join(sections)}; a table of texts is --data {file}"
         raise ConfigurationInvalid(f"{path} has no sections", remedy=remedy)
     for section, options in (content or {}).items():
         if section not in sections:

@@ -116,7 +116,7 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     if needs_model and not folder.model_folder.is_dir():
         raise NotARun(
             f"the run in {path} has not saved its model yet",
-            remedy="finish it with --resume-from-checkpoint",
+            remedy=f"finish it with finetune run --resume-from-checkpoint {path}",
         )
     return folder
 

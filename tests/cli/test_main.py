@@ -113,6 +113,7 @@ def test_without_arguments_the_help_is_shown_as_a_wrong_usage(command: Command) 
         (["run", "--set", "training.sead=1"], ["sead", "seed"]),
         (["run", "--freeze-core", "--train-layers", "2"], ["--freeze-core", "--train-layers"]),
         (["run", "--resume-from-checkpoint", "missing"], ["missing"]),
+        (["run", "--resume-from-checkpoint", "runs/a", "--dry-run"], ["--resume-from-checkpoint"]),
         (["evaluate"], ["RUN"]),
         (["evaluate", "missing"], ["missing"]),
         (["evaluate", "missing", "--split", "dev"], ["--split", "dev", "validation"]),
