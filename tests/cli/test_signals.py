@@ -102,7 +102,7 @@ def test_a_terminal_that_is_closed_ends_a_run_that_is_saved(
 ) -> None:
     run, (controller, terminal) = tmp_path / "run", pty.openpty()
     command = [sys.executable, "-m", "finetune", "run", "--model", str(tiny_folder)]
-    options = flags(num_train_epochs=200)
+    options = flags(num_train_epochs=200, early_stopping_patience=0)
     process = subprocess.Popen(
         [*command, "--output-dir", str(run), *options],
         stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
