@@ -97,13 +97,14 @@ class CudaGraphs(CapturedFunction):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = self._function(mine)
+                # An operation that can't be captured may show here alone.
+                graph.capture_end()
             # Whatever it is: with an open capture nothing could be saved.
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
                 generator.graphsafe_set_state(random_state)
                 raise
-            graph.capture_end()
         return _Graph(graph, mine, result)
 
 
