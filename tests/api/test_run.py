@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import Command, flags, have_same_bits, run_tiny, weights_of
+from tiny_runs import Command, flags, have_same_bits, weights_of
 
 import finetune
 from finetune.errors import ConfigurationInvalid, UsageError
@@ -16,12 +16,6 @@ def test_the_package_offers_its_verbs_and_nothing_that_is_not_there() -> None:
         finetune.fine_tune  # noqa: B018
 
 
-def test_run_returns_what_it_writes_and_where(tiny_folder: Path, tmp_path: Path) -> None:
-    results = run_tiny(tmp_path / "run", model=tiny_folder, max_steps=1)
-    assert results.pop("output_dir") == str(tmp_path / "run")
-    assert results == read_json(tmp_path / "run" / "all_results.json")
-
-
 def test_run_is_the_command(
     tiny_folder: Path, finished_run: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -30,29 +24,19 @@ def test_run_is_the_command(
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(finished_run))
 
 
-def test_a_configuration_may_be_a_file_with_options_on_top(
+def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "mine.yaml"
+    file, run = tmp_path / "mine.yaml", tmp_path / "run"
     file.write_text("data: {data: questions}\ntraining: {max_steps: 5, seed: 3}")
+    paths: dict[str, Any] = {"model": tiny_folder, "output_dir": run}
     results = finetune.run(
-        str(file),
-        model=str(tiny_folder),
-        device="cpu",
-        max_steps=1,
-        output_dir=str(tmp_path / "run"),
-        assignments=["data.max_train_samples=16"],
+        file, device="cpu", max_steps=1, assignments=["data.max_train_samples=16"], **paths
     )
+    assert results.output_dir == str(run)
+    assert results.to_json() == read_json(run / "all_results.json")
     assert (results.training.train_samples, results.training.epoch) == (16, 1.0)
-    assert "seed: 3\n" in (tmp_path / "run" / "config.yaml").read_text()
-
-
-def test_folders_may_be_paths(tiny_folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("training: {max_steps: 1}")
-    paths: dict[str, Any] = {"model": tiny_folder, "output_dir": tmp_path / "run"}
-    results = finetune.run(file, data="questions", device="cpu", max_train_samples=16, **paths)
-    assert Path(results.output_dir) == tmp_path / "run"
+    assert "seed: 3\n" in (run / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("options", [{"batchsize": 8}, {"learning_rte": 1e-5}, {"freeze": True}])

@@ -113,8 +113,6 @@ def test_the_choice_and_both_timings_are_shown_and_kept(
     assert words in (run / "model" / "README.md").read_text()
     manifest = Manifest.read(run / "manifest.json")
     assert manifest.metrics_precision == training_options(run)["precision"] == "bf16"
-    # What repeats the run does not time.
-    finetune.run(run / "config.yaml", output_dir=str(tmp_path / "again"), max_steps=1)
     assert timing.count == 1
 
 
