@@ -318,7 +318,8 @@ def _read_parquet(path: Path, source: Path | pyarrow.NativeFile, *, emit: Emit) 
     }
     batches = _read_batches(file, path=path, rows=ROWS_A_PIECE, columns=names)
     tables = (pyarrow.Table.from_batches([batch]) for batch in batches)
-    columns = collect(_as_texts(_with_class_names(one, class_names)) for one in tables)
+    with _parquet_errors_explained(path):  # a damaged file may have none of its rows
+        columns = collect(_as_texts(_with_class_names(one, class_names)) for one in tables)
     return RawTable(path, columns, class_names=class_names)
 
 

@@ -159,6 +159,16 @@ def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet")
 
 
+def test_parquet_that_has_none_of_its_rows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "rows.parquet")
+    # As of a file whose pages are damaged in a place that Arrow does not check.
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", lambda *_, **__: iter(()))
+    with pytest.raises(DataUnreadable, match="is not Parquet"):
+        read(tmp_path / "rows.parquet")
+
+
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound, match=r"nothing\.csv"):
         read(tmp_path / "nothing.csv")
