@@ -16,7 +16,14 @@ from finetune.runs.folder import RUNS_FOLDER, RunFolder, seeds_file
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import prepare
-from finetune.runs.reserving import lock, reserve_folder, reserve_new_folder
+from finetune.runs.reserving import (
+    delete_previous_run,
+    lock,
+    previous_run_put_back,
+    reserve_folder,
+    reserve_new_folder,
+    set_aside_previous_run,
+)
 from finetune.runs.seeds import SeedResults, SeedsFolder
 from finetune.training.interruption import signal_of
 
@@ -74,28 +81,30 @@ def train_seeds(
     seeds = range(first, first + count)
     with kept_awake(), _hold(config, begun) as held:
         parent = SeedsFolder(held.path)
-        with _interruption_explained(parent, seeds):
-            _train_missing(config, seeds, parent, origins=origins, is_new=begun is None, emit=emit)
+        runs = [parent.run(seed) for seed in seeds]
+        with previous_run_put_back(held, runs), _interruption_explained(parent, runs):
+            _train_missing(config, seeds, held, origins=origins, is_new=begun is None, emit=emit)
         return parent.read(seeds, metric=config.training.metric_for_best_model)
 
 
 def _train_missing(
     config: Config,
     seeds: Sequence[int],
-    parent: SeedsFolder,
+    held: RunFolder,
     *,
     origins: Mapping[str, str],
     is_new: bool,
     emit: Emit,
 ) -> None:
-    metric, shared = config.training.metric_for_best_model, WarningLog(emit)
+    parent, shared = SeedsFolder(held.path), WarningLog(emit)
+    metric = config.training.metric_for_best_model
     missing = [seed for seed in seeds if is_new or not parent.run(seed).has_finished]
     if not missing:
         emit(Info(f"the runs in {parent.path} have finished: nothing is left to do"))
         return
     preparation = prepare(_with_seed(config, missing[0]), origins=origins, emit=shared)
     if is_new:
-        parent.clear()
+        set_aside_previous_run(held)
     elif before := parent.first_begun():
         saved = Manifest.read(before.manifest_file)
         saved.check(Manifest.of(preparation), remedy="restore it, or train in another folder")
@@ -106,6 +115,7 @@ def _train_missing(
         if seed != missing[0]:
             preparation = preparation.with_seed(seed, emit=log)
         preparation = train_seed(preparation, parent.run(seed), log=log)
+        delete_previous_run(held)
         parent.write(parent.read(seeds, metric=metric))
 
 
@@ -123,15 +133,16 @@ def _hold(config: Config, begun: SeedsFolder | None) -> AbstractContextManager[R
     path = named_folder(config)
     if path is None:
         return reserve_new_folder(RUNS_FOLDER, _default_name(config))
-    if seeds_file(path).is_file() and config.output.overwrite:
-        return lock(RunFolder(path))
+    folder = RunFolder(path)
+    if config.output.overwrite and (seeds_file(path).is_file() or folder.previous_run.is_dir()):
+        return lock(folder)
     if seeds_file(path).is_file():
         raise RunFolderNotEmpty(
             f"{path} already holds runs of several seeds",
             remedy="go on with them by --resume-from-checkpoint auto, delete them with "
             "--overwrite, or choose another folder with --output-dir",
         )
-    if RunFolder(path).config_file.is_file():
+    if folder.config_file.is_file():
         raise RunFolderNotEmpty(
             f"{path} holds a single run", remedy="choose another folder with --output-dir"
         )
@@ -139,7 +150,7 @@ def _hold(config: Config, begun: SeedsFolder | None) -> AbstractContextManager[R
 
 
 @contextmanager
-def _interruption_explained(parent: SeedsFolder, seeds: Sequence[int]) -> Iterator[None]:
+def _interruption_explained(parent: SeedsFolder, runs: Sequence[RunFolder]) -> Iterator[None]:
     """Say how many seeds have finished, and how the others go on.
 
     Raises:
@@ -148,13 +159,12 @@ def _interruption_explained(parent: SeedsFolder, seeds: Sequence[int]) -> Iterat
     try:
         yield
     except KeyboardInterrupt as stop:
-        finished = sum(parent.run(seed).has_finished for seed in seeds)
-        command = f"finetune run --seeds {len(seeds)} --resume-from-checkpoint"
-        has_begun = seeds_file(parent.path).is_file() and parent.first_begun()
+        finished = sum(one.has_finished for one in runs)
+        command = f"finetune run --seeds {len(runs)} --resume-from-checkpoint"
         raise Interrupted(
-            f"{str(stop) or 'stopped'}; {finished} of {len(seeds)} seeds have finished",
+            f"{str(stop) or 'stopped'}; {finished} of {len(runs)} seeds have finished",
             remedy=f"resume with: {command} {shlex.quote(str(parent.path))}"
-            if has_begun
+            if any(one.holds_progress for one in runs)
             else "start again with --overwrite: nothing was saved yet",
             signal_number=signal_of(stop),
         ) from None

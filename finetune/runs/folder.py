@@ -95,6 +95,11 @@ class RunFolder:
         has_checkpoint = any(name.removeprefix("step-").isdecimal() for name in names)
         return has_checkpoint and self.config_file.is_file() and self.is_in_place
 
+    @property
+    def holds_progress(self) -> bool:
+        """Whether there is a checkpoint to resume from, or a model."""
+        return self.can_resume or self.model_folder.exists()
+
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     """Return the run that a folder holds, the best of several seeds.

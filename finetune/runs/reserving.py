@@ -42,11 +42,8 @@ def reserve_folder(path: Path, *, overwrite: bool) -> Iterator[RunFolder]:
     with _removed_if_empty(missing), lock(folder):
         # Another process may have finished a run here since the first look.
         check_run_folder(folder, overwrite=overwrite)
-        try:
+        with previous_run_put_back(folder, [folder]):
             yield folder
-        except BaseException:
-            put_back_previous_run(folder)
-            raise
 
 
 @contextmanager
@@ -104,15 +101,19 @@ def set_aside_previous_run(folder: RunFolder) -> None:
         empty_folder(folder)
 
 
-def put_back_previous_run(folder: RunFolder) -> None:
-    """Undo ``set_aside_previous_run`` where the new run has left nothing to resume or to use."""
-    has_nothing = not (folder.can_resume or folder.model_folder.exists())
-    if not (folder.is_in_place and folder.previous_run.exists() and has_nothing):
-        return
-    empty_folder(folder)
-    for entry in folder.previous_run.iterdir():
-        os.replace(entry, folder.path / entry.name)
-    folder.previous_run.rmdir()
+@contextmanager
+def previous_run_put_back(folder: RunFolder, new: Sequence[RunFolder]) -> Iterator[None]:
+    """Undo ``set_aside_previous_run`` where new runs fail and leave nothing to resume or to use."""
+    try:
+        yield
+    except BaseException:
+        holds_progress = any(one.holds_progress for one in new)
+        if folder.is_in_place and folder.previous_run.exists() and not holds_progress:
+            empty_folder(folder)
+            for entry in folder.previous_run.iterdir():
+                os.replace(entry, folder.path / entry.name)
+            folder.previous_run.rmdir()
+        raise
 
 
 def delete_previous_run(folder: RunFolder) -> None:

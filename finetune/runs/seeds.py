@@ -1,6 +1,5 @@
 """Several trainings of one configuration, which differ in their seed: their folder and results."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -100,10 +99,3 @@ class SeedsFolder:
     def write(self, results: SeedResults) -> None:
         """Write ``seeds.json``."""
         write_json(seeds_file(self.path), results.to_json())
-
-    def clear(self) -> None:
-        """Delete the runs that ``seeds.json`` names, and the file."""
-        if seeds_file(self.path).is_file():
-            for seed in read_seeds(self.path):
-                shutil.rmtree(self.run(seed).path, ignore_errors=True)
-            seeds_file(self.path).unlink()

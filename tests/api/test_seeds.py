@@ -18,7 +18,7 @@ from tiny_runs import (
 
 import finetune
 from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
-from finetune.events import Event, Info
+from finetune.events import Event, Info, StageStarted
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
@@ -183,6 +183,22 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     assert any("truncated" in one.message for one in warnings[0])
     config = (folder / "seed-42" / "config.yaml").read_text(encoding="utf-8")
     assert "max_train_samples: 16" in config
+
+
+def test_seeds_that_are_overwritten_are_put_back_where_the_new_ones_leave_nothing(
+    parent: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(parent, tmp_path / "run")
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, StageStarted) and event.name == "train":
+            raise KeyboardInterrupt
+
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(Interrupted) as stopped:
+        run_seeds(folder, model=tiny_folder, overwrite=True, emit=interrupt)
+    assert stopped.value.remedy == "start again with --overwrite: nothing was saved yet"
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_seed_does_not_begin_with_the_task_that_the_one_before_has_finished(
