@@ -268,4 +268,6 @@ def _measure_data(task: _Task) -> _Texts:
         for split in table.values()
     )
     task.emit(Info(f"the longest text of {options.data} has {longest_tokens} tokens"))
+    why = "as --limit says" if task.limit else "the rows of the training split; see --limit"
+    task.emit(Info(f"batch sizes of up to {found.rows:,} are tried: {why}"))
     return replace(found, longest_tokens=longest_tokens)

@@ -161,13 +161,13 @@ def _part_at_work(case: Case) -> str:
 
 
 def _basis(case: Case, calibration: Calibration) -> str:
-    measured = calibration.measurements or "no"
-    own = "" if calibration.measurements else " of this project's own"
     encoder = "trains" if _part_at_work(case) == "core" else "is frozen"
+    origin = f"{calibration.measurements} measurements on {case.device} where the encoder {encoder}"
+    if not calibration.measurements:
+        origin = f"no measurements of this project's own on {case.device}"
     return (
         f"the live tensors of an update, times {calibration.slope:.2f}, plus "
-        f"{gibibytes(calibration.offset_bytes)}: from {measured} measurements{own} on "
-        f"{case.device} where the encoder {encoder}; {calibration.source}"
+        f"{gibibytes(calibration.offset_bytes)}: from {origin}; {calibration.source}"
     )
 
 

@@ -44,7 +44,8 @@ def finish_task(
         emit(Info("the probabilities are not calibrated: the logits do not follow the last layer"))
         _restore(parameters, saved)
         return replace(tuned, temperature=1.0).fold(parameters), (before, labels)
-    emit(Info(f"the logits are divided by {folded.temperature:.3g}, fitted on validation rows"))
+    temperature = f"{folded.temperature:.3g}, a temperature that is fitted on the validation rows"
+    emit(Info(f"calibration: the logits are divided by {temperature}"))
     changed = _count_changes((tuned, before), (folded, after), labels)
     if changed:
         message = f"rounding has changed {changed:,} of {len(labels):,} answers to validation rows"
