@@ -85,7 +85,7 @@ def test_every_flag_is_one_of_a_command() -> None:
 
 def test_every_command_exists_and_has_the_flags_beside_it() -> None:
     for file, text in TEXTS:
-        for line in COMMAND.findall(text):
+        for line in (found.rstrip(".") for found in COMMAND.findall(text)):
             names = [line.split()[0]]
             group = cli.get_command(click.Context(cli), names[0])
             if isinstance(group, click.Group):
