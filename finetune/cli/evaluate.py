@@ -32,7 +32,7 @@ Examples:
 @click.option(
     "--data",
     metavar="SOURCE",
-    help="Other data to score, all rows of it, such as a table; see finetune run.",
+    help="Other data to score, all rows of it, such as a table.",
 )
 @text_column_option
 @text_pair_column_option
