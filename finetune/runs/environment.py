@@ -8,8 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
-
 from finetune.devices.mps.power import power_facts
 from finetune.files import read_json, write_json
 from finetune.runs.details import Choice
@@ -59,6 +57,9 @@ def write_environment(file: Path, preparation: "Preparation") -> None:
 
 def read_measured(file: Path) -> tuple[Sequence[Choice], PrecisionTiming | None]:
     """Return what a run has chosen by measurements; nothing if that can't be read."""
+    # The doctor reads the names of packages here, where this one may be missing.
+    from pydantic import TypeAdapter
+
     try:
         found = read_json(file)
         measured = found["choices"], found.get("precision_timing")

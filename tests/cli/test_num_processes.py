@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 # So that a run can be caught in the middle, and is the same with any number of processes.
 LONG = {
-    "num_train_epochs": 30, "early_stopping_patience": 0, "max_train_samples": 32, "save_steps": 1,
+    "num_train_epochs": 120, "early_stopping_patience": 0, "max_train_samples": 32, "save_steps": 1,
     "save_total_limit": 5,
 }  # fmt: skip
 
