@@ -150,4 +150,6 @@ def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
 
 
 def _spell(figure: "Figure", value: float) -> str:
-    return str(replace(figure, value=value))
+    # The interval of few seeds may be wider than a share can be.
+    shown = min(max(value, 0.0), 1.0) if figure.is_share else value
+    return str(replace(figure, value=shown))

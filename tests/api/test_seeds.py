@@ -185,6 +185,17 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     assert "max_train_samples: 16" in config
 
 
+def test_the_interval_of_two_seeds_that_differ_ends_where_shares_do(
+    command: Command, parent: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(parent, tmp_path / "seeds")
+    for seed, accuracy in {42: 0.1, 43: 0.9}.items():
+        file = folder / f"seed-{seed}" / "all_results.json"
+        write_json(file, read_json(file) | {"test_accuracy": accuracy})
+    outcome = command("run", "--seeds", 2, "--resume-from-checkpoint", folder)
+    assert "95% interval  0.0% to 100.0%" in outcome.output
+
+
 def test_seeds_that_are_overwritten_are_put_back_where_the_new_ones_leave_nothing(
     parent: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
