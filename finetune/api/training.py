@@ -23,7 +23,6 @@ from finetune.runs.reserving import lock, reserve_folder
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 from finetune.runs.tracking import tracked
-from finetune.tasks.base import warn_unless_better
 
 
 def train_new(
@@ -120,7 +119,6 @@ def _complete(run: Run) -> RunResults:
         tracking.report_test(
             results.test.metrics, update=run.progress.updates, epoch=results.training.epoch
         )
-    warn_unless_better(results.test, emit=run.emit)
     return results
 
 

@@ -20,7 +20,7 @@ from finetune.runs.inference import write_inference
 from finetune.runs.reserving import delete_previous_run
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.run import Run
-from finetune.tasks.base import Labels
+from finetune.tasks.base import Labels, warn_unless_better
 
 WritePages = Callable[[RunFolder, RunResults], object]
 
@@ -79,6 +79,8 @@ def _write_results(
         calibration=measure_calibration(task, validation, test) if validation else None,
         output_dir=str(folder.path),
     )
+    # Once the run counts as finished nothing more is said of it.
+    warn_unless_better(results.test, emit=run.emit)
     if run.processes.is_main:
         _write_predictions(run, test)
         write_json(folder.state_file, _trainer_state(run))

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 import transformers
+from prepared_runs import prepare_tiny
 from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
 
 import finetune
+from finetune.api.training import train_seed
+from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
+from finetune.runs.journal import WarningLog
 from finetune.runs.results import read_results
 
 
@@ -190,3 +194,19 @@ def test_the_files_are_json_that_any_reader_takes(finished_run: Path) -> None:
 
     for path in finished_run.glob("*.json"):
         json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def test_all_that_is_said_of_a_run_is_said_before_it_has_finished(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Killed right after its end it would lack what is said then, as nothing is left to do."""
+    folder, had_finished = RunFolder(tmp_path / "run"), []
+
+    def note(event: Event) -> None:
+        if isinstance(event, WarningMessage) and "not better than" in event.message:
+            had_finished.append(folder.has_finished)
+
+    train_seed(
+        prepare_tiny(tiny_folder, learning_rate=1e-7, max_steps=1), folder, log=WarningLog(note)
+    )
+    assert had_finished == [False]
