@@ -153,7 +153,7 @@ def _answer(
                 count = min(2 * count, TEXTS_A_PIECE)
 
 
-def _check_pairs(rows: "Sequence[Row]", *, reads_pairs: bool) -> None:
+def _check_pairs(rows: Sequence[Row], *, reads_pairs: bool) -> None:
     """Make sure that each row has as many texts as the model reads."""
     for row in rows:
         if reads_pairs and row.pair is None:
@@ -168,7 +168,7 @@ def _check_pairs(rows: "Sequence[Row]", *, reads_pairs: bool) -> None:
             )
 
 
-def _few_characters(rows: "Sequence[Row]") -> "Sequence[Row]":
+def _few_characters(rows: Sequence[Row]) -> Sequence[Row]:
     """Return the first of some rows, with about ``CHARACTERS_A_PIECE`` in all, or one row."""
     ends = accumulate(len(row.text) for row in rows)
     return rows[: max(1, sum(end <= CHARACTERS_A_PIECE for end in ends))]
@@ -183,7 +183,7 @@ def read_texts(
     encoding: str | None = None,
     as_lines: bool = False,
     emit: Emit = ignore,
-) -> "Iterator[list[Row]]":
+) -> Iterator[list[Row]]:
     """Return the texts of a file for :func:`predict_stream`, as they are read.
 
     Args:

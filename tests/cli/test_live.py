@@ -173,7 +173,7 @@ def test_a_line_that_is_printed_while_the_view_is_refreshed_erases_no_other(
         monkeypatch.setattr(Running, "seconds", draw_during_a_refresh)
         emit(StageFinished("train", 2.0))
         monkeypatch.undo()
-    one, train, *rest = lines_left(console.file.getvalue())
+    one, train, *rest = lines_that_stay(console.file.getvalue())
     assert (one, train[:7], any(rest)) == ("one", "✓ train", False)
 
 
@@ -194,18 +194,4 @@ def test_a_signal_while_the_view_starts_leaves_no_frame_of_it(
         pass
     assert isinstance(console.file, io.StringIO)
     assert frames
-    assert not any(lines_left(console.file.getvalue()))
-
-
-def lines_left(written: str) -> list[str]:
-    """Return the lines of a terminal after what was written to it."""
-    lines = [""]
-    for control, text in re.findall(r"(\x1b\[[0-9?;]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", written):
-        if control == "\n":
-            lines.append("")
-        elif control == "\x1b[1A":
-            lines.pop()
-        elif control == "\x1b[2K":
-            lines[-1] = ""
-        lines[-1] += text
-    return lines
+    assert not any(lines_that_stay(console.file.getvalue()))
