@@ -1,6 +1,7 @@
 """``finetune run --num-processes``: the same command in several processes of this host."""
 
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -47,10 +48,16 @@ def run_in_processes(count: int) -> int:
 
 
 def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
-    rank, first = min(failures.items(), key=lambda one: one[1].timestamp)
-    if first.exitcode > 0:
-        return first.exitcode
+    # The others fail in the same second as one that was killed, since it no longer answers.
+    rank, cause = min(failures.items(), key=lambda one: (not _was_killed(one[1]), one[1].timestamp))
+    if cause.exitcode > 0:
+        return cause.exitcode
     raise ProcessLost(
-        f"process {rank} on {socket.gethostname()} was killed by {first.signal_name()}",
+        f"process {rank} on {socket.gethostname()} was killed by {cause.signal_name()}",
         remedy=_REMEDY,
     )
+
+
+def _was_killed(failure: ProcessFailure) -> bool:
+    """Return whether a signal ended a process, but that by which the launcher ends the others."""
+    return failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM

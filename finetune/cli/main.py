@@ -101,8 +101,6 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with raise_on_signal():
             cli.main(arguments, prog_name="finetune", standalone_mode=False)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
     except click.exceptions.NoArgsIsHelpError as help_text:
         help_text.show()
         sys.exit(help_text.exit_code)

@@ -1,5 +1,6 @@
 """``finetune run``."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -92,7 +93,7 @@ def command(
     if num_processes > 1 and not dry_run and read_launch().world_size == 1:
         from finetune.api.launch import run_in_processes
 
-        click.get_current_context().exit(run_in_processes(num_processes))
+        sys.exit(run_in_processes(num_processes))
     with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api import run as api
 

@@ -103,6 +103,18 @@ def test_a_killed_process_ends_the_run_which_is_resumed(
     assert_same_weights(folder, whole_run)
 
 
+def test_an_error_of_the_processes_gives_the_exit_code(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    missing = tmp_path / "missing.csv"
+    ended = finetune_in_a_child(
+        *("run", "--data", str(missing), "--output-dir", str(folder), "--num-processes", "2")
+    )
+
+    assert ended.returncode == 3
+    assert f"error: there is no file {missing}" in ended.stderr
+    assert not folder.exists()
+
+
 def test_torchrun_restarts_a_run_that_goes_on_from_its_checkpoint(
     tmp_path: Path, model_without_dropout: Path, whole_run: Path
 ) -> None:
