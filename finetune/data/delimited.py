@@ -6,16 +6,17 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice, product
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TypeVar
 
 import pyarrow
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
-from finetune.data.encoding import encode_for_arrow
+from finetune.data.encoding import TextFile
 from finetune.data.mapped import collect
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
@@ -23,11 +24,10 @@ from finetune.events import Emit, Info
 from finetune.tasks.labels import is_number
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-SAMPLE_CHARACTERS = 2**20
 SAMPLE_ROWS = 100
 HEADER_ROWS = 10_000
 LONGEST_NAME = 60
-OpenText = Callable[[], TextIO]
+Result = TypeVar("Result")
 # Excel's word on the delimiter, in a line above the header.
 DELIMITER_LINE = re.compile(f"sep=([{''.join(DELIMITERS)}])\r?\n")
 # A row must fit into one block.
@@ -53,37 +53,33 @@ class Dialect:
             strict=True,
         )
 
-    def numbered_rows(self, text: str, *, path: Path) -> Iterator[tuple[int, list[str]]]:
-        """Yield each row that is not blank, and the number of its first line.
+    def numbered_rows(self, text: TextFile) -> Iterator[tuple[int, list[str]]]:
+        """Yield each row that is not blank, as it is read, and the number of its first line.
 
         A first line that says the delimiter is no row.
 
         Raises:
             DataUnreadable: If a quote does not end, or a row has not as many values as the first.
         """
-        return self.stream_rows(lambda: _open_text(text), path=path)
-
-    def stream_rows(self, open_text: OpenText, *, path: Path) -> Iterator[tuple[int, list[str]]]:
-        """Yield the same from a text that is opened, without holding it in memory."""
-        lines = open_text()
-        reader, count = self.reader(lines), 0
-        while True:
-            number = reader.line_num + 1
-            try:
-                row = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise _unreadable(number, f"has {error}", open_text=open_text, path=path) from error
-            is_delimiter_line = number == 1 and row == ["sep=", ""]
-            if not is_delimiter_line and (len(row) > 1 or "".join(row).strip()):
-                count = count or len(row)
-                if not "".join(row[count:]).strip():
-                    row = row[:count]  # spreadsheets end rows with blank values
-                if len(row) != count:
-                    complaint = f"has {len(row)} values and not {count}, one for each column"
-                    raise _unreadable(number, complaint, open_text=open_text, path=path)
-                yield number, row
+        with text.open() as lines:
+            reader, count = self.reader(lines), 0
+            while True:
+                number = reader.line_num + 1
+                try:
+                    row = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    raise _unreadable(number, f"has {error}", text) from error
+                is_delimiter_line = number == 1 and row == ["sep=", ""]
+                if not is_delimiter_line and (len(row) > 1 or "".join(row).strip()):
+                    count = count or len(row)
+                    if not "".join(row[count:]).strip():
+                        row = row[:count]  # spreadsheets end rows with blank values
+                    if len(row) != count:
+                        complaint = f"has {len(row)} values and not {count}, one for each column"
+                        raise _unreadable(number, complaint, text)
+                    yield number, row
 
 
 @dataclass(frozen=True)
@@ -95,30 +91,57 @@ class DelimitedTable:
     has_header: bool
 
 
-def read_delimited(
-    text: str, options: DataOptions, *, suffix: str, path: Path, emit: Emit
-) -> DelimitedTable:
+def read_delimited(text: TextFile, options: DataOptions, *, emit: Emit) -> DelimitedTable:
     """Read a table of delimited values.
 
     A value may be in quotes and then hold delimiters, line ends and doubled quotes. Where
-    several delimiters fit, the ``suffix`` of the unpacked file decides. Unless the options say it,
+    several delimiters fit, the suffix of the unpacked file decides. Unless the options say it,
     a first row that has a column they name, or looks like names, is one of names.
 
     Raises:
         DataUnreadable: If the file is empty, or a row has not one value for each column.
     """
-    dialect = _find_dialect(text, suffix=suffix)
+    dialect, rows = _read_in_dialect(text, partial(_read_rows, text), emit=emit)
+    columns, has_header = name_columns(rows, options, path=text.path, emit=emit)
+    return DelimitedTable(columns, dialect, has_header)
+
+
+def stream_delimited(
+    text: TextFile, options: DataOptions, *, emit: Emit
+) -> tuple[list[str], Iterator[list[str]]]:
+    """Return the names of the columns, and the rows as they are read.
+
+    Options and errors are those of :func:`read_delimited`. The rows are checked once before, so
+    that an error comes before the first row.
+    """
+
+    def check(dialect: Dialect) -> None:
+        deque(dialect.numbered_rows(text), maxlen=0)
+
+    dialect, _ = _read_in_dialect(text, check, emit=emit)
+    rows = (row for _, row in dialect.numbered_rows(text))
+    sample = list(islice(rows, HEADER_ROWS))
+    if not sample:
+        raise _empty(text.path)
+    names, has_header = _find_names(_table_of(sample), options, path=text.path)
+    return names, chain(sample[has_header:], rows)
+
+
+def _read_in_dialect(
+    text: TextFile, read: Callable[[Dialect], Result], *, emit: Emit
+) -> tuple[Dialect, Result]:
+    """Return the dialect of a text, and what a function makes of the text in it."""
+    dialect = _find_dialect(text)
     try:
-        rows = _read_rows(text, dialect, path=path)
+        return dialect, read(dialect)
     except DataUnreadable:
         if dialect.delimiter != "\t":
             raise
-        # Many files with tabs know no quotes, and a text may then begin with one and never end it.
-        dialect = replace(dialect, quote=None)
-        rows = _read_rows(text, dialect, path=path)
-        emit(Info(f"quotes in {path} are part of the texts"))
-    columns, has_header = name_columns(rows, options, path=path, emit=emit)
-    return DelimitedTable(columns, dialect, has_header)
+    # Many files with tabs know no quotes, and a text may then begin with one and never end it.
+    dialect = replace(dialect, quote=None)
+    result = read(dialect)
+    emit(Info(f"quotes in {text.path} are part of the texts"))
+    return dialect, result
 
 
 def name_columns(
@@ -174,15 +197,16 @@ def _first_row(rows: pyarrow.Table) -> list[str]:
     return [column[0].as_py().strip() for column in rows.columns]
 
 
-def _find_dialect(text: str, *, suffix: str) -> Dialect:
+def _find_dialect(text: TextFile) -> Dialect:
     """Return the dialect in which most of the first rows have as many values as the first one.
 
     The first line may say the delimiter. Of several, it is the one of commas in a ``.csv`` and the
     one of tabs elsewhere: texts have commas. csv.Sniffer takes apostrophes in texts for quotes, and
     fails on quoted line ends.
     """
-    stated = DELIMITER_LINE.match(text)
-    sample = text[stated.end() if stated else 0 : SAMPLE_CHARACTERS]
+    sample = next(text.pieces(), "")
+    stated = DELIMITER_LINE.match(sample)
+    sample = sample[stated.end() if stated else 0 :]
 
     def score(dialect: Dialect) -> float:
         is_single = dialect.quote == "'"
@@ -203,23 +227,26 @@ def _find_dialect(text: str, *, suffix: str) -> Dialect:
         still_quoted = [len(value) > 1 and value[0] == value[-1] == "'" for value in values]
         return sum(is_even) / len(rows) - sum(still_quoted) / (len(values) or 1)
 
-    likely = "," if suffix.lower() == ".csv" else "\t"
+    likely = "," if text.content.name.suffix.lower() == ".csv" else "\t"
     delimiters = sorted(stated[1] if stated else DELIMITERS, key=lambda one: one != likely)
     return max((Dialect(*both) for both in product(delimiters, "\"'")), key=score)
 
 
-def _read_rows(text: str, dialect: Dialect, *, path: Path) -> pyarrow.Table:
+def _read_rows(text: TextFile, dialect: Dialect) -> pyarrow.Table:
     """Return all rows, the first one included, in columns named 0, 1 and so on."""
-    first = next(dialect.numbered_rows(text, path=path), None)
+    first = next(dialect.numbered_rows(text), None)
     if first is None:
-        raise DataUnreadable(
-            f"{path} is empty", remedy="write a header row, such as text,label, and rows"
-        )
+        raise _empty(text.path)
     table = _read_by_arrow(text, dialect, count=len(first[1]))
     if table is not None:
         return table
     # Row by row: to say which one is wrong, or for what Arrow refuses, such as lines of spaces.
-    return _table_of(row for _, row in dialect.numbered_rows(text, path=path))
+    return _table_of(row for _, row in dialect.numbered_rows(text))
+
+
+def _empty(path: Path) -> DataUnreadable:
+    remedy = "write a header row, such as text,label, and rows"
+    return DataUnreadable(f"{path} is empty", remedy=remedy)
 
 
 def _table_of(rows: Iterable[Sequence[str]]) -> pyarrow.Table:
@@ -227,19 +254,22 @@ def _table_of(rows: Iterable[Sequence[str]]) -> pyarrow.Table:
     return pyarrow.table(columns, names=list(map(str, range(len(columns)))))
 
 
-def _read_by_arrow(text: str, dialect: Dialect, *, count: int) -> pyarrow.Table | None:
+def _read_by_arrow(text: TextFile, dialect: Dialect, *, count: int) -> pyarrow.Table | None:
     """Return the rows of a well-formed file, or ``None``."""
-    quote = dialect.quote if dialect.quote and dialect.quote in text else None
+    quote = dialect.quote
+    if quote and not any(quote in piece for piece in text.pieces()):
+        quote = None
     names = [str(position) for position in range(count)]
     try:
         if quote:  # Arrow accepts characters behind a closing quote
-            deque(dialect.reader(_open_text(text)), maxlen=0)
+            with text.open() as lines:
+                deque(dialect.reader(lines), maxlen=0)
         reader = arrow_csv.open_csv(
-            pyarrow.BufferReader(encode_for_arrow(text.lstrip("\r\n"))),
+            text.open_for_arrow(),
             read_options=arrow_csv.ReadOptions(
                 block_size=BLOCK_BYTES,
                 column_names=names,
-                skip_rows=int(DELIMITER_LINE.match(text) is not None),
+                skip_rows=int(DELIMITER_LINE.match(next(text.pieces(), "")) is not None),
             ),
             parse_options=arrow_csv.ParseOptions(
                 delimiter=dialect.delimiter,
@@ -253,37 +283,6 @@ def _read_by_arrow(text: str, dialect: Dialect, *, count: int) -> pyarrow.Table 
         return collect(pyarrow.Table.from_batches([batch]) for batch in reader)
     except (csv.Error, pyarrow.ArrowInvalid):
         return None
-
-
-def _open_text(text: str) -> TextIO:
-    """Open a text for reading; StringIO would copy it, at four bytes a character."""
-    return io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8", newline="")
-
-
-def stream_delimited(
-    open_text: OpenText, options: DataOptions, *, path: Path
-) -> tuple[list[str], Iterator[list[str]]]:
-    """Return the names of the columns, and the rows as they are read.
-
-    Options and errors are those of :func:`read_delimited`. The rows are checked once before, so
-    that an error comes before the first row.
-    """
-    with open_text() as file:
-        dialect = _find_dialect(file.read(SAMPLE_CHARACTERS), suffix=path.suffix)
-    try:
-        deque(dialect.stream_rows(open_text, path=path), maxlen=0)
-    except DataUnreadable:
-        if dialect.delimiter != "\t":
-            raise
-        dialect = replace(dialect, quote=None)
-    rows = (row for _, row in dialect.stream_rows(open_text, path=path))
-    sample = list(islice(rows, HEADER_ROWS))
-    if not sample:
-        raise DataUnreadable(
-            f"{path} is empty", remedy="write a header row and a row for each text"
-        )
-    names, has_header = _find_names(_table_of(sample), options, path=path)
-    return names, chain(sample[has_header:], rows)
 
 
 def _has_header(rows: pyarrow.Table, *, known: set[str]) -> bool:
@@ -318,10 +317,10 @@ def _refuse_title(rows: pyarrow.Table, *, known: set[str], path: Path) -> None:
         )
 
 
-def _unreadable(number: int, complaint: str, *, open_text: OpenText, path: Path) -> DataUnreadable:
-    with open_text() as lines:
+def _unreadable(number: int, complaint: str, text: TextFile) -> DataUnreadable:
+    with text.open() as lines:
         line = next(islice(lines, number - 1, None))
     return DataUnreadable(
-        f"line {number} of {path} {complaint}: {line.strip()[:60]!r}",
+        f"line {number} of {text.path} {complaint}: {line.strip()[:60]!r}",
         remedy='put a value that holds a delimiter, a quote or a line end in quotes: "a ""b"", c"',
     )

@@ -1,14 +1,21 @@
 """Bytes of a file become text."""
 
 import codecs
+import io
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TextIO
 
 import pyarrow
 from charset_normalizer import from_bytes
 
+from finetune.data.packed import Content
 from finetune.errors import DataUnreadable, UsageError
+from finetune.events import Emit, WarningMessage, ignore
 
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -28,89 +35,135 @@ SAMPLE_BYTES = 2**20
 CLOSE_COHERENCE = 0.1
 
 
-class DecodedText(NamedTuple):
-    """A file's text, its encoding, and the encodings that fit its bytes nearly as well."""
+@dataclass(frozen=True)
+class TextFile:
+    """A file of text, its encoding, and the encodings that fit its bytes nearly as well."""
 
-    text: str
+    content: Content
     encoding: str
     rivals: tuple[str, ...] = ()
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.content.path
 
-def decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
-    """Return a file's text.
+    def open(self, *, newline: str = "", errors: str = "strict") -> TextIO:
+        """Open it from its start; the options are those of Python's ``open``."""
+        return io.TextIOWrapper(
+            self.content.open(), encoding=self.encoding, newline=newline, errors=errors
+        )
+
+    def pieces(self, *, errors: str = "strict") -> Iterator[str]:
+        """Yield the text in pieces of so many characters that they take little memory."""
+        with self.open(errors=errors) as file:
+            yield from iter(partial(file.read, SAMPLE_BYTES), "")
+
+    def open_for_arrow(self) -> pyarrow.NativeFile:
+        """Open it from its start as UTF-8, in memory of Arrow's own.
+
+        Arrow's threads release what they have read after the reader has returned. Bytes of Python
+        they release under its lock, and where Python is ending by then, the process aborts.
+        """
+        if self.encoding == "utf-8" and self.content.unpacked is None:
+            return pyarrow.OSFile(str(self.path))
+        sink = pyarrow.BufferOutputStream()
+        for piece in self.pieces():
+            sink.write(piece.encode())
+        return pyarrow.BufferReader(sink.getvalue())
+
+    def find_fault(self) -> DataUnreadable | None:
+        """Return an error that says where the file is damaged, or is no text, if it is."""
+        decoder = codecs.getincrementaldecoder(self.encoding)()
+        bytes_before = lines_before = 0
+        with self.content.open() as file:
+            for chunk in chain(iter(partial(file.read, SAMPLE_BYTES), b""), [b""]):
+                bytes_before += len(chunk)
+                try:
+                    text = decoder.decode(chunk, final=not chunk)
+                except UnicodeDecodeError as error:
+                    line = lines_before + error.object[: error.start].count(b"\n") + 1
+                    byte = bytes_before - len(error.object) + error.start + 1
+                    return DataUnreadable(
+                        f"line {line} of {self.path} is damaged {self.encoding.upper()}:"
+                        f" {error.reason}, byte {byte} of the file",
+                        remedy="correct the line, or name another encoding with --encoding",
+                    )
+                if "\0" in text:
+                    line = lines_before + text[: text.index("\0")].count("\n") + 1
+                    return _no_text(self.path, f", for line {line} has the character NUL")
+                lines_before += text.count("\n")
+        return None
+
+
+def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) -> TextFile:
+    """Find the encoding of a file, and make sure that all of it is text.
 
     Without an encoding, by Python's name, it is what a byte-order mark says, else UTF-8, else what
-    charset-normalizer detects.
+    charset-normalizer detects: then a warning names others that fit nearly as well.
 
     Raises:
         UsageError: If there is no such encoding.
         DataUnreadable: If the bytes are no text, or damaged in places.
     """
+    known = encoding or _stated_encoding(content.start(SAMPLE_BYTES))
+    text = TextFile(content, known or "utf-8")
     try:
-        decoded = _decode(content, path=path, encoding=encoding)
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        expected = (encoding or error.encoding).upper()
-        raise DataUnreadable(
-            f"line {line} of {path} is damaged {expected}: {error.reason}, byte {error.start + 1}"
-            " of the file",
-            remedy="correct the line, or name another encoding with --encoding",
-        ) from error
+        fault = text.find_fault()
     except (LookupError, UnicodeError) as error:
         raise UsageError(
             f"there is no encoding {encoding!r}",
             remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
         ) from error
-    if "\0" in decoded.text:
-        line = decoded.text[: decoded.text.index("\0")].count("\n") + 1
-        raise _no_text(path, f", for line {line} has the character NUL")
-    return decoded
+    if fault and not known and not _is_mostly_utf8(text):
+        text = _detect(content)
+        fault = text.find_fault()
+    if fault:
+        raise fault
+    if text.rivals:
+        emit(
+            WarningMessage(
+                f"the encoding of {text.path} is a guess, {text.encoding}; its bytes also fit"
+                f" {', '.join(text.rivals)}",
+                remedy="check how the texts look, and name another with --encoding",
+            )
+        )
+    return text
 
 
 def _no_text(path: Path, reason: str = "") -> DataUnreadable:
     return DataUnreadable(f"{path} is not a text file{reason}", remedy="export it as UTF-8")
 
 
-def encode_for_arrow(text: str) -> pyarrow.Buffer:
-    """Return a text as UTF-8 in Arrow's memory.
-
-    Arrow's threads release what they have read after the reader has returned. Bytes of Python they
-    release under its lock, and where Python is ending by then, the process aborts.
-    """
-    return pyarrow.array([text.encode()], "large_binary").buffers()[2]
-
-
-def _decode(content: bytes, *, path: Path, encoding: str | None) -> DecodedText:
-    if encoding is not None:
-        return DecodedText(content.decode(encoding), encoding)
+def _stated_encoding(start: bytes) -> str | None:
+    """Return what a byte-order mark says, or bytes of 0 in UTF-16 without one."""
     for mark, named in BYTE_ORDER_MARKS.items():
-        if content.startswith(mark):
-            return DecodedText(content.decode(named), named)
-    if b"\0" in content:
-        detected = from_bytes(content[:SAMPLE_BYTES], cp_isolation=["utf_16_le", "utf_16_be"])
-        if found := detected.best():
-            return DecodedText(content.decode(found.encoding), found.encoding)
-    try:
-        return DecodedText(content.decode("utf-8"), "utf-8")
-    except UnicodeDecodeError:
-        if _is_mostly_utf8(content):
-            raise
-        return _detect(content, path=path)
+        if start.startswith(mark):
+            return named
+    if b"\0" in start:
+        detected = from_bytes(start, cp_isolation=["utf_16_le", "utf_16_be"]).best()
+        return detected.encoding if detected else None
+    return None
 
 
-def _detect(content: bytes, *, path: Path) -> DecodedText:
-    first = re.search(rb"[\x80-\xff]", content)
-    start = max(0, (first.start() if first else 0) - SAMPLE_BYTES // 2)
-    sample = content[start : start + SAMPLE_BYTES]
-    if len(content) > start + SAMPLE_BYTES:  # not to cut a character in two
-        sample = sample[: sample.rfind(b"\n") + 1] or sample
+def _is_mostly_utf8(text: TextFile) -> bool:
+    """Return whether more letters beyond ASCII are valid UTF-8 than are not."""
+    damaged = beyond_ascii = 0
+    for piece in text.pieces(errors="replace"):
+        damaged += piece.count("\N{REPLACEMENT CHARACTER}")
+        beyond_ascii += len(piece) - len(piece.encode("ascii", errors="ignore"))
+    return beyond_ascii - damaged > damaged
+
+
+def _detect(content: Content) -> TextFile:
+    sample = _sample(content)
     candidates = ENCODINGS if _may_be_of_a_mac(sample) else ENCODINGS[:-1]
     matches = list(from_bytes(sample, cp_isolation=list(candidates)))
     if not matches:
-        try:
-            return DecodedText(content.decode("cp1252"), "cp1252", ENCODINGS[1:])
-        except UnicodeDecodeError as error:
-            raise _no_text(path) from error
+        text = TextFile(content, "cp1252", ENCODINGS[1:])
+        if text.find_fault():
+            raise _no_text(content.path)
+        return text
     best = matches[0]
     ties = {
         name
@@ -126,18 +179,24 @@ def _detect(content: bytes, *, path: Path) -> DecodedText:
         and (rival := sample.decode(match.encoding)) != sample.decode(chosen)
         and not re.search(CONTROLS, rival)
     )
-    return DecodedText(content.decode(chosen), chosen, rivals)
+    return TextFile(content, chosen, rivals)
+
+
+def _sample(content: Content) -> bytes:
+    """Return bytes around the first that is not ASCII."""
+    with content.open() as file:
+        chunks = enumerate(iter(partial(file.read, SAMPLE_BYTES), b""))
+        number, chunk = next(((n, one) for n, one in chunks if not one.isascii()), (0, b""))
+        first = re.search(rb"[\x80-\xff]", chunk)
+        start = max(0, number * SAMPLE_BYTES + (first.start() if first else 0) - SAMPLE_BYTES // 2)
+        file.seek(start)
+        sample = file.read(SAMPLE_BYTES)
+        is_cut = bool(file.read(1))
+    # Not to cut a character in two.
+    return (sample[: sample.rfind(b"\n") + 1] or sample) if is_cut else sample
 
 
 def _may_be_of_a_mac(sample: bytes) -> bool:
     """Return whether there are more small letters in Mac Roman, as Excel writes on a Mac."""
     mac, windows = (sample.decode(name, errors="ignore") for name in ("mac_roman", "cp1252"))
     return sum(map(str.islower, mac)) > sum(map(str.islower, windows))
-
-
-def _is_mostly_utf8(content: bytes) -> bool:
-    """Return whether more letters beyond ASCII are valid UTF-8 than are not."""
-    text = content.decode("utf-8", errors="replace")
-    damaged = text.count("\N{REPLACEMENT CHARACTER}")
-    beyond_ascii = len(text) - len(text.encode("ascii", errors="ignore"))
-    return beyond_ascii - damaged > damaged

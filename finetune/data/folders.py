@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pyarrow
 
-from finetune.data.encoding import decode
+from finetune.data.encoding import find_text
 from finetune.data.files import RawTable
 from finetune.data.hub_tables import SPLIT_OF_WORD
+from finetune.data.packed import Content
 from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info
@@ -78,10 +79,11 @@ def _read_texts(
             f"{error.filename} can't be read: {error.strerror}", remedy="check that you may read it"
         ) from error
     try:
-        encoding = decode(b"\n".join(contents), path=path, encoding=options.encoding).encoding
+        together = Content(path, path, b"\n".join(contents))
+        encoding = find_text(together, encoding=options.encoding).encoding
     except DataUnreadable:
         for file, content in zip(files, contents, strict=True):  # which one it is
-            decode(content, path=file, encoding=options.encoding or "utf-8")
+            find_text(Content(file, file, content), encoding=options.encoding or "utf-8")
         raise
     return [content.decode(encoding).removeprefix("\ufeff") for content in contents], encoding
 

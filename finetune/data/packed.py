@@ -1,11 +1,12 @@
-"""Packed files: gzip, and archives that hold one table, unpacked in memory and within a limit."""
+"""The bytes of a file: gzip, and archives that hold one table, are unpacked within a limit."""
 
 import os
 import zlib
+from dataclasses import dataclass
 from gzip import GzipFile
 from io import BytesIO
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
 from finetune.errors import DataNotFound, DataUnreadable
@@ -18,15 +19,32 @@ MOST_TIMES = 100
 SMALL_BYTES = 2**28
 
 
-class Content(NamedTuple):
-    """The bytes of a file, unpacked, and its name before it was packed."""
+@dataclass(frozen=True)
+class Content:
+    """The bytes of a file, which can be read several times.
 
-    content: bytes
+    Args:
+        path: The file.
+        name: Its name or, where it was packed, that of what is in it.
+        unpacked: What is in it, where it was packed.
+    """
+
+    path: Path
     name: Path
+    unpacked: bytes | None = None
+
+    def open(self) -> BinaryIO:
+        """Open it from its start."""
+        return self.path.open("rb") if self.unpacked is None else BytesIO(self.unpacked)
+
+    def start(self, size_bytes: int) -> bytes:
+        """Return its first bytes."""
+        with self.open() as file:
+            return file.read(size_bytes)
 
 
-def read_content(path: Path) -> Content:
-    """Read a file; what is packed with gzip, or alone in a zip archive, is unpacked.
+def unpack(path: Path) -> Content:
+    """Find the bytes of a file; what is packed with gzip, or alone in a zip archive, is unpacked.
 
     Nothing is written, so that the paths in an archive do no harm. A workbook, which is an archive
     too, stays as it is.
@@ -37,38 +55,36 @@ def read_content(path: Path) -> Content:
     """
     if not os.path.isfile(path):  # no error where a name is too long
         raise DataNotFound(f"there is no file {path}", remedy="check the name")
+    content = Content(path, path)
     try:
-        content = path.read_bytes()
+        start = content.start(max(len(GZIP), len(ZIP)))
     except OSError as error:
         raise DataUnreadable(
             f"{path} can't be read: {error.strerror}", remedy="check that you may read it"
         ) from error
     try:
-        if content.startswith(GZIP):
-            with GzipFile(fileobj=BytesIO(content)) as file:
+        if start.startswith(GZIP):
+            with GzipFile(path) as file:
                 name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-                return Content(_read(file, packed_bytes=len(content), path=path), name)
-        if content.startswith(ZIP):
-            return _read_archive(content, path=path)
+                return Content(path, name, _read(file, path=path))
+        return _unpack_archive(path) if start.startswith(ZIP) else content
     # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
     # names a ValueError.
     except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
         raise DataUnreadable(
             f"{path} can't be unpacked: {error}", remedy="unpack it, and name the table in it"
         ) from error
-    return Content(content, path)
 
 
-def _read_archive(content: bytes, *, path: Path) -> Content:
-    with ZipFile(BytesIO(content)) as archive:
+def _unpack_archive(path: Path) -> Content:
+    with ZipFile(path) as archive:
         if "xl/workbook.xml" in archive.namelist():
             # Of a member, no more is read than the size that the archive names.
-            size_bytes = sum(member.file_size for member in archive.infolist())
-            _check_size(size_bytes, packed_bytes=len(content), path=path)
-            return Content(content, path.with_suffix(".xlsx"))
+            _check_size(sum(member.file_size for member in archive.infolist()), path=path)
+            return Content(path, path.with_suffix(".xlsx"))
         name = _find_table(archive.namelist(), path=path)
         with archive.open(name) as file:
-            return Content(_read(file, packed_bytes=len(content), path=path), path / name)
+            return Content(path, path / name, _read(file, path=path))
 
 
 def _find_table(names: list[str], *, path: Path) -> str:
@@ -84,18 +100,18 @@ def _find_table(names: list[str], *, path: Path) -> str:
     return found[0]
 
 
-def _read(file: IO[bytes] | GzipFile, *, packed_bytes: int, path: Path) -> bytes:
-    content = file.read(_limit_bytes(packed_bytes) + 1)
-    _check_size(len(content), packed_bytes=packed_bytes, path=path)
+def _read(file: IO[bytes] | GzipFile, *, path: Path) -> bytes:
+    content = file.read(_limit_bytes(path) + 1)
+    _check_size(len(content), path=path)
     return content
 
 
-def _limit_bytes(packed_bytes: int) -> int:
-    return max(SMALL_BYTES, MOST_TIMES * packed_bytes)
+def _limit_bytes(path: Path) -> int:
+    return max(SMALL_BYTES, MOST_TIMES * path.stat().st_size)
 
 
-def _check_size(size_bytes: int, *, packed_bytes: int, path: Path) -> None:
-    if size_bytes > _limit_bytes(packed_bytes):
+def _check_size(size_bytes: int, *, path: Path) -> None:
+    if size_bytes > _limit_bytes(path):
         raise DataUnreadable(
             f"{path} becomes more than {MOST_TIMES} times as large when it is unpacked",
             remedy="unpack it yourself if you trust it, and name the table in it",

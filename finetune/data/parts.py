@@ -9,10 +9,10 @@ import pyarrow
 import pyarrow.compute as pc
 
 from finetune.data.columns import plain_name
-from finetune.data.encoding import decode
+from finetune.data.encoding import find_text
 from finetune.data.files import RawTable
 from finetune.data.hub_tables import SPLIT_OF_WORD
-from finetune.data.packed import read_content
+from finetune.data.packed import unpack
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
@@ -106,7 +106,7 @@ def _divide(parts: Sequence[RawTable], name: str, splits: Mapping[str, str]) -> 
 
 
 def _read_names(path: Path, options: DataOptions) -> list[str]:
-    text = decode(read_content(path).content, path=path, encoding=options.encoding).text
+    text = "".join(find_text(unpack(path), encoding=options.encoding).pieces())
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if len(set(names)) < len(names) or not names:
         raise DataError(

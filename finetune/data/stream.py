@@ -1,7 +1,6 @@
 """Texts to classify, piece by piece: memory does not grow with their number."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,14 @@ import pyarrow
 
 from finetune.data.columns import choose_text_columns, join_texts
 from finetune.data.delimited import stream_delimited
-from finetune.data.encoding import SAMPLE_BYTES, decode
-from finetune.data.files import (
-    as_text,
-    kind_of,
-    numbered_objects,
-    read_file,
-    stream_parquet,
-    warn_of_rivals,
-)
+from finetune.data.encoding import find_text
+from finetune.data.files import kind_of, read_file
+from finetune.data.json_lines import numbered_objects
 from finetune.data.lines import Row, read_lines
-from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
+from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES, Content, unpack
+from finetune.data.parquet_files import stream_parquet
 from finetune.data.source import DataOptions
+from finetune.data.values import as_text
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info, WarningMessage
 
@@ -54,7 +49,7 @@ def read_rows(
         return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
     encoding = options.encoding
     if path.is_file():
-        encoding = _encoding_of(path, encoding=encoding, emit=emit)
+        encoding = find_text(Content(path, path), encoding=encoding, emit=emit).encoding
     return read_lines(path.open("rb"), name=str(path), encoding=encoding)
 
 
@@ -107,29 +102,15 @@ def _row_of(record: dict[str, Any], texts: Sequence[str], pairs: Sequence[str]) 
 
 def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[str, Any]]:
     """Return the rows of a table by the names of their columns, as they are read."""
-    if path.suffix.lower() in PACKED_SUFFIXES:
+    content = unpack(path)
+    if content.name != path:  # packed, or a workbook
         pieces = read_file(path, options, emit=emit).columns.to_batches(ROWS_A_PIECE)
         return chain.from_iterable(piece.to_pylist() for piece in pieces)
-    with path.open("rb") as file:
-        kind = kind_of(file.read(64), path=path)
+    kind = kind_of(content)
     if kind == ".parquet":
-        return stream_parquet(path, rows_a_piece=ROWS_A_PIECE)
-    encoding = _encoding_of(path, encoding=options.encoding, emit=emit)
-    open_text = partial(path.open, encoding=encoding, newline="")
+        return stream_parquet(content, rows_a_piece=ROWS_A_PIECE)
+    text = find_text(content, encoding=options.encoding, emit=emit)
     if kind == ".jsonl":
-        lines = path.open(encoding=encoding, newline="\n")
-        return (record for _, record in numbered_objects(lines, path=path))
-    names, rows = stream_delimited(open_text, options, path=path)
+        return (record for _, record in numbered_objects(text))
+    names, rows = stream_delimited(text, options, emit=emit)
     return (dict(zip(names, row, strict=True)) for row in rows)
-
-
-def _encoding_of(path: Path, *, encoding: str | None, emit: Emit) -> str:
-    """Return a file's encoding by the first of its bytes that are not ASCII."""
-    with path.open("rb") as file:
-        chunks = iter(partial(file.read, SAMPLE_BYTES), b"")
-        sample = next((chunk for chunk in chunks if not chunk.isascii()), b"")
-    if len(sample) == SAMPLE_BYTES and b"\0" not in sample:  # not to cut a character in two
-        sample = sample[: sample.rfind(b"\n") + 1] or sample
-    decoded = decode(sample, path=path, encoding=encoding)
-    warn_of_rivals(decoded, path=path, emit=emit)
-    return decoded.encoding

@@ -1,17 +1,16 @@
 """The sheet of an Excel workbook becomes rows of texts, by openpyxl where it is installed."""
 
-from io import BytesIO
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import pyarrow
 
-from finetune.data.files import as_text
+from finetune.data.packed import Content
+from finetune.data.values import as_text
 from finetune.errors import DataUnreadable
 
 
-def read_workbook(content: bytes, *, path: Path) -> pyarrow.Table:
+def read_workbook(content: Content) -> pyarrow.Table:
     """Return the rows of the one sheet that has any, the first one included.
 
     The columns are named 0, 1 and so on. Formulas have the values that Excel has saved.
@@ -19,6 +18,7 @@ def read_workbook(content: bytes, *, path: Path) -> pyarrow.Table:
     Raises:
         DataUnreadable: If openpyxl is missing, the file is damaged, or not one sheet has rows.
     """
+    path = content.path
     try:
         import openpyxl
     except ImportError as error:
@@ -27,8 +27,9 @@ def read_workbook(content: bytes, *, path: Path) -> pyarrow.Table:
             remedy="pip install 'finetune-mps[excel]', or save the sheet as .csv",
         ) from error
     try:
-        book = openpyxl.load_workbook(BytesIO(content), read_only=True, data_only=True)
-        sheets = {sheet.title: _rows_of(sheet) for sheet in book.worksheets}
+        with content.open() as file:
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+            sheets = {sheet.title: _rows_of(sheet) for sheet in book.worksheets}
     # What openpyxl raises on damaged files: of every kind.
     except Exception as error:
         raise DataUnreadable(

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.data.delimited import Dialect, _read_by_arrow, stream_delimited
+from finetune.data.encoding import TextFile
 from finetune.data.files import RawTable, read_file
+from finetune.data.packed import Content
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
-from finetune.events import Event, Info
+from finetune.events import Event, Info, ignore
 
 ROWS = [
     ("plain", "a"),
@@ -34,6 +36,10 @@ def read(
     emitted: list[Event] = []
     table = read_file(path, DataOptions("", "", **options), emit=emitted.append)
     return table, "; ".join(event.message for event in emitted if isinstance(event, Info))
+
+
+def utf8(path: Path) -> TextFile:
+    return TextFile(Content(path, path), "utf-8")
 
 
 def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:
@@ -89,7 +95,7 @@ def test_a_first_line_of_excel_says_the_delimiter(tmp_path: Path) -> None:
     assert rows_of(table.columns.columns)[0] == ("one, or two, or three", "a", "x")
     assert table.place(1) == f"line 4 of {tmp_path / 'rows.csv'}"
     path = tmp_path / "rows.csv"
-    names, rows = stream_delimited(path.open, DataOptions("", ""), path=path)
+    names, rows = stream_delimited(utf8(path), DataOptions("", ""), emit=ignore)
     assert (names, list(rows)) == (
         ["text", "label", "more"],
         [*map(list, rows_of(table.columns.columns))],
@@ -161,16 +167,17 @@ def test_the_columnar_reader_gives_what_was_written(
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
         writer.writerows([("text", "label"), *rows])
-    text = path.read_bytes().decode()
-    numbered = Dialect(delimiter, '"').numbered_rows(text, path=path)
+    numbered = Dialect(delimiter, '"').numbered_rows(utf8(path))
     assert [tuple(row) for _, row in numbered][1:] == rows
-    table = _read_by_arrow(text, Dialect(delimiter, '"'), count=2)
+    table = _read_by_arrow(utf8(path), Dialect(delimiter, '"'), count=2)
     assert table is None or rows_of(table.columns) == [("text", "label"), *rows]
 
 
 @pytest.mark.parametrize("content", ['text,label\ngood,a\n"fine",b\n', "text,label\ngood,a\n"])
-def test_a_well_formed_file_is_read_by_column(content: str) -> None:
-    table = _read_by_arrow(content, Dialect(",", '"'), count=2)
+def test_a_well_formed_file_is_read_by_column(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    table = _read_by_arrow(utf8(path), Dialect(",", '"'), count=2)
     assert table is not None
     assert len(table) == content.count("\n")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from finetune.data.encoding import decode, encode_for_arrow
+from finetune.data.encoding import TextFile, find_text
+from finetune.data.packed import Content
 from finetune.errors import DataUnreadable, UsageError
 
 TEXT = "Grüße aus Zürich – „fünf Straßen“\n"
@@ -30,6 +31,14 @@ LINES = {
 }
 
 
+def find(content: bytes, *, encoding: str | None = None) -> TextFile:
+    return find_text(Content(PATH, PATH, content), encoding=encoding)
+
+
+def text_of(file: TextFile) -> str:
+    return "".join(file.pieces())
+
+
 @pytest.mark.parametrize(
     ("content", "encoding"),
     [
@@ -41,25 +50,26 @@ LINES = {
     ids=["UTF-8", "UTF-8 with mark", "UTF-16 LE", "UTF-16 BE"],
 )
 def test_unicode_is_certain(content: bytes, encoding: str) -> None:
-    assert decode(content, path=PATH, encoding=None) == (TEXT, encoding, ())
+    found = find(content)
+    assert (text_of(found), found.encoding, found.rivals) == (TEXT, encoding, ())
 
 
 @pytest.mark.parametrize("codec", LINES)
 def test_the_encodings_of_the_world_are_detected(codec: str) -> None:
     text = "text,label\n" + LINES[codec] * 20
-    decoded = decode(text.encode(codec), path=PATH, encoding=None)
-    assert decoded.text == text
-    assert codecs.lookup(decoded.encoding).name != "utf-8"
+    found = find(text.encode(codec))
+    assert text_of(found) == text
+    assert codecs.lookup(found.encoding).name != "utf-8"
 
 
 def test_an_encoding_that_is_not_certain_has_rivals() -> None:
     swedish = "text,label\n" + "Maten var väldigt god på restaurangen,bra\n" * 20
-    decoded = decode(swedish.encode("cp1252"), path=PATH, encoding=None)
-    assert decoded == (swedish, "cp1252", decoded.rivals)
-    assert "cp1250" in decoded.rivals
-    assert "cp1252" not in decoded.rivals
-    assert "latin_1" not in decoded.rivals
-    euros = decode("Größe 5 €,gut\n".encode("cp1252") * 20, path=PATH, encoding=None)
+    found = find(swedish.encode("cp1252"))
+    assert (text_of(found), found.encoding) == (swedish, "cp1252")
+    assert "cp1250" in found.rivals
+    assert "cp1252" not in found.rivals
+    assert "latin_1" not in found.rivals
+    euros = find("Größe 5 €,gut\n".encode("cp1252") * 20)
     assert euros.encoding == "cp1252"
     assert "latin_1" not in euros.rivals  # there the euro sign is a control character
 
@@ -69,34 +79,50 @@ def test_letters_far_from_the_beginning_of_a_large_file_are_read(
 ) -> None:
     monkeypatch.setattr("finetune.data.encoding.SAMPLE_BYTES", 1000)
     text = "text,label\n" + "plain English,a\n" * 200 + LINES["cp932"] * 40
-    assert decode(text.encode("cp932"), path=PATH, encoding=None).text == text
+    assert text_of(find(text.encode("cp932"))) == text
 
 
 def test_an_encoding_that_is_named_is_taken() -> None:
     content = LINES["koi8_r"].encode("koi8_r")
-    assert decode(content, path=PATH, encoding="koi8_r").text == LINES["koi8_r"]
+    assert text_of(find(content, encoding="koi8_r")) == LINES["koi8_r"]
     with pytest.raises(UsageError, match="'koi9'"):
-        decode(content, path=PATH, encoding="koi9")
+        find(content, encoding="koi9")
     with pytest.raises(UsageError, match="'undefined'"):
-        decode(content, path=PATH, encoding="undefined")
+        find(content, encoding="undefined")
     with pytest.raises(DataUnreadable, match=r"line 1 of greetings\.csv .* ASCII") as raised:
-        decode(content, path=PATH, encoding="ascii")
+        find(content, encoding="ascii")
     assert "--encoding" in raised.value.remedy
 
 
 def test_plain_english_is_utf8() -> None:
-    assert decode(b"text,label\n", path=PATH, encoding=None).encoding == "utf-8"
+    assert find(b"text,label\n").encoding == "utf-8"
 
 
 def test_utf8_that_is_damaged_in_one_place_is_reported_with_its_line() -> None:
     content = f"{TEXT}{TEXT}caf".encode() + b"\xe9 and more\n" + TEXT.encode()
     with pytest.raises(DataUnreadable, match=r"line 3 of greetings\.csv .* UTF-8"):
-        decode(content, path=PATH, encoding=None)
+        find(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (b"caf\xe9 and", "line 42 of .* is damaged UTF-8: .*, byte 947 of"),
+        (b"a\0b", "line 42 has the character NUL"),
+        (b"cut \xf0\x9f", "line 42 of .* unexpected end of data, byte 948 of"),
+    ],
+)
+def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
+    damage: bytes, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.data.encoding.SAMPLE_BYTES", 64)
+    with pytest.raises(DataUnreadable, match=complaint):
+        find("é, a word or two 😀\n".encode() * 41 + damage)
 
 
 def test_half_a_character_of_utf16_is_an_error() -> None:
     with pytest.raises(DataUnreadable, match="UTF-16"):
-        decode(codecs.BOM_UTF16_LE + b"a\0b", path=PATH, encoding=None)
+        find(codecs.BOM_UTF16_LE + b"a\0b")
 
 
 @pytest.mark.parametrize(
@@ -104,21 +130,21 @@ def test_half_a_character_of_utf16_is_an_error() -> None:
 )
 def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
     with pytest.raises(DataUnreadable, match="not a text file") as raised:
-        decode(content, path=PATH, encoding=None)
+        find(content)
     assert "UTF-8" in raised.value.remedy
 
 
 def test_a_nul_in_a_text_is_reported_with_its_line() -> None:
     with pytest.raises(DataUnreadable, match="line 3 has the character NUL"):
-        decode(f"text,label\n{TEXT}a\0b,x\n".encode(), path=PATH, encoding=None)
+        find(f"text,label\n{TEXT}a\0b,x\n".encode())
 
 
 def test_as_many_damaged_letters_as_whole_ones_are_no_damaged_utf8() -> None:
-    assert decode(b"\xc3\xa9 caf\xe9", path=PATH, encoding=None).encoding != "utf-8"
+    assert find(b"\xc3\xa9 caf\xe9").encoding != "utf-8"
 
 
 def test_what_arrows_threads_release_does_not_need_pythons_lock() -> None:
     before = pyarrow.total_allocated_bytes()
-    encoded = encode_for_arrow(text := "Käse, 😀\n" * 1000)
+    encoded = find((text := "Käse, 😀\n" * 1000).encode()).open_for_arrow().read_buffer()
     assert encoded.to_pybytes().decode() == text
     assert pyarrow.total_allocated_bytes() - before >= encoded.size  # Python's bytes don't count

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from finetune.data.files import SUFFIXES, RawTable, as_text, read_file
+from finetune.data.files import RawTable, read_file
+from finetune.data.packed import SUFFIXES
 from finetune.data.source import DataOptions
+from finetune.data.values import as_text
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Event
 

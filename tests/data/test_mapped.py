@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from finetune.data import files, mapped
+from finetune.data import files, mapped, parquet_files
 from finetune.data.load import load_splits
 from finetune.data.source import DataOptions, LoadedData
 from finetune.data.split import SplitOptions
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Take tables of 100 kB for large ones; return the folder of their files."""
     monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / "cache" / name)
     monkeypatch.setattr(mapped, "LARGE_BYTES", 100_000)
-    for module in (mapped, files):
+    for module in (mapped, parquet_files):
         monkeypatch.setattr(module, "ROWS_A_PIECE", 64)
     return tmp_path / "cache" / "tables"
 

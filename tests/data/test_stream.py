@@ -47,7 +47,7 @@ def test_quotes_may_be_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
         ("rows.csv", "text,id\n" + "one,1\n" * 5000 + "two\n", "line 5002"),
         ("rows.jsonl", '{"text": "one"}\n{"text": \n', "line 2"),
         ("rows.parquet", "text", "not Parquet"),
-        ("rows.csv", "PK\x03\x04", "Excel"),
+        ("rows.csv", "PK\x03\x04", "unpack"),
         ("rows.csv", "", "empty"),
         ("rows.csv", "text,id\n,1\n", "no texts"),
         ("rows.csv", "text,text\none,two\n", "same name"),
@@ -62,6 +62,24 @@ def test_a_table_that_does_not_parse_is_refused(
     path.write_text(content)
     with pytest.raises((DataUnreadable, DataNotFound), match=word):
         rows_of(path, text_column="text" if "text" in content else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.csv", "text,id\n" + "é,1\n" * 300_000 + "a\xff,2\n"),
+        ("rows.jsonl", '{"text": "é"}\n' * 100_000 + '{"text": "\xff"}\n'),
+        ("rows.txt", "é\n" * 400_000 + "\xff\n"),
+        ("rows.tsv", 'text\tid\n"never ends\t1\n' + "a\t2\n" * 12_000 + "a\tb\t3\n"),
+    ],
+)
+def test_what_is_wrong_far_behind_is_an_error_before_the_first_row(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.replace("é", "Ã©").encode("latin-1"))
+    with pytest.raises(DataUnreadable, match=f"line {content.count(chr(10))} of "):
+        read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
 
 
 LONG = "a text with some words" + " more" * 20

@@ -1,0 +1,134 @@
+"""JSON lines: one object a line, whose values become columns of text."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow
+from pyarrow import json as arrow_json
+from pyarrow import types
+
+from finetune.data.delimited import BLOCK_BYTES
+from finetune.data.encoding import TextFile
+from finetune.data.mapped import map_pieces
+from finetune.data.values import as_text, as_texts, plain_names, report_left_out
+from finetune.errors import DataUnreadable
+from finetune.events import Emit
+
+# Of two that JSON spells a character beyond 16 bits with.
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+# In one line: Arrow's reader ends the process where JSON is nested some thousand deep.
+MOST_BRACKETS = 1000
+
+
+def read_json_lines(text: TextFile, *, emit: Emit) -> pyarrow.Table:
+    """Return the columns as text; those of objects, or of lists of objects, are left out.
+
+    Raises:
+        DataUnreadable: If a line is no JSON object, or all are blank.
+    """
+    columns = _read_by_arrow(text, emit=emit)
+    if columns is not None:
+        return columns
+    # Line by line: to say which one is wrong, or for what Arrow refuses, such as columns of both
+    # words and numbers.
+    rows = [row for _, row in numbered_objects(text)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    nested = [name for name in names if any(_is_nested(row.get(name)) for row in rows)]
+
+    def column(name: str) -> pyarrow.Array:
+        return pyarrow.array((_value_as_text(row.get(name)) for row in rows), "string")
+
+    report_left_out(nested, path=text.path, emit=emit)
+    return pyarrow.table({name: column(name) for name in names if name not in nested})
+
+
+def numbered_objects(text: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each JSON object, as it is read, and the number of its line.
+
+    Raises:
+        DataUnreadable: If a line is no JSON object, or all are blank.
+    """
+    is_empty = True
+    with text.open(newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                is_empty = False
+                yield number, _parse_object(line, place=f"line {number} of {text.path}")
+    if is_empty:
+        raise DataUnreadable(f"{text.path} is empty", remedy="write one JSON object a line")
+
+
+def _read_by_arrow(
+    text: TextFile, *, emit: Emit, schema: pyarrow.Schema | None = None
+) -> pyarrow.Table | None:
+    """Return the columns, or ``None`` where Arrow can't read them."""
+    rows = _count_rows(text)
+    if not rows:
+        return None
+    try:
+        table = arrow_json.read_json(
+            text.open_for_arrow(),
+            read_options=arrow_json.ReadOptions(block_size=BLOCK_BYTES),
+            parse_options=arrow_json.ParseOptions(explicit_schema=schema),
+        )
+    except pyarrow.ArrowException:
+        return None
+    if len(table) != rows:  # several objects on a line
+        return None
+    times = [column.name for column in table.schema if types.is_timestamp(column.type)]
+    if times and schema is None:  # texts that look like a time
+        schema = pyarrow.schema([(name, "string") for name in times])
+        return _read_by_arrow(text, emit=emit, schema=schema)
+    return map_pieces(table.select(plain_names(table.schema, path=text.path, emit=emit)), as_texts)
+
+
+def _count_rows(text: TextFile) -> int:
+    """Return how many lines are not blank; 0 if one is nested too deeply for Arrow."""
+    rows = 0
+    with text.open(newline="\n") as lines:
+        for line in lines:
+            if len(line) > MOST_BRACKETS and line.count("{") + line.count("[") > MOST_BRACKETS:
+                return 0
+            rows += not line.isspace()
+    return rows
+
+
+def _is_nested(value: Any) -> bool:
+    """Return whether a value of JSON is an object, or a list of more than texts and integers."""
+    if isinstance(value, list):
+        return not all(isinstance(one, str | int) for one in value)
+    return isinstance(value, dict)
+
+
+def _value_as_text(value: Any) -> str:
+    """Return a value as text; a list as JSON of texts."""
+    if isinstance(value, list):
+        return json.dumps([as_text(one) for one in value], ensure_ascii=False)
+    return as_text(value)
+
+
+def _parse_object(line: str, *, place: str) -> dict[str, Any]:
+    """Return the JSON object of a line."""
+    try:
+        value = json.loads(line)
+        if HALF_CHARACTER.search(line):
+            value = json.loads(_mended(json.dumps(value, ensure_ascii=False)))
+    except json.JSONDecodeError as error:
+        complaint = f"{place} is not JSON, {error.msg} at column {error.colno}"
+    except (RecursionError, ValueError):
+        complaint = f"{place} is nested too deeply, or holds a number of too many digits"
+    else:
+        if isinstance(value, dict):
+            return value
+        complaint = f"{place} is not a JSON object"
+    raise DataUnreadable(
+        f"{complaint}: {line.strip()[:60]!r}",
+        remedy='write one object a line, such as {"text": "Good.", "label": "praise"}',
+    )
+
+
+def _mended(text: str) -> str:
+    """Return a text without halves of characters, which JSON can spell and nothing can store."""
+    return text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")
