@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pyarrow.compute as pc
 from datasets import DatasetDict
 from numpy.typing import NDArray
 
-from finetune.data.repeats import number_texts
+from finetune.data.repeats import number_splits
 from finetune.data.tables import TextColumns, column_of, texts_of
 from finetune.tasks.base import BALANCE_CLASSES, Task
 from finetune.tasks.labels import listed_counts
@@ -188,20 +187,15 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     """Look for what is odd in splits, ``train`` among them, without a model."""
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
+    all_texts = number_splits({split: own.columns for split, own in texts.items()})
     ends = np.cumsum([len(rows) for rows in splits.values()])[:-1]
-    columns = zip(*(own.columns for own in texts.values()), strict=True)
-    all_texts = number_texts(
-        *(pyarrow.chunked_array([c for t in own for c in t.chunks]) for own in columns)
-    )
     distinct, numbers = np.unique(
         np.concatenate(list(labels.values())), axis=0, return_inverse=True
     )
     names = [task.spell(label) for label in distinct]
     parts = {
-        split: _Split(texts[split], own_texts, own_labels, names)
-        for split, own_texts, own_labels in zip(
-            splits, np.split(all_texts, ends), np.split(numbers, ends), strict=True
-        )
+        split: _Split(texts[split], all_texts[split], own_labels, names)
+        for split, own_labels in zip(splits, np.split(numbers, ends), strict=True)
     }
     classes = {split: task.count_classes(own) for split, own in labels.items()}
     odd = [Suggestion(*one) for one in task.find_oddities(labels["train"])]

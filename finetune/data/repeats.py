@@ -1,5 +1,6 @@
 """Which rows repeat the text of another: for splits without leaks, and for what is odd in them."""
 
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -33,6 +34,18 @@ def number_texts(
         return numbers
     both = pyarrow.array(numbers * len(numbers) + _number(pairs))
     return _places_of_first(both)
+
+
+def number_splits(
+    splits: Mapping[str, Sequence[pyarrow.ChunkedArray]],
+) -> dict[str, NDArray[np.int64]]:
+    """Return the numbers of the texts, or pairs, of each split: the same texts share one in all."""
+    columns = zip(*splits.values(), strict=True)
+    numbers = number_texts(
+        *(pyarrow.chunked_array([chunk for one in own for chunk in one.chunks]) for own in columns)
+    )
+    ends = np.cumsum([len(own[0]) for own in splits.values()])[:-1]
+    return dict(zip(splits, np.split(numbers, ends), strict=True))
 
 
 def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:

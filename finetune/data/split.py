@@ -7,10 +7,10 @@ from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
 from finetune.data.mapped import filter_rows
-from finetune.data.repeats import number_texts
+from finetune.data.repeats import number_splits, number_texts
 from finetune.data.tables import column_of, dataset_of, texts_of
 from finetune.errors import DataError
-from finetune.events import Emit, Info
+from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
 
 
@@ -106,6 +106,9 @@ def split_table(
             else _sample_rows(train, strata_of(train, task), rows=rows, seed=options.split_seed)
         )
     _refuse_constant(splits["train"], task)
+    for name in ("validation", "test"):
+        if name in table:
+            _warn_of_shared_texts(splits["train"], splits[name], split=name, emit=emit)
     order = ("train", "validation", "test")
     return DatasetDict({name: splits[name] for name in order if name in splits})
 
@@ -154,6 +157,18 @@ def _refuse_constant(table: Dataset, task: Task) -> None:
         raise DataError(
             f"all {len(table):,} training rows have {constant}",
             remedy="raise --max-train-samples, or bring training rows of at least two classes",
+        )
+
+
+def _warn_of_shared_texts(train: Dataset, rows: Dataset, *, split: str, emit: Emit) -> None:
+    numbers = number_splits({"train": texts_of(train).columns, split: texts_of(rows).columns})
+    if shared := int(np.isin(numbers[split], numbers["train"]).sum()):
+        emit(
+            WarningMessage(
+                f"{shared:,} of the {len(rows):,} {split} rows have a text that is in train too,"
+                " which makes a model look better than it is",
+                remedy="remove them from train; finetune data check shows examples",
+            )
         )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from finetune.data.split import SplitOptions, hold_out, split_table
 from finetune.data.tables import make_table
 from finetune.errors import DataError
-from finetune.events import Event, Info
+from finetune.events import Event, Info, WarningMessage
 from finetune.tasks.single import Single
 
 CLASSES = ("many", "some", "few")
@@ -110,17 +110,25 @@ def test_no_text_is_ever_on_both_sides_and_no_class_vanishes(
     assert set(first_labels.values()) <= {first_labels[t.casefold()] for t in kept["text"]}
 
 
-def test_splits_that_the_data_brings_are_not_touched() -> None:
+def test_splits_that_the_data_brings_are_not_touched_and_texts_they_share_are_counted() -> None:
     given_splits = DatasetDict(
         train=numbered_table(many=20, some=10, few=10),
-        validation=numbered_table(many=3, some=3, few=3),
-        test=numbered_table(many=2, some=2, few=2),
+        validation=table_of(["another"], ["few"]),
+        test=table_of(["few 7", "Many  3", "new"], ["few", "some", "many"]),
     )
+    emitted: list[Event] = []
     splits = split_table(
-        given_splits, SplitOptions(0.5, 0.5, 0, None), task=TASK, takes_first=False, emit=ignore
+        given_splits,
+        SplitOptions(0.5, 0.5, 0, None),
+        task=TASK,
+        takes_first=False,
+        emit=emitted.append,
     )
     assert list(splits) == ["train", "validation", "test"]
     assert all(texts_of(splits[name]) == texts_of(given_splits[name]) for name in splits)
+    [warning] = emitted
+    assert isinstance(warning, WarningMessage)
+    assert warning.message.startswith("2 of the 3 test rows have a text that is in train too")
 
 
 def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -> None:
@@ -159,7 +167,7 @@ def test_the_validation_split_is_a_share_of_all_rows_given() -> None:
 
 def test_no_validation_split_is_made_where_none_is_wanted() -> None:
     table = DatasetDict(
-        train=numbered_table(many=6, some=6, few=6), test=numbered_table(many=1, some=1, few=1)
+        train=numbered_table(many=6, some=6, few=6), test=table_of(["x", "y", "z"], [*CLASSES])
     )
     splits = split_table(
         table, SplitOptions(0.0, 0.1, 0, None), task=TASK, takes_first=False, emit=ignore
@@ -187,7 +195,7 @@ def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: f
 
 def limited(table: Dataset, rows: int, *, takes_first: bool = False, seed: int = 0) -> Dataset:
     options = SplitOptions(0.0, 0.1, seed, rows)
-    given = DatasetDict(train=table, test=numbered_table(many=1, some=1, few=1))
+    given = DatasetDict(train=table, test=table_of(["x", "y", "z"], [*CLASSES]))
     return split_table(given, options, task=TASK, takes_first=takes_first, emit=ignore)["train"]
 
 
