@@ -363,9 +363,13 @@ def _choose(
         (one for one in scores if scores[one] > 0), key=scores.__getitem__, reverse=True
     )
     if not ranked:
+        listed = f"there are: {_listed(one.name for one in facts)}"
+        is_lone = kind == "label" and len(facts) == 1
         raise DataNotFound(
             f"no column of {table} seems to hold {'classes' if kind == 'label' else 'texts'}",
-            remedy=f"name it with {option}; there are: {_listed(one.name for one in facts)}",
+            remedy=f"write texts and labels in columns of their own; {listed}"
+            if is_lone
+            else f"name it with {option}; {listed}",
         )
     best = ranked[0]
     close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]

@@ -25,6 +25,9 @@ KINDS_BY_FIRST_BYTES = {
     ZIP: "an Excel workbook or another archive",
     b"\xd0\xcf\x11\xe0": "an Excel workbook of before 2007",
     GZIP: "compressed with gzip",
+    b"BZh91AY&SY": "compressed with bzip2",
+    b"\xfd7zXZ\0": "compressed with xz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
     **{
         bytes([0x80, protocol]): "a pickle, which can run code and is not read"
         for protocol in range(2, 6)

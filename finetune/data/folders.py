@@ -16,6 +16,7 @@ from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info
 
 TEXT_SUFFIXES = (".txt", "")
+SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 
 
@@ -29,7 +30,7 @@ def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> dict[str, R
     Raises:
         UsageError: If there is no such encoding.
         DataNotFound: If there are no texts in folders of classes.
-        DataUnreadable: If a file can't be read.
+        DataUnreadable: If a file can't be read, or the folder is a saved data set.
     """
     splits = {
         split: folder
@@ -37,6 +38,12 @@ def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> dict[str, R
         if (split := SPLIT_OF_WORD.get(re.split(r"[-_. ]", folder.name.casefold())[-1]))
     }
     chosen = splits if "train" in splits else {"train": path}
+    if (chosen["train"] / SAVED_BY_DATASETS).is_file():
+        load = f"datasets.load_from_disk({str(chosen['train'])!r})"
+        raise DataUnreadable(
+            f"{path} is a data set that the library datasets has saved to disk",
+            remedy=f"save each split as Parquet, in Python: {load}.to_parquet('train.parquet')",
+        )
     return {split: _read_classes(folder, options, emit=emit) for split, folder in chosen.items()}
 
 

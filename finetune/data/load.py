@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import reduce
@@ -33,6 +34,7 @@ from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO, find_kind
+from finetune.tasks.labels import MOST_LISTED
 from finetune.tasks.single import Single
 
 SOURCES = ("trec", "questions")
@@ -129,8 +131,9 @@ def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
         )
     if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(
-            f"{options.data} has labels that the model lacks: {', '.join(unknown)}",
-            remedy=f"leave these rows out; the classes of the model are {', '.join(names)}",
+            f"{options.data} has labels that the model lacks: {_listed(unknown)}",
+            remedy="write them as the model does, or leave these rows out; its classes are"
+            f" {_listed(names)}",
         )
     labels = loaded.task.decode(column_of(rows, "label"))
     texts = texts_of(rows)
@@ -154,6 +157,11 @@ def find_places(options: DataOptions, rows: Dataset) -> list[str]:
         row = pc.index(reduce(pc.and_, same), True).as_py()
         places.append(table.place(row) if row >= 0 else "")
     return places
+
+
+def _listed(names: Sequence[str]) -> str:
+    others = f" and {len(names) - MOST_LISTED:,} others" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + others
 
 
 def source_name(source: str) -> str:

@@ -374,10 +374,14 @@ def _with_known_labels(
             for part, labels in zip(parts, found, strict=True)
         ]
     table, row, first = unknown[0]
+    folded = {name.casefold() for name in task.class_names}
+    differ_in_case = all(label.casefold() in folded for *_, label in unknown)
     raise DataError(
         f"no training row has these labels of the {split} split: {counts}; the first is"
         f" {first!r} in {table.place(row)}",
-        remedy="correct them, bring training rows of these classes, or skip the rows with"
+        remedy="write them as in the training rows: they differ in case alone"
+        if differ_in_case
+        else "correct them, bring training rows of these classes, or skip the rows with"
         " --skip-unknown-labels",
     )
 

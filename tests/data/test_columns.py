@@ -126,14 +126,14 @@ def test_several_columns_that_may_hold_the_classes_ask_for_the_option(
 
 
 @pytest.mark.parametrize(
-    ("columns", "option"),
-    [([IDS, TEXTS], "--label-column"), ([IDS, MOODS], "--text-column"), ([TEXTS], "--label")],
+    ("columns", "words"),
+    [([IDS, TEXTS], "--label-column"), ([IDS, MOODS], "--text-column"), ([TEXTS], "of their own")],
 )
-def test_no_column_to_guess_lists_those_there_are(columns: list[list[str]], option: str) -> None:
+def test_no_column_to_guess_lists_those_there_are(columns: list[list[str]], words: str) -> None:
     names = ("number", "said")[-len(columns) :]
     with pytest.raises(DataNotFound, match=r"films\.csv") as raised:
         choose(*names, columns=columns)
-    assert option in raised.value.remedy
+    assert words in raised.value.remedy
     assert "'said'" in raised.value.remedy
 
 

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+from datasets import DatasetDict, load_from_disk
 
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data
 from finetune.data.source import DataOptions
+from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Event, Info
+from finetune.tasks.single import Single
 
 
 def write(root: Path, **texts: str) -> Path:
@@ -51,6 +54,18 @@ def test_files_need_no_suffix_and_names_of_splits_may_end_longer_ones(tmp_path: 
     texts = {"20news-train__alt.atheism__53068": "one", "20news-train__sci.med__58000": "two"}
     root = write(tmp_path, **texts, **{"20news-test__sci.med__59000": "three"})
     assert list(rows_of(root)) == ["test", "train"]
+
+
+def test_the_remedy_for_a_data_set_saved_to_disk_gives_a_table_that_is_read(tmp_path: Path) -> None:
+    train = make_table(["one", "two"], ["a", "b"], task=Single(["a", "b"]))
+    DatasetDict(train=train, test=train).save_to_disk(tmp_path / "saved")
+    for saved in (tmp_path / "saved", tmp_path / "saved/train"):
+        with pytest.raises(DataUnreadable, match="the library datasets has saved") as raised:
+            rows_of(saved)
+        assert f"datasets.load_from_disk('{tmp_path}/saved/train')" in raised.value.remedy
+    table = tmp_path / "train.parquet"
+    load_from_disk(str(tmp_path / "saved/train")).to_parquet(table)
+    assert rows_of(table) == {"train": [("one", "a"), ("two", "b")]}
 
 
 def test_a_folder_without_classes_is_refused_and_a_changed_text_changes_the_digest(

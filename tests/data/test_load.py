@@ -146,5 +146,7 @@ def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path
     rows = load_rows(options, task=Single(["c", "b", "a"]), emit=lambda event: None)
     assert rows["label"][:] == [1, 2]
     assert rows.features["label"].names == ["c", "b", "a"]
-    with pytest.raises(DataError, match="labels that the model lacks: a"):
-        load_rows(options, task=Single(["c", "b"]), emit=lambda event: None)
+    classes = [str(number) for number in range(500)]
+    with pytest.raises(DataError, match="the model lacks: a, b") as raised:
+        load_rows(options, task=Single(classes), emit=lambda event: None)
+    assert raised.value.remedy.endswith("18, 19 and 480 others")

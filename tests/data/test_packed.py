@@ -1,7 +1,9 @@
 """Tables that are packed: gzip, archives, and what is made to fill the memory."""
 
+import bz2
 import gzip
 import io
+import lzma
 import sys
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -84,6 +86,10 @@ def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
         cut = tmp_path / "cut.csv"
         cut.write_bytes(start)
         with pytest.raises(DataUnreadable, match="can't be unpacked"):
+            read(cut)
+    for name, content in {"xz": lzma.compress(CSV), "bzip2": bz2.compress(CSV)}.items():
+        cut.write_bytes(content)
+        with pytest.raises(DataUnreadable, match=f"compressed with {name}"):
             read(cut)
 
 
