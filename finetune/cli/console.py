@@ -80,7 +80,8 @@ def show_scores(title: str, scores: "Scores") -> None:
     show_lines(title, *figures)
     if table := scores.table:
         show_lines()
-        show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
+        rows = [[*map(shorten, row)] for row in table.rows]
+        show_table(table.columns, rows, numbers=table.columns[table.text_columns :])
 
 
 def shorten(text: str) -> str:

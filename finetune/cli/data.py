@@ -93,7 +93,7 @@ def _show_counts(
 ) -> None:
     show_lines()
     rows = [
-        (name, *("" if one is None else f"{one:,}" for one in numbers))
+        (shorten(name), *("" if one is None else f"{one:,}" for one in numbers))
         for name, numbers in counts.items()
     ]
     show_table((title, *splits), rows, numbers=splits)

@@ -87,6 +87,8 @@ def _show_facts(facts: "TableFacts") -> None:
         return
     show_lines()
     shown = list(facts.class_rows.items())[:MOST_CLASSES_SHOWN]
-    rows = [(name, f"{rows:,}", shorten(facts.examples.get(name, ""))) for name, rows in shown]
+    rows = [
+        (shorten(name), f"{rows:,}", shorten(facts.examples.get(name, ""))) for name, rows in shown
+    ]
     rows += [("...", "", "")] * (len(facts.class_rows) > MOST_CLASSES_SHOWN)
     show_table(("class", "rows", "example"), rows, numbers=("rows",))

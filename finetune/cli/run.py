@@ -27,6 +27,7 @@ from finetune.cli.progress import showing
 from finetune.devices.launch import read_launch
 from finetune.errors import UsageError
 from finetune.runs.folder import RunFolder
+from finetune.tasks.labels import listed_counts
 
 if TYPE_CHECKING:
     from finetune.runs.seeds import SeedResults
@@ -108,20 +109,30 @@ def command(
     elif dry_run and as_json:
         show_json(plan)
     elif dry_run:
-        del plan["schema_version"]
-        show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
+        _show_plan(plan)
     elif as_json:
         show_json({**results.to_json(), "output_dir": results.output_dir})
     else:
+        from finetune.runs.manifest import Manifest
+
         facts, training = results.facts, results.training
+        folder = RunFolder(Path(results.output_dir))
+        pair = " --text-pair TEXT" * Manifest.read(folder.manifest_file).reads_pairs
         show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
         show_lines(
             f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "
             f"{training.train_samples_per_second:.0f} examples/s",
             f"run folder: {results.output_dir}",
-            f"report: {RunFolder(Path(results.output_dir)).report_file}",
-            f"classify with it: finetune predict {quote(results.output_dir)} TEXT",
+            f"report: {folder.report_file}",
+            f"classify with it: finetune predict {quote(results.output_dir)} TEXT{pair}",
         )
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    del plan["schema_version"]
+    # Hundreds of classes fit no line, and a number has none.
+    plan["rows_by_class"] = listed_counts(plan["rows_by_class"]) or "no classes"
+    show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
 
 
 def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:

@@ -19,8 +19,9 @@ def scores(**per_class: ClassScores) -> SingleScores:
 def test_metrics_are_shown_beside_the_baseline_and_by_class(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show_scores("the test", scores(NUM=ROW, HUM=replace(ROW, support=4)))
-    *figures, _, header, line, _ = capsys.readouterr().out.strip().splitlines()
+    long_name = "x" * 300
+    show_scores("the test", scores(NUM=ROW, **{long_name: replace(ROW, support=4)}))
+    *figures, _, header, line, last = capsys.readouterr().out.strip().splitlines()
     assert figures == [
         "the test",
         "  accuracy 90.0% (95% interval 67.0–97.6% on 16 rows; largest class 75.0%)",
@@ -28,6 +29,7 @@ def test_metrics_are_shown_beside_the_baseline_and_by_class(
     ]
     assert header.split() == [*("class", "precision", "recall", "95%", "interval", "F1", "rows")]
     assert line.split() == [*("NUM", "50.0%", "100.0%", "75.8–100.0%", "66.7%", "12")]
+    assert last.startswith("x" * 59 + "… ")
 
 
 def test_a_class_may_look_like_markup(capsys: pytest.CaptureFixture[str]) -> None:

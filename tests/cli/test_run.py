@@ -118,6 +118,13 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     assert facts["output_dir"] == "runs/questions-tiny-full"
     table = command("run", "--dry-run", "--model", tiny_folder, *flags()).output
     assert "questions-tiny-full" in table
+    assert max(map(len, table.splitlines())) < 300
+    classes = tmp_path / "classes.csv"
+    rows = (f"text {number},a class with the number {number % 60}" for number in range(300))
+    classes.write_text("\n".join(("text,label", *rows)))
+    table = command("run", "--dry-run", "--model", tiny_folder, "--data", classes).output
+    assert "and 40 others" in table
+    classes.unlink()
     assert list(tmp_path.iterdir()) == []
 
 
