@@ -4,15 +4,18 @@ import atexit
 import gc
 import os
 import signal
+import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import slipcover
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from held import Start
     from tiny_runs import Command
 
 # Libraries read these when they are imported, so they are set before any test module is.
@@ -103,3 +106,23 @@ def command(capsys: pytest.CaptureFixture[str]) -> "Command":
     from tiny_runs import make_command
 
     return make_command(capsys)
+
+
+@pytest.fixture
+def start() -> "Iterator[Start]":
+    """Return a function that starts a program, which does not outlive the test."""
+    from held import end
+
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(
+        *command: str | Path, environment: dict[str, str] | None = None, **options: Any
+    ) -> "subprocess.Popen[str]":
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        environment = os.environ | (environment or {})
+        started.append(subprocess.Popen(command, env=environment, **(pipes | options)))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        end(process)

@@ -119,27 +119,17 @@ def flags(**options: Any) -> list[str]:
     ]
 
 
-def start_finetune(
-    *arguments: str | Path, environment: dict[str, str] | None = None, **options: Any
-) -> subprocess.Popen[str]:
-    """Start the command in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "finetune", *map(str, arguments)],
-        env=os.environ | (environment or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
 def finetune_in_a_child(
     *arguments: str | Path, environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, to its end."""
-    process = start_finetune(*arguments, environment=environment, **options)
-    output, errors = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    return subprocess.run(
+        [sys.executable, "-m", "finetune", *arguments],
+        env=os.environ | (environment or {}),
+        capture_output=True,
+        text=True,
+        **options,
+    )
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,8 @@ import psutil
 import pytest
 from batch_finder.simulated_machines import SimulatedMachine, SimulatedProber, prober
 from batch_finder.test_results import ESTIMATE, RESULT
-from tiny_models import save_tiny_model
-from tiny_runs import Command, Outcome, start_finetune
+from held import FINETUNE, Hold, Start
+from tiny_runs import Command, Outcome
 
 from finetune.batch_finder.results import FoundBatches
 from finetune.cli.find_batch import show_batches
@@ -174,18 +173,20 @@ def test_a_real_search_finds_sizes_of_both_parts(find_batch: Command) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_child_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path / "tiny")
-    process = start_finetune(
-        "find-batch", "--model", model, "--device", "cpu", "--max-length", "64", "--fresh",
-        "--output-dir", tmp_path / "found",
+def test_no_child_outlives_the_command(
+    number: signal.Signals, start: Start, tiny_folder: Path, tmp_path: Path
+) -> None:
+    hold = Hold(tmp_path, "finetune.batch_finder.trial:Trial.take_update")
+    process = start(
+        *FINETUNE, "find-batch", "--model", tiny_folder, "--device", "cpu", "--max-length", "64",
+        "--fresh", "--output-dir", tmp_path / "found",
+        environment=hold.environment(),
     )  # fmt: skip
-    while not (children := psutil.Process(process.pid).children(recursive=True)):
-        assert process.poll() is None
-        time.sleep(0.05)
-    time.sleep(1)
+    hold.wait(process)
+    children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
+    assert children
     assert process.returncode == (130 if number is signal.SIGINT else -number)
     assert ("error: stopped" in errors) == (number is signal.SIGINT)
-    assert psutil.wait_procs(children, timeout=3)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []

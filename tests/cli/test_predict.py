@@ -2,7 +2,6 @@ import csv
 import io
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
-from tiny_runs import TEXTS, Command, Outcome, start_finetune
+from tiny_runs import TEXTS, Command, Outcome, finetune_in_a_child
 
 import finetune
 from finetune.api.predict import predict_stream
@@ -176,15 +175,14 @@ def test_many_texts_keep_their_order(command: Command, finished_run: Path, type_
 
 @pytest.mark.slow
 def test_quiet_prints_the_answers_and_nothing_else_in_a_pipe(finished_run: Path) -> None:
-    process = start_finetune(
+    child = finetune_in_a_child(
         *("predict", finished_run, "-q", "--json"),
         environment={"NO_COLOR": ""},
-        stdin=subprocess.PIPE,
+        input="Who wrote Faust ?\n",
     )
-    output, errors = process.communicate("Who wrote Faust ?\n")
-    assert process.returncode == 0, errors
-    assert errors == ""
-    [line] = output.splitlines()
+    assert child.returncode == 0, child.stderr
+    assert child.stderr == ""
+    [line] = child.stdout.splitlines()
     assert json.loads(line)["text"] == "Who wrote Faust ?"
 
 

@@ -4,14 +4,13 @@ import importlib
 import os
 import pty
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from held import FINETUNE, Start
 from tiny_runs import Command, flags, unfinished_files
 
 import finetune
@@ -98,13 +97,12 @@ def test_a_second_signal_while_a_checkpoint_is_written_leaves_the_one_before(
 
 @pytest.mark.slow
 def test_a_terminal_that_is_closed_ends_a_run_that_is_saved(
-    tiny_folder: Path, tmp_path: Path
+    start: Start, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run, (controller, terminal) = tmp_path / "run", pty.openpty()
-    command = [sys.executable, "-m", "finetune", "run", "--model", str(tiny_folder)]
-    options = flags(num_train_epochs=200, early_stopping_patience=0)
-    process = subprocess.Popen(
-        [*command, "--output-dir", str(run), *options],
+    endless = flags(num_train_epochs=100_000, early_stopping_patience=0)
+    process = start(
+        *FINETUNE, "run", "--model", tiny_folder, "--output-dir", run, *endless,
         stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
     )  # fmt: skip
     os.close(terminal)
@@ -114,5 +112,5 @@ def test_a_terminal_that_is_closed_ends_a_run_that_is_saved(
     os.close(controller)
     # A session without a controlling terminal gets no signal from the kernel.
     process.send_signal(signal.SIGHUP)
-    assert process.wait() == 129
+    assert process.wait(timeout=300) == 129
     assert any((run / "checkpoints").glob("step-*"))

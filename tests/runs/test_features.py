@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from held import FEATURES, FINETUNE, Hold, Start
 from prepared_runs import (
     largest_difference,
     parameters_of,
@@ -32,7 +32,6 @@ from tiny_runs import (
     have_same_bits,
     logged_metrics,
     run_tiny,
-    start_finetune,
     weights_of,
 )
 from tiny_training import FewShapesDevice, give_few_shapes
@@ -519,20 +518,16 @@ run_tiny(Path(sys.argv[3]), model=Path(sys.argv[2]), train_layers=1, cache_dir=s
 
 @pytest.mark.slow
 def test_two_processes_may_store_the_same_features_at_once(
-    tiny_folder: Path, tmp_path: Path
+    start: Start, tiny_folder: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     runs = [tmp_path / "first", tmp_path / "second"]
     tests = str(Path(__file__).parent.parent)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RUN_IN_A_CHILD, tests, tiny_folder, run, cache],
-            stderr=subprocess.PIPE,
-        )
-        for run in runs
+        start(sys.executable, "-c", RUN_IN_A_CHILD, tests, tiny_folder, run, cache) for run in runs
     ]
     for process in processes:
-        _, errors = process.communicate()
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     assert have_same_bits(weights_of(runs[0]), weights_of(runs[1]))
     assert len(list((cache / "features").glob("*.safetensors"))) == 3
@@ -605,20 +600,18 @@ def test_ctrl_c_during_feature_extraction_leaves_no_partial_file(
 
 @pytest.mark.slow
 def test_ctrl_c_on_the_command_during_feature_extraction_is_explained_in_two_lines(
-    tiny_folder: Path, tmp_path: Path
+    start: Start, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    cache = tmp_path / "cache"
-    process = start_finetune(
-        *("run", "--data", "questions", "--model", tiny_folder, "--device", "cpu"),
+    cache, hold = tmp_path / "cache", Hold(tmp_path, FEATURES, call=20)
+    process = start(
+        *(*FINETUNE, "run", "--data", "questions", "--model", tiny_folder, "--device", "cpu"),
         *("--freeze-core", "--eval-batch-size", "1"),
         *("--output-dir", tmp_path / "run", "--cache-dir", cache),
+        environment=hold.environment(),
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "examples" in line and line.startswith("  "):
-            process.send_signal(signal.SIGINT)
-            break
-    _, errors = process.communicate()
+    hold.wait(process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     error, remedy = errors.splitlines()[-2:]

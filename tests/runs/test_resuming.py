@@ -1,6 +1,5 @@
 """Runs that were stopped, by Ctrl-C or worse, and resume as if nothing had happened."""
 
-import re
 import shlex
 import shutil
 import signal
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from held import FINETUNE, UPDATE, Hold, Start
 from tiny_runs import (
     QUICK,
     flags,
     have_same_bits,
     logged_metrics,
     run_tiny,
-    start_finetune,
     unfinished_files,
     weights_of,
 )
@@ -450,26 +449,23 @@ def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
 
 @pytest.mark.slow
 def test_ctrl_c_on_the_command_leaves_a_run_that_resumes_bit_for_bit(
-    tiny_folder: Path, tmp_path: Path
+    start: Start, whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    options: dict[str, Any] = {"num_train_epochs": 40}  # time enough to press a key
-    process = start_finetune("run", "--model", tiny_folder, "--output-dir", run, *flags(**options))
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("training:"):
-            process.send_signal(signal.SIGINT)
-            break
-    output, errors = process.communicate()
+    run, hold = tmp_path / "run", Hold(tmp_path, UPDATE, call=3)
+    arguments = ("--model", tiny_folder, "--output-dir", run, *flags(**SHORT))
+    process = start(*FINETUNE, "run", *arguments, environment=hold.environment())
+    hold.wait(process)
+    process.send_signal(signal.SIGINT)
+    hold.let_go()
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert output == ""
-    assert re.search(r"^error: stopped after update \d+ of 160$", errors, re.MULTILINE)
+    assert "error: stopped after update 3 of 4\n" in errors
     assert f"  try: resume with: finetune run --resume-from-checkpoint {run}\n" in errors
     assert "Traceback" not in errors
 
     finetune.run(resume_from_checkpoint=run)
-    run_tiny(tmp_path / "whole", model=tiny_folder, **options)
-    assert_same_run(run, tmp_path / "whole")
+    assert_same_run(run, whole_run)
 
 
 def test_a_checkpoint_stands_for_its_run_and_options_may_be_given_that_change_nothing(

@@ -1,0 +1,103 @@
+"""Child processes of a test: held at a known point, so that no test depends on time, and ended."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+Start = Callable[..., "subprocess.Popen[str]"]
+FINETUNE = (sys.executable, "-m", "finetune")
+UPDATE = "finetune.training.loop:update_with_retries"
+FEATURES = "finetune.model.features:FrozenLayers.features"
+_HOLD = "HOLD_OF_A_TEST"
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A call of a function at which a process waits until the test lets it go on.
+
+    Args:
+        folder: An existing one, for this hold alone.
+        place: The function, such as ``package.module:Class.method``.
+        call: Which of its calls, from 1.
+        rank: Which one waits, of several processes that a launcher has started for the first time.
+    """
+
+    folder: Path
+    place: str
+    call: int = 1
+    rank: int = 0
+
+    def environment(self) -> dict[str, str]:
+        """Return what the process is started with; its child processes get it too."""
+        # Python imports a module of this name as it starts.
+        (self.folder / "sitecustomize.py").write_text("import held\nheld.prepare()\n")
+        path = [str(self.folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        place = {"place": self.place, "call": self.call, "rank": self.rank}
+        return {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            _HOLD: json.dumps({"folder": str(self.folder), **place}),
+        }
+
+    def wait(self, process: subprocess.Popen[str]) -> None:
+        """Return once the call is reached; fail if the process that was started ends before."""
+        while not self._is_reached.exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+
+    def let_go(self) -> None:
+        """Let the process go on."""
+        self._goes_on.touch()
+
+    def patch(self) -> None:
+        """Replace the function, in the process that is to wait."""
+        module, _, names = self.place.partition(":")
+        *owners, name = names.split(".")
+        owner: Any = importlib.import_module(module)
+        for one in owners:
+            owner = getattr(owner, one)
+        original, calls = getattr(owner, name), count(1)
+
+        def held(*arguments: Any, **options: Any) -> Any:
+            if next(calls) == self.call:
+                self._is_reached.touch()
+                while not self._goes_on.exists():
+                    time.sleep(0.01)
+            return original(*arguments, **options)
+
+        setattr(owner, name, held)
+
+    @property
+    def _is_reached(self) -> Path:
+        return self.folder / "is-reached"
+
+    @property
+    def _goes_on(self) -> Path:
+        return self.folder / "goes-on"
+
+
+def prepare() -> None:
+    """Hold this process, if it is the one that is to wait."""
+    fields = json.loads(os.environ[_HOLD])
+    hold = Hold(Path(fields.pop("folder")), **fields)
+    is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if is_first_start and int(os.environ.get("RANK", "0")) == hold.rank:
+        hold.patch()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a process with all that it has started, unless it has ended."""
+    if process.poll() is None:
+        for one in psutil.Process(process.pid).children(recursive=True):
+            one.kill()
+        process.kill()
+        process.communicate()
