@@ -3,13 +3,12 @@
 import os
 import signal
 
-from finetune.batch_finder.child import end_with_parent, open_answers, read_orders
+from finetune.batch_finder.child import begin_child
 
 
 def main() -> None:
     """Answer with a row of each device for each of two workloads; die on ``fragile``."""
-    end_with_parent()
-    orders, answer = read_orders(), open_answers()
+    orders, answer = begin_child()
     task = orders.get()
     if task["choice"]["model"] == "unable":
         raise SystemExit("no such luck")

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from finetune.batch_finder.child import end_with_parent, open_answers, read_orders
+from finetune.batch_finder.child import begin_child
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
 GROWS, SPEAKS_OF_MEMORY, STRAINED, GROWS_AND_IS_KILLED, KNOWS_NO_PEAK = range(109, 114)
@@ -94,9 +94,7 @@ def train(size: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    orders = read_orders()
-    answer = open_answers()
+    orders, answer = begin_child()
     orders.get()
     answer({"budget_bytes": BUDGET_BYTES})
     answer({"ready": True})

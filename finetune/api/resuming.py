@@ -21,7 +21,6 @@ from finetune.runs.folder import (
 from finetune.runs.reserving import next_free_folder
 
 if TYPE_CHECKING:
-    from finetune.devices.processes import Processes
     from finetune.runs.results import RunResults
 
 AUTO = "auto"
@@ -62,24 +61,6 @@ class Work:
     resumed: RunFolder | None = None
     continued: RunFolder | None = None
     results: "RunResults | None" = None
-
-    def do(self, *, emit: Emit, processes: "Processes | None" = None) -> "RunResults":
-        """Do it, together with other processes if there are some."""
-        if self.results is not None:
-            return self.results
-        from finetune.api.training import train_new, train_on
-        from finetune.devices.processes import ALONE
-
-        processes = processes or ALONE
-        if self.resumed is not None:
-            return train_on(self.config, self.resumed, emit=emit, processes=processes)
-        return train_new(
-            self.config,
-            origins=self.origins,
-            emit=emit,
-            continued=self.continued,
-            processes=processes,
-        )
 
 
 def choose_work(

@@ -80,14 +80,29 @@ def run(
     given = _load(config, assignments, options)
     if seeds is not None:
         return _run_seeds(given, seeds, resume_from=resume_from_checkpoint, emit=emit)
-    if read_launch().world_size == 1:
-        return choose_work(given, resume_from_checkpoint, emit=emit).do(emit=emit)
+    if read_launch().world_size > 1:
+        return _run_together(given, resume_from_checkpoint, emit=emit)
+    work = choose_work(given, resume_from_checkpoint, emit=emit)
+    if work.results:
+        return work.results
+    from finetune.api.training import train
+
+    return train(work, emit=emit)
+
+
+def _run_together(
+    given: LoadedConfig, resume_from: str | Path | None, *, emit: Emit
+) -> "RunResults":
     from finetune.devices.joining import join_processes
 
     processes = join_processes()
     # It depends on folders, which the main process is about to change.
-    work = processes.broadcast(lambda: choose_work(given, resume_from_checkpoint, emit=emit))
-    return work.do(emit=emit if processes.is_main else ignore, processes=processes)
+    work = processes.broadcast(lambda: choose_work(given, resume_from, emit=emit))
+    if work.results:
+        return work.results
+    from finetune.api.training import train
+
+    return train(work, emit=emit if processes.is_main else ignore, processes=processes)
 
 
 def _run_seeds(

@@ -1,13 +1,13 @@
 """What ``finetune run`` does once its configuration is known."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from finetune.api.folders import reserve
 from finetune.api.report import write_pages
-from finetune.config.schema import Config
+from finetune.api.resuming import Work
 from finetune.devices.mps.awake import kept_awake
 from finetune.devices.mps.power import why_slowed
 from finetune.devices.processes import ALONE, Processes
@@ -25,60 +25,27 @@ from finetune.runs.run import Run
 from finetune.runs.tracking import tracked
 
 
-def train_new(
-    config: Config,
-    *,
-    origins: Mapping[str, str],
-    emit: Emit,
-    continued: RunFolder | None = None,
-    processes: Processes = ALONE,
-) -> RunResults:
-    """Train in a folder of its own, which is reserved first and given back if nothing came of it.
+def train(work: Work, *, emit: Emit, processes: Processes = ALONE) -> RunResults:
+    """Train a new run, or one that was interrupted, to its end.
+
+    The folder of a new run is reserved first, and given back if nothing came of it.
 
     Args:
-        config: All options.
-        origins: The file, variable or flag of each option that one of them gives.
+        work: Which run, and with which options.
         emit: Receives progress events.
-        continued: The run whose model is trained further, on the same data.
-        processes: Those that train together; each calls this.
+        processes: Those that train together; each calls this. When a run goes on there may be more
+            than before.
 
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
     log = WarningLog(emit)
-    with kept_awake(), _reserve(config, processes) as folder, interruption_explained(folder):
-        preparation = prepare(config, origins=origins, emit=log, processes=processes)
-        if continued:
-            _check_data(preparation, continued)
+    with kept_awake(), _hold(work, processes) as folder, interruption_explained(folder):
+        preparation = prepare(work.config, origins=work.origins, emit=log, processes=processes)
+        if work.continued:
+            _check_data(preparation, work.continued)
         with too_much_work_explained(folder, preparation):
-            run = Run.prepare(preparation, folder, emit=log)
-            if processes.is_main:
-                log.write_to(folder)
-            return _complete(run)
-
-
-def train_on(
-    config: Config, folder: RunFolder, *, emit: Emit, processes: Processes = ALONE
-) -> RunResults:
-    """Train an interrupted run to its end.
-
-    Args:
-        config: All options.
-        folder: Of the run.
-        emit: Receives progress events.
-        processes: Those that train together; each calls this. There may be more than before.
-
-    Raises:
-        FinetuneError: With an exit code and a remedy.
-    """
-    log = WarningLog(emit)
-    held = lock(folder) if processes.is_main else nullcontext()
-    with kept_awake(), held, interruption_explained(folder):
-        if processes.is_main:
-            log.write_to(folder)
-        preparation = prepare(config, emit=log, processes=processes)
-        with too_much_work_explained(folder, preparation):
-            return _complete(Run.resume(preparation, folder, emit=log))
+            return _complete(_start(preparation, folder, resumes=bool(work.resumed), log=log))
 
 
 def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) -> Preparation:
@@ -94,11 +61,17 @@ def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) 
     resumes = folder.can_resume
     held = lock(folder) if resumes else reserve_folder(folder.path, overwrite=True)
     with held as folder, too_much_work_explained(folder, preparation):
-        start = Run.resume if resumes else Run.prepare
-        run = start(preparation, folder, emit=log)
-        log.write_to(folder)
+        run = _start(preparation, folder, resumes=resumes, log=log)
         _complete(run)
         return run.preparation
+
+
+def _start(preparation: Preparation, folder: RunFolder, *, resumes: bool, log: WarningLog) -> Run:
+    start = Run.resume if resumes else Run.prepare
+    run = start(preparation, folder, emit=log)
+    if run.processes.is_main:
+        log.write_to(folder)
+    return run
 
 
 def _check_data(preparation: Preparation, continued: RunFolder) -> None:
@@ -123,10 +96,10 @@ def _complete(run: Run) -> RunResults:
 
 
 @contextmanager
-def _reserve(config: Config, processes: Processes) -> Iterator[RunFolder]:
-    """Let the main process hold a folder, and the others know which."""
+def _hold(work: Work, processes: Processes) -> Iterator[RunFolder]:
+    """Let the main process hold the run's folder, and the others know which."""
     if not processes.is_main:
         yield processes.broadcast(lambda: RunFolder(Path()))
         return
-    with reserve(config) as folder:
+    with lock(work.resumed) if work.resumed else reserve(work.config) as folder:
         yield processes.broadcast(lambda: folder)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 from finetune.devices.launch import environment_outside_group
 
 # What is read of the end of standard error.
@@ -110,6 +111,15 @@ class Child:
         self._errors.seek(max(0, size_bytes - _TAIL_BYTES))
         text = self._errors.read().decode(errors="replace")
         return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def begin_child() -> "tuple[queue.SimpleQueue[Any], Callable[[Any], None]]":
+    """Bind this process to its parent; return the parent's lines, and what writes one to it."""
+    end_with_parent()
+    # As the command does.
+    keep_freed_memory()
+    look_for_garbage_seldom()
+    return read_orders(), open_answers()
 
 
 def end_with_parent() -> None:

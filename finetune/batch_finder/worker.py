@@ -16,8 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.child import end_with_parent, open_answers, read_orders
-from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
+from finetune.batch_finder.child import begin_child
 from finetune.errors import ModelUnsupported
 
 if TYPE_CHECKING:
@@ -30,12 +29,7 @@ _LEAST_TIMED_SECONDS = 1.0
 
 def main() -> None:
     """Serve the parent until it closes standard input."""
-    end_with_parent()
-    # As the command does.
-    keep_freed_memory()
-    look_for_garbage_seldom()
-    orders = read_orders()
-    answer = open_answers()
+    orders, answer = begin_child()
     from finetune.batch_finder.trial import build_trial
     from finetune.devices.select import select_device
 

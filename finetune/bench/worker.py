@@ -8,18 +8,12 @@ import dataclasses
 from contextlib import ExitStack
 from typing import Any
 
-from finetune.batch_finder.child import end_with_parent, open_answers, read_orders
-from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
+from finetune.batch_finder.child import begin_child
 
 
 def main() -> None:
     """Time the workloads of the parent's task."""
-    end_with_parent()
-    # As the command does.
-    keep_freed_memory()
-    look_for_garbage_seldom()
-    orders = read_orders()
-    answer = open_answers()
+    orders, answer = begin_child()
     from finetune.bench.timer import time_in_rounds
     from finetune.bench.workloads import Choice, list_workloads
     from finetune.devices.select import select_device

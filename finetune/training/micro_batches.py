@@ -85,7 +85,7 @@ class MovedBatches:
         self._batch_size = 0
         self._moved: list[MicroBatch] = []
 
-    def cut(self, position: int, *, batch_size: int) -> Iterator[MicroBatch]:
+    def cut(self, position: int, batch_size: int) -> Iterator[MicroBatch]:
         """Yield one of the batches as contiguous slices of at most ``batch_size`` examples.
 
         The first call moves all of them. Memory may run out here.
@@ -148,22 +148,12 @@ def move_batches(
     """
     if examples.windows:
         for batch in batches:
-            yield batch, partial(_cut_windows, examples, batch, device, processes)
+            yield batch, partial(cut_windows, examples, batch, device=device, processes=processes)
         return
     for pieces in _pieces(batches, tokens=device.tokens_ahead):
         moved = MovedBatches(examples, pieces, device=device, processes=processes)
         for position, batch in enumerate(pieces):
-            yield batch, partial(_cut, moved, position)
-
-
-def _cut(moved: MovedBatches, position: int, batch_size: int) -> Iterator[MicroBatch]:
-    return moved.cut(position, batch_size=batch_size)
-
-
-def _cut_windows(
-    examples: Examples, batch: Batch, device: Device, processes: Processes, batch_size: int
-) -> Iterator[WindowBatch]:
-    return cut_windows(examples, batch, batch_size=batch_size, device=device, processes=processes)
+            yield batch, partial(moved.cut, position)
 
 
 def _pieces(batches: Sequence[Batch], *, tokens: int) -> Iterator[Sequence[Batch]]:
@@ -186,5 +176,5 @@ def cut_batch(
 ) -> Iterator[UpdatePart]:
     """Yield an effective batch as slices on the device, as ``MovedBatches.cut`` does."""
     if examples.windows:
-        return cut_windows(examples, batch, batch_size=batch_size, device=device)
-    return MovedBatches(examples, [batch], device=device).cut(0, batch_size=batch_size)
+        return cut_windows(examples, batch, batch_size, device=device)
+    return MovedBatches(examples, [batch], device=device).cut(0, batch_size)

@@ -52,8 +52,8 @@ class WindowBatch:
 def cut_windows(
     examples: Examples,
     batch: Batch,
-    *,
     batch_size: int,
+    *,
     device: Device,
     processes: Processes = ALONE,
 ) -> Iterator[WindowBatch]:

@@ -80,7 +80,7 @@ def test_both_passes_of_a_text_have_the_same_dropout() -> None:
     device = CpuDevice()
 
     def part() -> WindowBatch:
-        [found] = cut_windows(examples, batch, batch_size=3, device=device)
+        [found] = cut_windows(examples, batch, 3, device=device)
         return found
 
     one_graph, sliced = (tiny_training_state(dropout=0.3, max_grad_norm=NO_LIMIT) for _ in range(2))
@@ -117,7 +117,7 @@ def test_no_forward_takes_more_windows_than_the_batch_size(batch_size: int) -> N
 def test_examples_share_a_forward_where_they_fit() -> None:
     batch = Batch(np.arange(len(COUNTS)), padded_length=16)
 
-    parts = cut_windows(examples_with_windows(), batch, batch_size=8, device=CpuDevice())
+    parts = cut_windows(examples_with_windows(), batch, 8, device=CpuDevice())
 
     assert [sum(part.slice_sizes) for part in parts] == [8, 8, 3]
 

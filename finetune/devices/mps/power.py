@@ -23,25 +23,30 @@ def power_facts() -> dict[str, str]:
     """
     if not is_mac():
         return {}
+    battery = psutil.sensors_battery()
+    if battery is None:
+        return _slowing_facts()
+    source = "adapter" if battery.power_plugged else "battery"
+    return {"power_source": f"{source}, charged to {battery.percent:.0f}%"} | _slowing_facts()
+
+
+def why_slowed() -> str | None:
+    """Return why this Mac computes more slowly now than it could, or None."""
+    facts = _slowing_facts() if is_mac() else {}
+    if facts.get("low_power_mode") == "on":
+        return "the Mac is in Low Power Mode"
+    pressure = facts.get("thermal_pressure", "nominal")
+    return None if pressure == "nominal" else f"the Mac is hot: its thermal pressure is {pressure}"
+
+
+def _slowing_facts() -> dict[str, str]:
     facts = {}
-    if battery := psutil.sensors_battery():
-        source = "adapter" if battery.power_plugged else "battery"
-        facts["power_source"] = f"{source}, charged to {battery.percent:.0f}%"
     if (mode := _read_number(_POWER_COMMAND, _LOW_POWER_MODE)) is not None:
         facts["low_power_mode"] = "on" if mode == 1 else "off"
     level = _read_number(_THERMAL_COMMAND, r"(\d+)\s*$")
     if level is not None and level < len(_THERMAL_PRESSURES):
         facts["thermal_pressure"] = _THERMAL_PRESSURES[level]
     return facts
-
-
-def why_slowed() -> str | None:
-    """Return why this Mac computes more slowly now than it could, or None."""
-    facts = power_facts()
-    if facts.get("low_power_mode") == "on":
-        return "the Mac is in Low Power Mode"
-    pressure = facts.get("thermal_pressure", "nominal")
-    return None if pressure == "nominal" else f"the Mac is hot: its thermal pressure is {pressure}"
 
 
 def _read_number(command: tuple[str, ...], pattern: str) -> int | None:
