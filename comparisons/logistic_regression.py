@@ -26,7 +26,6 @@ from finetune.config.schema import Config
 from finetune.devices.batch_size import BatchSize
 from finetune.events import ignore
 from finetune.runs.features import stored_features
-from finetune.runs.plan import plan_training
 from finetune.runs.preparation import prepare
 
 STRENGTHS = (0.01, 0.1, 1, 10, 100, 1000)
@@ -42,8 +41,7 @@ def read_features(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     batch_size = BatchSize(
         config.training.eval_batch_size, "batch size", preparation.device, ignore
     )
-    plan = plan_training(preparation)
-    _, examples = stored_features(preparation, plan, batch_size, emit=ignore)
+    _, examples = stored_features(preparation, batch_size, emit=ignore)
     return {
         split: (
             one.inputs_of(np.arange(len(one.labels)), 1)["inputs_embeds"][:, 0].numpy(),

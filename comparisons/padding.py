@@ -16,7 +16,6 @@ from finetune.devices.base import BatchShapes
 from finetune.devices.cuda import CapturedShapes
 from finetune.devices.mps.device import FewShapes
 from finetune.events import ignore
-from finetune.runs.plan import plan_training
 from finetune.runs.preparation import Preparation, prepare
 
 RULES = {"cpu": BatchShapes(), "cuda": CapturedShapes(), "mps": FewShapes()}
@@ -27,7 +26,7 @@ def real_token_share(preparation: Preparation, shapes: BatchShapes) -> float:
     """Return the mean over some seeds of the order, and print the padded lengths."""
     device = preparation.device
     device.shapes = shapes
-    plan = plan_training(preparation)
+    plan = preparation.plan
     share = statistics.mean(replace(plan, seed=seed).real_token_share() for seed in SEEDS)
     lengths = ", ".join(map(str, plan.padded_lengths))
     print(f"{len(plan.padded_lengths)} padded lengths, {share:.1%} real tokens: {lengths}")

@@ -8,7 +8,6 @@ from finetune.api.folders import find_free
 from finetune.config.schema import Config
 from finetune.data.check import describe_lengths
 from finetune.events import Emit
-from finetune.runs.plan import plan_training
 from finetune.runs.preparation import prepare
 from finetune.runs.results import RunFacts
 
@@ -55,10 +54,10 @@ def describe(config: Config, *, emit: Emit) -> DryRun:
     """Return what a run would do, from all that it prepares before its first update."""
     folder = find_free(config)
     preparation = prepare(config, emit=emit)
-    plan = plan_training(preparation)
+    plan = preparation.plan
     lengths = Counter(batch.padded_length for batch in plan.batches(0))
     return DryRun(
-        facts=RunFacts.of(preparation, plan),
+        facts=RunFacts.of(preparation),
         rows=dict(preparation.splits.num_rows),
         rows_by_class=preparation.task.count_classes(preparation.examples["train"].labels),
         tokens=describe_lengths(plan.lengths).to_json(),

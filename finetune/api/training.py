@@ -1,4 +1,8 @@
-"""What ``finetune run`` does once its configuration is known."""
+"""What ``finetune run`` does once its configuration is known.
+
+It holds a folder, prepares what several trainings may share, begins or resumes a run, trains, and
+writes the results.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +21,6 @@ from finetune.runs.finish import finish
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
-from finetune.runs.plan import with_plan
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.reserving import lock, reserve_folder
 from finetune.runs.results import RunResults
@@ -82,7 +85,7 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
 
 
 def _complete(run: Run) -> RunResults:
-    config, is_main = with_plan(run.preparation, run.plan), run.processes.is_main
+    config, is_main = run.preparation.resolved_config, run.processes.is_main
     with tracked(config, run.folder, emit=run.emit, is_main=is_main) as tracking:
         run = replace(run, emit=tracking)
         run.train()

@@ -17,7 +17,6 @@ from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.runs.cache import cache_folder
 from finetune.runs.details import Choice
 from finetune.runs.features import make_feature_extractor, stores_features
-from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 
 # Speeds of probes have an error of a few per cent: this much faster is faster.
@@ -41,18 +40,19 @@ class FoundSizes:
     choices: Sequence[Choice] = field(default=(), compare=False)
 
 
-def with_batch_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> Preparation:
+def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
     """Return a preparation with batch sizes that were searched for, in place of ``auto``."""
     config = preparation.config
     if config.training.batch_size != "auto":
         return preparation
     with stage("batch size", emit):
-        found = find_sizes(preparation, plan, emit=emit)
+        found = find_sizes(preparation, emit=emit)
     if found.gradient_checkpointing:
         enable_gradient_checkpointing(preparation.classifier.model, preparation.device)
     training = replace(
         config.training,
         batch_size=found.training,
+        effective_batch_size=preparation.plan.effective_batch_size,
         eval_batch_size=found.evaluation,
         gradient_checkpointing=found.gradient_checkpointing,
     )
@@ -60,11 +60,9 @@ def with_batch_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit
     return preparation.with_choices(*found.choices)
 
 
-def make_batch_sizes(
-    preparation: Preparation, plan: TrainingPlan, *, emit: Emit
-) -> tuple[BatchSize, BatchSize]:
+def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize, BatchSize]:
     """Return the batch sizes of training and evaluation, one where both count as shapes."""
-    options, device = preparation.config.training, preparation.device
+    options, device, plan = preparation.config.training, preparation.device, preparation.plan
     assert isinstance(options.batch_size, int), "auto has been replaced by what was found"
     examples, count = options.batch_size, preparation.processes.count
     if count > 1:
@@ -79,7 +77,7 @@ def make_batch_sizes(
     return batch_size, eval_batch_size
 
 
-def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> FoundSizes:
+def find_sizes(preparation: Preparation, *, emit: Emit) -> FoundSizes:
     """Search for the batch sizes of a run.
 
     Each search begins with the largest size worth trying, that of an update or of an evaluation, so
@@ -87,7 +85,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     probes its own device, and the least is taken.
     """
     config, classifier = preparation.config, preparation.classifier
-    case = _case_of(preparation, plan)
+    case = _case_of(preparation)
 
     def search(case: Case, *, most: int) -> Found:
         bounds = bounds_of(config.search, limit=most, first=most)
@@ -97,7 +95,7 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
         return found
 
     choices: list[Choice] = []
-    rows_per_update = math.ceil(plan.rows_per_update / preparation.processes.count)
+    rows_per_update = math.ceil(preparation.plan.rows_per_update / preparation.processes.count)
     emit(Info("searching for the batch size"))
     evaluation = None
     is_one_size = preparation.device.shapes.counts_evaluation
@@ -123,14 +121,14 @@ def find_sizes(preparation: Preparation, plan: TrainingPlan, *, emit: Emit) -> F
     return sizes
 
 
-def _case_of(preparation: Preparation, plan: TrainingPlan) -> Case:
+def _case_of(preparation: Preparation) -> Case:
     options, classifier = preparation.config.training, preparation.classifier
     return Case(
         preparation.device.name,
         architecture_of(classifier.model.config.to_dict()),
         classes=len(classifier.task.output_names),
         mode=preparation.mode,
-        padded_length=plan.padded_lengths[-1],
+        padded_length=preparation.plan.padded_lengths[-1],
         precision=precision_without_timing(options),
         optimizer=options.optimizer,
         gradient_checkpointing=bool(options.gradient_checkpointing),

@@ -19,7 +19,6 @@ from finetune.model.load import Classifier
 from finetune.model.mode import Mode
 from finetune.runs.cache import open_tensor_store
 from finetune.runs.feature_check import FeatureCheck
-from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.examples import Examples
 
@@ -39,7 +38,7 @@ def make_feature_extractor(classifier: Classifier) -> FeatureExtractor | None:
 
 
 def stored_features(
-    preparation: Preparation, plan: TrainingPlan, batch_size: BatchSize, *, emit: Emit
+    preparation: Preparation, batch_size: BatchSize, *, emit: Emit
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
     """Return what runs at every update, and the splits as it reads them.
 
@@ -48,7 +47,6 @@ def stored_features(
 
     Args:
         preparation: The run; its model goes to the device.
-        plan: Its updates.
         batch_size: Examples in one forward; fewer after memory ran out.
         emit: Receives progress events.
 
@@ -67,13 +65,12 @@ def stored_features(
             )
         )
         return classifier.model, preparation.examples
-    found = _checked_features(preparation, plan, extractor, batch_size, emit=emit)
+    found = _checked_features(preparation, extractor, batch_size, emit=emit)
     return (extractor.trainable, found) if found else (classifier.model, preparation.examples)
 
 
 def _checked_features(
     preparation: Preparation,
-    plan: TrainingPlan,
     extractor: FeatureExtractor,
     batch_size: BatchSize,
     *,
@@ -89,7 +86,7 @@ def _checked_features(
     place(classifier.model, device.torch_device)
     layers = FrozenLayers(extractor, key, device, precision, classifier.structure.takes_4d_mask)
     try:
-        examples = _all_features(preparation, plan, layers, batch_size, emit=emit)
+        examples = _all_features(preparation, layers, batch_size, emit=emit)
     except FeaturesDoNotFit:
         size_bytes = sum(layers.size_bytes(one.lengths) for one in preparation.examples.values())
         emit(
@@ -106,12 +103,7 @@ def _checked_features(
 
 
 def _all_features(
-    preparation: Preparation,
-    plan: TrainingPlan,
-    layers: FrozenLayers,
-    batch_size: BatchSize,
-    *,
-    emit: Emit,
+    preparation: Preparation, layers: FrozenLayers, batch_size: BatchSize, *, emit: Emit
 ) -> Mapping[str, Examples]:
     config = preparation.config
     store = open_tensor_store(config.cache)
@@ -122,7 +114,7 @@ def _all_features(
                 examples,
                 layers,
                 store,
-                padded_lengths=plan.padded_lengths,
+                padded_lengths=preparation.plan.padded_lengths,
                 batch_size=size,
                 notes=notes | {"split": split, "rows": len(examples.labels)},
                 emit=emit,

@@ -71,7 +71,7 @@ def _write_results(
         test = run.predict("test")
     results = RunResults(
         task=task,
-        facts=RunFacts.of(run.preparation, run.plan),
+        facts=RunFacts.of(run.preparation),
         training=_training_metrics(run, peak_bytes),
         details=run.preparation.details,
         validation=task.score(*validation) if validation else None,

@@ -1,7 +1,7 @@
 """What a run will do, in numbers: how many updates, of which examples, at which rate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from finetune.config.schema import (
     default_learning_rate,
     effective_batch_size,
     mode_defaults,
+    mode_of,
 )
 from finetune.data.load import SOURCES
+from finetune.devices.base import BatchShapes
 from finetune.model.freeze import rate_mode
+from finetune.model.load import Classifier
+from finetune.model.mode import Mode
 from finetune.model.source import MINILM
-from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
 from finetune.tokenization.examples import Examples
 from finetune.training.schedule import Schedule
@@ -94,22 +97,31 @@ class TrainingPlan:
         return real_token_share(batches, self.lengths, filled_to=filled_to)
 
 
-def plan_training(preparation: Preparation) -> TrainingPlan:
-    """Work out a run's updates, with the defaults that depend on model and mode."""
-    examples = preparation.examples["train"]
-    options = preparation.config.training
+def plan_training(
+    config: Config, examples: Mapping[str, Examples], classifier: Classifier, shapes: BatchShapes
+) -> TrainingPlan:
+    """Work out a run's updates, with the defaults that depend on model and mode.
+
+    Args:
+        config: All options.
+        examples: The splits as the model reads them.
+        classifier: The pretrained model.
+        shapes: Which batches suit the device.
+    """
+    options, mode = config.training, mode_of(config.model)
     per_update = effective_batch_size(options)
-    updates_per_epoch = math.ceil(len(examples.labels) / per_update)
-    defaults = mode_defaults(preparation.mode, updates_per_epoch=updates_per_epoch)
+    updates_per_epoch = math.ceil(len(examples["train"].labels) / per_update)
+    defaults = mode_defaults(mode, updates_per_epoch=updates_per_epoch)
     num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
     return TrainingPlan(
-        examples=examples,
-        padded_lengths=_padded_lengths(preparation),
+        examples=examples["train"],
+        padded_lengths=_padded_lengths(examples, classifier, shapes, mode=mode),
         effective_batch_size=per_update,
-        pads_batches=preparation.device.shapes.pads_batches,
+        pads_batches=shapes.pads_batches,
         num_train_epochs=num_train_epochs,
         hyperparameters=_hyperparameters(
-            preparation,
+            config,
+            classifier,
             defaults,
             total_updates=options.max_steps or math.ceil(num_train_epochs * updates_per_epoch),
         ),
@@ -120,14 +132,15 @@ def plan_training(preparation: Preparation) -> TrainingPlan:
     )
 
 
-def _padded_lengths(preparation: Preparation) -> list[int]:
+def _padded_lengths(
+    splits: Mapping[str, Examples], classifier: Classifier, shapes: BatchShapes, *, mode: Mode
+) -> list[int]:
     """Choose the padded lengths of all splits, so that evaluation brings no new shapes."""
-    splits, shapes = preparation.examples, preparation.device.shapes
-    if shapes.max_shapes is not None and not preparation.mode.trains_encoder:
+    if shapes.max_shapes is not None and not mode.trains_encoder:
         # A head over stored features has a shape of its own: one vector a text.
         shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
     weights = [np.full(len(one.lengths), _PASSES[split]) for split, one in splits.items()]
-    return preparation.classifier.padded_lengths(
+    return classifier.padded_lengths(
         np.concatenate([one.lengths for one in splits.values()]),
         shapes,
         weights=np.concatenate(weights),
@@ -135,11 +148,11 @@ def _padded_lengths(preparation: Preparation) -> list[int]:
 
 
 def _hyperparameters(
-    preparation: Preparation, defaults: ModeDefaults, *, total_updates: int
+    config: Config, classifier: Classifier, defaults: ModeDefaults, *, total_updates: int
 ) -> Hyperparameters:
-    options, classifier = preparation.config.training, preparation.classifier
+    options = config.training
     default_rate = default_learning_rate(
-        rate_mode(classifier.structure, mode=preparation.mode),
+        rate_mode(classifier.structure, mode=mode_of(config.model)),
         hidden_size=classifier.model.config.hidden_size,
         classifier_input=classifier.structure.classifier_input,
     )
@@ -158,21 +171,23 @@ def _hyperparameters(
     )
 
 
-def with_plan(preparation: Preparation, plan: TrainingPlan) -> Config:
+def with_plan(
+    config: Config, plan: TrainingPlan, *, data_commit: str | None, model_commit: str | None
+) -> Config:
     """Return a configuration that makes the same run again, from any folder.
 
     Data and model of the Hub are pinned to their commits. It depends neither on defaults by model
     and mode, nor on the folder in which the command was typed, and names no folder for its output.
     """
-    config = change_options(preparation.config, _with_absolute_path)
+    config = change_options(config, _with_absolute_path)
     model, hyperparameters = config.model.model, plan.hyperparameters
     return replace(
         config,
-        data=replace(config.data, data=_pinned(preparation)),
+        data=replace(config.data, data=_pinned(config.data.data, commit=data_commit)),
         model=replace(
             config.model,
             model=model if model == MINILM else _absolute(model),
-            revision=preparation.classifier.source.commit,
+            revision=model_commit,
         ),
         training=replace(
             config.training,
@@ -192,13 +207,11 @@ def _with_absolute_path(option: str, value: Any) -> Any:
     return _absolute(value) if option in PATH_OPTIONS and value else value
 
 
-def _pinned(preparation: Preparation) -> str:
+def _pinned(data: str, *, commit: str | None) -> str:
     """Return the name of the data with its absolute path, or with its commit on the Hub."""
-    data = preparation.config.data.data
     if data in SOURCES:
         return data
-    commits = [source.commit for source in preparation.sources if source.commit]
-    return f"{data.partition('@')[0]}@{commits[0]}" if commits else _absolute(data)
+    return f"{data.partition('@')[0]}@{commit}" if commit else _absolute(data)
 
 
 def _absolute(source: str) -> str:

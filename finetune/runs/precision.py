@@ -33,9 +33,7 @@ from finetune.training.precision_timing import time_precisions
 LEAST_BATCHES = 50
 
 
-def with_precision(
-    preparation: Preparation, plan: TrainingPlan, batch_size: BatchSize, *, emit: Emit
-) -> Preparation:
+def with_precision(preparation: Preparation, batch_size: BatchSize, *, emit: Emit) -> Preparation:
     """Return a preparation whose precision is fp32 or bf16 in place of ``auto``.
 
     Where features of frozen layers are stored, it is timed before there are any: an update of the
@@ -44,9 +42,9 @@ def with_precision(
     config = preparation.config
     if config.training.precision != "auto":
         return preparation
-    reason = _why_not_timed(preparation, plan, batch_size)
+    reason = _why_not_timed(preparation, batch_size)
     timing = preparation.processes.broadcast(
-        lambda: None if reason else _find_timing(preparation, plan, batch_size)
+        lambda: None if reason else _find_timing(preparation, batch_size)
     )
     if timing is None:
         emit(Info(f"precision: fp32, {reason or 'as memory ran out when bf16 was timed'}"))
@@ -69,22 +67,21 @@ def _describe(timing: PrecisionTiming) -> Choice:
     return Choice("precision", timing.precision, f"ms for one {timing.work}", milliseconds, note)
 
 
-def _why_not_timed(
-    preparation: Preparation, plan: TrainingPlan, batch_size: BatchSize
-) -> str | None:
+def _why_not_timed(preparation: Preparation, batch_size: BatchSize) -> str | None:
     device = preparation.device
     if "bf16" not in device.precisions:
         return f"as {device.name} can't compute in bf16 here"
     if device.has_silent_faults_in_16_bits and not has_parity(device, precision="bf16"):
         parity = f"finetune doctor --parity --device {device.name} --precision bf16"
         return f"as {parity} has not passed on this machine"
-    if _batches_of_run(preparation, plan, batch_size) < LEAST_BATCHES:
+    if _batches_of_run(preparation, batch_size) < LEAST_BATCHES:
         return "as the run is too short for a timing of bf16 to pay"
     return None
 
 
-def _batches_of_run(preparation: Preparation, plan: TrainingPlan, batch_size: BatchSize) -> float:
+def _batches_of_run(preparation: Preparation, batch_size: BatchSize) -> float:
     """Return how many batches go through the encoder."""
+    plan = preparation.plan
     examples = plan.schedule.total_updates * plan.rows_per_update
     mode = preparation.mode
     if stores_features(preparation.config.cache, mode) and not mode.trains_encoder:
@@ -92,10 +89,9 @@ def _batches_of_run(preparation: Preparation, plan: TrainingPlan, batch_size: Ba
     return examples / batch_size.examples
 
 
-def _find_timing(
-    preparation: Preparation, plan: TrainingPlan, batch_size: BatchSize
-) -> PrecisionTiming | None:
+def _find_timing(preparation: Preparation, batch_size: BatchSize) -> PrecisionTiming | None:
     """Return the timing of an earlier run, or time now; None if memory runs out."""
+    plan = preparation.plan
     batch = _typical_batch(plan, batch_size.examples)
     rows = len(plan.examples.rows_of(batch.indices))
     key = _key(preparation, rows=rows, padded_length=batch.padded_length)

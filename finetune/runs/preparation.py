@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import torch
 from datasets import DatasetDict
@@ -22,12 +22,11 @@ from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
 from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
 from finetune.runs.encoding import encode_rows
+from finetune.runs.plan import TrainingPlan, plan_training, with_plan
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tokenization.examples import Examples
-
-if TYPE_CHECKING:
-    from finetune.training.precision_result import PrecisionTiming
+from finetune.training.precision_result import PrecisionTiming
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Preparation:
     classifier: Classifier
     encoding_seconds: float
     columns: Mapping[str, str] = field(default_factory=dict)
-    precision_timing: "PrecisionTiming | None" = None
+    precision_timing: PrecisionTiming | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[Choice] = ()
     processes: Processes = ALONE
@@ -70,6 +69,21 @@ class Preparation:
     def mode(self) -> Mode:
         """What trains."""
         return mode_of(self.config.model)
+
+    @cached_property
+    def plan(self) -> TrainingPlan:
+        """The updates of a run."""
+        return plan_training(self.config, self.examples, self.classifier, self.device.shapes)
+
+    @property
+    def resolved_config(self) -> Config:
+        """All options, with which the same run can be made again from any folder."""
+        return with_plan(
+            self.config,
+            self.plan,
+            data_commit=next((one.commit for one in self.sources if one.commit), None),
+            model_commit=self.classifier.source.commit,
+        )
 
     @property
     def checks_device(self) -> bool:

@@ -16,7 +16,6 @@ from finetune.tasks.base import Scores, Task
 from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:
-    from finetune.runs.plan import TrainingPlan
     from finetune.runs.preparation import Preparation
 
 SCHEMA_VERSION = 1
@@ -68,7 +67,7 @@ class RunFacts:
     real_token_share: float
 
     @classmethod
-    def of(cls, preparation: "Preparation", plan: "TrainingPlan") -> "RunFacts":
+    def of(cls, preparation: "Preparation") -> "RunFacts":
         """Return the facts of a run."""
         from finetune.model.freeze import count_parameters
 
@@ -85,7 +84,7 @@ class RunFacts:
             precision_timing=preparation.precision_timing,
             trained_parameters=trained,
             total_parameters=total,
-            real_token_share=plan.real_token_share(),
+            real_token_share=preparation.plan.real_token_share(),
         )
 
 

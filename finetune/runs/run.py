@@ -1,4 +1,8 @@
-"""A run: one training of a classifier, from its preparation to a folder with a model."""
+"""A run: one training of a classifier.
+
+``Run.prepare`` begins one and ``Run.resume`` goes on with one; ``Run.train`` takes the updates.
+Then ``finish`` saves the best model and writes what was found.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +30,7 @@ from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest
-from finetune.runs.plan import TrainingPlan, plan_training, with_plan
+from finetune.runs.plan import TrainingPlan
 from finetune.runs.precision import with_precision
 from finetune.runs.preparation import Preparation
 from finetune.runs.reserving import set_aside_previous_run
@@ -53,7 +57,6 @@ class Run:
 
     folder: RunFolder
     preparation: Preparation
-    plan: TrainingPlan
     examples: Mapping[str, Examples]
     training_state: TrainingState
     batch_size: BatchSize
@@ -83,8 +86,7 @@ class Run:
         """Write what the run is made from, with which versions on which machine."""
         folder, preparation = self.folder, self.preparation
         set_aside_previous_run(folder)
-        config = with_plan(preparation, self.plan)
-        write_text_atomically(folder.config_file, dump_config(config))
+        write_text_atomically(folder.config_file, dump_config(preparation.resolved_config))
         Manifest.of(preparation).write(folder.manifest_file)
         write_environment(folder.environment_file, preparation)
 
@@ -110,26 +112,25 @@ class Run:
 
     @classmethod
     def _build(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        plan = plan_training(preparation)
-        preparation = with_batch_sizes(preparation, plan, emit=emit)
-        batch_size, eval_batch_size = make_batch_sizes(preparation, plan, emit=emit)
-        preparation.device.choose_attention(longest_tokens=plan.padded_lengths[-1])
+        preparation = with_batch_sizes(preparation, emit=emit)
+        batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
+        longest_tokens = preparation.plan.padded_lengths[-1]
+        preparation.device.choose_attention(longest_tokens=longest_tokens)
         with stage("threads", emit):
             preparation = choose_run_threads(preparation, emit=emit)
         with stage("precision", emit):
-            preparation = with_precision(preparation, plan, batch_size, emit=emit)
+            preparation = with_precision(preparation, batch_size, emit=emit)
         started = time.perf_counter()
         with stage("features", emit):
-            model, examples = stored_features(preparation, plan, eval_batch_size, emit=emit)
+            model, examples = stored_features(preparation, eval_batch_size, emit=emit)
         seconds = preparation.encoding_seconds + time.perf_counter() - started
-        training_state = _make_training_state(preparation, plan, model)
+        training_state = _make_training_state(preparation, model)
         device, processes = preparation.device, preparation.processes
         precision = preparation.config.training.precision
         predictor = Predictor(training_state.model, device, precision, eval_batch_size, processes)
         return cls(
             folder=folder,
             preparation=preparation,
-            plan=plan,
             examples=examples,
             training_state=training_state,
             batch_size=batch_size,
@@ -148,6 +149,11 @@ class Run:
     def config(self) -> Config:
         """The run's options."""
         return self.preparation.config
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """The run's updates."""
+        return self.preparation.plan
 
     @property
     def processes(self) -> Processes:
@@ -240,9 +246,7 @@ class Run:
         return logits, examples.labels
 
 
-def _make_training_state(
-    preparation: Preparation, plan: TrainingPlan, model: nn.Module
-) -> TrainingState:
+def _make_training_state(preparation: Preparation, model: nn.Module) -> TrainingState:
     processes = preparation.processes
     training_state = prepare_training(
         model,
@@ -250,12 +254,12 @@ def _make_training_state(
         device=preparation.device,
         precision=preparation.config.training.precision,
         losses=preparation.task.losses,
-        hyperparameters=plan.hyperparameters,
+        hyperparameters=preparation.plan.hyperparameters,
         processes=processes,
     )
     if not processes.is_main:
         # The same dropout for other examples would make the noise of an update larger.
-        torch.manual_seed(plan.seed + processes.index)
+        torch.manual_seed(preparation.plan.seed + processes.index)
     return training_state
 
 

@@ -21,7 +21,6 @@ from tiny_training import give_few_shapes
 from finetune import events
 from finetune.events import Event, Info, ignore
 from finetune.runs.batch_sizes import FoundSizes, find_sizes
-from finetune.runs.plan import plan_training
 from finetune.runs.preparation import Preparation
 
 __all__ = ["prober"]
@@ -59,7 +58,7 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
 
 def find(preparation: Preparation, emitted: list[Event] | None = None) -> FoundSizes:
     emit = ignore if emitted is None else emitted.append
-    return find_sizes(preparation, plan_training(preparation), emit=emit)
+    return find_sizes(preparation, emit=emit)
 
 
 def prepare_auto(model: Path, cache: Path, **options: Any) -> Preparation:

@@ -7,7 +7,6 @@ import pytest
 from prepared_runs import prepare_tiny
 
 from finetune.config.schema import HEAD_DEFAULTS
-from finetune.runs.plan import plan_training, with_plan
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ from finetune.runs.plan import plan_training, with_plan
 def test_updates_follow_from_epochs_rows_and_max_steps(
     options: dict[str, Any], updates_per_epoch: int, total_updates: int, tiny_folder: Path
 ) -> None:
-    plan = plan_training(prepare_tiny(tiny_folder, **options))
+    plan = prepare_tiny(tiny_folder, **options).plan
     assert plan.updates_per_epoch == len(plan.batches(0)) == updates_per_epoch
     assert plan.schedule.total_updates == total_updates
     assert max(len(batch.indices) for batch in plan.batches(0)) <= plan.effective_batch_size
@@ -36,21 +35,21 @@ def test_updates_follow_from_epochs_rows_and_max_steps(
 def test_the_padded_lengths_hold_the_longest_text_of_any_split(tiny_folder: Path) -> None:
     preparation = prepare_tiny(tiny_folder, max_train_samples=3)
     longest = max(int(one.lengths.max()) for one in preparation.examples.values())
-    plan = plan_training(preparation)
+    plan = preparation.plan
     assert plan.padded_lengths[-1] == longest > plan.lengths.max()
 
 
 def test_warm_up_is_a_share_of_the_updates_rounded_up(tiny_folder: Path) -> None:
-    plan = plan_training(prepare_tiny(tiny_folder, max_steps=11, warmup_fraction=0.1))
+    plan = prepare_tiny(tiny_folder, max_steps=11, warmup_fraction=0.1).plan
     assert plan.schedule.warmup_updates == 2
 
 
 def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
-    full = plan_training(prepare_tiny(tiny_folder, **options))
+    full = prepare_tiny(tiny_folder, **options).plan
     assert full.schedule.peak == pytest.approx(5e-5 * 768 / 32)
     assert (full.num_train_epochs, full.early_stopping_patience) == (40, 8)  # few rows
-    head = plan_training(prepare_tiny(tiny_folder, freeze_core=True, **options))
+    head = prepare_tiny(tiny_folder, freeze_core=True, **options).plan
     assert head.schedule.peak == 5e-4
     assert head.num_train_epochs == 100
     assert head.early_stopping_patience == HEAD_DEFAULTS.early_stopping_patience
@@ -62,13 +61,13 @@ def test_what_is_chosen_goes_before_the_defaults(tiny_folder: Path) -> None:
         tiny_folder, freeze_core=True, early_stopping_patience=0, weight_decay=0.5,
         head_lr_multiplier=7, max_grad_norm=3,
     )  # fmt: skip
-    plan = plan_training(preparation)
+    plan = preparation.plan
     assert plan.early_stopping_patience == 0
     assert plan.hyperparameters.weight_decay == 0.5
     assert plan.hyperparameters.head_lr_multiplier == 7
     assert plan.hyperparameters.max_grad_norm == 3
     zero = prepare_tiny(tiny_folder, weight_decay=0)
-    assert plan_training(zero).hyperparameters.weight_decay == 0
+    assert zero.plan.hyperparameters.weight_decay == 0
 
 
 def test_the_configuration_keeps_what_was_chosen_by_default(
@@ -79,7 +78,7 @@ def test_the_configuration_keeps_what_was_chosen_by_default(
         Path(tiny_folder.name), learning_rate=None, num_train_epochs=None, freeze_core=True,
         cache_dir=".", output_dir="run", overwrite=True,
     )  # fmt: skip
-    config = with_plan(preparation, plan_training(preparation))
+    config = preparation.resolved_config
     training = config.training
     assert (training.learning_rate, training.num_train_epochs) == (5e-4, 100.0)
     assert (training.early_stopping_patience, training.weight_decay) == (30, 0.0)
@@ -91,6 +90,6 @@ def test_the_configuration_keeps_what_was_chosen_by_default(
 
 
 def test_real_tokens_are_a_share_of_what_the_batches_hold(tiny_folder: Path) -> None:
-    plan = plan_training(prepare_tiny(tiny_folder))
+    plan = prepare_tiny(tiny_folder).plan
     held = sum(len(batch.indices) * batch.padded_length for batch in plan.batches(0))
     assert plan.real_token_share() == pytest.approx(plan.lengths.sum() / held)

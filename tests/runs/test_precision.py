@@ -21,7 +21,6 @@ from finetune.events import Emit, Event, Info, Update, WarningMessage, ignore
 from finetune.files import read_json
 from finetune.runs import precision
 from finetune.runs.manifest import Manifest
-from finetune.runs.plan import plan_training
 from finetune.runs.precision import note_parity, with_precision
 from finetune.runs.preparation import Preparation
 from finetune.training import precision_timing
@@ -61,9 +60,8 @@ def choose(model: Path, cache: Path, *, emit: Emit = ignore, **options: Any) -> 
     preparation = prepare_tiny(model, cache_dir=str(cache), **LONG | options)
     batch_size = preparation.config.training.batch_size
     assert isinstance(batch_size, int)
-    plan = plan_training(preparation)
     size = BatchSize(batch_size, "batch size", preparation.device, ignore)
-    return with_precision(preparation, plan, size, emit=emit)
+    return with_precision(preparation, size, emit=emit)
 
 
 def chosen(preparation: Preparation) -> str:
