@@ -84,7 +84,7 @@ class Probe:
     peak_bytes: int | None
     examples_per_second: float | None
     seconds: float
-    reason: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)

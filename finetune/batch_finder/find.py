@@ -118,9 +118,7 @@ class Finder:
     def _report(self, case: Case, probe: Probe, batch_size: int) -> Outcome:
         outcome = probe(batch_size)
         self.probes.append(PartProbe(case.part, outcome))
-        fields = asdict(outcome)
-        del fields["is_strained"]
-        self.emit(events.Probe(**fields))
+        self.emit(outcome)
         return outcome
 
 

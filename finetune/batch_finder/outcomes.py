@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from finetune import events
 from finetune.batch_finder.memory_model import fit_memory
 
 # A probe takes two or three updates and an evaluation: no more than so many updates' time.
@@ -17,24 +18,16 @@ Verdict = Literal["fits", "too_big", "timed_out", "failed"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(events.Probe):
     """What one probe found.
 
     Args:
         verdict: Whether it fits; ``failed`` says that something other than memory went wrong.
-        peak_bytes: The most memory in use, None where unknown.
-        examples_per_second: Of updates in their steady state, None unless it fits.
-        seconds: Wall time of the probe, the start of a process included.
         is_strained: Whether it barely fits: the allocator had to free its cache and try again, or
             the system began to swap.
     """
 
-    batch_size: int
     verdict: Verdict
-    peak_bytes: int | None
-    examples_per_second: float | None
-    seconds: float
-    reason: str = ""
     is_strained: bool = False
 
 

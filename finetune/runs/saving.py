@@ -17,6 +17,7 @@ from finetune.errors import CheckpointDamaged, UsageError
 from finetune.events import Emit, WarningMessage
 from finetune.files import flush_to_disk, read_json
 from finetune.runs.checkpoint import (
+    DISCARDED_SUFFIX,
     STATE_NAME,
     WRITE_ERRORS,
     checkpoint_path,
@@ -155,7 +156,7 @@ class Checkpoints:
         # a kill would leave half of it, and the model of the last update in the best one's place.
         best = self.folder.best_checkpoint
         with suppress(OSError):
-            os.replace(best, best.with_name(f"{best.name}.discarded"))
+            os.replace(best, best.with_name(best.name + DISCARDED_SUFFIX))
         shutil.rmtree(self.folder.checkpoints_folder, ignore_errors=True)
 
     def save(
