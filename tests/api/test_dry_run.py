@@ -26,12 +26,6 @@ def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) 
     assert sum(facts["batches_by_width"].values()) == facts["updates_per_epoch"]
 
 
-def test_a_dry_run_reports_the_defaults_that_depend_on_the_model(tiny_folder: Path) -> None:
-    facts = dry_run(model=str(tiny_folder), learning_rate=None, num_train_epochs=None)
-    assert facts["learning_rate"] == pytest.approx(5e-5 * 768 / 32)
-    assert facts["num_train_epochs"] == 40
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -353,6 +353,7 @@ def test_no_size_beyond_the_limit_or_the_rows_is_named(
 
 @pytest.mark.slow
 def test_the_articles_mac_takes_one_row_of_512_tokens_and_64_where_the_core_is_frozen() -> None:
+    """A base M1 with 8 GB took no two when all of BERT-base trained."""
     found = estimates(max_length=512)
     full, _, unsplit = found
     assert full.lowest_batch <= 1 <= full.highest_batch

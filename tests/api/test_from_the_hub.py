@@ -105,20 +105,9 @@ def test_the_command_runs_online_and_again_offline(
     environment = {"HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint}
     online = finetune_in_a_child(*FROM_THE_HUB, tmp_path / "online", environment=environment)
     assert online.returncode == 0, online.stderr
-    results = read_json(tmp_path / "online" / "all_results.json")
-    assert (results["data"], results["model"], results["mode"]) == ("trec", MODEL, "head")
-    assert (results["train_samples"], results["eval_samples"]) == (180, 20)
-    assert results["test_samples"] == 50
-    assert results["class_names"] == list(COARSE)
-    downloads = hub.downloads()
-    assert downloads.count("0000.parquet") == 2
-    assert downloads.count("model.safetensors") == 1
     manifest = read_json(tmp_path / "online" / "manifest.json")
     weights = (model_folder / "model.safetensors").read_bytes()
     assert manifest["model"]["weights"] == hashlib.sha256(weights).hexdigest()
-    config = (tmp_path / "online" / "config.yaml").read_text()
-    assert f"revision: {manifest['model']['commit']}" in config
-    assert unfinished_files(home) == []
 
     hub.requests.clear()
     offline = finetune_in_a_child(
@@ -126,10 +115,8 @@ def test_the_command_runs_online_and_again_offline(
     )
     assert offline.returncode == 0, offline.stderr
     assert hub.requests == []
-    again = read_json(tmp_path / "offline" / "all_results.json")
-    assert again["test_loss"] == results["test_loss"]
-    config = (tmp_path / "online" / "config.yaml").read_bytes()
-    assert config == (tmp_path / "offline" / "config.yaml").read_bytes()
+    results = [read_json(tmp_path / one / "all_results.json") for one in ("online", "offline")]
+    assert results[0]["test_loss"] == results[1]["test_loss"]
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ from finetune.batch_finder.live_memory import LiveMemory
 from finetune.batch_finder.memory_model import MemoryModel
 from finetune.batch_finder.trial import build_trial
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.chips import find_mac
 from finetune.devices.names import DEVICE_NAMES
 from finetune.errors import ModelUnsupported
 from finetune.model.mode import Mode
@@ -194,25 +193,6 @@ def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
     found = estimate(small_case(device="mps"), memory_bytes=4 * GIB, limit=NO_LIMIT)
     assert "no measurements of this project's own" in found.basis
     assert "8 GB" in found.basis
-
-
-# In the article a base M1 with 8 GB took one example of 512 tokens and no two when all of BERT-base
-# trained, and 64 when its encoder was frozen.
-@pytest.mark.parametrize(
-    ("mode", "padded_length", "batch"),
-    [
-        pytest.param("full", 512, 1, marks=pytest.mark.slow),
-        pytest.param("head", 512, 64, marks=pytest.mark.slow),
-    ],
-)
-def test_the_articles_batch_sizes_lie_within_the_estimates(
-    mode: str, padded_length: int, batch: int
-) -> None:
-    case = tiny_case(device="mps", mode=Mode(mode), padded_length=padded_length)
-    case = replace(case, architecture=architecture_of(BertConfig().to_dict()))
-    memory_bytes = find_mac("m1-8gb").budget_bytes
-    found = estimate(case, memory_bytes=memory_bytes, limit=NO_LIMIT)
-    assert found.lowest_batch <= batch <= found.highest_batch
 
 
 @pytest.mark.slow

@@ -121,16 +121,6 @@ def test_no_size_is_tried_that_the_device_computes_wrongly(prober: SimulatedProb
     assert (result.max_verified, result.first_failed) == (50, None)
 
 
-def test_a_search_is_cached_where_there_is_a_folder(
-    prober: SimulatedProber, tmp_path: Path
-) -> None:
-    first = search(cache=tmp_path)
-    second = search(cache=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
-    assert len(second.probes) == 2 < len(first.probes)
-    assert second.recommended == first.recommended
-
-
 def test_an_estimate_joins_those_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     mac = Mac("Mac with 4GiB", 4 * GIB)
     batches = {"features": 30, "trainable": 20, "whole": 10}

@@ -115,21 +115,8 @@ def fits_up_to(largest: int) -> Probe:
     return probe
 
 
-def test_few_probes_find_nearly_the_largest_size_of_many_machines() -> None:
-    found = {name: find_on(machine) for name, machine in GPUS.items()}
-    truth = {name: machine.largest_fitting() for name, machine in GPUS.items()}
-    probes = [len(one.probes) for one in found.values()]
-
-    assert len(found) == 48
-    assert min(found[name].max_verified / truth[name] for name in found) >= 0.98
-    assert max(found[name].max_verified / truth[name] for name in found) <= 1
-    assert statistics.median(probes) <= 6
-    assert max(probes) <= 9
-    assert max(len(failures(one)) for one in found.values()) <= 2
-
-
-@pytest.mark.parametrize("capacity_share", [0.98, 0.985, 0.99, 0.995])
-def test_it_takes_few_probes_as_well_if_fragments_take_some_of_the_budget(
+@pytest.mark.parametrize("capacity_share", [0.98, 0.985, 0.99, 0.995, 1.0])
+def test_few_probes_find_nearly_the_largest_size_also_if_fragments_take_some_of_the_budget(
     capacity_share: float,
 ) -> None:
     machines = [replace(machine, capacity_share=capacity_share) for machine in GPUS.values()]
@@ -552,21 +539,6 @@ def test_memory_that_is_not_monotone_neither_loops_nor_lies(at: int, extra_mib: 
         assert len(found.probes) <= 9
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_failures_neither_loop_nor_lie(seed: int) -> None:
-    machine = SimulatedMachine(seed=seed)
-
-    def probe(batch_size: int) -> Outcome:
-        fails = machine.noise.random() < 0.3 and batch_size > 1
-        return did_not_fit(batch_size, "too_big") if fails else machine.probe(batch_size)
-
-    found = find(probe)
-
-    assert machine.fits(found.max_verified)
-    assert found.max_verified not in failures(found)
-    assert len(found.probes) <= 12
-
-
 @pytest.mark.parametrize("peak_bytes", [None, 0, 1, 2 * GIB, 100 * GIB])
 def test_peaks_that_say_nothing_cost_probes_only(peak_bytes: int | None) -> None:
     machine = SimulatedMachine()
@@ -617,7 +589,7 @@ def test_any_probes_whatever_end_soon_with_a_size_that_passed_or_an_error(
             else did_not_fit(batch_size, verdict, seconds=seconds)
         )
         probed.append(outcome)
-        assert len(probed) <= 20
+        assert len(probed) <= 12
         return outcome
 
     def verify(batch_size: int) -> Outcome:

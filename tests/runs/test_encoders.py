@@ -24,6 +24,7 @@ MODES: dict[str, dict[str, Any]] = {
     "classifier": {"head": "classifier"},
 }
 QUICK_CASES = {
+    ("bert", "classifier"),
     ("distilbert", "head"),
     ("roberta", "full"),
     ("deberta-v2", "last-2"),

@@ -87,16 +87,6 @@ def test_a_run_continues_with_the_weights_of_one_with_smaller_batches(
     assert read_json(tmp_path / "run" / "all_results.json")["train_batch_size"] == 4
 
 
-def test_a_repeated_update_has_the_random_numbers_of_its_first_attempt(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"model": tiny_folder, "effective_batch_size": 16, "max_steps": 3}
-    expected = train_tiny(tmp_path / "smaller", batch_size=8, **options)
-    with memory_for(training_examples=8):
-        run = train_tiny(tmp_path / "run", batch_size=16, **options)
-    assert have_same_bits(parameters_of(run), parameters_of(expected))
-
-
 def test_the_configuration_keeps_the_batch_size_and_a_resumed_run_begins_with_it(
     tiny_folder: Path, tmp_path: Path
 ) -> None:

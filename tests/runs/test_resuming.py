@@ -3,8 +3,6 @@
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,13 +182,6 @@ def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
     stop_run(tmp_path / "run", after_update=2, model=tiny_folder, **options)
     finetune.run(resume_from_checkpoint=tmp_path / "run")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
-def test_a_run_can_resume_with_smaller_batches(stopped_run: Path) -> None:
-    results = finetune.run(resume_from_checkpoint=stopped_run, batch_size=4, eval_batch_size=8)
-    assert results.training.epoch == 2.0
-    updates = [row["update"] for row in logged_metrics(stopped_run) if row["kind"] == "update"]
-    assert updates == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -396,38 +387,6 @@ def test_a_best_model_that_is_damaged_is_the_one_that_is_resumed(
     warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
     assert any("the best model, of update 2, can't be read" in warning for warning in warnings)
     assert have_same_bits(weights_of(stopped_run), weights_of(whole_run))
-
-
-KILLED_AT_UPDATE_3 = """
-import os, signal, sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from tiny_runs import run_tiny
-from finetune.events import Update
-
-def emit(event):
-    if isinstance(event, Update) and event.update == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-run_tiny(Path(sys.argv[3]), model=Path(sys.argv[2]), emit=emit, max_train_samples=32, seed=5)
-"""
-
-
-@pytest.mark.slow
-def test_a_kill_after_the_first_epoch_costs_no_more_than_the_updates_since(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    tests = str(Path(__file__).parent.parent)
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED_AT_UPDATE_3, tests, tiny_folder, run],
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    assert [row["update"] for row in logged_metrics(run)] == [1, 2, 2, 3]
-    finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, whole_run)
 
 
 def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(

@@ -7,7 +7,6 @@ import torch
 from tiny_training import (
     CLASSES,
     FewShapesDevice,
-    copied_parameters,
     cut_all_rows,
     random_examples,
     take_updates,
@@ -89,28 +88,6 @@ def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
 
     for name, parameter in training_state.trained_parameters().items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
-
-
-@SLICES
-def test_weights_after_several_updates_are_those_of_undivided_batches(
-    device: Device, class_weights: str, batch_size: int
-) -> None:
-    # Adam makes steps of the learning rate's size out of gradients as small as rounding errors,
-    # such as those of BERT's key biases, which are zero but for them.
-    options: dict[str, Any] = {"dropout": 0.0, "peak": 1e-5}
-    undivided, sliced = (
-        tiny_training_state(**options),
-        tiny_training_state(device=device, **options),
-    )
-    start = copied_parameters(undivided.model)
-
-    take_updates(undivided, examples_of(class_weights), range(4), batch_size=ROWS)
-    take_updates(sliced, examples_of(class_weights), range(4), batch_size=batch_size)
-
-    expected = copied_parameters(undivided.model)
-    for name, parameter in copied_parameters(sliced.model).items():
-        torch.testing.assert_close(parameter, expected[name], rtol=0, atol=1e-6, msg=name)
-    assert max((expected[name] - start[name]).abs().max() for name in start) > 2e-5
 
 
 def test_gradients_are_scaled_down_to_the_largest_norm() -> None:

@@ -10,10 +10,6 @@ from finetune.training.schedule import Schedule
 runs = st.integers(1, 300).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
 
 
-def rates_of(schedule: Schedule) -> list[float]:
-    return [schedule.learning_rate_at(update) for update in range(schedule.total_updates)]
-
-
 def rates_of_transformers(schedule: Schedule) -> list[float]:
     """Return the rates of a scheduler that is asked before each update, and after the last."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=schedule.peak)
@@ -29,36 +25,16 @@ def rates_of_transformers(schedule: Schedule) -> list[float]:
 
 
 @given(peak=st.floats(1e-7, 1.0), run=runs)
-def test_no_update_is_wasted_and_none_exceeds_the_peak(peak: float, run: tuple[int, int]) -> None:
-    warmup_updates, total_updates = run
-
-    rates = rates_of(Schedule(peak, warmup_updates, total_updates))
-
-    assert min(rates) > 0
-    assert max(rates) == pytest.approx(peak, rel=1e-12)
-
-
-@given(run=runs)
-def test_rate_rises_to_the_peak_and_falls_from_it(run: tuple[int, int]) -> None:
-    warmup_updates, total_updates = run
-
-    rates = rates_of(Schedule(1.0, warmup_updates, total_updates))
-
-    rise, fall = rates[:warmup_updates], rates[warmup_updates:]
-    assert rise == sorted(set(rise))
-    assert fall == sorted(set(fall), reverse=True)
-
-
-@given(run=runs)
 def test_lines_are_those_of_transformers_without_its_update_at_rate_zero(
-    run: tuple[int, int],
+    peak: float, run: tuple[int, int]
 ) -> None:
-    schedule = Schedule(1.0, *run)
+    schedule = Schedule(peak, *run)
     expected = rates_of_transformers(schedule)
     # Where all is warm-up, transformers' last rate is one of decay.
-    expected[run[0]] = 1.0
+    expected[run[0]] = peak
 
     # transformers' first warm-up rate is 0; ours are those of the update that follows.
     warmup, decay = expected[1 : run[0] + 1], expected[run[0] : run[1]]
 
-    assert rates_of(schedule) == pytest.approx(warmup + decay)
+    rates = [schedule.learning_rate_at(update) for update in range(schedule.total_updates)]
+    assert rates == pytest.approx(warmup + decay, rel=1e-9, abs=0)

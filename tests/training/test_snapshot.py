@@ -51,16 +51,6 @@ def test_interrupted_training_goes_on_bit_for_bit(
         assert torch.equal(parameter, expected[name])
 
 
-def test_other_random_numbers_would_show() -> None:
-    losses = []
-    for seed in (0, 1):
-        training_state = tiny_training_state()
-        torch.manual_seed(seed)
-        losses.append(take_updates(training_state, random_examples(), [0]))
-
-    assert losses[0] != losses[1]
-
-
 def test_progress_comes_back(tmp_path: Path) -> None:
     progress = Progress(
         updates=7, seconds=1.5, loss_sum=0.1 + 0.2, best_score=0.75, best_updates=4,
