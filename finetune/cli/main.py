@@ -18,7 +18,7 @@ from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 from finetune.devices.launch import Launch, read_launch
 from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
 from finetune.escaping import escape_controls, escape_line
-from finetune.training.interruption import raise_on_signal, signal_of
+from finetune.training.interruption import StopRequest, raise_on_signal, signal_of
 
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
@@ -99,42 +99,46 @@ def main(arguments: list[str] | None = None) -> None:
     if not read_launch().is_main:
         _discard_output()
     try:
-        with raise_on_signal():
+        with raise_on_signal() as request:
             cli.main(arguments, prog_name="finetune", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:
         help_text.show()
         sys.exit(help_text.exit_code)
-    except click.UsageError as error:
-        _leave(explain_usage(error), arguments)
-    except (KeyboardInterrupt, click.Abort) as stop:
-        # Click raises its own error in place of an interruption.
-        number = signal_of(stop.__cause__ or stop)
-        remedy = "run the command again"
-        _leave(Interrupted("stopped", remedy=remedy, signal_number=number), arguments)
-    except FinetuneError as error:
-        _leave(error, arguments)
     except BrokenPipeError:
         # The reader, such as head, has left; Python must not try to flush to it at exit.
         _discard_output()
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            _leave(_unexpected(error), arguments)
-        if error.filename is None:
-            _discard_output()
-        what = error.filename or "standard output"
-        remedy = "make room, or choose another place; --debug shows what was being written"
-        _leave(NotWritten(f"{what} can't be written: {error.strerror}", remedy=remedy), arguments)
-    except Exception as error:
-        _leave(_unexpected(error), arguments)
+    except (Exception, KeyboardInterrupt) as error:
+        _leave(_explain(error, request), arguments)
 
 
-def _unexpected(error: Exception) -> FinetuneError:
+def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
+    """Return an error in two lines; whatever a signal has led to, that the signal has come."""
+    if isinstance(error, Interrupted):
+        return error
+    if request.number or isinstance(error, KeyboardInterrupt | click.Abort):
+        # Click raises its own error in place of an interruption.
+        number = request.number or signal_of(error.__cause__ or error)
+        return Interrupted("stopped", remedy="run the command again", signal_number=number)
+    if isinstance(error, click.UsageError):
+        return explain_usage(error)
+    if isinstance(error, FinetuneError):
+        return error
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return _explain_disk(error)
     first_line = (str(error) or "no message").splitlines()[0]
     return FinetuneError(
         f"unexpected {type(error).__name__}: {first_line}",
         remedy="run it again with --debug and report what it prints",
     )
+
+
+def _explain_disk(error: OSError) -> NotWritten:
+    if error.filename is None:
+        _discard_output()
+    what = error.filename or "standard output"
+    remedy = "make room, or choose another place; --debug shows what was being written"
+    return NotWritten(f"{what} can't be written: {error.strerror}", remedy=remedy)
 
 
 def _discard_output() -> None:

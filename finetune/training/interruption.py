@@ -29,7 +29,7 @@ def signal_of(interruption: BaseException) -> int:
 
 
 class StopRequest:
-    """The first signal that has come, if one has."""
+    """The signal that has come, if one has."""
 
     number: int | None = None
 
@@ -60,10 +60,20 @@ class AgreedStop:
 
 
 @contextmanager
-def raise_on_signal() -> Iterator[None]:
-    """Let every signal that ends a run raise ``Stopped``, where it would kill the process."""
-    with _handled_by(_raise):
-        yield
+def raise_on_signal() -> Iterator[StopRequest]:
+    """Let every signal that ends a run raise ``Stopped``, where it would kill the process.
+
+    Yields:
+        What has come: a library may turn the exception into another, such as an ``ImportError``.
+    """
+    request = StopRequest()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        request.number = number
+        raise Stopped(number)
+
+    with _handled_by(stop):
+        yield request
 
 
 @contextmanager
@@ -81,10 +91,6 @@ def stop_on_signal() -> Iterator[StopRequest]:
 
     with _handled_by(note):
         yield request
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise Stopped(number)
 
 
 @contextmanager

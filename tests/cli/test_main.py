@@ -1,6 +1,7 @@
 import json
 import re
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -153,6 +154,38 @@ def test_an_interruption_before_the_work_begins_has_its_exit_code(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", RaisingInput(KeyboardInterrupt()))
     command("predict", finished_run).assert_refused(130, "stopped")
+
+
+def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
+    code = """
+import runpy, signal, sys
+class Interruption:
+    def find_spec(self, name, *_):
+        if name == "click":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interruption())
+runpy.run_module("finetune", run_name="__main__")
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", "")
+
+
+class InterruptedImport(RaisingInput):
+    """Standard input that turns an interruption into another error, as imports of libraries do."""
+
+    def read1(self, size: int) -> bytes:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise self.error from None
+        return b""
+
+
+def test_an_interruption_that_a_library_has_made_another_error_of_has_its_exit_code(
+    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", InterruptedImport(ImportError("No module named 'x'")))
+    command("predict", finished_run).assert_refused(143, "stopped")
 
 
 def test_an_error_that_nobody_foresaw_asks_for_a_report(
