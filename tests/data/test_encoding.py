@@ -94,16 +94,6 @@ def test_an_encoding_that_is_named_is_taken() -> None:
     assert "--encoding" in raised.value.remedy
 
 
-def test_plain_english_is_utf8() -> None:
-    assert find(b"text,label\n").encoding == "utf-8"
-
-
-def test_utf8_that_is_damaged_in_one_place_is_reported_with_its_line() -> None:
-    content = f"{TEXT}{TEXT}caf".encode() + b"\xe9 and more\n" + TEXT.encode()
-    with pytest.raises(DataUnreadable, match=r"line 3 of greetings\.csv .* UTF-8"):
-        find(content)
-
-
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
