@@ -87,8 +87,6 @@ def test_an_encoding_that_is_named_is_taken() -> None:
     assert text_of(find(content, encoding="koi8_r")) == LINES["koi8_r"]
     with pytest.raises(UsageError, match="'koi9'"):
         find(content, encoding="koi9")
-    with pytest.raises(UsageError, match="'undefined'"):
-        find(content, encoding="undefined")
     with pytest.raises(DataUnreadable, match=r"line 1 of greetings\.csv .* ASCII") as raised:
         find(content, encoding="ascii")
     assert "--encoding" in raised.value.remedy
