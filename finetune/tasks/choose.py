@@ -7,7 +7,7 @@ from typing import Any
 
 from finetune.errors import DataError, UsageError
 from finetune.tasks.base import KINDS, PIPELINE, Task
-from finetune.tasks.labels import find_separator, is_list, is_number
+from finetune.tasks.labels import are_lists, find_separator, is_number
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
@@ -56,7 +56,7 @@ def choose_kind(
     if name != AUTO:
         return find_kind(name), "as --task says"
     distinct = {label.strip() for label in labels} - {""}
-    if any(map(is_list, distinct)):
+    if are_lists(distinct):
         return Multi, "the labels are lists"
     if names:
         return Single, f"the file names {len(names)} classes"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow
@@ -56,18 +56,6 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
 def distinct_values(columns: "Iterable[pyarrow.ChunkedArray]") -> list[str]:
     """Return the texts of some columns, each once, in order of appearance."""
     return list(dict.fromkeys(one for column in columns for one in column.unique().to_pylist()))
-
-
-def map_values(
-    column: "pyarrow.ChunkedArray", convert: Callable[[Any], Any], *, kind: Any = "string"
-) -> "pyarrow.ChunkedArray":
-    """Return a column of what a function makes of each value; it sees each distinct one once."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    known = column.unique()
-    values = pyarrow.array(map(convert, known.to_pylist()), kind)
-    return pc.take(values, pc.index_in(column, value_set=known))
 
 
 def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -122,6 +110,18 @@ def find_separator(labels: Iterable[str]) -> str | None:
 def is_list(label: str) -> bool:
     """Return whether a text is a list, as JSON and Python write it."""
     return label.startswith("[") and label.endswith("]")
+
+
+def are_lists(labels: Iterable[str]) -> bool:
+    """Return whether labels are lists: all of them, or some, with quotes.
+
+    >>> are_lists(["['a']", "b"]), are_lists(["[a]", "[a, b]"]), are_lists(["[other]", "b"])
+    (True, True, False)
+    """
+    labels = list(labels)
+    lists = list(filter(is_list, labels))
+    has_quotes = any(quote in one for one in lists for quote in "'\"")
+    return bool(lists) and (has_quotes or len(lists) == len(labels))
 
 
 def split_labels(label: str, separator: str | None) -> list[str]:

@@ -54,6 +54,8 @@ SCORES = [str(number / 10) for number in range(23)]
         (["0", "15", "0,15", "15,3", "3"], "multi", "','"),
         (["joy", "joy|fear", "fear|anger"], "multi", "'|'"),
         (["['a']", "['a', 'b']", "a"], "multi", "lists"),
+        (["[a]", "[a, b]"], "multi", "lists"),
+        (["[other]", "praise", "question"], "single", "3 different"),
         (["1", "2", "3", "4", "5"], "single", "--task regression takes them for a number"),
         (SCORES[:21], "single", "21 numbers"),
         ([str(number) for number in range(101)], "single", "101 numbers"),
