@@ -137,12 +137,19 @@ def _check_long_texts(
 
 
 def load_classifier(
-    name: str, *, revision: str | None, task: Task, from_scratch: bool, emit: Emit
+    name: str,
+    *,
+    revision: str | None,
+    task: Task,
+    from_scratch: bool,
+    is_whole: bool = False,
+    emit: Emit,
 ) -> Classifier:
-    """Load a pretrained encoder with a new head for a task.
+    """Load a pretrained encoder with a new head for a task, or with ``is_whole`` with its own.
 
-    The head is drawn from torch's global random state. Only safetensors are read and no code that
-    comes with a model is run. Only ``from_scratch`` may most or all weights be missing.
+    A new head is drawn from torch's global random state. Only safetensors are read and no code that
+    comes with a model is run. Only ``from_scratch`` may most or all weights be missing; with
+    ``is_whole`` none may be missing or be left over.
 
     Raises:
         FinetuneError: As :func:`find_model` does.
@@ -163,6 +170,12 @@ def load_classifier(
     not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     # A buffer that is missing has the value that the model gives it.
     not_loaded -= {name for name, _ in model.named_buffers()}
+    if is_whole and (wrong := not_loaded.union(info["unexpected_keys"])):
+        raise ModelUnsupported(
+            f"the weights of {name} are not those of its config.json: {len(wrong)} are missing, of"
+            f" another size, or left over, such as {min(wrong)}",
+            remedy="check that config.json and the weights are of one model",
+        )
     if structure.classifier.isdisjoint(not_loaded) and not has_own_outputs:
         _draw_classifier(model, structure)
     _check_weights(model, source)

@@ -11,6 +11,7 @@ from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.processes import ALONE, Processes
 from finetune.devices.select import select_device
+from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
 from finetune.model.load import Classifier, load_classifier
@@ -51,13 +52,19 @@ class TrainedModel:
             DeviceNotAvailable: If the device can't be used here.
         """
         config = with_inference(load_saved_config(folder), folder)
-        classifier = load_classifier(
-            str(folder.model_folder),
-            revision=None,
-            task=load_saved_task(folder),
-            from_scratch=False,
-            emit=emit,
-        )
+        task = load_saved_task(folder)
+        try:
+            classifier = load_classifier(
+                str(folder.model_folder),
+                revision=None,
+                task=task,
+                from_scratch=False,
+                is_whole=True,
+                emit=emit,
+            )
+        except ModelUnsupported as error:
+            remedy = f"restore {folder.model_folder}, or make the run again"
+            raise ModelUnsupported(error.message, remedy=remedy) from error
         chosen = select_device(device, emit=emit)
         place(classifier.model, chosen.torch_device)
         predictor = Predictor(

@@ -12,6 +12,7 @@ from transformers import BertForSequenceClassification
 import finetune
 from finetune.errors import ModelUnsupported
 from finetune.events import Event, WarningMessage, ignore
+from finetune.files import read_json, write_json
 from finetune.runs.folder import open_run_folder
 from finetune.runs.trained import TrainedModel
 
@@ -62,11 +63,13 @@ def test_pieces_of_texts_of_all_lengths_have_few_shapes_where_each_costs(
     assert 1 < len(shapes) <= 6
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"id2label": {"1": "a"}}'])
-def test_a_model_whose_configuration_is_damaged_is_refused(
-    content: str, finished_run: Path, tmp_path: Path
+@pytest.mark.parametrize("layers", [2, 4])
+def test_weights_of_fewer_or_more_layers_than_the_configuration_has_are_refused(
+    layers: int, finished_run: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(finished_run, tmp_path / "run")
-    (run / "model" / "config.json").write_text(content)
-    with pytest.raises(ModelUnsupported):
+    file = run / "model" / "config.json"
+    write_json(file, read_json(file) | {"num_hidden_layers": layers})
+    with pytest.raises(ModelUnsupported, match="missing, of another size, or left over") as raised:
         finetune.predict(run, ["a text"], device="cpu")
+    assert raised.value.remedy == f"restore {run / 'model'}, or make the run again"
