@@ -39,5 +39,6 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
     from finetune.report.card import write_model_card
     from finetune.report.page import write_report
 
+    path = write_report(folder, results)
     write_model_card(folder, results)
-    return write_report(folder, results)
+    return path

@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from finetune.config.schema import Config
+from finetune.errors import NotARun
 from finetune.events import WarningMessage
 from finetune.files import read_json, read_jsonl, write_text_atomically
 from finetune.report.charts import draw_curves
@@ -34,12 +35,24 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     """Write or replace the report of a finished run, and return its path.
 
     The report may be published: of a path on this machine it names at most the last part.
+
+    Raises:
+        NotARun: If a file of the run is missing or can't be read.
     """
     name = folder.path.resolve().name
-    predictions = read_jsonl(folder.predictions_file)
-    mistakes = results.task.mistakes(predictions)
-    journal = read_jsonl(folder.metrics_file)
-    config, environment = load_saved_config(folder), read_json(folder.environment_file)
+    config = load_saved_config(folder)
+    try:
+        predictions = read_jsonl(folder.predictions_file)
+        mistakes = results.task.mistakes(predictions)
+        journal = read_jsonl(folder.metrics_file)
+        environment = read_json(folder.environment_file)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        files = folder.predictions_file, folder.metrics_file, folder.environment_file
+        raise NotARun(
+            f"{', '.join(file.name for file in files)}: one of {folder.path} is missing or can't be"
+            " read",
+            remedy="restore it, or make the run again",
+        ) from error
     sections = chain(
         [Section("curves", "Curves", charts=draw_curves(journal, results.test.figures))],
         describe_results(results, predictions, mistakes),

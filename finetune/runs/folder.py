@@ -119,6 +119,11 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             remedy=f"name the folder that finetune run has written, such as {_examples(path)}",
         )
     if needs_model and not folder.model_folder.is_dir():
+        if folder.has_finished:
+            raise NotARun(
+                f"the run in {path} has finished, and its model is missing",
+                remedy=f"restore {folder.model_folder}, or make the run again",
+            )
         raise NotARun(
             f"the run in {path} has not saved its model yet",
             remedy=f"finish it with finetune run --resume-from-checkpoint {path}",
@@ -179,11 +184,22 @@ def _read_seeds_file(path: Path) -> tuple[list[int], str | None]:
 
 
 def load_saved_config(folder: RunFolder) -> "Config":
-    """Return the configuration that a run was made with."""
+    """Return the configuration that a run was made with.
+
+    Raises:
+        ConfigurationInvalid: If it can't be read.
+        NotARun: If it does not say which data and which model the run has.
+    """
     from finetune.config.load import load_config
 
     file = str(folder.config_file)
-    return load_config(file=file, environment={}, flags={}, assignments=()).config
+    loaded = load_config(file=file, environment={}, flags={}, assignments=())
+    if not {"data", "model"} <= loaded.origins.keys():
+        raise NotARun(
+            f"{file} does not say which data and which model the run has",
+            remedy="restore the file, or make the run again",
+        )
+    return loaded.config
 
 
 def load_saved_task(folder: RunFolder) -> "Task":

@@ -227,6 +227,7 @@ MODELS: list[tuple[str, bytes | None]] = [
 # File of a finished run, what it holds, the command that reads it, and the exit code.
 RUNS: list[tuple[str, bytes | None, str, int]] = [
     ("config.yaml", None, "evaluate", 2),
+    ("config.yaml", b"", "evaluate", 2),
     ("config.yaml", b"training: {sead: 1}", "evaluate", 2),
     ("config.yaml", b"\xff", "predict", 2),
     ("config.yaml", b"{", "run", 2),
@@ -237,6 +238,10 @@ RUNS: list[tuple[str, bytes | None, str, int]] = [
     ("all_results.json", b"", "run", 2),
     ("all_results.json", b"{}", "run", 2),
     ("all_results.json", b"[]", "run", 2),
+    ("predictions.jsonl", None, "report", 2),
+    ("predictions.jsonl", b'{"label": "no such class"}\n', "report", 2),
+    ("metrics.jsonl", None, "report", 2),
+    ("environment.json", b"", "report", 2),
     ("model/config.json", None, "predict", 2),
     ("model/config.json", b"{}", "predict", 2),
     ("model/config.json", b'{"id2label": []}', "predict", 2),
@@ -347,6 +352,7 @@ def test_a_run_folder(
         "run": ("run", "--resume-from-checkpoint", "run"),
         "evaluate": ("evaluate", "run", "--device", "cpu"),
         "predict": ("predict", "run", "Who ?", "--device", "cpu"),
+        "report": ("report", "run"),
     }
     refuse(command, folder, code, *arguments[verb])
 

@@ -91,7 +91,7 @@ def write_example_run(
 ) -> None:
     """Write the files of a run from which its report is made."""
     folder.path.mkdir()
-    config = {"data": {"text_column": column}, "model": {"model": "minilm"}}
+    config = {"data": {"data": "trec", "text_column": column}, "model": {"model": "minilm"}}
     write_json(folder.config_file, config | {"training": {"learning_rate": 1e-4}})
     environment = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
     write_json(folder.environment_file, environment | {"origins": {"model": "--model"}})

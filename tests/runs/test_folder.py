@@ -20,6 +20,14 @@ def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> 
     assert open_run_folder(tmp_path) == folder
 
 
+def test_a_finished_run_without_its_model_is_not_one_to_finish(tmp_path: Path) -> None:
+    for name in ("config.yaml", "all_results.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(NotARun, match="its model is missing") as raised:
+        open_run_folder(tmp_path)
+    assert "make the run again" in raised.value.remedy
+
+
 def test_a_name_may_begin_with_the_users_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
