@@ -465,7 +465,10 @@ def _explain(error: Exception, kind: Kind, repository: str, failure: str) -> err
         case hub_errors.GatedRepoError():
             of, reason = refused, f"{what} is only for users who accepted its terms"
             remedy = f"accept them at {page} and set HF_TOKEN to a token of yours"
-        case hub_errors.RepositoryNotFoundError() | hub_errors.HFValidationError():
+        case hub_errors.HFValidationError():
+            of, reason = not_found, f"there is no folder {repository}, which is no name on the Hub"
+            remedy = "check the spelling"
+        case hub_errors.RepositoryNotFoundError():
             of, reason = not_found, f"there is no folder and on the Hub no {kind} {repository!r}"
             remedy = f"check the spelling; if {page} is private, set HF_TOKEN"
         case hub_errors.RevisionNotFoundError():

@@ -144,7 +144,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         return packaged
     # Of os.path, whose functions take names of any kind.
     folder = Path(os.path.expanduser(name))
-    if name == MINILM or not os.path.isdir(folder):
+    if name == MINILM or not os.path.exists(folder):
         repository = MINILM_REPOSITORY if name == MINILM else name
         try:
             fetched = fetch_model(repository, revision=revision, with_weights=with_weights)
@@ -157,7 +157,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         remedy = "leave --revision out, or name a repository on the Hub"
         raise ConfigurationInvalid(reason, remedy=remedy)
     if not os.path.isfile(folder / CONFIG):
-        reason = f"the folder {name} holds no model: it has no {CONFIG}"
+        reason = f"{name} is no folder with a model: it has no {CONFIG}"
         remedy = "name the folder that save_pretrained() wrote, such as RUN/model"
         raise ModelNotFound(reason, remedy=remedy)
     return ModelSource(name, folder, commit=None)

@@ -66,11 +66,15 @@ def test_files_of_other_folders_and_code_from_the_hub_are_refused(
         source.read_tokenizer() if file.startswith("tokenizer") else source.read_config()
 
 
-def test_folder_without_a_config_is_no_model(folder: Path) -> None:
+def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -> None:
+    with pytest.raises(ModelNotFound, match="is no folder with a model"):
+        find(folder / "config.json")
     (folder / "config.json").unlink()
-
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
         find(folder)
+    with pytest.raises(ModelNotFound, match="which is no name on the Hub") as raised:
+        find("./models/tiny")
+    assert raised.value.remedy == "check the spelling"
 
 
 def test_a_revision_beside_a_folder_is_refused(folder: Path) -> None:
