@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import slipcover
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from held import Start
@@ -38,7 +38,7 @@ os.environ |= {
 }
 
 # How long an example takes says more about the machine's other work than about what is tested.
-settings.register_profile("finetune", deadline=None)
+settings.register_profile("finetune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("finetune")
 
 # Taking the probes out of what has often run, slipcover keeps the tensors of all frames alive.

@@ -116,7 +116,9 @@ class HubServer:
 
 
 @contextmanager
-def hub_client(*, endpoint: str, home: Path, offline: bool = False) -> Iterator[None]:
+def hub_client(
+    *, endpoint: str, home: Path, offline: bool = False, timeout_seconds: float = 60
+) -> Iterator[None]:
     """Point the ``huggingface_hub`` of this process at a server and a cache of its own.
 
     The library reads its environment variables once, when it is imported; these are the places
@@ -131,8 +133,8 @@ def hub_client(*, endpoint: str, home: Path, offline: bool = False) -> Iterator[
         patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         patch.setattr(constants, "HF_HUB_OFFLINE", offline)
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        patch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
-        patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+        patch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", timeout_seconds)
+        patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", timeout_seconds)
         patch.delenv("HF_TOKEN", raising=False)
         yield
         close_session()

@@ -177,13 +177,13 @@ def test_a_model_that_does_not_arrive_is_told_in_two_lines_and_leaves_nothing_ha
         case "altered":
             hub.failures.altered.add("model.safetensors")
         case "slow":
-            hub.failures.delay_seconds = 5
+            hub.failures.delay_seconds = 300
         case "down":
             hub.failures.down = True
         case "cut":
             hub.failures.cut_after_bytes["model.safetensors"] = 1000
-    home = tmp_path / "home"
-    with hub_client(endpoint=hub.endpoint, home=home):
+    home, timeout_seconds = tmp_path / "home", 1 if failure == "slow" else 60
+    with hub_client(endpoint=hub.endpoint, home=home, timeout_seconds=timeout_seconds):
         command(*WITHOUT_TREC, tmp_path / "run").assert_refused(code, *words)
     assert not (tmp_path / "run").exists()
     assert not list(home.glob("hub/*/snapshots/*/model.safetensors"))

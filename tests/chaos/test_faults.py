@@ -169,13 +169,17 @@ def test_an_interruption_warns_of_no_checkpoint_that_it_leaves_out(
     checkpoints = Checkpoints(RunFolder(saved_run), keep=2, emit=emitted.append)
 
     def save_late(*arguments: Any) -> None:
-        is_over.wait(timeout=5)
+        is_over.wait(timeout=60)
         save_file(*arguments)
+
+    def wait() -> None:
+        is_over.set()
+        Checkpoints.wait(checkpoints)
 
     def interrupt() -> None:
         with checkpoints:
             checkpoints.save(training_state, Progress(updates=4))
-            threading.Timer(0.1, is_over.set).start()
+            monkeypatch.setattr(checkpoints, "wait", wait)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "save_file", save_late)

@@ -99,7 +99,10 @@ def test_the_live_view_fits_the_terminal_with_and_without_colours(
     assert any(map(COLOUR.search, lines)) is has_colour
 
 
-def test_a_finished_stage_stays_with_its_time_and_what_came_of_it() -> None:
+def test_a_finished_stage_stays_with_its_time_and_what_came_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Running, "seconds", lambda running: 0.0)
     lines = [CODE.sub("", line) for line in live_view(RECORD)]
     assert lines[0] == "data: 日本語.csv, 👩🏽‍🚀 שלום \\u001b[2J"
     assert lines[1] == "warning: something is [red]odd[/] (look at it)"

@@ -4,8 +4,10 @@ import importlib
 import os
 import pty
 import signal
+import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from held import FINETUNE, Start
 from tiny_runs import Command, flags, unfinished_files
 
 import finetune
+from finetune.runs import checkpoint, saving
 from finetune.runs.folder import RunFolder
+from finetune.training import interruption
 
 STAGES = {
     "loading": "finetune.runs.preparation.load_classifier",
@@ -36,12 +40,30 @@ CASES = [
 
 
 def send_at(
-    stage: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
+    stage: str,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    times: int = 1,
+    until: Callable[[], bool] = lambda: True,
 ) -> None:
     """Send signals to this process when a stage of a run begins for the first time.
 
-    Checkpoints are written by a thread, and the main thread handles signals: it needs a moment.
+    Checkpoints are written by a thread, which waits until the main thread has handled each signal,
+    and then for what comes of them.
     """
+    handled, handled_by = threading.Semaphore(0), interruption._handled_by
+
+    def noting_handled_by(handler: Callable[..., None]) -> AbstractContextManager[None]:
+        def handle(*arguments: Any) -> None:
+            try:
+                handler(*arguments)
+            finally:
+                handled.release()
+
+        return handled_by(handle)
+
+    monkeypatch.setattr(interruption, "_handled_by", noting_handled_by)
     module_name, _, name = STAGES[stage].rpartition(".")
     module = importlib.import_module(module_name)
     original: Callable[..., Any] = getattr(module, name)
@@ -50,7 +72,9 @@ def send_at(
         monkeypatch.setattr(module, name, original)
         for _ in range(times):
             os.kill(os.getpid(), number)
-            time.sleep(0.05)
+            assert handled.acquire(timeout=60)
+        while not until():
+            time.sleep(0.01)
         return original(*arguments, **options)
 
     monkeypatch.setattr(module, name, send)
@@ -88,7 +112,21 @@ def test_a_second_signal_while_a_checkpoint_is_written_leaves_the_one_before(
     arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(max_train_samples=32))
     send_at("validation", signal.SIGTERM, monkeypatch)
     command(*arguments).assert_refused(143, "stopped after update 2 of 4")
-    send_at("saving", signal.SIGHUP, monkeypatch, times=2)
+    checks: list[Callable[[], None]] = []
+
+    def write_checkpoint(*arguments: Any, check: Callable[[], None], **content: Any) -> None:
+        checks.append(check)
+        checkpoint.write_checkpoint(*arguments, check=check, **content)
+
+    def is_given_up() -> bool:
+        try:
+            checks[-1]()
+        except InterruptedError:
+            return True
+        return False
+
+    monkeypatch.setattr(saving, "write_checkpoint", write_checkpoint)
+    send_at("saving", signal.SIGHUP, monkeypatch, times=2, until=is_given_up)
     command("run", "--resume-from-checkpoint", run).assert_refused(129, str(run))
     assert [path.name for path in (run / "checkpoints").glob("step-?")] == ["step-2"]
     finetune.run(resume_from_checkpoint=run)

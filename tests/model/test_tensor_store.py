@@ -408,7 +408,7 @@ def test_two_writers_of_one_key_do_not_disturb_each_other(store: TensorStore) ->
     def slowly() -> Iterator[torch.Tensor]:
         for piece in features.split(10):
             yield piece
-            both_write.wait(timeout=10)
+            both_write.wait(timeout=60)
 
     def write() -> None:
         try:

@@ -10,8 +10,8 @@ from finetune.devices.mps import awake
 from finetune.devices.mps.awake import kept_awake
 
 FAKE = """#!/bin/sh
-echo "$@" > {log}
 trap 'echo ended >> {log}; exit' TERM
+echo "$@" > {log}
 while true; do sleep 0.01; done
 """
 

@@ -54,6 +54,7 @@ def test_other_lines_give_no_reason() -> None:
 def device(pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> MpsDevice:
     pretend_mac()
     monkeypatch.setattr(torch.mps, "synchronize", lambda: None)
+    monkeypatch.setattr(metal_errors, "_LONGEST_SECONDS", 60)
     return MpsDevice()
 
 
