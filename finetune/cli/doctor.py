@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.cli.console import LITERAL, show_json, show_lines, show_table
-from finetune.cli.options import debug_option, given, json_option
+from finetune.cli.options import complete_model, debug_option, given, json_option
 from finetune.cli.progress import showing
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
@@ -58,6 +58,7 @@ def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode
 @click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU's.")
 @click.option(
     "--model",
+    shell_complete=complete_model,
     help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
     "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
 )

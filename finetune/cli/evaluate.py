@@ -6,6 +6,7 @@ import click
 
 from finetune.cli.console import show_json, show_scores
 from finetune.cli.options import (
+    completes,
     device_option,
     given,
     output_options,
@@ -32,6 +33,7 @@ Examples:
 @click.option(
     "--data",
     metavar="SOURCE",
+    shell_complete=completes("file"),
     help="Other data to score, all rows of it, such as a table.",
 )
 @text_column_option

@@ -8,9 +8,17 @@ import click
 
 from finetune.cli.console import show_json, show_lines, show_table
 from finetune.cli.help import GroupedCommand
-from finetune.cli.options import chosen_options, config_option, given, output_options
+from finetune.cli.options import (
+    chosen_options,
+    complete_folder,
+    completes,
+    config_option,
+    given,
+    output_options,
+)
 from finetune.cli.progress import showing
 from finetune.config.schema import CacheConfig, DataConfig, ModelConfig, SearchConfig
+from finetune.devices.mps.chips import MACS
 
 if TYPE_CHECKING:
     from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
@@ -36,9 +44,20 @@ ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
 @chosen_options(*OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
 @click.option("--limit", type=int, help="Largest size tried. Default: the rows of the data.")
 @click.option("--fresh", is_flag=True, help="Search again, even if an earlier search found sizes.")
-@click.option("--for", "machine", metavar="MACHINE", help="Estimate for a Mac, such as m1-8gb.")
+@click.option(
+    "--for",
+    "machine",
+    metavar="MACHINE",
+    shell_complete=completes("plain", MACS),
+    help="Estimate for a Mac, such as m1-8gb.",
+)
 @click.option("--memory", metavar="SIZE", help="Estimate for a Mac with this much memory.")
-@click.option("--output-dir", default="runs/find-batch", help="Folder of the JSON and the picture.")
+@click.option(
+    "--output-dir",
+    default="runs/find-batch",
+    shell_complete=complete_folder,
+    help="Folder of the JSON and the picture.",
+)
 @output_options
 def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Find the largest batch size that fits, and the fastest.

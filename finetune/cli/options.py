@@ -2,11 +2,12 @@
 
 import os
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
 from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.devices.names import DEVICE_NAMES
@@ -15,9 +16,45 @@ if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
 
 Command = Callable[..., Any]
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def completes(kind: Literal["file", "dir", "plain"], words: Iterable[str] = ()) -> Completion:
+    """Return what a shell completes of a flag: files, folders or none of them, and these words."""
+
+    def complete(
+        _context: click.Context, _parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        begun = [CompletionItem(word) for word in words if word.startswith(incomplete)]
+        # The script for bash drops what comes before the kind.
+        return begun if kind == "plain" else [CompletionItem(incomplete, type=kind), *begun]
+
+    return complete
+
+
+def _complete_config(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from finetune.config.recipes import describe_recipes
+
+    return completes("file", describe_recipes())(context, parameter, incomplete)
+
+
+# Of flags that take any text.
+complete_folder = completes("dir")
+complete_model = completes("dir", ["minilm"])
+_COMPLETIONS = {
+    "data": completes("file", ["trec", "questions"]),
+    "model": complete_model,
+    **dict.fromkeys(("validation_file", "test_file", "label_names"), completes("file")),
+    **dict.fromkeys(("data_dir", "output_dir", "cache_dir"), complete_folder),
+}
 
 config_option = click.option(
-    "-c", "--config", help="YAML file, or the name of a recipe of the package."
+    "-c",
+    "--config",
+    shell_complete=_complete_config,
+    help="YAML file, or the name of a recipe of the package.",
 )
 assignments_option = click.option(
     "--set",
@@ -99,7 +136,14 @@ def _flag(option: Field[Any], kind: Any) -> Callable[[Command], Command]:
         return click.option(f"--{name}/--no-{name}", option.name, default=None, help=help_text)
     if option.default is not None:
         help_text += f"  [default: {option.default}]"
-    return click.option(f"--{name}", option.name, type=kind, default=None, help=help_text)
+    return click.option(
+        f"--{name}",
+        option.name,
+        type=kind,
+        default=None,
+        help=help_text,
+        shell_complete=_COMPLETIONS.get(option.name),
+    )
 
 
 def _kind(hint: Any) -> Any:

@@ -18,6 +18,7 @@ from finetune.cli.console import (
 from finetune.cli.help import GroupedCommand
 from finetune.cli.options import (
     assignments_option,
+    completes,
     config_option,
     config_options,
     given,
@@ -55,6 +56,7 @@ IN_WORDS = {
 @click.option(
     "--resume-from-checkpoint",
     metavar="RUN",
+    shell_complete=completes("dir", ["auto"]),
     help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest of "
     "its default name, and starts a new run if there is none.",
 )

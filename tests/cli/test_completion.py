@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import pytest
+from click.shell_completion import BashComplete
 from tiny_runs import Command
 
-from finetune.cli.main import COMMANDS
+from finetune.cli.main import COMMANDS, cli
 from finetune.config.schema import SECTION_OF_OPTION
 from finetune.devices.names import DEVICE_NAMES
 
@@ -47,6 +48,30 @@ def test_every_option_of_the_schema_completes(command: str) -> None:
 def test_choices_complete() -> None:
     assert completions("run --device ") == set(DEVICE_NAMES)
     assert completions("run --save-strategy e") == {"epoch"}
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("run --data", "file"),
+        ("run --test-file", "file"),
+        ("run --config", "file"),
+        ("run --model", "dir"),
+        ("run --output-dir", "dir"),
+        ("run --resume-from-checkpoint", "dir"),
+        ("evaluate RUN --data", "file"),
+        ("find-batch --output-dir", "dir"),
+        ("doctor --model", "dir"),
+    ],
+)
+def test_files_and_folders_complete(line: str, kind: str) -> None:
+    shell = BashComplete(cli, {}, "finetune", "_FINETUNE_COMPLETE")
+    assert [one.type for one in shell.get_completions(line.split(), "no")] == [kind]
+
+
+def test_recipes_and_macs_complete() -> None:
+    assert completions("run --config trec_t") == {"trec_t", "trec_top2"}
+    assert completions("find-batch --for m1-8") == {"m1-8gb"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
