@@ -1,54 +1,20 @@
-"""The batch sizes that suit a model on this machine's devices, or on a Mac that is not here."""
+"""``finetune find-batch`` as a function."""
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.find import Finder
-from finetune.batch_finder.parts import estimate_parts, search_parts
-from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches, least_of
+from finetune.batch_finder.child import Child, starting
+from finetune.batch_finder.worker import MODULE
 from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
-from finetune.config.schema import Config, mode_of, precision_without_timing
-from finetune.config.sizes import parse_size
-from finetune.data.tables import texts_of
-from finetune.data.trec import TRAINING_ROWS
-from finetune.devices.base import Device
-from finetune.devices.joining import join_processes
-from finetune.devices.mps.chips import Mac, find_mac
-from finetune.devices.mps.device import MpsDevice
-from finetune.devices.processes import Processes
-from finetune.devices.select import select_device, usable_devices
-from finetune.errors import (
-    BatchDoesNotFit,
-    ConfigurationInvalid,
-    DataNotFound,
-    HubNotReachable,
-    ModelNotFound,
-    ModelUnsupported,
-    UsageError,
-)
-from finetune.events import Emit, Info, WarningMessage, ignore
-from finetune.files import write_json, write_text_atomically
-from finetune.model.mode import Mode
-from finetune.model.shape import load_shape, most_positions
-from finetune.model.source import load_tokenizer
-from finetune.report.batches import draw_batches
-from finetune.report.chart import picture_of
-from finetune.runs.batch_sizes import bounds_of
-from finetune.runs.cache import cache_folder
-from finetune.runs.data import load_run_data
-from finetune.runs.features import stores_features
-from finetune.runs.reserving import check_writable
-from finetune.tasks.single import Single
-from finetune.tokenization.encode import encode_texts
+from finetune.devices.launch import read_launch
+from finetune.errors import UsageError
+from finetune.events import Emit, ignore
 
-# The article padded every text to this length.
-ARTICLE_TOKENS = 512
-SMALLEST_MEMORY_BYTES = 2**30
+if TYPE_CHECKING:
+    from finetune.batch_finder.results import FoundBatches
 
 
 def find_batch(
@@ -60,7 +26,7 @@ def find_batch(
     fresh: bool = False,
     emit: Emit = ignore,
     **options: Unpack[Options],
-) -> FoundBatches:
+) -> "FoundBatches":
     """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
 
     Args:
@@ -89,185 +55,16 @@ def find_batch(
     output_dir = options.pop("output_dir", None)
     file = None if config is None else str(config)
     loaded = load_config(file=file, environment=os.environ, flags=options, assignments=())
-    task = _Task(loaded.config, "max_length" in loaded.origins, limit, emit)
-    if machine is not None:
-        return FoundBatches(estimates=tuple(_estimate(task, find_mac(machine))))
-    if memory is not None:
-        return FoundBatches(estimates=tuple(_estimate(task, _mac_with(memory))))
-    processes = join_processes()
-    if not processes.is_main:
-        task = replace(task, emit=ignore)
-    if output_dir is None:
-        return _search(task, processes, is_fresh=fresh)
-    folder = Path(output_dir).expanduser()
-    processes.broadcast(lambda: check_writable(folder))
-    found = _search(task, processes, is_fresh=fresh)
-    if processes.is_main:
-        _write(found, folder)
-    return found
+    given = loaded.config, "max_length" in loaded.origins, limit, emit
+    if machine is not None or memory is not None:
+        from finetune.api.batch_search import Task, estimate_batches
 
+        return estimate_batches(Task(*given), machine=machine, memory=memory)
+    # Of several processes each joins the others first, and takes its share of the cores' threads.
+    is_alone = read_launch().world_size == 1
+    with starting(MODULE) if is_alone else nullcontext(list[Child]()) as spares:
+        # Each takes seconds to import PyTorch: the first child and this process at the same time.
+        from finetune.api.batch_search import Task, search_batches
 
-@dataclass(frozen=True)
-class _Task:
-    """What batch sizes are looked for."""
-
-    config: Config
-    has_max_length: bool  # Whether the user has given the length, in place of the data's own.
-    limit: int | None
-    emit: Emit
-
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        """The mode that the options name, or else ``full`` and ``head``."""
-        mode = mode_of(self.config.model)
-        return (mode, Mode("head")) if mode == "full" else (mode,)
-
-    def case(self, device: Device, mode: Mode, texts: "_Texts") -> Case:
-        """Return the case of the longest of some texts, within the model's positions."""
-        options, training = self.config.model, self.config.training
-        shape = load_shape(options.model, revision=options.revision)
-        longest = device.shapes.padded_length(texts.longest_tokens)
-        return Case(
-            device.name, architecture_of(shape.to_dict()), classes=texts.outputs, mode=mode,
-            padded_length=min(longest, most_positions(shape) or longest),
-            precision=precision_without_timing(training), optimizer=training.optimizer,
-            gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
-            task=texts.task,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """What is known of the data.
-
-    Args:
-        longest_tokens: Of the longest text.
-        rows: The largest batch size of interest.
-        task: The kind of the labels; where they are not read, that of most tables.
-        outputs: Of the model; where they are not known, TREC's: they change next to nothing.
-    """
-
-    longest_tokens: int
-    rows: int
-    task: str = Single.name
-    outputs: int = 6
-
-
-def _search(task: _Task, processes: Processes, *, is_fresh: bool) -> FoundBatches:
-    """Search on every device that the options allow, in each mode."""
-    results = tuple(_search_devices(task, processes, is_fresh=is_fresh))
-    if not any(result.max_verified for result in results):
-        raise BatchDoesNotFit(
-            "not even a batch of one example fits in memory",
-            remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or raise "
-            "--memory-limit",
-        )
-    return FoundBatches(results=results)
-
-
-def _search_devices(task: _Task, processes: Processes, *, is_fresh: bool) -> Iterator[BatchResult]:
-    """Of several processes each probes its own device, and the least is taken."""
-    config = task.config
-    # An invalid limit is refused before anything is loaded.
-    bounds = bounds_of(config.search, limit=1, first=None)
-    texts = _measure_data(task)
-    cache = None if is_fresh else cache_folder(config.cache, "batches")
-    devices: Iterable[Device] = usable_devices(emit=task.emit)
-    if (choice := config.training.device) != "auto":
-        devices = [select_device(choice, emit=task.emit)]
-    for device in devices:
-        together = processes.on(device)
-        for mode in task.modes:
-            own = search_parts(
-                task.case(device, mode, texts),
-                Finder(device, replace(bounds, limit=texts.rows), cache, task.emit),
-                stores_features=stores_features(config.cache, mode),
-            )
-            yield least_of(together.gather(own))
-
-
-def _write(found: FoundBatches, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "find-batch.json", found.to_json())
-    if charts := draw_batches(found.results):
-        write_text_atomically(folder / "find-batch.svg", picture_of(charts))
-
-
-def _estimate(task: _Task, mac: Mac) -> Iterator[EstimateResult]:
-    """Estimate each length and mode, with stored features and without."""
-    texts = _measure_data(task)
-    device = MpsDevice(chip=mac.chip)
-    both = [texts, replace(texts, longest_tokens=ARTICLE_TOKENS)]
-    for each in both[:1] if task.has_max_length else both:
-        estimates: list[EstimateResult] = []
-        for mode in task.modes:
-            case = task.case(device, mode, each)
-            task.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
-            estimates += _estimate_case(task, case, mac, limit=texts.rows)
-        _warn_of_wrong_results(device, estimates, emit=task.emit)
-        yield from estimates
-
-
-def _estimate_case(task: _Task, case: Case, mac: Mac, *, limit: int) -> Iterator[EstimateResult]:
-    """Estimate a case with stored features, if the model can be split, and without."""
-    if stores_features(task.config.cache, case.mode):
-        try:
-            yield estimate_parts(case, mac, stores_features=True, limit=limit)
-        except ModelUnsupported as error:
-            task.emit(WarningMessage(f"{error.message}: the whole model runs at every update"))
-    yield estimate_parts(case, mac, stores_features=False, limit=limit)
-
-
-def _warn_of_wrong_results(device: Device, estimates: list[EstimateResult], *, emit: Emit) -> None:
-    """Warn where memory allows more examples of a padded length than the device computes right."""
-    padded_length = estimates[0].padded_length
-    most = device.shapes.max_examples(padded_length=padded_length)
-    # Where features are stored, only their extraction is sure to see all tokens.
-    if most is not None and max(one.features_batch or one.batch for one in estimates) > most:
-        message = f"more than {most:,} examples of {padded_length} tokens fit"
-        remedy = (
-            f"a run takes no more: on M1 and M2 {device.name} computes wrongly on more than "
-            f"{device.shapes.max_tokens:,} tokens at once"
-        )
-        emit(WarningMessage(message, remedy=remedy))
-
-
-def _mac_with(memory: str) -> Mac:
-    memory_bytes = parse_size(memory, origin="--memory")
-    if memory_bytes < SMALLEST_MEMORY_BYTES:
-        problem = f"--memory is {memory!r}, which is less than any Mac has"
-        raise ConfigurationInvalid(problem, remedy="write for example 16GiB")
-    return Mac(f"Mac with {memory}", memory_bytes)
-
-
-def _measure_data(task: _Task) -> _Texts:
-    """Read as much of the data as is needed."""
-    options, max_length = task.config.data, task.config.model.max_length
-    is_published = options.data == "trec" and options.data_dir is None
-    most = task.limit
-    if most is None and is_published:
-        most = min(TRAINING_ROWS, options.max_train_samples or TRAINING_ROWS)
-    if task.has_max_length and most:
-        return _Texts(max_length, most)
-    try:
-        loaded = load_run_data(options, emit=task.emit)
-        table, kind = loaded.splits, loaded.task
-        found = _Texts(max_length, most or len(table["train"]), kind.name, len(kind.output_names))
-        if task.has_max_length:
-            return found
-        tokenizer = load_tokenizer(task.config.model.model, revision=task.config.model.revision)
-    except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
-        if not (is_published and most):
-            raise
-        message = f"the length of {options.data}'s texts is not known: {error.message}"
-        remedy = f"batch sizes are for texts of {max_length} tokens; see --max-length"
-        task.emit(WarningMessage(message, remedy=remedy))
-        return _Texts(max_length, most)
-    longest_tokens = max(
-        int(encode_texts(tokenizer, *texts_of(split), max_length=max_length).lengths.max())
-        for split in table.values()
-    )
-    task.emit(Info(f"the longest text of {options.data} has {longest_tokens} tokens"))
-    why = "as --limit says" if task.limit else "the rows of the training split; see --limit"
-    task.emit(Info(f"batch sizes of up to {found.rows:,} are tried: {why}"))
-    return replace(found, longest_tokens=longest_tokens)
+        folder = None if output_dir is None else Path(output_dir).expanduser()
+        return search_batches(Task(*given), spares, is_fresh=fresh, output_dir=folder)

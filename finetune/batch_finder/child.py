@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,17 @@ class Child:
         self._errors.seek(max(0, size_bytes - _TAIL_BYTES))
         text = self._errors.read().decode(errors="replace")
         return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+@contextlib.contextmanager
+def starting(module: str) -> Iterator[list[Child]]:
+    """Yield a list with a child that starts meanwhile; end it unless it was taken from there."""
+    children = [Child(module)]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.kill()
 
 
 def begin_child() -> "tuple[queue.SimpleQueue[Any], Callable[[Any], None]]":

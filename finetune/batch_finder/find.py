@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from finetune import events
 from finetune.batch_finder.case import Case
+from finetune.batch_finder.child import Child
 from finetune.batch_finder.outcomes import History, Outcome, Probe
 from finetune.batch_finder.prober import Prober
 from finetune.batch_finder.results import PartProbe
@@ -58,6 +59,7 @@ class Finder:
     Args:
         cache: Folder of the results of earlier searches; None to search in any case.
         emit: Receives each probe as an event.
+        spares: Children that are started already; the first search takes them.
         probes: Those of all searches, in order.
     """
 
@@ -65,6 +67,7 @@ class Finder:
     bounds: Bounds
     cache: Path | None
     emit: events.Emit
+    spares: list[Child] = field(default_factory=list)
     probes: list[PartProbe] = field(default_factory=list)
 
     def find(self, case: Case) -> Found:
@@ -88,6 +91,7 @@ class Finder:
             device=self.device,
             limit_bytes=self._limit_bytes(),
             timeout_seconds=bounds.time_limit_seconds,
+            spares=self.spares,
         ) as prober:
             probe = partial(self._report, case, prober.probe)
             verify = partial(self._report, case, prober.probe_afresh)

@@ -7,11 +7,11 @@ from typing import Any
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEnded
 from finetune.batch_finder.outcomes import Outcome, Verdict
+from finetune.batch_finder.worker import MODULE
 from finetune.devices.base import Device, gibibytes
 from finetune.devices.host_memory import HostWatch, process_bytes
 from finetune.errors import ModelUnsupported, ProbeFailed
 
-WORKER = "finetune.batch_finder.worker"
 # Memory sampled this often stays within 1% of the kernel's own record of its peak.
 _SAMPLE_SECONDS = 0.02
 # The machine as a whole changes slower, and costs more to ask.
@@ -33,7 +33,8 @@ class Prober:
     Args:
         limit_bytes: The most memory that the user allows, None for as much as there is.
         timeout_seconds: The most that a probe may take, with the start of its process.
-        worker: The module that the child runs.
+        spares: Children that are started already and have no task; those that are left are ended.
+        worker: The module that a child runs.
     """
 
     def __init__(
@@ -43,13 +44,14 @@ class Prober:
         device: Device,
         limit_bytes: int | None,
         timeout_seconds: float,
-        worker: str = WORKER,
+        spares: list[Child] | None = None,
+        worker: str = MODULE,
     ) -> None:
         self._case, self._device, self._worker = case, device, worker
         self._limit_bytes, self._timeout_seconds = limit_bytes, timeout_seconds
         self._budget_bytes: int | None = None
         self._child: Child | None = None
-        self._spares: list[Child] = []
+        self._spares = [] if spares is None else spares
         self._has_trained = False
 
     def __enter__(self) -> "Prober":

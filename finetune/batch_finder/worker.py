@@ -22,6 +22,7 @@ from finetune.errors import ModelUnsupported
 if TYPE_CHECKING:
     from finetune.batch_finder.trial import Trial
 
+MODULE = "finetune.batch_finder.worker"
 # Shorter times say more about the machine's other work, and about a GPU that was idle before, than
 # about the batch size.
 _LEAST_TIMED_SECONDS = 1.0

@@ -13,7 +13,7 @@ from tiny_models import save_tiny_model, tiny_config
 
 import finetune
 from finetune import events
-from finetune.api import find_batch as api
+from finetune.api import batch_search as api
 from finetune.batch_finder import parts
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.estimate import EstimatedSizes

@@ -1,13 +1,16 @@
 """Machines that exist in numbers only: their memory and speed follow rules that were measured."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
 
+from finetune.api import find_batch
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
+from finetune.batch_finder.child import Child
 from finetune.batch_finder.outcomes import Outcome
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
@@ -185,7 +188,13 @@ class SimulatedProber:
     cases: list[Case] = field(default_factory=list)
 
     def __call__(
-        self, case: Case, *, device: Device, limit_bytes: int | None, timeout_seconds: float
+        self,
+        case: Case,
+        *,
+        device: Device,
+        limit_bytes: int | None,
+        timeout_seconds: float,
+        spares: list[Child],
     ) -> "SimulatedProber":
         self.cases.append(case)
         if case.gradient_checkpointing:
@@ -218,6 +227,7 @@ def prober(monkeypatch: pytest.MonkeyPatch) -> SimulatedProber:
     """Searches run on a simulated machine, which the test may change."""
     simulated = SimulatedProber()
     monkeypatch.setattr(find, "Prober", simulated)
+    monkeypatch.setattr(find_batch, "starting", lambda module: nullcontext([]))
     return simulated
 
 

@@ -15,6 +15,7 @@ import pytest
 from tiny_models import tiny_case
 
 from finetune.batch_finder import prober as prober_module
+from finetune.batch_finder.child import Child, starting
 from finetune.batch_finder.prober import Prober
 from finetune.devices import host_memory
 from finetune.devices.base import Device
@@ -41,12 +42,13 @@ with Prober(
 """
 
 
-def odd_prober(*, device: Device | None = None) -> Prober:
+def odd_prober(*, device: Device | None = None, spares: list[Child] | None = None) -> Prober:
     return Prober(
         TINY,
         device=device or CpuDevice(),
         limit_bytes=None,
         timeout_seconds=30,
+        spares=spares,
         worker="odd_worker",
     )
 
@@ -183,6 +185,17 @@ def test_where_memory_is_the_devices_own_the_next_children_are_ready_in_time() -
         assert prober.probe(odd_worker.SEGFAULT).verdict == "failed"
         assert prober.probe(1).examples_per_second in spares
         assert len(children()) == 3
+    assert children() == []
+
+
+def test_a_child_that_was_started_before_trains_first_and_none_is_left_that_never_does() -> None:
+    with starting("odd_worker") as spares:
+        [early] = children()
+        with odd_prober(spares=spares) as prober:
+            assert prober.probe(1).examples_per_second == early
+        assert children() == []
+    with starting("odd_worker"):
+        assert len(children()) == 1
     assert children() == []
 
 
