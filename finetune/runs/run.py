@@ -42,6 +42,9 @@ from finetune.training.loop import LoopSettings, ValidationResult, is_over, trai
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState, prepare_training
 
+# A scheduler sends a signal to all processes, and their launcher sends it to each once more.
+_COPIES_SECONDS = 1.0
+
 
 @dataclass(frozen=True)
 class Run:
@@ -173,7 +176,7 @@ class Run:
             device_fault_explained(
                 self.folder, self.progress, device_name=self.preparation.device.name
             ),
-            stop_on_signal() as request,
+            stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
         ):
             self.emit(
                 Info(
@@ -186,6 +189,8 @@ class Run:
             settings = self._loop_settings(should_stop=stop)
             with self.checkpoints:
                 train(self.training_state, self.examples["train"], self.progress, settings)
+            # None ends, and with it all, before the last checkpoint is written.
+            self.processes.wait()
             if stop.number and not self._is_over():
                 raise Stopped(
                     stop.number,

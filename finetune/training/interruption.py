@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -77,17 +78,24 @@ def raise_on_signal() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
+def stop_on_signal(*, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
     """Yield a request that the first signal makes, which does not raise; a second raises.
 
     Outside the main thread, where Python handles no signals, none ever comes.
+
+    Args:
+        apart_seconds: How long after the first the second comes at the earliest; one before is
+            another copy of the first.
     """
     request = StopRequest()
+    first_at = 0.0
 
     def note(number: int, frame: FrameType | None) -> None:
-        if request():
+        nonlocal first_at
+        if not request():
+            request.number, first_at = number, time.monotonic()
+        elif time.monotonic() - first_at >= apart_seconds:
             raise Stopped(number)
-        request.number = number
 
     with _handled_by(note):
         yield request

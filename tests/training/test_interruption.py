@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -23,6 +24,16 @@ def test_second_signal_raises_at_once(second: signal.Signals) -> None:
         with pytest.raises(Stopped) as stop:
             signal.raise_signal(second)
         assert stop.value.number == second
+
+
+def test_a_copy_of_the_first_signal_that_a_launcher_sends_does_not_raise() -> None:
+    with stop_on_signal(apart_seconds=0.2) as should_stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert should_stop()
+        time.sleep(0.2)
+        with pytest.raises(Stopped):
+            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
