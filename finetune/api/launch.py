@@ -1,34 +1,68 @@
 """``finetune run --num-processes``: the same command in several processes of this host."""
 
 import logging
+import os
 import signal
 import socket
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from finetune.errors import Interrupted, ProcessLost
+from finetune.devices.base import gibibytes
+from finetune.devices.host_memory import spare_bytes
+from finetune.devices.launch import import_environment, module_command
+from finetune.errors import ProcessLost, UsageError
+from finetune.training.interruption import STOP_SIGNALS
 
 _REMEDY = "--resume-from-checkpoint auto goes on from the last checkpoint"
+# Of a process that has imported PyTorch and transformers, and nothing else.
+_LIBRARIES_BYTES = 300 << 20
+# One that is stopped finishes its update and writes a checkpoint; a second signal cuts that off.
+_STOPPING_SECONDS = 600
 
 
-def run_in_processes(count: int) -> int:
-    """Start this process's command in several with torch's elastic launcher; wait for their end.
+def run_in_processes(count: int, arguments: Sequence[str]) -> int:
+    """Run a command in several processes with torch's elastic launcher, and wait for their end.
+
+    Args:
+        count: How many.
+        arguments: Those of the command line.
 
     Returns:
-        The exit code: 0, or that of the process that failed first, which has said why.
+        The exit code: 0, that of the process that failed first, which has said why, or that of
+        the signal that has stopped this process and so the others, of which the main one says it.
 
     Raises:
+        UsageError: If there is not even memory for their libraries.
         ProcessLost: If a process was killed.
-        Interrupted: If a signal has stopped this one, and so the others.
     """
+    if count * _LIBRARIES_BYTES > (spare := spare_bytes()):
+        raise UsageError(
+            f"the libraries of {count:,} processes take {gibibytes(count * _LIBRARIES_BYTES)} of "
+            f"memory, and {gibibytes(spare)} are free",
+            remedy="give a lower --num-processes",
+        )
     # Its own account of what has failed stands beside ours.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
+    logging.disable(logging.ERROR)
+    os.environ |= import_environment()
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOPPING_SECONDS))
+    executable, *options = module_command("finetune")
+    try:
+        elastic_launch(_configure(count), executable)(*options, *arguments)
+    except ChildFailedError as error:
+        return _exit_code(error.failures)
+    except SignalException as stop:
+        return 128 + stop.sigval
+    return 0
+
+
+def _configure(count: int) -> LaunchConfig:
+    # nohup and shells start processes with signals that are to be ignored.
+    heeded = [one.name for one in STOP_SIGNALS if signal.getsignal(one) != signal.SIG_IGN]
+    return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=count,
@@ -36,15 +70,10 @@ def run_in_processes(count: int) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
+        signals_to_handle=",".join(heeded),
+        # Without a folder of logs, which would stay.
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
-    command = ["-m", "finetune", *sys.argv[1:]]
-    try:
-        elastic_launch(config, sys.executable)(*command)
-    except ChildFailedError as error:
-        return _exit_code(error.failures)
-    except SignalException as stop:
-        raise Interrupted("stopped", remedy=_REMEDY, signal_number=stop.sigval.value) from None
-    return 0
 
 
 def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:

@@ -73,11 +73,12 @@ def run(
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
-    if config is not None and resume_from_checkpoint not in (None, AUTO):
-        raise ConfigurationInvalid(
-            "a run is resumed with its own configuration", remedy="leave out --config"
-        )
-    given = _load(config, assignments, options)
+    given = read_options(
+        config,
+        resume_from_checkpoint=resume_from_checkpoint,
+        assignments=assignments,
+        **options,
+    )
     if seeds is not None:
         return _run_seeds(given, seeds, resume_from=resume_from_checkpoint, emit=emit)
     if read_launch().world_size > 1:
@@ -140,13 +141,27 @@ def dry_run(
     Whatever would keep the run from starting is raised here too. The arguments are those of
     :func:`run`.
     """
-    loaded = _load(config, assignments, options)
+    loaded = read_options(config, assignments=assignments, **options)
     from finetune.api.dry_run import describe
 
     return describe(loaded.config, emit=emit)
 
 
-def _load(config: str | Path | None, assignments: Sequence[str], options: Options) -> LoadedConfig:
+def read_options(
+    config: str | Path | None = None,
+    *,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    **options: Unpack[Options],
+) -> LoadedConfig:
+    """Return all options of a run, of which nothing is wrong without looking at data and model.
+
+    The arguments are those of :func:`run`.
+    """
+    if config is not None and resume_from_checkpoint not in (None, AUTO):
+        raise ConfigurationInvalid(
+            "a run is resumed with its own configuration", remedy="leave out --config"
+        )
     for option in options:
         check_option(option, origin="finetune.run()")
     return load_config(

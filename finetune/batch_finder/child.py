@@ -12,7 +12,6 @@ import queue
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
-from finetune.devices.launch import environment_outside_group
+from finetune.devices.launch import (
+    environment_outside_group,
+    import_environment,
+    module_command,
+)
 
 # What is read of the end of standard error.
 _TAIL_BYTES = 10_000
@@ -44,14 +47,13 @@ class Child:
         # In append mode, reading does not move the place that the child writes to.
         self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
+            module_command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
             start_new_session=True,
-            env=environment_outside_group()
-            | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            env=environment_outside_group() | import_environment(),
         )
         self._received = b""
 

@@ -6,6 +6,7 @@ import io
 import os
 import socket
 import sys
+import time
 import traceback
 from contextlib import suppress
 from typing import NoReturn
@@ -16,7 +17,7 @@ import finetune
 from finetune.cli.usage import explain_usage
 from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 from finetune.devices.launch import Launch, read_launch
-from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
+from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, raise_on_signal, signal_of
 
@@ -43,6 +44,7 @@ Examples:
   finetune run --data reviews.csv                   train a classifier
   finetune predict runs/demo "Would buy it again"   classify with it
 """
+_OTHERS_FIRST_SECONDS = 1.0
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
@@ -100,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
         _discard_output()
     try:
         with raise_on_signal() as request:
-            cli.main(arguments, prog_name="finetune", standalone_mode=False)
+            cli.main(arguments, prog_name="finetune", standalone_mode=False, obj=arguments)
     except click.exceptions.NoArgsIsHelpError as help_text:
         help_text.show()
         sys.exit(help_text.exit_code)
@@ -149,27 +151,37 @@ def _discard_output() -> None:
 def _leave(error: FinetuneError, arguments: list[str]) -> NoReturn:
     """Print an error and leave with its exit code; called while the error is handled."""
     launch = read_launch()
+    if launch.world_size == 1:
+        _show(error, arguments)
+        sys.exit(error.exit_code)
+    if not (launch.is_main or isinstance(error, Interrupted | ProcessLost)):
+        # The launcher ends this process if the main one fails too, which may be of the same cause.
+        time.sleep(_OTHERS_FIRST_SECONDS)
+    if launch.is_main:
+        _show(error, arguments)
+    elif _shows_too(launch, error):
+        _show(error, arguments, where=f" in process {launch.rank} on {socket.gethostname()}")
+    if isinstance(error, ProcessLost):
+        # So that the launcher sees the end of that process before the end of this one.
+        time.sleep(_OTHERS_FIRST_SECONDS)
+    # At once: a GPU that adds up gradients waits for the other processes, and Python for it.
+    os._exit(error.exit_code)
+
+
+def _show(error: FinetuneError, arguments: list[str], *, where: str = "") -> None:
     # A terminal that was closed takes no more words.
     with suppress(OSError):
         if "--debug" in arguments:
             click.echo(escape_controls(traceback.format_exc()), err=True)
-        if launch.is_main:
-            click.echo(f"error: {escape_line(error.message)}", err=True)
-            click.echo(f"  try: {escape_line(error.remedy)}", err=True)
-        elif _shows_too(launch, error):
-            place = f"process {launch.rank} on {socket.gethostname()}"
-            click.echo(f"error in {place}: {escape_line(error.message)}", err=True)
-    if launch.world_size > 1:
-        # At once: a GPU that adds up gradients waits for the other processes, and Python for it.
-        os._exit(error.exit_code)
-    sys.exit(error.exit_code)
+        click.echo(f"error{where}: {escape_line(error.message)}", err=True)
+        click.echo(f"  try: {escape_line(error.remedy)}", err=True)
 
 
 def _shows_too(launch: Launch, error: FinetuneError) -> bool:
-    """Return whether a process beside the main one shows its error, which may be that of all."""
+    """Return whether a process beside the main one shows its error."""
     if isinstance(error, ProcessLost):
         return launch.local_rank == 0
-    return not isinstance(error, UsageError | Interrupted)
+    return not isinstance(error, Interrupted)
 
 
 def _quieten_libraries() -> None:

@@ -94,9 +94,7 @@ def command(
                 remedy=f"leave out --dry-run or --{option.replace('_', '-')}",
             )
     if num_processes > 1 and not dry_run and read_launch().world_size == 1:
-        from finetune.api.launch import run_in_processes
-
-        sys.exit(run_in_processes(num_processes))
+        sys.exit(_run_in_processes(num_processes, seeds, flags))
     with showing(quiet=quiet, no_progress=no_progress) as emit:
         from finetune.api import run as api
 
@@ -135,6 +133,21 @@ def _show_plan(plan: dict[str, Any]) -> None:
     # Hundreds of classes fit no line, and a number has none.
     plan["rows_by_class"] = listed_counts(plan["rows_by_class"]) or "no classes"
     show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
+
+
+def _run_in_processes(count: int, seeds: int | None, flags: dict[str, Any]) -> int:
+    from finetune.api import run as api
+
+    if seeds is not None:
+        raise UsageError(
+            "several seeds are trained by one process",
+            remedy="leave out --seeds or --num-processes",
+        )
+    # What is wrong with the options is said once, and at once.
+    api.read_options(**given(flags))
+    from finetune.api.launch import run_in_processes
+
+    return run_in_processes(count, click.get_current_context().obj)
 
 
 def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:

@@ -2,7 +2,9 @@
 
 import atexit
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -14,7 +16,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from finetune.devices.launch import Launch, read_launch
+from finetune.devices.launch import Launch, is_elastic, read_launch
 from finetune.devices.processes import ALONE, LONGEST_SECONDS, SECONDS_LATE, Processes
 from finetune.errors import ProcessLost
 
@@ -25,6 +27,7 @@ _TIMES_TIMEOUT = 5
 _KEEPALIVE_SECONDS = 5
 _START = "start"
 _THREADS = "OMP_NUM_THREADS"
+_LOOK_SECONDS = 1.0
 
 
 def join_processes() -> Processes:
@@ -39,6 +42,8 @@ def join_processes() -> Processes:
     if launch.world_size == 1:
         return ALONE
     if not distributed.is_initialized():
+        if is_elastic():
+            _stop_without_launcher()
         _divide_threads(launch)
         try:
             _make_group(launch)
@@ -50,6 +55,18 @@ def join_processes() -> Processes:
             ) from error
         atexit.register(_leave_group)
     return Processes(launch.rank, launch.world_size)
+
+
+def _stop_without_launcher() -> None:
+    """Stop this process, as a signal does that others send, when its launcher has been killed."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _divide_threads(launch: Launch) -> None:

@@ -1,6 +1,7 @@
 """What a launcher, such as torchrun, has said of this process; free of torch."""
 
 import os
+import sys
 from dataclasses import dataclass
 
 # Of torchrun and of what it starts; with one of them left a child would wait for the group.
@@ -31,6 +32,24 @@ def read_launch() -> Launch:
         for name, default in zip(_OF_A_GROUP, ("0", "1", "0", "1"), strict=True)
     )
     return Launch(rank, world_size, local_rank, local_world_size)
+
+
+def is_elastic() -> bool:
+    """Return whether torch's elastic launcher, as of torchrun, is the parent of this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def module_command(module: str) -> list[str]:
+    """Return a command that runs a module in another process, whatever lies in its folder.
+
+    The process needs the variables of ``import_environment``.
+    """
+    return [sys.executable, "-P", "-m", module]
+
+
+def import_environment() -> dict[str, str]:
+    """Return the variables with which another process imports what this one does."""
+    return {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
 
 
 def environment_outside_group() -> dict[str, str]:

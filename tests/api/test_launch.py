@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
 
 from finetune.api import launch
-from finetune.errors import ProcessLost
+from finetune.errors import ProcessLost, UsageError
 
 
 def failure(exitcode: int, *, second: int) -> ProcessFailure:
@@ -33,7 +34,7 @@ def test_a_killed_process_is_named_also_where_the_others_fail_in_the_same_second
     monkeypatch.setattr(launch, "elastic_launch", fail_with(others, killed))
 
     with pytest.raises(ProcessLost, match=r"process 1 on .* was killed by SIGKILL"):
-        launch.run_in_processes(2)
+        launch.run_in_processes(2, ["run"])
 
 
 def test_the_exit_code_is_that_of_the_process_that_failed_first(
@@ -42,4 +43,31 @@ def test_the_exit_code_is_that_of_the_process_that_failed_first(
     failures = failure(-signal.SIGTERM, second=8), failure(3, second=7), failure(1, second=9)
     monkeypatch.setattr(launch, "elastic_launch", fail_with(*failures))
 
-    assert launch.run_in_processes(3) == 3
+    assert launch.run_in_processes(3, ["run"]) == 3
+
+
+def test_a_signal_that_nohup_has_ignored_does_not_stop_the_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handled: list[str] = []
+
+    def run(config: LaunchConfig, *_: str) -> Callable[..., object]:
+        handled.append(config.signals_to_handle)
+        return lambda *_: None
+
+    monkeypatch.setattr(launch, "elastic_launch", run)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        launch.run_in_processes(2, ["run"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert handled == ["SIGINT,SIGTERM"]
+
+
+def test_more_processes_than_there_is_memory_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "spare_bytes", lambda: 2 << 30)
+
+    with pytest.raises(UsageError, match=r"the libraries of 8 processes take 2\.3 GiB of memory"):
+        launch.run_in_processes(8, ["run"])

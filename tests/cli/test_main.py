@@ -110,6 +110,8 @@ def test_without_arguments_the_help_is_shown_as_a_wrong_usage(command: Command) 
         (["evaluate", "missing", "--bf16"], ["finetune evaluate --help"]),
         (["run", "--set", "training.lr=1"], ["did you mean learning_rate?"]),
         (["run", "--batch-size", "0"], ["--batch-size", "0"]),
+        (["run", "--batch-size", "0", "--num-processes", "2"], ["--batch-size", "0"]),
+        (["run", "--seeds", "2", "--num-processes", "2"], ["--seeds or --num-processes"]),
         (["run", "--config", "missing.yaml"], ["missing.yaml", "trec_head"]),
         (["run", "--set", "training.sead=1"], ["sead", "seed"]),
         (["run", "--freeze-core", "--train-layers", "2"], ["--freeze-core", "--train-layers"]),

@@ -15,6 +15,8 @@ import torch
 from held import FINETUNE, UPDATE, Hold, Start
 from tiny_runs import finetune_in_a_child, flags, run_tiny, weights_of
 
+import finetune
+
 pytestmark = pytest.mark.slow
 
 # The same with any number of processes; at the fourth of six updates there is a checkpoint.
@@ -80,15 +82,23 @@ def test_a_killed_process_ends_the_run_which_is_resumed(
 
 
 def test_an_error_of_the_processes_gives_the_exit_code(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    missing = tmp_path / "missing.csv"
-    ended = finetune_in_a_child(
-        *("run", "--data", str(missing), "--output-dir", str(folder), "--num-processes", "2")
-    )
+    # A module of the user's own, which the processes must not import in this one's place.
+    (tmp_path / "finetune.py").touch()
+    package = Path(finetune.__file__).parents[1]
+    ended = subprocess.run(
+        [
+            sys.executable, "-P", "-m", "finetune", "run", "--data", "missing.csv",
+            "--output-dir", "run", "--num-processes", "2",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
 
     assert ended.returncode == 3
-    assert f"error: there is no file {missing}" in ended.stderr
-    assert not folder.exists()
+    assert ended.stderr.count("error: there is no file missing.csv") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["finetune.py"]
 
 
 def test_torchrun_restarts_a_run_that_goes_on_from_its_checkpoint(
@@ -111,20 +121,25 @@ def test_torchrun_restarts_a_run_that_goes_on_from_its_checkpoint(
     assert_same_weights(folder, whole_run)
 
 
-def test_ctrl_c_stops_all_processes_after_one_update(
-    start: Start, hold: Hold, tmp_path: Path, model_without_dropout: Path
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 128 + signal.SIGINT), (signal.SIGKILL, -signal.SIGKILL)],
+    ids=["Ctrl-C", "killed"],
+)
+def test_a_launcher_that_ends_stops_all_processes_after_one_update(
+    number: int, code: int, start: Start, hold: Hold, tmp_path: Path, model_without_dropout: Path
 ) -> None:
     endless = SHORT | {"num_train_epochs": 100_000}
     arguments = run_flags(tmp_path / "run", model_without_dropout, endless)
     process = start(*FINETUNE, *arguments, "--num-processes", "2", environment=hold.environment())
     hold.wait(process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     hold.let_go()
     output, errors = process.communicate(timeout=300)
 
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == code
     assert output == ""
-    assert errors.count("stopped after update") == 1
+    assert errors.count("error: stopped after update") == errors.count("error") == 1
     assert "Traceback" not in errors
 
 
