@@ -1,4 +1,4 @@
-"""Kills runs at random moments and resumes them until they end.
+"""Kills runs at random moments of their processor time and resumes them until they end.
 
 Run as a program it is the process from which runs are forked, so that they import nothing again:
 ``kills.py MODEL FOLDER RUNS SEED`` prints one JSON object.
@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -48,12 +47,14 @@ def write_rows(file: Path) -> str:
     return str(file)
 
 
-def train_in_a_child(run: Path, model: Path, *, kill_after_seconds: float | None) -> int:
-    """Fork a process that trains and return its status; kill it some time after its journal began.
+def train_in_a_child(
+    run: Path, model: Path, *, killed_after_seconds: float = 0
+) -> tuple[int, float]:
+    """Fork a process that trains and return its status and how much processor time it took.
 
-    Negative seconds are counted from the fork: the run may still be loading.
+    After so much of it, unless that is 0, the kernel kills it by SIGPROF: where it is then depends
+    less on the machine's other work than after some time.
     """
-    journal, begun = run / "metrics.jsonl", time.time_ns()
     child = os.fork()
     if child == 0:
         status = 1
@@ -61,23 +62,13 @@ def train_in_a_child(run: Path, model: Path, *, kill_after_seconds: float | None
             devnull = os.open(os.devnull, os.O_WRONLY)
             os.dup2(devnull, sys.stdout.fileno())
             os.dup2(devnull, sys.stderr.fileno())
+            signal.setitimer(signal.ITIMER_PROF, killed_after_seconds)
             train(run, model)
             status = 0
         finally:
             os._exit(status)
-    if kill_after_seconds is not None:
-        while kill_after_seconds > 0 and not is_newer(journal, begun):
-            if (ended := os.waitpid(child, os.WNOHANG))[0]:
-                return ended[1]
-            time.sleep(0.001)
-        time.sleep(abs(kill_after_seconds))
-        os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
-
-
-def is_newer(file: Path, moment_ns: int) -> bool:
-    """Return whether a file was written after a moment."""
-    return file.exists() and file.stat().st_mtime_ns > moment_ns
+    _, status, usage = os.wait4(child, 0)
+    return status, usage.ru_utime + usage.ru_stime
 
 
 def journal_of(run: Path) -> list[Any]:
@@ -108,30 +99,25 @@ class Chaos:
 
     model: Path
     folder: Path
-    loading_seconds: float
-    training_seconds: float
+    seconds: float
     expected: list[Any]
 
     @classmethod
     def after_a_whole_run(cls, model: Path, folder: Path) -> "Chaos":
-        """Take the times and the result of a run that nobody kills."""
-        begun, whole = time.time_ns(), folder / "whole"
-        assert train_in_a_child(whole, model, kill_after_seconds=None) == 0
-        files = (whole / name for name in ("config.yaml", "report.html"))
-        loaded, ended = (file.stat().st_mtime_ns for file in files)
-        seconds = (loaded - begun) / 1e9, (ended - loaded) / 1e9
-        return cls(model, folder, *seconds, expected=result_of(whole))
+        """Take the processor time and the result of a run that nobody kills."""
+        status, seconds = train_in_a_child(folder / "whole", model)
+        assert status == 0
+        return cls(model, folder, seconds, expected=result_of(folder / "whole"))
 
     def kill(self, seed: str) -> Counter[str]:
         """Kill a run once or twice, resume it to its end, and count what came of it."""
         run, chance, found = self.folder / seed, random.Random(seed), Counter({"runs": 1})
         for _ in range(chance.choice([1, 1, 2])):
-            latest = self.training_seconds if chance.random() < 0.8 else -self.loading_seconds
-            moment = chance.uniform(0, latest)
-            status = train_in_a_child(run, self.model, kill_after_seconds=moment)
-            found["killed"] += status == signal.SIGKILL
+            moment = chance.uniform(0, self.seconds)
+            status, _ = train_in_a_child(run, self.model, killed_after_seconds=moment)
+            found["killed"] += status == signal.SIGPROF
             found[f"lost {lost_updates(run)}"] += 1
-        status = train_in_a_child(run, self.model, kill_after_seconds=None)
+        status, _ = train_in_a_child(run, self.model)
         found["same"] += status == 0 and result_of(run) == self.expected
         shutil.rmtree(run)
         return found

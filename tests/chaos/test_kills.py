@@ -1,4 +1,4 @@
-"""SIGKILL at random moments; ``KILLED_RUNS=N`` in the environment for another number of runs."""
+"""Kills at random moments; ``KILLED_RUNS=N`` in the environment for another number of runs."""
 
 import json
 import os
