@@ -10,7 +10,7 @@ import pyarrow
 from finetune.data.encoding import find_text
 from finetune.data.files import RawTable
 from finetune.data.hub_tables import SPLIT_OF_WORD
-from finetune.data.packed import Content
+from finetune.data.packed import Content, reading_explained
 from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info
@@ -20,6 +20,7 @@ SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 
 
+@reading_explained()
 def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> dict[str, RawTable]:
     """Return the texts of a folder by split, in the columns ``text`` and ``label``.
 
@@ -47,6 +48,7 @@ def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> dict[str, R
     return {split: _read_classes(folder, options, emit=emit) for split, folder in chosen.items()}
 
 
+@reading_explained()
 def digest_folder(path: Path) -> str:
     """Return the sha256 of the names and contents of all texts in a folder and those in it."""
     digest = hashlib.sha256()
@@ -79,12 +81,7 @@ def _read_texts(
     files: Sequence[Path], options: DataOptions, *, path: Path
 ) -> tuple[list[str], str]:
     """Return the texts of files, which have one encoding, and its name."""
-    try:
-        contents = [file.read_bytes() for file in files]
-    except OSError as error:
-        raise DataUnreadable(
-            f"{error.filename} can't be read: {error.strerror}", remedy="check that you may read it"
-        ) from error
+    contents = [file.read_bytes() for file in files]
     try:
         together = Content(path, path, b"\n".join(contents))
         encoding = find_text(together, encoding=options.encoding).encoding

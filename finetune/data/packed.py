@@ -2,6 +2,8 @@
 
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from gzip import GzipFile
 from io import BytesIO
@@ -19,6 +21,17 @@ MOST_TIMES = 100
 SMALL_BYTES = 2**28
 
 
+@contextmanager
+def reading_explained() -> Iterator[None]:
+    """Turn what the system raises over a file or folder that it does not read into our error."""
+    try:
+        yield
+    except OSError as error:
+        raise DataUnreadable(
+            f"{error.filename} can't be read: {error.strerror}", remedy="check that you may read it"
+        ) from error
+
+
 @dataclass(frozen=True)
 class Content:
     """The bytes of a file, which can be read several times.
@@ -34,8 +47,15 @@ class Content:
     unpacked: bytes | None = None
 
     def open(self) -> BinaryIO:
-        """Open it from its start."""
-        return self.path.open("rb") if self.unpacked is None else BytesIO(self.unpacked)
+        """Open it from its start.
+
+        Raises:
+            DataUnreadable: If it can't be read.
+        """
+        if self.unpacked is not None:
+            return BytesIO(self.unpacked)
+        with reading_explained():
+            return self.path.open("rb")
 
     def start(self, size_bytes: int) -> bytes:
         """Return its first bytes."""
@@ -56,12 +76,7 @@ def unpack(path: Path) -> Content:
     if not os.path.isfile(path):  # no error where a name is too long
         raise DataNotFound(f"there is no file {path}", remedy="check the name")
     content = Content(path, path)
-    try:
-        start = content.start(max(len(GZIP), len(ZIP)))
-    except OSError as error:
-        raise DataUnreadable(
-            f"{path} can't be read: {error.strerror}", remedy="check that you may read it"
-        ) from error
+    start = content.start(max(len(GZIP), len(ZIP)))
     try:
         if start.startswith(GZIP):
             with GzipFile(path) as file:

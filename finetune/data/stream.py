@@ -1,5 +1,6 @@
 """Texts to classify, piece by piece: memory does not grow with their number."""
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -37,20 +38,20 @@ def read_rows(
         UsageError: If there is no such encoding.
         DataError: If the file is missing or does not parse, or the column is not found.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # no error where a name is too long
         remedy = "name a table, or a file with one text per line"
         raise DataNotFound(f"{path} is a folder", remedy=remedy)
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
     suffix = path.suffix.lower()
     if suffix in PACKED_SUFFIXES and (as_lines or path.stem.lower().endswith(".txt")):
         raise DataUnreadable(f"the lines of {path} are packed", remedy="unpack it")
     if suffix in (*SUFFIXES, *PACKED_SUFFIXES, ".json") and not as_lines:
         return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
-    encoding = options.encoding
+    content, encoding = Content(path, path), options.encoding
     if path.is_file():
-        encoding = find_text(Content(path, path), encoding=encoding, emit=emit).encoding
-    return read_lines(path.open("rb"), name=str(path), encoding=encoding)
+        encoding = find_text(content, encoding=encoding, emit=emit).encoding
+    return read_lines(content.open(), name=str(path), encoding=encoding)
 
 
 def _read_table(

@@ -6,6 +6,7 @@ and not shipped.
 
 import hashlib
 import io
+import os
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from datasets import DatasetDict
 
 from finetune import hub
 from finetune.data.files import read_file
+from finetune.data.packed import reading_explained
 from finetune.data.source import DataOptions, DataSource, LoadedData
 from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
@@ -139,7 +141,7 @@ def _fetch_raw_files() -> Path:
 
 def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:
     emit(Info(f"reading TREC from {folder}"))
-    if not (folder / PUBLISHED["train"].name).is_file():
+    if not os.path.isfile(folder / PUBLISHED["train"].name):  # no error where it is closed
         raise DataNotFound(
             f"there is no file {folder / PUBLISHED['train'].name}",
             remedy=f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it",
@@ -148,7 +150,8 @@ def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Questions], tuple[
     for split, published in PUBLISHED.items():
         path = folder / published.name
         if path.is_file():
-            content = path.read_bytes()
+            with reading_explained():
+                content = path.read_bytes()
             splits[split] = _parse(content, path=path)
             sources.append(DataSource(str(path), hashlib.sha256(content).hexdigest()))
             if sources[-1].sha256 != published.sha256:

@@ -82,6 +82,22 @@ def test_what_is_wrong_far_behind_is_an_error_before_the_first_row(
         read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
 
 
+def refuse(path: Path, *_: object) -> None:
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "lines.txt"])
+def test_a_file_that_may_not_be_read_or_whose_name_is_too_long_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataNotFound, match="there is no file"):
+        rows_of(tmp_path / f"{'long' * 99}{name}")
+    (tmp_path / name).touch()
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataUnreadable, match=f"{name} can't be read: Permission denied"):
+        rows_of(tmp_path / name)
+
+
 LONG = "a text with some words" + " more" * 20
 
 
