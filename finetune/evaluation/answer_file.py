@@ -20,16 +20,23 @@ def check_output(path: Path, *, source: Path | None) -> None:
     """Make sure that answers can be written to a file.
 
     Raises:
-        UsageError: If its suffix is unknown, its folder is missing, or it is the source itself.
+        UsageError: If its suffix is unknown, its folder is missing or may not be written to, or it
+            is the source itself.
     """
     if path.suffix.lower() not in OUTPUT_SUFFIXES:
         raise UsageError(
             f"unsupported extension of {path}", remedy=f"take one of {', '.join(OUTPUT_SUFFIXES)}"
         )
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if os.path.isdir(path) or not os.path.isdir(folder):  # no error where a folder is closed
         raise UsageError(
             f"{path} can't be written: no such folder, or a folder itself",
             remedy="name a file in a folder that exists",
+        )
+    if not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"{path} can't be written: you may not write to its folder",
+            remedy="name a file in another folder",
         )
     if source is not None and path.resolve() == source.resolve():
         raise UsageError(f"{path} is the file that is read", remedy="name another --output")

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from finetune.evaluation.answer_file import answer_file
+from finetune.errors import UsageError
+from finetune.evaluation.answer_file import answer_file, check_output
 from finetune.tasks.single import ClassAnswer
 
 
@@ -24,3 +26,12 @@ def test_what_a_model_has_answered_before_stays_beside_the_answers_of_another(
     assert (row["label"], row["input_label"], row["input_input_label"]) == ("a", "b", "true")
     if suffix == "csv":
         assert (row["probability_a"], row["input_probability_a"]) == ("0.9", "0.2")
+
+
+def test_a_folder_that_may_not_be_written_to_is_refused_before_the_first_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_output(tmp_path / "answers.csv", source=None)
+    monkeypatch.setattr(os, "access", lambda folder, mode: folder != tmp_path)
+    with pytest.raises(UsageError, match=r"answers\.csv can't be written: you may not write"):
+        check_output(tmp_path / "answers.csv", source=None)
