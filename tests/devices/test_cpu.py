@@ -13,19 +13,6 @@ import torch
 from finetune.devices.cpu import CpuDevice
 
 
-def test_texts_may_be_padded_to_every_length() -> None:
-    shapes = CpuDevice().shapes
-    assert shapes.max_shapes is None
-    assert [shapes.padded_length(tokens) for tokens in (1, 2, 9, 41)] == [1, 2, 9, 41]
-
-
-def test_it_computes_in_fp32_and_bf16() -> None:
-    device = CpuDevice()
-    assert device.precisions == ("fp32", "bf16")
-    with torch.autocast(device.torch_device.type, dtype=torch.bfloat16):
-        assert torch.nn.Linear(8, 8)(torch.ones(8, 8)).dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("threads", "description"), [(2, "2 CPU threads, 23.4 GiB"), (1, "1 CPU thread, 23.4 GiB")]
 )

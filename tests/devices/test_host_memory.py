@@ -171,12 +171,6 @@ def test_a_process_that_is_not_there_has_no_footprint() -> None:
         footprint_bytes(8)
 
 
-@pytest.mark.parametrize("level", [1, 2, 4])
-def test_the_pressure_is_the_kernels_level(pretend_mac: Callable[..., None], level: int) -> None:
-    pretend_mac(sysctls={"kern.memorystatus_vm_pressure_level": str(level)})
-    assert host_memory._pressure() == level
-
-
 def test_a_mac_that_does_not_tell_is_under_no_pressure(pretend_mac: Callable[..., None]) -> None:
     pretend_mac(sysctls={})
     assert host_memory._pressure() == 1

@@ -17,11 +17,6 @@ def ignore(event: Event) -> None:
     """Let nobody know."""
 
 
-def test_auto_takes_the_nvidia_gpu(pretend_nvidia: Callable[..., None]) -> None:
-    pretend_nvidia()
-    assert select_device("auto", emit=ignore).name == "cuda"
-
-
 def test_auto_takes_the_gpu_of_a_mac(pretend_mac: Callable[..., None]) -> None:
     pretend_mac()
     assert select_device("auto", emit=ignore).name == "mps"
@@ -64,11 +59,6 @@ def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: st
 def test_every_offered_name_leads_to_a_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     pretend(MACHINE_WITH[name], monkeypatch)
     assert select_device(name, emit=ignore).name == ("cuda" if name == "auto" else name)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_precision_of_the_device_passes(precision: str) -> None:
-    check_precision(CpuDevice(), precision)
 
 
 def test_another_precision_is_refused_with_those_that_the_device_has() -> None:

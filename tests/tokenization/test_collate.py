@@ -44,15 +44,6 @@ def test_every_column_has_its_own_padding() -> None:
     assert tensors["attention_mask"].tolist() == [[True, True, True, False, False]]
 
 
-def test_types_are_those_that_a_model_takes() -> None:
-    texts = encode_texts(tiny_tokenizer(), TEXTS, max_length=20)
-
-    tensors = collate(texts, np.array([1]), padded_length=2)
-
-    assert tensors["input_ids"].dtype == torch.int64
-    assert tensors["attention_mask"].dtype == torch.bool
-
-
 def test_a_batch_is_filled_with_its_last_example() -> None:
     assert fill_batch(np.array([4, 9, 7]), batch_size=5).tolist() == [4, 9, 7, 7, 7]
     assert fill_batch(np.array([4, 9, 7]), batch_size=3).tolist() == [4, 9, 7]
@@ -72,9 +63,3 @@ def test_usual_mask_is_of_numbers() -> None:
 
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert inputs["attention_mask"].dtype == torch.int64
-
-
-def test_given_tensors_stay_as_they_are() -> None:
-    prepare_mask(TENSORS, takes_4d_mask=True)
-
-    assert TENSORS["attention_mask"] is MASK

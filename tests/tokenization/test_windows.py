@@ -1,5 +1,3 @@
-from itertools import chain
-
 import numpy as np
 import pytest
 from tiny_models import COMMON_WORDS, tiny_tokenizer
@@ -32,18 +30,6 @@ def test_windows_are_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> N
     owners = np.repeat(np.arange(len(TEXTS)), encoded.windows.counts)
     assert owners.tolist() == expected["overflow_to_sample_mapping"]
     assert encoded.truncated_texts == 0
-
-
-def test_windows_hold_every_token_in_its_order() -> None:
-    [whole] = parts_of(encode_texts(tiny_tokenizer(), [" ".join(WORDS)], max_length=1000))
-
-    windows = parts_of(
-        encode_texts(tiny_tokenizer(), [" ".join(WORDS)], max_length=10, long_texts=WINDOWS)
-    )
-
-    first, *others = [one[1:-1] for one in windows]
-    assert len(others) > 3
-    assert [*first, *chain.from_iterable(one[3:] for one in others)] == whole[1:-1]
 
 
 @pytest.mark.parametrize("max_length", [3, 8, 12])
