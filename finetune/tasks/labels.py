@@ -20,7 +20,8 @@ MOST_LISTED, LONGEST_LISTED = 20, 60
 # Spaces, and characters without width that web pages and spreadsheets have beside words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
 LIST_SEPARATORS = f"{BAR};,"
-NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+# Of a longer exponent Python makes no number.
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?"
 
 
 def is_number(value: str) -> bool:

@@ -18,6 +18,11 @@ def test_numbers_of_the_same_value_are_one_class() -> None:
     }
 
 
+def test_a_key_that_looks_like_a_number_beyond_all_bounds_is_a_class_of_its_own() -> None:
+    keys = ["7e12345678901234567890", "7e-12345678901234567890", "2e999999999"]
+    assert name_classes(keys) == dict(zip(keys, keys, strict=True))
+
+
 def test_what_stands_unseen_beside_a_class_is_no_part_of_it() -> None:
     assert set(name_classes(["yes", "yes\u200b", "\ufeffyes", "\u00a0yes "]).values()) == {"yes"}
     assert name_classes(["\u200b"]) == {"\u200b": ""}
