@@ -20,6 +20,7 @@ from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.multi import Multi
 
+WORKBOOK = ".xlsx"
 KINDS_BY_FIRST_BYTES = {
     b"PAR1": ".parquet",
     ZIP: "an Excel workbook or another archive",
@@ -82,9 +83,9 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
         DataUnreadable: If the format is none of those known, or the file does not parse.
     """
     content = unpack(path)
-    if content.start(len(ZIP)) == ZIP and content.name.suffix == ".xlsx":
-        return _read_workbook(content, options, emit=emit)
     kind = kind_of(content)
+    if kind == WORKBOOK:
+        return _read_workbook(content, options, emit=emit)
     if kind == ".parquet":
         emit(Info(f"reading {path}"))
         columns, class_names = read_parquet(content, emit=emit)
@@ -132,6 +133,8 @@ def kind_of(content: Content) -> str:
         DataUnreadable: If it is no table.
     """
     first_bytes, suffix = content.start(64), content.name.suffix.lower()
+    if first_bytes.startswith(ZIP) and suffix == WORKBOOK:
+        return WORKBOOK
     kinds = (kind for start, kind in KINDS_BY_FIRST_BYTES.items() if first_bytes.startswith(start))
     kind = next(kinds, "a workbook" if suffix in (".xlsx", ".xls", ".ods") else suffix)
     if kind not in SUFFIXES and kind == suffix:

@@ -11,7 +11,7 @@ import pyarrow
 from finetune.data.columns import choose_text_columns, join_texts
 from finetune.data.delimited import stream_delimited
 from finetune.data.encoding import find_text
-from finetune.data.files import kind_of, read_file
+from finetune.data.files import WORKBOOK, kind_of, read_file
 from finetune.data.json_lines import numbered_objects
 from finetune.data.lines import Row, read_lines
 from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES, Content, unpack
@@ -104,10 +104,10 @@ def _row_of(record: dict[str, Any], texts: Sequence[str], pairs: Sequence[str]) 
 def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[str, Any]]:
     """Return the rows of a table by the names of their columns, as they are read."""
     content = unpack(path)
-    if content.name != path:  # packed, or a workbook
+    kind = kind_of(content)
+    if kind == WORKBOOK or content.name != path:
         pieces = read_file(path, options, emit=emit).columns.to_batches(ROWS_A_PIECE)
         return chain.from_iterable(piece.to_pylist() for piece in pieces)
-    kind = kind_of(content)
     if kind == ".parquet":
         return stream_parquet(content, rows_a_piece=ROWS_A_PIECE)
     text = find_text(content, encoding=options.encoding, emit=emit)

@@ -70,12 +70,16 @@ def test_a_packed_table_is_read_as_it_was(tmp_path: Path) -> None:
 
 
 def test_packed_texts_are_predicted_too(tmp_path: Path) -> None:
-    path = pack(tmp_path / "a.zip", {"rows.csv": CSV})
-    [rows] = read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
-    assert [(row.text, row.columns) for row in rows] == [
-        ("the film", {"label": "good"}),
-        ("the end", {"label": "bad"}),
-    ]
+    rows: list[list[object]] = [["text", "label"], ["the film", "good"], ["the end", "bad"]]
+    for path in (
+        pack(tmp_path / "a.zip", {"rows.csv": CSV}),
+        write_workbook(tmp_path / "a.xlsx", reviews=rows),
+    ):
+        [read] = read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
+        assert [(row.text, row.columns) for row in read] == [
+            ("the film", {"label": "good"}),
+            ("the end", {"label": "bad"}),
+        ]
 
 
 def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
