@@ -60,7 +60,7 @@ def describe(config: Config, *, emit: Emit) -> DryRun:
         facts=RunFacts.of(preparation),
         rows=dict(preparation.splits.num_rows),
         rows_by_class=preparation.task.count_classes(preparation.examples["train"].labels),
-        tokens=describe_lengths(plan.lengths).to_json(),
+        tokens=asdict(describe_lengths(plan.lengths)),
         batch_size=config.training.batch_size,
         effective_batch_size=plan.effective_batch_size,
         batches_by_padded_length=dict(sorted(lengths.items())),

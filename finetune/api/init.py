@@ -109,7 +109,7 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         UsageError: If both names are the same.
     """
     tables, columns = open_tables({"train": [Path(options.data)]}, options, emit=emit)
-    table = make_splits(tables, columns, options, needs_all_labels=True, emit=emit)
+    table = make_splits(tables, columns, options, emit=emit)
     rows, task = table.splits["train"], table.task
     texts = texts_of(rows)
     shown = texts.joined

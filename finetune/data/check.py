@@ -5,7 +5,6 @@ Two texts are the same here if they are for the splits that are held out: up to 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -126,10 +125,6 @@ class Lengths:
     p95: float
     p99: float
     max: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the lengths as JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,12 @@ from pyarrow import csv as arrow_csv
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile
 from finetune.data.mapped import collect
+from finetune.data.numbers import plain_numbers
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.labels import is_number
+from finetune.tasks.multi import Multi
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_ROWS = 100
@@ -82,17 +84,10 @@ class Dialect:
                     yield number, row
 
 
-@dataclass(frozen=True)
-class DelimitedTable:
-    """The columns of a table, how it is written, and whether its first row names the columns."""
-
-    columns: pyarrow.Table
-    dialect: Dialect
-    has_header: bool
-
-
-def read_delimited(text: TextFile, options: DataOptions, *, emit: Emit) -> DelimitedTable:
-    """Read a table of delimited values.
+def read_delimited(
+    text: TextFile, options: DataOptions, *, emit: Emit
+) -> tuple[pyarrow.Table, Callable[[], list[int]]]:
+    """Return the columns of delimited values, and what finds the line on which each row begins.
 
     A value may be in quotes and then hold delimiters, line ends and doubled quotes. Where
     several delimiters fit, the suffix of the unpacked file decides. Unless the options say it,
@@ -103,7 +98,16 @@ def read_delimited(text: TextFile, options: DataOptions, *, emit: Emit) -> Delim
     """
     dialect, rows = _read_in_dialect(text, partial(_read_rows, text), emit=emit)
     columns, has_header = name_columns(rows, options, path=text.path, emit=emit)
-    return DelimitedTable(columns, dialect, has_header)
+    delimiter = DELIMITERS[dialect.delimiter]
+    emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {delimiter}"))
+    # Excel delimits by semicolons where a comma is decimal.
+    allows_comma = dialect.delimiter == ";" and options.task != Multi.name
+    columns = plain_numbers(columns, allows_comma=allows_comma, path=text.path, emit=emit)
+
+    def find_lines() -> list[int]:
+        return [number for number, _ in dialect.numbered_rows(text)][has_header:]
+
+    return columns, find_lines
 
 
 def stream_delimited(

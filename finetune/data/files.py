@@ -8,17 +8,15 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from finetune.data.delimited import DELIMITERS, name_columns, read_delimited
+from finetune.data.delimited import name_columns, read_delimited
 from finetune.data.encoding import find_text
 from finetune.data.json_lines import numbered_objects, read_json_lines
 from finetune.data.mapped import filter_rows
-from finetune.data.numbers import plain_numbers
 from finetune.data.packed import GZIP, SUFFIXES, ZIP, Content, unpack
 from finetune.data.parquet_files import read_parquet
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
-from finetune.tasks.multi import Multi
 
 WORKBOOK = ".xlsx"
 KINDS_BY_FIRST_BYTES = {
@@ -90,9 +88,13 @@ def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
         emit(Info(f"reading {path}"))
         columns, class_names = read_parquet(content, emit=emit)
         return RawTable(path, columns, class_names=class_names)
+    text = find_text(content, encoding=options.encoding, emit=emit)
     if kind == ".jsonl":
-        return _read_json_lines(content, options, emit=emit)
-    return _read_delimited(content, options, emit=emit)
+        emit(Info(f"reading {path}: encoding {text.encoding}"))
+        columns = read_json_lines(text, emit=emit)
+        return RawTable(path, columns, lambda: [number for number, _ in numbered_objects(text)])
+    columns, find_lines = read_delimited(text, options, emit=emit)
+    return RawTable(path, columns, find_lines)
 
 
 def _read_workbook(content: Content, options: DataOptions, *, emit: Emit) -> RawTable:
@@ -101,29 +103,6 @@ def _read_workbook(content: Content, options: DataOptions, *, emit: Emit) -> Raw
     path = content.path
     emit(Info(f"reading {path}: an Excel workbook"))
     return RawTable(path, name_columns(read_workbook(content), options, path=path, emit=emit)[0])
-
-
-def _read_json_lines(content: Content, options: DataOptions, *, emit: Emit) -> RawTable:
-    text = find_text(content, encoding=options.encoding, emit=emit)
-    emit(Info(f"reading {text.path}: encoding {text.encoding}"))
-    columns = read_json_lines(text, emit=emit)
-    return RawTable(text.path, columns, lambda: [number for number, _ in numbered_objects(text)])
-
-
-def _read_delimited(content: Content, options: DataOptions, *, emit: Emit) -> RawTable:
-    text = find_text(content, encoding=options.encoding, emit=emit)
-    table = read_delimited(text, options, emit=emit)
-    delimiter = DELIMITERS[table.dialect.delimiter]
-    emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {delimiter}"))
-
-    def lines() -> list[int]:
-        numbers = [number for number, _ in table.dialect.numbered_rows(text)]
-        return numbers[table.has_header :]
-
-    # Excel delimits by semicolons where a comma is decimal.
-    allows_comma = delimiter == DELIMITERS[";"] and options.task != Multi.name
-    columns = plain_numbers(table.columns, allows_comma=allows_comma, path=text.path, emit=emit)
-    return RawTable(text.path, columns, lines)
 
 
 def kind_of(content: Content) -> str:

@@ -78,9 +78,7 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
             return load_questions()
         case "a file":
             files = _files_of(options)
-            loaded = read_tables(
-                files, options, needs_all_labels=True, is_for_training=is_for_training, emit=emit
-            )
+            loaded = read_tables(files, options, is_for_training=is_for_training, emit=emit)
             paths = [path for [path] in files.values()]
             digests = [digest_folder(p) if p.is_dir() else file_sha256(p) for p in paths]
             sources = tuple(DataSource(str(p), one) for p, one in zip(paths, digests, strict=True))
@@ -88,9 +86,7 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
     name, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
     repository, _, part = name.partition(":")
     files, commit = fetch_splits(repository, part or None, revision=revision or None, emit=emit)
-    loaded = read_tables(
-        files, options, needs_all_labels=False, is_for_training=is_for_training, emit=emit
-    )
+    loaded = read_tables(files, options, is_for_training=is_for_training, emit=emit)
     return replace(loaded, sources=(DataSource(HUB_PREFIX + name, commit=commit),))
 
 

@@ -29,7 +29,7 @@ from finetune.data.files import RawTable, read_file
 from finetune.data.folders import read_folders
 from finetune.data.mapped import filter_rows
 from finetune.data.parts import Tables, divide_tables, name_labels
-from finetune.data.source import DataOptions, LoadedData
+from finetune.data.source import HUB_PREFIX, DataOptions, LoadedData
 from finetune.devices import host
 from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage
@@ -129,7 +129,6 @@ def read_tables(
     files: Mapping[str, Sequence[Path]],
     options: DataOptions,
     *,
-    needs_all_labels: bool,
     is_for_training: bool = True,
     emit: Emit,
 ) -> LoadedData:
@@ -137,9 +136,9 @@ def read_tables(
 
     The classes are those of the training files, under the names that a file itself gives them or
     in the order of ``sort_classes``. Rows without a text or a label are skipped. A split other than
-    ``train`` without any labels, as published test splits may be, is refused with
-    ``needs_all_labels`` and else left out; training rows of which nothing can be learned are
-    refused with ``is_for_training``.
+    ``train`` without any labels, as published test splits may be, is left out of a dataset of the
+    Hub and else refused; training rows of which nothing can be learned are refused with
+    ``is_for_training``.
 
     Raises:
         UsageError: If the text and the label are to come from one column.
@@ -147,14 +146,7 @@ def read_tables(
             occur in the training rows, or these have fewer than two texts or two classes.
     """
     tables, columns = open_tables(files, options, emit=emit)
-    return make_splits(
-        tables,
-        columns,
-        options,
-        needs_all_labels=needs_all_labels,
-        is_for_training=is_for_training,
-        emit=emit,
-    )
+    return make_splits(tables, columns, options, is_for_training=is_for_training, emit=emit)
 
 
 def open_tables(
@@ -184,13 +176,12 @@ def make_splits(
     columns: Columns,
     options: DataOptions,
     *,
-    needs_all_labels: bool,
     is_for_training: bool = True,
     emit: Emit,
 ) -> LoadedData:
     """Make the splits of tables that have been read; see :func:`read_tables`."""
     label = columns.label.name
-    if not needs_all_labels:
+    if options.data.startswith(HUB_PREFIX):
         tables = _leave_out_unlabelled(tables, label=label, emit=emit)
     _check_columns(tables, columns)
     first = tables["train"][0]

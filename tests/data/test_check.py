@@ -113,7 +113,7 @@ def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None
 
 def test_lengths_and_what_is_cut() -> None:
     found = measure_lengths(np.arange(1, 101), max_length=90)
-    assert found.to_json() == {
+    assert asdict(found) == {
         "mean": 50.5,
         "p50": 50.5,
         "p95": pytest.approx(95.05),

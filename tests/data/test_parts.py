@@ -49,9 +49,7 @@ def test_each_file_of_a_split_is_divided(tmp_path: Path) -> None:
         write(tmp_path / f"{n}.csv", ROWS.replace("a 1", f"a {n}").replace("Dev", word))
         for n, word in enumerate(("train", "dev"))
     ]
-    found = read_tables(
-        {"train": parts}, DataOptions("", ""), needs_all_labels=False, emit=ignore
-    ).splits
+    found = read_tables({"train": parts}, DataOptions("", ""), emit=ignore).splits
     assert found["train"]["text"][:] == ["a 0", "b 2", "d 4", "a 1", "d 4"]
     assert found["validation"]["text"][:] == ["b 2"]
     assert found["test"].num_rows == 2

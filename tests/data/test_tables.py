@@ -56,7 +56,7 @@ def read(
     emitted: list[Event] | None = None,
     text: str | None = None,
     label: str | None = None,
-    needs_all_labels: bool = True,
+    data: str = "",
     skip_unknown_labels: bool = False,
     **others: Path,
 ) -> DatasetDict:
@@ -64,13 +64,12 @@ def read(
     return read_tables(
         {split: [path] for split, path in files.items()},
         DataOptions(
-            "",
+            data,
             "",
             text_column=text,
             label_column=label,
             skip_unknown_labels=skip_unknown_labels,
         ),
-        needs_all_labels=needs_all_labels,
         emit=([] if emitted is None else emitted).append,
     ).splits
 
@@ -333,7 +332,7 @@ def test_a_split_without_labels_is_left_out_only_where_that_is_allowed(
     train = write(tmp_path / "train.csv", "text,label\na,x\nb,y\n")
     test = write(tmp_path / "test.csv", content)
     emitted: list[Event] = []
-    assert list(read(train, test=test, needs_all_labels=False, emitted=emitted)) == ["train"]
+    assert list(read(train, test=test, data="hub:acme/rows", emitted=emitted)) == ["train"]
     assert "test split has no labels" in warnings_in(emitted)[0]
     with pytest.raises(DataError, match=r"test\.csv"):
         read(train, test=test)
@@ -346,7 +345,6 @@ def test_several_files_make_one_split(tmp_path: Path) -> None:
     table = read_tables(
         {"train": parts},
         DataOptions("", ""),
-        needs_all_labels=True,
         emit=lambda event: None,
     ).splits
     assert table["train"]["text"][:] == ["a 1", "a 2", "b 1", "b 2"]
