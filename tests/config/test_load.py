@@ -168,25 +168,10 @@ def test_a_key_that_yaml_takes_for_no_string_is_an_unknown_option(
         ("batch_size", "many"),
         ("batch_size", 1.5),
         ("batch_size", None),
-        ("learning_rate", 0),
-        ("learning_rate", -1e-5),
         ("learning_rate", "fast"),
-        ("learning_rate", math.nan),
-        ("num_train_epochs", 0),
-        ("validation_fraction", 1),
-        ("validation_fraction", -0.1),
-        ("test_fraction", 0),
-        ("warmup_fraction", 1.5),
-        ("max_length", 2),
-        ("train_layers", 0),
-        ("early_stopping_patience", -1),
-        ("seed", -1),
-        ("seed", 2**32),
+        ("split_seed", -1),  # NumPy's generators take none below zero
+        ("weight_decay", math.inf),
         ("device", "gpu"),
-        ("precision", "fp8"),
-        ("head", "none"),
-        ("class_weights", "auto"),
-        ("save_strategy", "steps"),
         ("freeze_core", "maybe"),
         ("model", 7),
         ("data", ["trec"]),
@@ -200,20 +185,6 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_
     assert option in error.message
     assert "--" + option.replace("_", "-") in error.message
     assert repr(value) in error.message
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("split_seed", -1),  # NumPy's generators take none below zero
-        ("num_train_epochs", math.inf),
-        ("learning_rate", math.inf),
-        ("weight_decay", math.inf),
-        ("memory_limit", "much"),
-    ],
-)
-def test_a_value_that_no_run_can_do_anything_with_is_refused(option: str, value: object) -> None:
-    assert "--" + option.replace("_", "-") in error_of(flags={option: value}).message
 
 
 def test_a_wrong_value_names_the_file_or_the_variable_that_holds_it(write_yaml: WriteYaml) -> None:
@@ -287,12 +258,6 @@ def test_a_file_without_sections_is_refused(text: str, write_yaml: WriteYaml) ->
 def test_a_file_that_is_not_yaml_is_refused_by_its_name(text: str, write_yaml: WriteYaml) -> None:
     file = write_yaml(text)
     assert f"{file} is not a YAML configuration" in error_of(file).message
-
-
-def test_a_file_that_is_not_text_is_refused_by_its_name(tmp_path: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"\xff\xfe\x00\x93")
-    assert f"{file} is not a YAML configuration" in error_of(str(file)).message
 
 
 def test_yaml_runs_no_code(write_yaml: WriteYaml, tmp_path: Path) -> None:

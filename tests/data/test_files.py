@@ -17,7 +17,7 @@ from finetune.data.files import RawTable, read_file
 from finetune.data.packed import SUFFIXES
 from finetune.data.source import DataOptions
 from finetune.data.values import as_text
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.errors import DataUnreadable
 from finetune.events import Event
 
 
@@ -146,21 +146,6 @@ def test_parquet_in_a_folder_that_looks_like_a_partition_gains_no_column(tmp_pat
     assert read(folder / "rows.parquet").columns.column_names == ["text"]
 
 
-@pytest.mark.parametrize("content", [b"", b"text,label\n", b"PAR1 and then nothing PAR1"])
-def test_a_damaged_parquet_file_is_an_error(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "rows.parquet").write_bytes(content)
-    with pytest.raises(DataUnreadable, match=r"rows\.parquet"):
-        read(tmp_path / "rows.parquet")
-
-
-def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
-    parquet.write_table(
-        pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "a.parquet"
-    )
-    with pytest.raises(DataUnreadable, match="no rows"):
-        read(tmp_path / "a.parquet")
-
-
 def test_parquet_that_has_none_of_its_rows_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,11 +154,6 @@ def test_parquet_that_has_none_of_its_rows_is_refused(
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", lambda *_, **__: iter(()))
     with pytest.raises(DataUnreadable, match="is not Parquet"):
         read(tmp_path / "rows.parquet")
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFound, match=r"nothing\.csv"):
-        read(tmp_path / "nothing.csv")
 
 
 @pytest.mark.parametrize(
