@@ -13,8 +13,9 @@ from typing import TextIO
 import pyarrow
 from charset_normalizer import from_bytes
 
+from finetune.data.lines import text_decoder
 from finetune.data.packed import Content
-from finetune.errors import DataUnreadable, UsageError
+from finetune.errors import DataUnreadable
 from finetune.events import Emit, WarningMessage, ignore
 
 BYTE_ORDER_MARKS = {
@@ -74,7 +75,7 @@ class TextFile:
 
     def find_fault(self) -> DataUnreadable | None:
         """Return an error that says where the file is damaged, or is no text, if it is."""
-        decoder = codecs.getincrementaldecoder(self.encoding)()
+        decoder = text_decoder(self.encoding)
         bytes_before = lines_before = 0
         with self.content.open() as file:
             for chunk in chain(iter(partial(file.read, SAMPLE_BYTES), b""), [b""]):
@@ -108,13 +109,7 @@ def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) ->
     """
     known = encoding or _stated_encoding(content.start(SAMPLE_BYTES))
     text = TextFile(content, known or "utf-8")
-    try:
-        fault = text.find_fault()
-    except (LookupError, UnicodeError) as error:
-        raise UsageError(
-            f"there is no encoding {encoding!r}",
-            remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
-        ) from error
+    fault = text.find_fault()
     if fault and not known and not _is_mostly_utf8(text):
         text = _detect(content)
         fault = text.find_fault()

@@ -1,6 +1,7 @@
 """Texts to classify, line by line as they come; free of what reads tables."""
 
 import codecs
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -25,6 +26,24 @@ class Row:
         return all(text is None or text.strip() for text in (self.text, self.pair))
 
 
+def text_decoder(encoding: str) -> codecs.IncrementalDecoder:
+    """Return what decodes a text piece by piece.
+
+    Raises:
+        UsageError: If there is no such encoding, or it is none of texts, as base64.
+    """
+    try:
+        io.TextIOWrapper(io.BytesIO(), encoding)
+        decoder = codecs.getincrementaldecoder(encoding)()
+        decoder.decode(b"")
+    except (LookupError, UnicodeError) as error:
+        raise UsageError(
+            f"there is no encoding {encoding!r}",
+            remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
+        ) from error
+    return decoder
+
+
 def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
     """Yield the lines of a stream that are not blank, as many as there are at a time.
 
@@ -35,12 +54,7 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
         DataUnreadable: If a line is in another encoding.
         DataNotFound: If all lines are blank.
     """
-    try:
-        decoder = codecs.getincrementaldecoder(encoding or "utf-8-sig")()
-    except LookupError as error:
-        raise UsageError(
-            f"there is no encoding {encoding!r}", remedy="take a name such as gb18030 or cp1251"
-        ) from error
+    decoder = text_decoder(encoding or "utf-8-sig")
     rest, lines_before, is_empty = "", 0, True
     while True:
         chunk: bytes = stream.read1(CHUNK_BYTES)  # type: ignore[attr-defined]

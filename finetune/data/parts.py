@@ -16,7 +16,7 @@ from finetune.data.packed import unpack
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
-from finetune.tasks.labels import distinct_values
+from finetune.tasks.labels import distinct_values, map_values
 
 Tables = Mapping[str, Sequence[RawTable]]
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
@@ -141,8 +141,6 @@ def _with_names(
     if label not in table.columns.column_names:
         return table
     place = table.columns.column_names.index(label)
-    values = pyarrow.array(named, "string")
-    numbers = pc.index_in(table.columns[label], value_set=values)
-    texts = pc.fill_null(pc.take(pyarrow.array(named.values(), "string"), numbers), "")
+    texts = map_values(table.columns[label], lambda value: named.get(value, ""))
     columns = table.columns.set_column(place, label, texts)
     return replace(table, columns=columns, class_names={**table.class_names, label: names})

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from finetune.events import Emit, Info
-from finetune.tasks.labels import map_lists
+from finetune.tasks.labels import map_lists, map_values
 
 
 def as_text(value: Any) -> str:
@@ -41,9 +42,7 @@ def as_texts(table: pyarrow.Table) -> pyarrow.Table:
             column = pc.binary_join_element_wise("[", values, "]", "")
         if types.is_floating(column.type):
             column = column.cast("float64")  # half precision has no unique values
-            numbers = pc.unique(column)
-            texts = pyarrow.array([as_text(number) for number in numbers.to_pylist()], "string")
-            column = pc.take(texts, pc.index_in(column, value_set=numbers))
+            column = map_values(column, as_text)
         columns[name] = pc.fill_null(column.cast("string"), "")
     return pyarrow.table(columns)
 
@@ -51,9 +50,7 @@ def as_texts(table: pyarrow.Table) -> pyarrow.Table:
 def _as_json(values: pyarrow.Array) -> pyarrow.Array:
     """Return the values of lists as JSON's texts; what is missing is an empty text."""
     texts = pc.fill_null(values.cast("string"), "")
-    known = texts.unique()
-    quoted = [json.dumps(one, ensure_ascii=False) for one in known.to_pylist()]
-    return pc.take(pyarrow.array(quoted, "string"), pc.index_in(texts, value_set=known))
+    return map_values(texts, partial(json.dumps, ensure_ascii=False))
 
 
 def plain_names(schema: pyarrow.Schema, *, path: Path, emit: Emit) -> list[str]:

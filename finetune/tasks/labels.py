@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,6 +57,18 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
 def distinct_values(columns: "Iterable[pyarrow.ChunkedArray]") -> list[str]:
     """Return the texts of some columns, each once, in order of appearance."""
     return list(dict.fromkeys(one for column in columns for one in column.unique().to_pylist()))
+
+
+def map_values(
+    column: "pyarrow.ChunkedArray", convert: Callable[[Any], Any], *, kind: Any = "string"
+) -> "pyarrow.ChunkedArray":
+    """Return a column of what a function makes of each value; it sees each distinct one once."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    known = column.unique()
+    values = pyarrow.array(map(convert, known.to_pylist()), kind)
+    return pc.take(values, pc.index_in(column, value_set=known))
 
 
 def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:

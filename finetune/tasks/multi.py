@@ -28,6 +28,7 @@ from finetune.tasks.labels import (
     find_separator,
     listed_counts,
     map_lists,
+    map_values,
     name_classes,
     sort_classes,
     split_labels,
@@ -188,21 +189,23 @@ class Multi(Task):
             DataError: If the lists say of each class, by 0 or 1, whether a row has it.
         """
         import pyarrow
-        import pyarrow.compute as pc
 
         distinct = distinct_values(columns)
         separator = find_separator(distinct)
-        lists = [split_labels(one, separator) for one in distinct]
-        classes = name_classes(name for one in lists for name in one)
-        if {*classes.values()} <= {"0", "1"} and any(len(one) > len({*one}) for one in lists):
+        lists = {label: split_labels(label, separator) for label in distinct}
+        classes = name_classes(name for own in lists.values() for name in own)
+        repeats = any(len(own) > len({*own}) for own in lists.values())
+        if {*classes.values()} <= {"0", "1"} and repeats:
             raise DataError(
                 "the labels are lists of 0 and 1, with a place for each class",
                 remedy="write lists of the names of a row's classes, or a column for each class",
             )
-        named = [[*dict.fromkeys(filter(None, map(classes.get, one)))] for one in lists]
-        known = pyarrow.array(distinct, "string")
-        rows = pyarrow.array(named, pyarrow.list_(pyarrow.string()))
-        return [pc.take(rows, pc.index_in(part, value_set=known)) for part in columns]
+
+        def name(label: str) -> list[str]:
+            return [*dict.fromkeys(filter(None, map(classes.get, lists[label])))]
+
+        kind = pyarrow.list_(pyarrow.string())
+        return [map_values(column, name, kind=kind) for column in columns]
 
     @classmethod
     def of_labels(
@@ -215,18 +218,12 @@ class Multi(Task):
 
     def encode(self, labels: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
         """Return lists of the numbers of classes."""
-        import pyarrow
-        import pyarrow.compute as pc
-
-        names = pyarrow.array(list(self.class_names), "string")
-        return map_lists(labels, lambda flat: pc.index_in(flat, value_set=names).cast("int64"))
+        numbers = self.class_numbers
+        return map_lists(labels, lambda flat: map_values(flat, numbers.get, kind="int64"))
 
     def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
         """Return lists of the names of classes."""
-        import pyarrow
-
-        names = pyarrow.array(list(self.class_names), "string")
-        return map_lists(column, names.take)
+        return map_lists(column, lambda flat: map_values(flat, self.class_names.__getitem__))
 
     @property
     def feature(self) -> Any:

@@ -30,7 +30,7 @@ from finetune.tasks.figures import (
     text_of,
 )
 from finetune.tasks.intervals import spell_interval
-from finetune.tasks.labels import distinct_values, name_classes, sort_classes
+from finetune.tasks.labels import distinct_values, map_values, name_classes, sort_classes
 from finetune.tasks.resampled import count_classes, macro_f1
 from finetune.tasks.temperature import fit_temperature, note_on_calibration, read_temperature
 
@@ -166,13 +166,8 @@ class Single(Task):
     @classmethod
     def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
         """Return the class of each label, by name."""
-        import pyarrow
-        import pyarrow.compute as pc
-
         classes = name_classes(distinct_values(columns))
-        known = pyarrow.array(list(classes), "string")
-        names = pyarrow.array([name or None for name in classes.values()], "string")
-        return [pc.take(names, pc.index_in(column, value_set=known)) for column in columns]
+        return [map_values(column, lambda label: classes[label] or None) for column in columns]
 
     @classmethod
     def of_labels(
@@ -183,18 +178,11 @@ class Single(Task):
 
     def encode(self, labels: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
         """Return the numbers of classes."""
-        import pyarrow
-        import pyarrow.compute as pc
-
-        known = pyarrow.array(list(self.class_names), "string")
-        return pc.index_in(labels, value_set=known).cast("int64")
+        return map_values(labels, self.class_numbers.get, kind="int64")
 
     def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
         """Return the names of classes."""
-        import pyarrow
-        import pyarrow.compute as pc
-
-        return pc.take(pyarrow.array(list(self.class_names), "string"), column)
+        return map_values(column, self.class_names.__getitem__)
 
     @property
     def feature(self) -> Any:

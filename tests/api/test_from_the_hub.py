@@ -1,7 +1,6 @@
 """From nothing to a model over the network, against a Hub on this machine."""
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,13 @@ from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer, hub_client
 from tiny_models import save_tiny_model
 from tiny_runs import Command, finetune_in_a_child, unfinished_files
+from trec_files import TREC_DIR, needs_trec
 
 import finetune
 from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY
 from finetune.files import read_json
 
 MODEL = "someone/tiny"
-TREC = Path(os.environ.get("TREC_DIR", Path(__file__).parents[3] / "shared" / "trec"))
 QUICK = ["--model", MODEL, "--device", "cpu", "--max-steps", "2", "--output-dir"]
 FROM_THE_HUB = ["run", "--freeze-core", *QUICK]
 WITHOUT_TREC = ["run", "--data", "questions", "--max-train-samples", "16", *QUICK]
@@ -120,12 +119,11 @@ def test_the_command_runs_online_and_again_offline(
 
 
 @pytest.mark.slow
+@needs_trec
 def test_the_real_trec_trains_from_the_hub(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = TREC / "train_5500.label"
-    if not file.is_file():
-        pytest.skip(f"needs TREC's {file.name}, in TREC_DIR or {TREC}")
+    file = TREC_DIR / "train_5500.label"
     lines = file.read_text(encoding="iso-8859-1").replace("\xf0", " ").splitlines()
     rows = [(fine, text) for fine, text in (line.split(maxsplit=1) for line in lines)]
     save_as_parquet(tmp_path / "real", rows, split="train")

@@ -1,7 +1,6 @@
 """``finetune data check``, and the ways in which a table can be wrong, through the command."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -9,10 +8,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer, hub_client
 from tiny_runs import Command
-
-TREC_DIR = Path(
-    os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
-)
+from trec_files import TREC_DIR, needs_trec
 
 
 @pytest.fixture(autouse=True)
@@ -92,10 +88,7 @@ def test_check_takes_a_recipe_and_variables_as_run_does(
     assert json.loads(outcome.output)["rows_of_a_run"]["validation"] == 162
 
 
-@pytest.mark.skipif(
-    not (TREC_DIR / "train_5500.label").is_file(),
-    reason="needs TREC's train_5500.label in the folder TREC_DIR",
-)
+@needs_trec
 def test_check_finds_what_is_known_of_trec(command: Command, tiny_folder: Path) -> None:
     Path("trec").mkdir()
     shutil.copy(TREC_DIR / "train_5500.label", "trec")

@@ -1,17 +1,14 @@
 """Tables that nobody here laid out train from what ``finetune init`` writes, without an edit."""
 
 import csv
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from tiny_models import save_tiny_model
 from tiny_runs import Command
+from trec_files import TREC_DIR, needs_trec
 
-TREC_DIR = Path(
-    os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
-)
 GREETINGS = (
     "صباح الخير", "শুভ সকাল", "Dobré ráno", "Godmorgen", "Schöne Grüße", "Καλημέρα", "Good morning",
     "¡Buenos días!", "Hyvää huomenta", "Ça va bien ?", "בוקר טוב", "सुप्रभात", "おはようございます",
@@ -45,10 +42,7 @@ def train_from_init(command: Command, table: Path, model: Path) -> str:
     return outcome.errors
 
 
-@pytest.mark.skipif(
-    not (TREC_DIR / "train_5500.label").is_file(),
-    reason="needs TREC's train_5500.label in the folder TREC_DIR",
-)
+@needs_trec
 def test_trec_with_fine_labels_as_csv(command: Command, model: Path) -> None:
     lines = (TREC_DIR / "train_5500.label").read_text(encoding="latin-1").splitlines()
     pairs = (line.split(" ", 1) for line in lines)

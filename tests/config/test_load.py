@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from finetune.config import yaml_file
-from finetune.config.load import LoadedConfig, check_option, dump_config, load_config
+from finetune.config.load import LoadedConfig, dump_config, load_config
 from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.errors import ConfigurationInvalid
 
@@ -139,13 +139,6 @@ def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -
         assert "rte" in error.message.lower()
         assert error.remedy == "did you mean learning_rate?"
         assert error.exit_code == 2
-
-
-def test_an_option_that_does_not_exist_is_named_with_its_origin() -> None:
-    check_option("seed", origin="a test")
-    with pytest.raises(ConfigurationInvalid, match="unknown option sead in a test") as raised:
-        check_option("sead", origin="a test")
-    assert "seed" in raised.value.remedy
 
 
 def test_an_unknown_word_like_no_other_is_answered_with_all_that_there_are() -> None:
@@ -327,10 +320,6 @@ def test_true_is_no_number_in_python_either() -> None:
     assert load(flags={"freeze_core": True, "batch_size": np.int64(8)}).config.model.freeze_core
 
 
-def test_a_hyphen_in_a_text_stays() -> None:
-    assert load(flags={"model": "bert-base"}).config.model.model == "bert-base"
-
-
 def test_the_files_of_earlier_runs_are_read_under_the_names_of_their_time(
     write_yaml: WriteYaml,
 ) -> None:
@@ -364,10 +353,6 @@ def test_a_file_that_may_not_be_read_is_refused_with_the_reason(
     file.touch()
     monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert "mine.yaml can't be read: Permission denied" in error_of(str(file)).message
-
-
-def test_a_missing_file_is_named() -> None:
-    assert "no/such.yaml" in error_of("no/such.yaml").message
 
 
 @pytest.mark.parametrize("assignment", ["seed=1", "training.seed", "training", "=1", "", "."])

@@ -1,12 +1,11 @@
 """What a look at data finds."""
 
-import os
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 from datasets import DatasetDict
+from trec_files import TREC_DIR, needs_trec
 
 from finetune.data.check import (
     WINDOWS,
@@ -28,14 +27,6 @@ from finetune.data.check import (
 from finetune.data.tables import make_table
 from finetune.data.trec import load_trec
 from finetune.tasks.single import Single
-
-TREC_DIR = Path(
-    os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
-)
-needs_trec = pytest.mark.skipif(
-    not (TREC_DIR / "train_5500.label").is_file(),
-    reason="needs TREC's train_5500.label in the folder TREC_DIR",
-)
 
 
 def splits_of(**rows: list[tuple[str, str]]) -> DatasetDict:

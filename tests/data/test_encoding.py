@@ -87,21 +87,9 @@ def test_an_encoding_that_is_named_is_taken() -> None:
     assert text_of(find(content, encoding="koi8_r")) == LINES["koi8_r"]
     with pytest.raises(UsageError, match="'koi9'"):
         find(content, encoding="koi9")
-    with pytest.raises(UsageError, match="'undefined'"):
-        find(content, encoding="undefined")
     with pytest.raises(DataUnreadable, match=r"line 1 of greetings\.csv .* ASCII") as raised:
         find(content, encoding="ascii")
     assert "--encoding" in raised.value.remedy
-
-
-def test_plain_english_is_utf8() -> None:
-    assert find(b"text,label\n").encoding == "utf-8"
-
-
-def test_utf8_that_is_damaged_in_one_place_is_reported_with_its_line() -> None:
-    content = f"{TEXT}{TEXT}caf".encode() + b"\xe9 and more\n" + TEXT.encode()
-    with pytest.raises(DataUnreadable, match=r"line 3 of greetings\.csv .* UTF-8"):
-        find(content)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ def test_a_line_in_another_encoding_is_named() -> None:
 
 
 def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
-    with pytest.raises(UsageError, match="klingon"):
-        list(read_lines(Pipe(b"one"), name="x", encoding="klingon"))
+    for encoding in ("klingon", "base64", "undefined"):
+        with pytest.raises(UsageError, match=f"no encoding '{encoding}'"):
+            list(read_lines(Pipe(b"one"), name="x", encoding=encoding))
     with pytest.raises(DataNotFound, match="no texts"):
         list(read_lines(Pipe(b"\n  \n"), name="x", encoding=None))

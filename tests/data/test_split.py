@@ -44,13 +44,6 @@ def ignore(event: Event) -> None:
     raise AssertionError(event)
 
 
-def test_the_parts_are_the_table_without_overlap() -> None:
-    table = numbered_table(many=60, some=30, few=10)
-    kept, held_out = hold_out(table, task=TASK, fraction=0.2, seed=0)
-    assert sorted(texts_of(kept) + texts_of(held_out)) == sorted(texts_of(table))
-    assert len(held_out) == 20
-
-
 def test_each_class_gives_its_share() -> None:
     _, held_out = hold_out(
         numbered_table(many=60, some=30, few=10), task=TASK, fraction=0.2, seed=0

@@ -1,8 +1,6 @@
 """Files of rows as tables of texts and classes."""
 
 import csv
-import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from finetune.data.source import DataOptions
 from finetune.data.tables import read_tables
-from finetune.data.trec import load_trec
-from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.errors import DataError, DataNotFound
 from finetune.events import Event, Info, WarningMessage
-
-TREC_DIR = Path(
-    os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
-)
 
 # A greeting and a farewell in twenty languages, each with an emoji and over two lines.
 LANGUAGES = {
@@ -101,21 +94,6 @@ def test_texts_in_twenty_languages_arrive_as_they_were_written(tmp_path: Path) -
     assert classes_of(table) == sorted(LANGUAGES)
 
 
-@pytest.mark.skipif(
-    not (TREC_DIR / "train_5500.label").is_file(),
-    reason="needs TREC's train_5500.label in the folder TREC_DIR",
-)
-def test_trec_with_its_fine_labels_comes_out_of_csv_as_it_went_in(tmp_path: Path) -> None:
-    trec = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None).splits["train"]
-    rows = rows_of(trec)
-    with (tmp_path / "trec.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("question", "label"), *rows])
-    table = read(tmp_path / "trec.csv")
-    assert rows_of(table["train"]) == rows
-    assert len(classes_of(table)) == 50
-    assert Counter(label for _, label in rows)["HUM:ind"] == 962
-
-
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [
@@ -149,17 +127,6 @@ def test_whole_numbers_with_gaps_are_classes_in_every_format(tmp_path: Path, suf
     table = read(path)
     assert classes_of(table) == ["3", "70"]
     assert rows_of(table["train"]) == [("a", "70"), ("b", "3"), ("d", "70")]
-
-
-def test_names_of_classes_in_the_file_keep_their_order(tmp_path: Path) -> None:
-    features = Features(
-        {"text": Value("string"), "label": ClassLabel(names=["zebra", "bee", "ant"])}
-    )
-    content = {"text": ["a", "b", "c"], "label": [0, 2, 2]}
-    Dataset.from_dict(content, features=features).to_parquet(tmp_path / "rows.parquet")
-    table = read(tmp_path / "rows.parquet")
-    assert classes_of(table) == ["zebra", "bee", "ant"]
-    assert rows_of(table["train"]) == [("a", "zebra"), ("b", "ant"), ("c", "ant")]
 
 
 def test_splits_in_files_of_their_own_share_the_classes_of_the_training_file(
@@ -318,11 +285,6 @@ def test_a_training_file_with_nothing_to_learn_is_refused(
     with pytest.raises(DataError, match=complaint) as raised:
         read(write(tmp_path / "rows.csv", content))
     assert "-column" in raised.value.remedy
-
-
-def test_one_column_for_text_and_label_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        read(write(tmp_path / "rows.csv", "a,b\nc,d\n"), text="a", label="a")
 
 
 @pytest.mark.parametrize("content", ["text\nc\n", "text,label\nc,\n"])

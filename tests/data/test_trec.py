@@ -1,7 +1,6 @@
 """TREC from its raw files, from the Hub, and from copies that differ."""
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hub_server import HubServer, hub_client
 from pyarrow import parquet
+from trec_files import TREC_DIR, needs_trec
 
 from finetune.data import trec
 from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY, PUBLISHED, PublishedFile, load_trec
@@ -22,14 +22,6 @@ from finetune.errors import (
     UsageError,
 )
 from finetune.events import Emit, Event, Info, WarningMessage
-
-TREC_DIR = Path(
-    os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
-)
-needs_trec = pytest.mark.skipif(
-    not (TREC_DIR / "train_5500.label").is_file(),
-    reason="needs TREC's train_5500.label in the folder TREC_DIR",
-)
 
 # Questions in TREC's format, made up here; fine names that several coarse ones share are among
 # them.

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -134,36 +133,6 @@ def test_other_errors_are_not_out_of_memory(
 ) -> None:
     pretend_nvidia()
     assert not CudaDevice().memory.is_out_of_memory(error)
-
-
-def test_memory_is_that_of_live_tensors(
-    pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_nvidia()
-    device = CudaDevice()
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1_200)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5_000)
-    assert (device.memory.used_bytes(), device.memory.peak_bytes()) == (1_200, 5_000)
-
-
-def test_it_waits_resets_and_releases_through_the_driver(
-    pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_nvidia()
-    device = CudaDevice()
-    calls: list[str] = []
-    names = [
-        "synchronize",
-        "reset_peak_memory_stats",
-        "reset_accumulated_memory_stats",
-        "empty_cache",
-    ]
-    for name in names:
-        monkeypatch.setattr(torch.cuda, name, partial(calls.append, name))
-    device.synchronize()
-    device.memory.reset_peak()
-    device.memory.release()
-    assert calls == names
 
 
 @pytest.mark.parametrize(

@@ -122,12 +122,6 @@ def test_prediction_between_updates_changes_nothing() -> None:
     assert losses[0] == losses[1]
 
 
-def test_logits_of_lower_precision_are_returned_in_fp32() -> None:
-    model = tiny_training_state(precision="bf16").model
-
-    assert predict(model, random_examples(ROWS)).dtype == np.float32
-
-
 def predictor(model: nn.Module, precision: str = "fp32", batch_size: int = 5) -> Predictor:
     device = CpuDevice()
     size = BatchSize(batch_size, "batch size", device, lambda event: None)

@@ -316,16 +316,6 @@ def test_the_features_are_those_of_the_model_without_dropout_or_graph() -> None:
     assert torch.equal(features, expected)
 
 
-def test_the_head_of_bert_reads_the_first_token_of_the_last_layer() -> None:
-    model = model_of("bert")
-    structure = freeze(model, "head")
-    extractor = split(model, structure)
-    inputs = batch_of(structure)
-    model.eval()
-    expected = model(**inputs, output_hidden_states=True).hidden_states[-1][:, 0]
-    assert torch.equal(extractor.extract(inputs), expected)
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
     [("bert", mode) for mode in ("last-3", "last-1", "head", "classifier")]

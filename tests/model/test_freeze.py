@@ -10,7 +10,6 @@ from finetune.model.freeze import (
     freeze_parameters,
     rate_mode,
     set_training,
-    trained_names,
 )
 from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
@@ -56,13 +55,6 @@ def test_a_mode_trains_its_part_and_nothing_else_gets_a_gradient_or_dropout(
             assert module.training == any(one.requires_grad for one in parameters)
 
 
-def test_bert_trains_its_pooler_with_the_head_and_not_with_the_classifier() -> None:
-    structure = find_structure(tiny_model("bert"))
-
-    assert "bert.pooler.dense.weight" in trained_names(structure, mode=Mode("head"))
-    assert "bert.pooler.dense.weight" not in trained_names(structure, mode=Mode("classifier"))
-
-
 @pytest.mark.parametrize(
     ("architecture", "mode", "expected"),
     [
@@ -77,13 +69,6 @@ def test_the_rate_of_a_linear_model_is_for_a_classifier_alone(
     architecture: str, mode: str, expected: str
 ) -> None:
     assert rate_mode(find_structure(tiny_model(architecture)), mode=Mode(mode)) == expected
-
-
-def test_modernbert_trains_its_final_norm_with_the_last_layer_and_not_with_the_head() -> None:
-    structure = find_structure(tiny_model("modernbert"))
-
-    assert "model.final_norm.weight" in trained_names(structure, mode=Mode("last-1"))
-    assert "model.final_norm.weight" not in trained_names(structure, mode=Mode("head"))
 
 
 def test_frozen_parameters_train_again_in_another_mode() -> None:

@@ -88,14 +88,6 @@ def test_encoder_is_that_of_the_folder(tmp_path: Path, architecture: str) -> Non
     assert emitted == []
 
 
-def test_classes_have_names_and_numbers(folder: Path) -> None:
-    config = load(folder).model.config
-
-    assert config.id2label == {0: "ABBR", 1: "DESC", 2: "ENTY", 3: "HUM"}
-    assert config.label2id == {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3}
-    assert config.num_labels == 4
-
-
 def test_new_head_depends_on_the_seed_alone(folder: Path) -> None:
     first, same, other = (weight_of(load(folder, seed=seed).model) for seed in (1, 1, 2))
 
@@ -164,14 +156,6 @@ def test_safetensors_are_read_even_beside_pickled_weights(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"whoever unpickles this fails")
 
     load(folder)
-
-
-def test_pickled_weights_are_not_read_beside_safetensors_of_something_else(folder: Path) -> None:
-    torch.save(tiny_model().base_model.state_dict(), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-
-    with pytest.raises(ModelUnsupported, match="safetensors"):
-        load(folder)
 
 
 @pytest.mark.parametrize("model_type", ["novel", "bert"])
@@ -439,12 +423,17 @@ def test_a_head_that_was_trained_before_is_not_new(tmp_path: Path) -> None:
     assert classifier.structure.new == {"classifier.weight", "classifier.bias"}
 
 
-def test_a_pooler_that_the_weights_lack_is_new(folder: Path) -> None:
+def test_a_pooler_that_the_weights_lack_is_new_and_not_reported(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     kept = {name: one for name, one in weights.items() if "pooler" not in name}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
-    assert load(folder).structure.new >= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    emitted: list[events.Event] = []
+
+    new = load(folder, emitted=emitted).structure.new
+
+    assert new >= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    assert emitted == []
 
 
 def test_a_config_without_a_padding_id_takes_the_tokenizers(tmp_path: Path) -> None:
@@ -463,18 +452,6 @@ def test_a_config_without_a_padding_id_takes_the_tokenizers(tmp_path: Path) -> N
     )
     torch.testing.assert_close(alone, wide)
     torch.testing.assert_close(both[1:], wide)
-
-
-def test_a_missing_head_is_not_reported(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    kept = {name: one for name, one in weights.items() if "pooler" not in name}
-    assert len(kept) < len(weights)
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    emitted: list[events.Event] = []
-
-    load(folder, emitted=emitted)
-
-    assert emitted == []
 
 
 def test_longest_text_has_a_position_for_every_token(tmp_path: Path) -> None:

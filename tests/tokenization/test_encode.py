@@ -15,15 +15,6 @@ def tokens_of(encoded: EncodedTexts, column: str = "input_ids") -> list[list[int
     return [part.tolist() for part in np.split(encoded.columns[column], encoded.offsets[1:-1])]
 
 
-def test_texts_become_ids_between_special_tokens() -> None:
-    words = "who wrote the city"
-    vocabulary = tiny_tokenizer().get_vocab()
-
-    encoded = encode_texts(tiny_tokenizer(), [words], max_length=20)
-
-    assert tokens_of(encoded) == [[CLS, *(vocabulary[word] for word in words.split()), SEP]]
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("max_length", [3, 6, 20])
 def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> None:
@@ -74,15 +65,6 @@ def test_many_texts_are_encoded_as_few_are(
     assert tokens_of(encoded) == tokens_of(expected)
     np.testing.assert_array_equal(encoded.offsets, expected.offsets)
     assert encoded.truncated_texts == expected.truncated_texts
-
-
-def test_offsets_and_lengths_count_special_tokens() -> None:
-    encoded = encode_texts(tiny_tokenizer(), ["the year", "", "who"], max_length=20)
-
-    assert encoded.offsets.tolist() == [0, 4, 6, 9]
-    assert encoded.lengths.tolist() == [4, 2, 3]
-    assert encoded.offsets.dtype == np.int64
-    assert encoded.columns["input_ids"].dtype == np.int32
 
 
 def test_no_texts_become_no_tokens() -> None:
