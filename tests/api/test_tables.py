@@ -70,13 +70,3 @@ def test_columns_that_a_run_has_guessed_are_read_of_other_tables_that_have_them(
         for table in (rows, more, other)
     )
     assert same == [expected, expected]
-
-
-def test_the_name_of_a_source_stays_though_a_folder_has_it_too(
-    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("questions").mkdir()
-    run_tiny(Path("run"), model=tiny_folder, max_steps=1)
-    saved = yaml.safe_load(Path("run/config.yaml").read_text())["data"]
-    assert saved["data"] == "questions"

@@ -74,6 +74,8 @@ def test_the_configuration_keeps_what_was_chosen_by_default(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny_folder.parent)
+    # The name of a source stays though a folder has it too.
+    Path("questions").mkdir(exist_ok=True)
     preparation = prepare_tiny(
         Path(tiny_folder.name), learning_rate=None, num_train_epochs=None, freeze_core=True,
         cache_dir=".", output_dir="run", overwrite=True,

@@ -16,7 +16,6 @@ from finetune.runs.reserving import (
     delete_previous_run,
     empty_folder,
     lock,
-    next_free_folder,
     reserve_folder,
     reserve_new_folder,
     set_aside_previous_run,
@@ -56,16 +55,6 @@ def test_new_folder_is_given_back_with_its_parents_when_nothing_came_of_it(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
     with pytest.raises(error), reserve_folder(tmp_path / "runs" / "first", overwrite=False):
-        raise error
-
-    assert content_of(tmp_path) == []
-
-
-@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
-def test_numbered_folder_is_given_back_when_nothing_came_of_it(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
-    with pytest.raises(error), reserve_new_folder(tmp_path / "runs", "trec"):
         raise error
 
     assert content_of(tmp_path) == []
@@ -137,15 +126,6 @@ def test_previous_run_outlives_new_ones_that_were_killed_without_a_model(tmp_pat
     set_aside_previous_run(folder)
 
     assert (folder.previous_run / "config.yaml").read_text() == "killed"
-
-
-def test_overwrite_empties_the_folder_of_a_run_and_holds_it(tmp_path: Path) -> None:
-    make_run(tmp_path)
-
-    with reserve_folder(tmp_path, overwrite=True) as folder:
-        assert folder.config_file.is_file()
-        empty_folder(folder)
-        assert content_of(tmp_path) == [".lock"]
 
 
 def test_earlier_run_stays_where_the_one_to_overwrite_it_fails(tmp_path: Path) -> None:
@@ -301,16 +281,6 @@ def test_a_thousand_runs_started_in_one_folder_share_none(tmp_path: Path) -> Non
 
     with ThreadPoolExecutor(64) as threads:
         assert len(set(threads.map(start, range(1_000)))) == 1_000
-
-
-def test_default_folders_are_numbered_from_the_second(tmp_path: Path) -> None:
-    names = []
-    for _ in range(3):
-        folder = next_free_folder(tmp_path / "runs", "trec-bert-full")
-        folder.mkdir(parents=True)
-        names.append(folder.name)
-
-    assert names == ["trec-bert-full", "trec-bert-full-2", "trec-bert-full-3"]
 
 
 def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path) -> None:
