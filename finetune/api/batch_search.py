@@ -48,7 +48,7 @@ SMALLEST_MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class Task:
+class Request:
     """What batch sizes are looked for.
 
     Args:
@@ -101,22 +101,22 @@ class _Texts:
 
 
 def search_batches(
-    task: Task, spares: list[Child], *, is_fresh: bool, output_dir: Path | None
+    request: Request, spares: list[Child], *, is_fresh: bool, output_dir: Path | None
 ) -> FoundBatches:
     """Search on every device that the options allow, in each mode; write what was found.
 
     Args:
-        task: What is looked for.
+        request: What is looked for.
         spares: Children that the first search takes.
         is_fresh: Search even if an earlier search has found the batch sizes.
         output_dir: Where to write; None for nowhere.
     """
     processes = join_processes()
     if not processes.is_main:
-        task = replace(task, emit=ignore)
+        request = replace(request, emit=ignore)
     if output_dir is not None:
         processes.broadcast(lambda: check_writable(output_dir))
-    results = tuple(_search_devices(task, processes, spares, is_fresh=is_fresh))
+    results = tuple(_search_devices(request, processes, spares, is_fresh=is_fresh))
     if not any(result.max_verified for result in results):
         raise BatchDoesNotFit(
             "not even a batch of one example fits in memory",
@@ -130,23 +130,23 @@ def search_batches(
 
 
 def _search_devices(
-    task: Task, processes: Processes, spares: list[Child], *, is_fresh: bool
+    request: Request, processes: Processes, spares: list[Child], *, is_fresh: bool
 ) -> Iterator[BatchResult]:
     """Of several processes each probes its own device, and the least is taken."""
-    config = task.config
+    config = request.config
     # An invalid limit is refused before anything is loaded.
     bounds = bounds_of(config.search, limit=1, first=None)
-    texts = _measure_data(task)
+    texts = _measure_data(request)
     cache = None if is_fresh else cache_folder(config.cache, "batches")
-    devices: Iterable[Device] = usable_devices(emit=task.emit)
+    devices: Iterable[Device] = usable_devices(emit=request.emit)
     if (choice := config.training.device) != "auto":
-        devices = [select_device(choice, emit=task.emit)]
+        devices = [select_device(choice, emit=request.emit)]
     for device in devices:
         together = processes.on(device)
-        for mode in task.modes:
+        for mode in request.modes:
             own = search_parts(
-                task.case(device, mode, texts),
-                Finder(device, replace(bounds, limit=texts.rows), cache, task.emit, spares),
+                request.case(device, mode, texts),
+                Finder(device, replace(bounds, limit=texts.rows), cache, request.emit, spares),
                 stores_features=stores_features(config.cache, mode),
             )
             yield least_of(together.gather(own))
@@ -159,34 +159,36 @@ def _write(found: FoundBatches, folder: Path) -> None:
         write_text_atomically(folder / "find-batch.svg", picture_of(charts))
 
 
-def estimate_batches(task: Task, *, machine: str | None, memory: str | None) -> FoundBatches:
+def estimate_batches(request: Request, *, machine: str | None, memory: str | None) -> FoundBatches:
     """Estimate the batch sizes of a Mac by its name, or by its memory alone."""
     mac = find_mac(machine) if machine is not None else _mac_with(memory or "")
-    return FoundBatches(estimates=tuple(_estimate(task, mac)))
+    return FoundBatches(estimates=tuple(_estimate(request, mac)))
 
 
-def _estimate(task: Task, mac: Mac) -> Iterator[EstimateResult]:
+def _estimate(request: Request, mac: Mac) -> Iterator[EstimateResult]:
     """Estimate each length and mode, with stored features and without."""
-    texts = _measure_data(task)
+    texts = _measure_data(request)
     device = MpsDevice(chip=mac.chip)
     both = [texts, replace(texts, longest_tokens=ARTICLE_TOKENS)]
-    for each in both[:1] if task.has_max_length else both:
+    for each in both[:1] if request.has_max_length else both:
         estimates: list[EstimateResult] = []
-        for mode in task.modes:
-            case = task.case(device, mode, each)
-            task.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
-            estimates += _estimate_case(task, case, mac, limit=texts.rows)
-        _warn_of_wrong_results(device, estimates, emit=task.emit)
+        for mode in request.modes:
+            case = request.case(device, mode, each)
+            request.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
+            estimates += _estimate_case(request, case, mac, limit=texts.rows)
+        _warn_of_wrong_results(device, estimates, emit=request.emit)
         yield from estimates
 
 
-def _estimate_case(task: Task, case: Case, mac: Mac, *, limit: int) -> Iterator[EstimateResult]:
+def _estimate_case(
+    request: Request, case: Case, mac: Mac, *, limit: int
+) -> Iterator[EstimateResult]:
     """Estimate a case with stored features, if the model can be split, and without."""
-    if stores_features(task.config.cache, case.mode):
+    if stores_features(request.config.cache, case.mode):
         try:
             yield estimate_parts(case, mac, stores_features=True, limit=limit)
         except ModelUnsupported as error:
-            task.emit(WarningMessage(f"{error.message}: the whole model runs at every update"))
+            request.emit(WarningMessage(f"{error.message}: the whole model runs at every update"))
     yield estimate_parts(case, mac, stores_features=False, limit=limit)
 
 
@@ -212,34 +214,35 @@ def _mac_with(memory: str) -> Mac:
     return Mac(f"Mac with {memory}", memory_bytes)
 
 
-def _measure_data(task: Task) -> _Texts:
+def _measure_data(request: Request) -> _Texts:
     """Read as much of the data as is needed."""
-    options, max_length = task.config.data, task.config.model.max_length
+    options, model = request.config.data, request.config.model
     is_published = options.data == "trec" and options.data_dir is None
-    most = task.limit
+    most = request.limit
     if most is None and is_published:
         most = min(TRAINING_ROWS, options.max_train_samples or TRAINING_ROWS)
-    if task.has_max_length and most:
-        return _Texts(max_length, most)
+    if request.has_max_length and most:
+        return _Texts(model.max_length, most)
     try:
-        loaded = load_run_data(options, emit=task.emit)
+        loaded = load_run_data(options, emit=request.emit)
         table, kind = loaded.splits, loaded.task
-        found = _Texts(max_length, most or len(table["train"]), kind.name, len(kind.output_names))
-        if task.has_max_length:
+        rows = most or len(table["train"])
+        found = _Texts(model.max_length, rows, kind.name, len(kind.output_names))
+        if request.has_max_length:
             return found
-        tokenizer = load_tokenizer(task.config.model.model, revision=task.config.model.revision)
+        tokenizer = load_tokenizer(model.model, revision=model.revision)
     except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
         if not (is_published and most):
             raise
         message = f"the length of {options.data}'s texts is not known: {error.message}"
-        remedy = f"batch sizes are for texts of {max_length} tokens; see --max-length"
-        task.emit(WarningMessage(message, remedy=remedy))
-        return _Texts(max_length, most)
+        remedy = f"batch sizes are for texts of {model.max_length} tokens; see --max-length"
+        request.emit(WarningMessage(message, remedy=remedy))
+        return _Texts(model.max_length, most)
     longest_tokens = max(
-        int(encode_texts(tokenizer, *texts_of(split), max_length=max_length).lengths.max())
+        int(encode_texts(tokenizer, *texts_of(split), max_length=model.max_length).lengths.max())
         for split in table.values()
     )
-    task.emit(Info(f"the longest text of {options.data} has {longest_tokens} tokens"))
-    why = "as --limit says" if task.limit else "the rows of the training split; see --limit"
-    task.emit(Info(f"batch sizes of up to {found.rows:,} are tried: {why}"))
+    request.emit(Info(f"the longest text of {options.data} has {longest_tokens} tokens"))
+    why = "as --limit says" if request.limit else "the rows of the training split; see --limit"
+    request.emit(Info(f"batch sizes of up to {found.rows:,} are tried: {why}"))
     return replace(found, longest_tokens=longest_tokens)

@@ -57,14 +57,14 @@ def find_batch(
     loaded = load_config(file=file, environment=os.environ, flags=options, assignments=())
     given = loaded.config, "max_length" in loaded.origins, limit, emit
     if machine is not None or memory is not None:
-        from finetune.api.batch_search import Task, estimate_batches
+        from finetune.api.batch_search import Request, estimate_batches
 
-        return estimate_batches(Task(*given), machine=machine, memory=memory)
+        return estimate_batches(Request(*given), machine=machine, memory=memory)
     # Of several processes each joins the others first, and takes its share of the cores' threads.
     is_alone = read_launch().world_size == 1
     with starting(MODULE) if is_alone else nullcontext(list[Child]()) as spares:
         # Each takes seconds to import PyTorch: the first child and this process at the same time.
-        from finetune.api.batch_search import Task, search_batches
+        from finetune.api.batch_search import Request, search_batches
 
         folder = None if output_dir is None else Path(output_dir).expanduser()
-        return search_batches(Task(*given), spares, is_fresh=fresh, output_dir=folder)
+        return search_batches(Request(*given), spares, is_fresh=fresh, output_dir=folder)
