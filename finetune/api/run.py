@@ -64,8 +64,8 @@ def run(
             its own. A folder of them is resumed as that of a run.
         resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it; of a
             finished run, whose model a new run trains to more ``num_train_epochs``; ``auto``
-            for the run in ``output_dir``, or for the newest of its default name, and a new run
-            where there is none.
+            for the run in ``output_dir``, or for the newest of its default name that has not
+            finished, and a new run where there is none.
         assignments: More options, as ``section.option=value``.
         emit: Is called with the events of ``finetune.events``.
         options: The command's flags, with underscores: ``freeze_core=True``.

@@ -57,8 +57,8 @@ IN_WORDS = {
     "--resume-from-checkpoint",
     metavar="RUN",
     shell_complete=completes("dir", ["auto"]),
-    help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest of "
-    "its default name, and starts a new run if there is none.",
+    help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest "
+    "of its default name that has not finished, and starts a new run if there is none.",
 )
 @click.option(
     "--seeds",

@@ -357,7 +357,8 @@ def _with_known_labels(
     if not unknown:
         return list(parts)
     counts = listed_counts(Counter(label for *_, label in unknown))
-    if is_skipped:
+    has_others = len(unknown) < sum(len(part.rows) for part in parts)
+    if is_skipped and has_others:
         skipped = f"{len(unknown):,} rows of the {split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
         return [
@@ -372,8 +373,8 @@ def _with_known_labels(
         f" {first!r} in {table.place(row)}",
         remedy="write them as in the training rows: they differ in case alone"
         if differ_in_case
-        else "correct them, bring training rows of these classes, or skip the rows with"
-        " --skip-unknown-labels",
+        else "correct them, or bring training rows of these classes"
+        + ", or skip the rows with --skip-unknown-labels" * has_others,
     )
 
 

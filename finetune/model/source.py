@@ -106,7 +106,8 @@ class ModelSource:
     @cached_property
     def tokenizer_sha256(self) -> str:
         """Digest of the files that the tokenizer is made from."""
-        files = [one for one in self.folder.iterdir() if _TOKENIZER_FILE.match(one.name)]
+        named = (one for one in self.folder.iterdir() if _TOKENIZER_FILE.match(one.name))
+        files = [one for one in named if one.is_file()]
         return _digest(sorted(files))
 
     @contextmanager
