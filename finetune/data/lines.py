@@ -10,6 +10,8 @@ from finetune.errors import DataNotFound, DataUnreadable, UsageError
 
 # As much as a pipe holds.
 CHUNK_BYTES = 2**16
+# In characters. What has no line ends, as /dev/zero, would fill the memory.
+LONGEST_LINE = 2**24
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
 
     Raises:
         UsageError: If there is no such encoding.
-        DataUnreadable: If a line is in another encoding.
+        DataUnreadable: If a line is in another encoding, or has no end for long.
         DataNotFound: If all lines are blank.
     """
     decoder = text_decoder(encoding or "utf-8-sig")
@@ -68,6 +70,11 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
                 remedy="name its encoding with --encoding, such as --encoding cp1252",
             ) from error
         lines_before += len(lines)
+        if len(rest) > LONGEST_LINE:
+            raise DataUnreadable(
+                f"line {lines_before + 1:,} of {name} has more than {LONGEST_LINE:,} characters",
+                remedy="write one text per line",
+            )
         if not chunk:
             lines.append(rest)
         if rows := [Row(line.removesuffix("\r")) for line in lines if line.strip()]:

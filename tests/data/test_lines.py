@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from finetune.data import lines
 from finetune.data.lines import read_lines
 from finetune.errors import DataNotFound, DataUnreadable, UsageError
 
@@ -37,3 +38,13 @@ def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
             list(read_lines(Pipe(b"one"), name="x", encoding=encoding))
     with pytest.raises(DataNotFound, match="no texts"):
         list(read_lines(Pipe(b"\n  \n"), name="x", encoding=None))
+
+
+def test_what_has_no_line_ends_is_refused_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST_LINE", 20)
+    pieces = read_lines(Pipe(b"one\n" + 20 * b"x", b"x", b"x"), name="x", encoding=None)
+    assert [row.text for row in next(pieces)] == ["one"]
+    with pytest.raises(DataUnreadable, match="line 2 of x has more than 20 characters"):
+        next(pieces)
