@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from finetune.errors import UsageError
+from finetune.errors import NotWritten, UsageError
 from finetune.files import writing_folder
 from finetune.model.load import Classifier
 
@@ -23,6 +23,7 @@ def writing_export(classifier: Classifier, folder: Path, *, name: str) -> Iterat
 
     Raises:
         UsageError: If the folder holds something else, or the current folder.
+        NotWritten: If it can't be written.
     """
     if Path.cwd().is_relative_to(folder.resolve()):
         raise UsageError(
@@ -35,10 +36,16 @@ def writing_export(classifier: Classifier, folder: Path, *, name: str) -> Iterat
             f"{folder} holds something that no export wrote",
             remedy="name a new folder with --output-dir",
         )
-    with writing_folder(folder) as partial:
-        yield partial
-        classifier.model.config.save_pretrained(partial)
-        classifier.tokenizer.save_pretrained(partial)
+    try:
+        with writing_folder(folder) as partial:
+            yield partial
+            classifier.model.config.save_pretrained(partial)
+            classifier.tokenizer.save_pretrained(partial)
+    except OSError as error:
+        raise NotWritten(
+            f"{folder} can't be written: {error.strerror or error}",
+            remedy="choose another folder with --output-dir",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -110,8 +110,10 @@ def _write_model(classifier: Classifier, file: Path) -> None:
                 output_names=["logits"],
             )
     except torch.onnx.OnnxExporterError as error:
+        # PyTorch's own text only says at which step.
+        reason = str(error.__cause__ or error).splitlines()[0]
         raise ModelUnsupported(
-            f"PyTorch can't export {type(model).__name__} to ONNX: {str(error).splitlines()[0]}",
+            f"PyTorch can't export {type(model).__name__} to ONNX: {reason}",
             remedy="use the model in its run folder with transformers",
         ) from error
     assert program is not None

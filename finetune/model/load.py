@@ -160,7 +160,7 @@ def load_classifier(
     has_own_outputs = task.has_outputs_of(config)
     saved = (getattr(config, "task_specific_params", None) or {}).get(PIPELINE, {})
     task.configure(config)
-    if config.pad_token_id is None:
+    if getattr(config, "pad_token_id", None) is None:
         # A head that reads a text's last token looks for it before the padding.
         config.pad_token_id = tokenizer.pad_token_id
     weights = source.read_weights(may_be_missing=from_scratch)

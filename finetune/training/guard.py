@@ -9,6 +9,10 @@ from torch import nn
 
 from finetune.errors import WrongParametersChanged
 
+# AdamW's epsilon: what is smaller moves a number by less than the learning rate, at last by less
+# than fp32 shows, as in layers whose attention is still even.
+_SMALLEST_GRADIENT = 1e-8
+
 
 class ParameterGuard:
     """Remembers a model's parameters, in eight bytes each, to compare them after some updates."""
@@ -30,7 +34,7 @@ class ParameterGuard:
 
         Args:
             model: The same model after some updates. A trained parameter that had no gradient, or
-                one of zeros, when gradients were noted may be unchanged.
+                next to none, when gradients were noted may be unchanged.
 
         Raises:
             WrongParametersChanged: Naming the parameters.
@@ -80,9 +84,9 @@ def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _have_gradient(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return whether gradients are not zero, by name, as tensors that need not be read yet."""
+    """Return whether gradients can move numbers, by name, as tensors that need not be read yet."""
     return {
-        name: (parameter.grad != 0).any()
+        name: (parameter.grad.abs() > _SMALLEST_GRADIENT).any()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }

@@ -184,7 +184,7 @@ def nested(depth: int) -> bytes:
 HOSTILE_CONFIGS: dict[str, dict[str, Any] | bytes] = {
     "of an unknown kind": {"model_type": "novel"},
     "of no kind": {"model_type": None},
-    "of pictures": {"model_type": "vit"},
+    "of pictures": b'{"model_type": "vit"}',
     "with heads that do not divide its size": {"num_attention_heads": 5},
     "with no heads": {"num_attention_heads": 0},
     "with no layers": {"num_hidden_layers": 0},

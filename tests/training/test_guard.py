@@ -83,15 +83,17 @@ def test_optimizer_that_skips_a_parameter_silently_is_noticed() -> None:
         guard.check(model)
 
 
-@pytest.mark.parametrize("has_gradient", [False, True])
-def test_parameter_without_a_gradient_or_with_one_of_zeros_may_stay(has_gradient: bool) -> None:
+@pytest.mark.parametrize("gradient", [None, 0.0, 1e-15])
+def test_parameter_without_a_gradient_or_with_next_to_none_may_stay(
+    gradient: float | None,
+) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     guard = ParameterGuard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     model[0](torch.ones(2)).sum().backward()
     for parameter in model[1].parameters():
-        parameter.grad = torch.zeros_like(parameter) if has_gradient else None
+        parameter.grad = None if gradient is None else torch.full_like(parameter, gradient)
     optimizer.step()
 
     guard.check(model)
