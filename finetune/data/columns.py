@@ -410,11 +410,7 @@ def check_columns(names: Sequence[str], columns: Columns, *, table: str) -> None
     Raises:
         DataNotFound: If one is missing.
     """
-    named = {
-        "--text-column": columns.text.name,
-        "--text-pair-column": columns.pair.name if columns.pair else None,
-        "--label-column": columns.label.name,
-    }
+    named = {f"--{one.replace('_', '-')}": name for one, name in columns.by_option.items()}
     _check_named(named, names, table=table)
 
 

@@ -15,7 +15,7 @@ from finetune.tasks.base import Task
 
 
 @dataclass(frozen=True)
-class _NumberedRows:
+class NumberedRows:
     """Rows, and the number of each one's text, which ascends with first appearance: [rows]."""
 
     table: Dataset
@@ -23,11 +23,18 @@ class _NumberedRows:
     task: Task
 
     @classmethod
-    def of(cls, table: Dataset, task: Task) -> "_NumberedRows":
+    def of(cls, table: Dataset, task: Task) -> "NumberedRows":
+        """Return the rows of a table with the numbers of their texts, or pairs."""
         return cls(table, number_texts(*texts_of(table)), task)
 
-    def hold_out(self, *, fraction: float, seed: int) -> tuple["_NumberedRows", "_NumberedRows"]:
-        """Divide the rows as :func:`hold_out` does."""
+    def hold_out(self, *, fraction: float, seed: int) -> tuple["NumberedRows", "NumberedRows"]:
+        """Divide the rows into those that are kept and those that are held out.
+
+        Each stratum of the task, such as a class, gives its share, to within a row. Rows whose
+        texts, or pairs, differ in nothing but case and spaces stay together, and each stratum keeps
+        at least one text. Both parts are in the table's order, and the same for the same seed. The
+        fraction is in 0..1.
+        """
         generator = np.random.default_rng(seed)
         sizes = np.bincount(self.texts)
         is_held_out = np.zeros(len(sizes), bool)
@@ -50,25 +57,13 @@ class _NumberedRows:
         strata = strata_of(self.table, self.task)[first_rows]
         return [self.texts[first_rows[strata == stratum]] for stratum in np.unique(strata)]
 
-    def _where(self, mask: NDArray[np.bool_]) -> "_NumberedRows":
-        return _NumberedRows(_rows_where(self.table, mask), self.texts[mask], self.task)
+    def _where(self, mask: NDArray[np.bool_]) -> "NumberedRows":
+        return NumberedRows(_rows_where(self.table, mask), self.texts[mask], self.task)
 
 
 def strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
     """Return the group of each row, of which a split takes its share: of shape [rows]."""
     return task.strata(task.labels(column_of(table, "label")))
-
-
-def hold_out(table: Dataset, *, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Divide a table into rows that are kept and rows that are held out.
-
-    Each stratum of the task, such as a class, gives its share, to within a row. Rows whose texts,
-    or pairs, differ in nothing but case and spaces stay together, and each stratum keeps at least
-    one text. Both parts are in the table's order, and the same for the same seed. The fraction is
-    in 0..1.
-    """
-    kept, held_out = _NumberedRows.of(table, task).hold_out(fraction=fraction, seed=seed)
-    return kept.table, held_out.table
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ def _with_missing_splits(
     if not missing:
         return dict(table)
     splits, given_rows = dict(table), len(table["train"])
-    train = _NumberedRows.of(table["train"], task)
+    train = NumberedRows.of(table["train"], task)
     for name in missing:
         rows = fractions[name] * given_rows
         train, held_out = _hold_out_some(train, rows=rows, seed=options.split_seed, purpose=name)
@@ -190,8 +185,8 @@ def _rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
 
 
 def _hold_out_some(
-    given: _NumberedRows, *, rows: float, seed: int, purpose: str
-) -> tuple[_NumberedRows, _NumberedRows]:
+    given: NumberedRows, *, rows: float, seed: int, purpose: str
+) -> tuple[NumberedRows, NumberedRows]:
     count = len(given.table)
     if rows < count:
         kept, held_out = given.hold_out(fraction=rows / count, seed=seed)

@@ -1,5 +1,6 @@
 """Large tables in files that are mapped: the same rows, and no texts in memory."""
 
+import tracemalloc
 from pathlib import Path
 
 import pandas  # type: ignore[import-untyped]
@@ -69,16 +70,20 @@ def test_memory_does_not_hold_the_texts_of_a_large_table(table: Path, cache: Pat
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_memory_holds_a_text_file_only_while_it_is_parsed(
-    suffix: str, table: Path, cache: Path
+def test_memory_holds_a_text_file_only_while_arrow_parses_it(
+    suffix: str, table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("finetune.data.encoding.SAMPLE_BYTES", 2**16)
     path, frame = table.with_suffix(f".{suffix}"), pandas.read_parquet(table)
     if suffix == "csv":
         frame.to_csv(path, index=False)
     else:
         frame.to_json(path, orient="records", lines=True)
     before_bytes = pyarrow.total_allocated_bytes()
+    tracemalloc.start()
     read = files.read_file(path, DataOptions(str(path), ""), emit=ignore)
+    assert tracemalloc.get_traced_memory()[1] < ROWS * CHARACTERS / 4
+    tracemalloc.stop()
     assert read.columns.to_pandas().equals(frame)
     assert pyarrow.total_allocated_bytes() - before_bytes < ROWS * CHARACTERS / 20
 

@@ -7,7 +7,7 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.data.split import SplitOptions, hold_out, split_table
+from finetune.data.split import NumberedRows, SplitOptions, split_table
 from finetune.data.tables import make_table
 from finetune.errors import DataError
 from finetune.events import Event, Info, WarningMessage
@@ -15,6 +15,11 @@ from finetune.tasks.single import Single
 
 CLASSES = ("many", "some", "few")
 TASK = Single(CLASSES)
+
+
+def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    kept, held_out = NumberedRows.of(table, TASK).hold_out(fraction=fraction, seed=seed)
+    return kept.table, held_out.table
 
 
 def table_of(texts: list[str], labels: list[str]) -> Dataset:
@@ -45,31 +50,27 @@ def ignore(event: Event) -> None:
 
 
 def test_each_class_gives_its_share() -> None:
-    _, held_out = hold_out(
-        numbered_table(many=60, some=30, few=10), task=TASK, fraction=0.2, seed=0
-    )
+    _, held_out = hold_out(numbered_table(many=60, some=30, few=10), fraction=0.2, seed=0)
     assert counts_of(held_out) == {"many": 12, "some": 6, "few": 2}
 
 
 def test_both_parts_keep_the_order_of_the_table() -> None:
     table = numbered_table(many=60, some=30, few=10)
     order = {text: position for position, text in enumerate(texts_of(table))}
-    for part in hold_out(table, task=TASK, fraction=0.3, seed=1):
+    for part in hold_out(table, fraction=0.3, seed=1):
         assert texts_of(part) == sorted(texts_of(part), key=order.__getitem__)
 
 
 def test_the_seed_decides_the_parts() -> None:
     table = numbered_table(many=60, some=30, few=10)
-    first, again, other = (
-        hold_out(table, task=TASK, fraction=0.2, seed=seed)[1] for seed in (0, 0, 1)
-    )
+    first, again, other = (hold_out(table, fraction=0.2, seed=seed)[1] for seed in (0, 0, 1))
     assert texts_of(first) == texts_of(again) != texts_of(other)
 
 
 def test_duplicates_stay_on_one_side_of_the_split() -> None:
     texts = [f"Question {number // 2} ?" for number in range(60)]
     texts[1::2] = [text.upper().replace(" ", "  ") + "\t" for text in texts[1::2]]
-    kept, held_out = hold_out(table_of(texts, ["many"] * 60), task=TASK, fraction=0.3, seed=0)
+    kept, held_out = hold_out(table_of(texts, ["many"] * 60), fraction=0.3, seed=0)
     assert len(held_out) == 18
     folded = [
         {" ".join(text.casefold().split()) for text in part["text"]} for part in (kept, held_out)
@@ -81,7 +82,7 @@ def test_a_class_with_a_single_text_is_kept() -> None:
     table = table_of(
         ["same"] * 40 + [f"text {number}" for number in range(60)], ["few"] * 40 + ["many"] * 60
     )
-    kept, held_out = hold_out(table, task=TASK, fraction=0.5, seed=0)
+    kept, held_out = hold_out(table, fraction=0.5, seed=0)
     assert counts_of(kept)["few"] == 40
     assert counts_of(held_out) == {"many": 30}
 
@@ -96,7 +97,7 @@ def test_no_text_is_ever_on_both_sides_and_no_class_vanishes(
     rows: list[tuple[str, str]], fraction: float, seed: int
 ) -> None:
     table = table_of([text for text, _ in rows], [label for _, label in rows])
-    kept, held_out = hold_out(table, task=TASK, fraction=fraction, seed=seed)
+    kept, held_out = hold_out(table, fraction=fraction, seed=seed)
     assert len(kept) + len(held_out) == len(rows)
     assert {t.casefold() for t in kept["text"]}.isdisjoint(t.casefold() for t in held_out["text"])
     first_labels = {text.casefold(): label for text, label in reversed(rows)}
