@@ -109,7 +109,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> "Command":
 
 
 @pytest.fixture
-def start() -> "Iterator[Start]":
+def start(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Start]":
     """Return a function that starts a program, which does not outlive the test."""
     from held import end
 
@@ -118,9 +118,10 @@ def start() -> "Iterator[Start]":
     def start_one(
         *command: str | Path, environment: dict[str, str] | None = None, **options: Any
     ) -> "subprocess.Popen[str]":
+        # torchrun leaves its folders there.
+        variables = {"TMPDIR": str(tmp_path_factory.mktemp("children")), **(environment or {})}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        environment = os.environ | (environment or {})
-        started.append(subprocess.Popen(command, env=environment, **(pipes | options)))
+        started.append(subprocess.Popen(command, env=os.environ | variables, **(pipes | options)))
         return started[-1]
 
     yield start_one

@@ -29,6 +29,11 @@ CODE = re.compile(r"\x1b\[[0-9;]*m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 
 
+@pytest.fixture(autouse=True)
+def _running_stages_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Running, "seconds", lambda running: 0.0)
+
+
 def update(number: int, *, total: int = 14_000) -> Update:
     return Update(
         update=number,
@@ -99,10 +104,7 @@ def test_the_live_view_fits_the_terminal_with_and_without_colours(
     assert any(map(COLOUR.search, lines)) is has_colour
 
 
-def test_a_finished_stage_stays_with_its_time_and_what_came_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Running, "seconds", lambda running: 0.0)
+def test_a_finished_stage_stays_with_its_time_and_what_came_of_it() -> None:
     lines = [CODE.sub("", line) for line in live_view(RECORD)]
     assert lines[0] == "data: 日本語.csv, 👩🏽‍🚀 שלום \\u001b[2J"
     assert lines[1] == "warning: something is [red]odd[/] (look at it)"

@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 import torch
 from odd_worker import METAL_REASONS, METAL_TEXT
@@ -101,14 +101,13 @@ def test_a_process_that_was_started_meanwhile_keeps_its_standard_error(
     device: MpsDevice, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metal_errors, "_LONGEST_SECONDS", 0.1)
+    before = psutil.Process().children()
     with device.watch_work():
+        readers = [one for one in psutil.Process().children() if one not in before]
         child = subprocess.Popen(["sh", "-c", "read _; echo late >&2"], stdin=subprocess.PIPE)
     child.communicate(b"\n")
-    deadline = time.monotonic() + 30
-    shown = ""
-    while not shown and time.monotonic() < deadline:
-        shown = capfd.readouterr().err
-    assert shown == "late\n"
+    assert psutil.wait_procs(readers, timeout=60)[1] == []
+    assert capfd.readouterr().err == "late\n"
 
 
 def test_what_metal_writes_before_it_aborts_the_process_is_shown() -> None:
