@@ -45,7 +45,7 @@ Examples:
   finetune predict runs/demo "Would buy it again"   classify with it
 """
 _OTHERS_FIRST_SECONDS = 1.0
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
 class _LazyGroup(click.Group):

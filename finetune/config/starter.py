@@ -39,15 +39,22 @@ def check_is_new(path: Path) -> None:
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write a file, or raise ``UsageError`` if it exists or can't be written."""
+    """Write a file; raise ``UsageError`` if it exists or may not be there."""
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        file = path.open("x", encoding="utf-8")
     except FileExistsError as error:
         raise _exists(path) from error
     except OSError as error:
         message = f"{path} can't be written: {error.strerror}"
         raise UsageError(message, remedy="name a file in a writable folder") from error
+    try:
+        with file:
+            file.write(text)
+    except OSError as error:
+        path.unlink()
+        # A full disk is reported by a file's number alone.
+        error.filename = str(path)
+        raise
 
 
 def _exists(path: Path) -> UsageError:

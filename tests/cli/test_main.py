@@ -294,6 +294,18 @@ def test_standard_output_that_takes_nothing_is_an_error(redirection: str, words:
     assert remedy.startswith("  try: ")
 
 
+def test_a_file_that_may_not_grow_is_an_error_and_leaves_none(tmp_path: Path) -> None:
+    command = (
+        f"ulimit -f 0; exec {sys.executable} -m finetune config cp offline {tmp_path}/new.yaml"
+    )
+    child = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert child.returncode == 1
+    error, remedy = child.stderr.splitlines()
+    assert error == f"error: {tmp_path}/new.yaml can't be written: File too large"
+    assert remedy.startswith("  try: make room")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
     environment = {"PYTHONIOENCODING": "ascii"}
     shown = finetune_in_a_child("config", "show", "--model", "é—x", environment=environment)
