@@ -45,6 +45,7 @@ from transformers import (
 )
 
 import finetune
+from finetune.devices.names import DeviceName
 from finetune.model.source import find_model
 from finetune.tasks.choose import find_kind
 
@@ -92,7 +93,7 @@ class Setting:
     """What all runs share; the model is a folder."""
 
     model: str
-    device: str
+    device: DeviceName
     epochs: int
 
 

@@ -29,6 +29,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import finetune
+from finetune.devices.names import DeviceName
+from finetune.tokenization.long_texts import Pooling
 
 CLASSES, EVIDENCE_WORDS, NOISE_WORDS = 4, 5, 400
 WINDOW, SHORT_TOKENS, LONG_TOKENS, VERY_LONG_TOKENS = 512, 100, 1_100, 20_000
@@ -42,10 +44,10 @@ SPLITS = {"train": 100, "validation": 10, "test": 50}
 class Setting:
     """What all trainings share."""
 
-    device: str
+    device: DeviceName
     rows: int
     epochs: int
-    pooling: str
+    pooling: Pooling
 
 
 def main() -> None:

@@ -1,12 +1,20 @@
 """The functions of the Python API, shown as the commands are."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import wraps
-from typing import Any
+from inspect import Parameter, Signature, getdoc, signature
+from typing import Any, get_args, get_type_hints
 
 from finetune.cli.progress import showing
+from finetune.config.schema import Config
 from finetune.events import Emit, ignore
+
+_HELP = """
+
+It shows how far it is in a notebook and on a terminal, as the command does; with ``progress=True``
+everywhere, with ``progress=False`` or an ``emit`` nowhere."""
 
 
 def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,7 +34,33 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
         with showing(quiet=False, no_progress=False) as show:
             return function(*arguments, emit=show, **options)
 
+    call.__doc__ = f"{getdoc(function)}{_HELP}"
+    shape = signature(function)
+    # Read by help() and by what completes names in notebooks.
+    vars(call)["__signature__"] = shape.replace(parameters=list(_parameters(shape)))
     return call
+
+
+def _parameters(shape: Signature) -> Iterator[Parameter]:
+    """Yield the parameters of a function as it is called, each option by name."""
+    defaults = {
+        option.name: option.default
+        for section in get_type_hints(Config).values()
+        for option in fields(section)
+    }
+    for one in shape.parameters.values():
+        if one.kind is Parameter.VAR_KEYWORD:
+            for name, kind in get_type_hints(get_args(one.annotation)[0]).items():
+                yield Parameter(
+                    name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind
+                )
+        elif one.name == "emit":
+            yield one.replace(default=None, annotation="Emit | None")
+            yield Parameter(
+                "progress", Parameter.KEYWORD_ONLY, default=None, annotation=bool | None
+            )
+        else:
+            yield one
 
 
 def is_watched() -> bool:

@@ -36,6 +36,11 @@ class Scores(ABC):
     samples: int
     loss: float
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return what only metrics of its kind have, such as ``accuracy``."""
+
     @property
     @abstractmethod
     def figures(self) -> Sequence[Figure]:
@@ -79,6 +84,11 @@ class Answer(ABC):
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     text_pair: str | None = field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return what only answers of its kind have, such as ``label``."""
 
     @property
     @abstractmethod

@@ -1,8 +1,13 @@
+import ast
+from inspect import signature
+from pathlib import Path
+
 import pytest
 
 import finetune
 from finetune.cli import python_api
 from finetune.cli.python_api import shown_live
+from finetune.config.schema import SECTION_OF_OPTION, ModelConfig
 from finetune.events import Emit, Event, Info, ignore
 
 
@@ -45,3 +50,23 @@ def test_the_functions_of_the_package_keep_their_name_and_help(name: str) -> Non
     function = getattr(finetune, name)
     assert function.__name__ == name
     assert "Args:" in function.__doc__
+
+
+def test_help_and_notebooks_see_every_option() -> None:
+    shown = signature(finetune.run).parameters
+    assert {"config", "freeze_core", "progress"} <= set(shown)
+    assert shown["learning_rate"].default is None
+    assert shown["max_length"].default == ModelConfig.max_length
+    assert "label_column" in signature(finetune.evaluate).parameters
+
+
+def test_type_checkers_see_the_functions_as_they_are() -> None:
+    stub = ast.parse((Path(finetune.__file__).with_suffix(".pyi")).read_text())
+    functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
+    assert {one.name for one in functions} == set(finetune.__all__)
+    for one in functions:
+        names = {argument.arg for argument in (*one.args.args, *one.args.kwonlyargs)}
+        names |= {one.args.vararg.arg} if one.args.vararg else set()
+        shown = set(signature(getattr(finetune, one.name)).parameters)
+        assert names <= shown, one.name
+        assert shown - names <= (set(SECTION_OF_OPTION) if one.args.kwarg else set()), one.name

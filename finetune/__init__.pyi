@@ -1,0 +1,78 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack, overload
+
+from finetune.api.evaluate import Evaluation
+from finetune.batch_finder.results import FoundBatches
+from finetune.config.options import ColumnOptions, Options
+from finetune.devices.names import DeviceName
+from finetune.events import Emit
+from finetune.runs.compare import Baseline, Comparison
+from finetune.runs.results import RunResults
+from finetune.runs.seeds import SeedResults
+from finetune.tasks.base import Answer
+
+__version__: str
+
+@overload
+def run(
+    config: str | Path | None = None,
+    *,
+    seeds: None = None,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit | None = None,
+    progress: bool | None = None,
+    **options: Unpack[Options],
+) -> RunResults: ...
+@overload
+def run(
+    config: str | Path | None = None,
+    *,
+    seeds: int,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit | None = None,
+    progress: bool | None = None,
+    **options: Unpack[Options],
+) -> SeedResults: ...
+def evaluate(
+    run: str | Path,
+    *,
+    split: str | None = None,
+    data: str | Path | None = None,
+    device: DeviceName = "auto",
+    emit: Emit | None = None,
+    progress: bool | None = None,
+    **columns: Unpack[ColumnOptions],
+) -> Evaluation: ...
+def predict(
+    run: str | Path,
+    texts: Sequence[str | tuple[str, str]],
+    *,
+    device: DeviceName = "auto",
+    all_scores: bool = False,
+    min_confidence: float | None = None,
+    target_precision: float | None = None,
+    emit: Emit | None = None,
+    progress: bool | None = None,
+) -> list[Answer]: ...
+def compare(
+    *runs: str | Path,
+    baseline: Baseline = "first",
+    rows: int = 10,
+    output: str | Path | None = None,
+    emit: Emit | None = None,
+    progress: bool | None = None,
+) -> Comparison: ...
+def find_batch(
+    config: str | Path | None = None,
+    *,
+    machine: str | None = None,
+    memory: str | None = None,
+    limit: int | None = None,
+    fresh: bool = False,
+    emit: Emit | None = None,
+    progress: bool | None = None,
+    **options: Unpack[Options],
+) -> FoundBatches: ...
