@@ -1,5 +1,6 @@
 """A search for batch sizes on this machine's devices, or an estimate for a Mac that is not here."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -162,6 +163,8 @@ def _write(found: FoundBatches, folder: Path) -> None:
 def estimate_batches(request: Request, *, machine: str | None, memory: str | None) -> FoundBatches:
     """Estimate the batch sizes of a Mac by its name, or by its memory alone."""
     mac = find_mac(machine) if machine is not None else _mac_with(memory or "")
+    limit_bytes = bounds_of(request.config.search, limit=1, first=None).memory_limit_bytes
+    mac = replace(mac, limit_bytes=limit_bytes)
     return FoundBatches(estimates=tuple(_estimate(request, mac)))
 
 
@@ -207,7 +210,9 @@ def _warn_of_wrong_results(device: Device, estimates: list[EstimateResult], *, e
 
 
 def _mac_with(memory: str) -> Mac:
-    memory_bytes = parse_size(memory, origin="--memory")
+    # As Apple writes it, and as the names of Macs have it.
+    gibibytes = re.sub(r"(?i)(?<=[\d ])gb$", "GiB", memory.strip())
+    memory_bytes = parse_size(gibibytes, origin="--memory")
     if memory_bytes < SMALLEST_MEMORY_BYTES:
         problem = f"--memory is {memory!r}, which is less than any Mac has"
         raise ConfigurationInvalid(problem, remedy="write for example 16GiB")

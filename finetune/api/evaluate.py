@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from finetune.config.load import refuse_table
 from finetune.config.options import ColumnOptions
 from finetune.devices.names import DeviceName
 from finetune.errors import UsageError
@@ -58,6 +59,9 @@ def evaluate(
         DataDiffers: If the run's data is no longer what the run was made from.
         FinetuneError: With an exit code and a remedy.
     """
+    for option in columns:
+        if option not in ColumnOptions.__annotations__:
+            raise TypeError(f"evaluate() got an unexpected keyword argument {option!r}")
     if split is not None and data is not None:
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"
@@ -65,6 +69,7 @@ def evaluate(
     if columns and data is None:
         option = next(iter(columns)).replace("_", "-")
         raise UsageError(f"--{option} is of other data", remedy="add --data, or leave it out")
+    refuse_table(data)
     folder = open_run_folder(Path(run))
     from finetune.runs.evaluate import evaluate_data, evaluate_split
 

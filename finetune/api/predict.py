@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from finetune.data.lines import Row
 from finetune.devices.names import DeviceName
-from finetune.errors import UsageError
+from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task, open_run_folder
 
@@ -77,13 +77,23 @@ def _check_is_list(texts: object) -> None:
 
 def _as_row(text: object) -> Row:
     match text:
-        case str():
-            return Row(text, pair=None)
+        case str(first):
+            row = Row(first, pair=None)
         case (str(first), str(second)):
-            return Row(first, pair=second)
-    raise UsageError(
-        f"{reprlib.repr(text)} is not a text", remedy="give texts, or pairs of texts as tuples"
-    )
+            row = Row(first, pair=second)
+        case _:
+            raise UsageError(
+                f"{reprlib.repr(text)} is not a text",
+                remedy="give texts, or pairs of texts as tuples",
+            )
+    try:
+        f"{row.text}{row.pair}".encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{reprlib.repr(text)} can't be written as UTF-8: {error.reason}",
+            remedy="read the texts with their encoding, and without errors='surrogateescape'",
+        ) from error
+    return row
 
 
 def predict_stream(

@@ -82,7 +82,7 @@ def show_batches(found: "FoundBatches", *, folder: str) -> None:
     notes = [
         f"{_place(one)}: features are extracted with --eval-batch-size {one.features_batch:,}"
         for one in estimates or results
-        if one.features_batch is not None
+        if one.features_batch
     ]
     if estimates:
         titles = ("machine", "mode", *ESTIMATE_COLUMNS)

@@ -80,6 +80,15 @@ def check_option(option: str, *, origin: str) -> None:
         raise ConfigurationInvalid(f"unknown option {option} in {origin}", remedy=remedy)
 
 
+def refuse_table(data: object) -> None:
+    """Raise ``ConfigurationInvalid`` if data are a table in memory, such as pandas has."""
+    if hasattr(data, "columns") or hasattr(data, "column_names"):
+        raise ConfigurationInvalid(
+            f"the data are a {type(data).__name__}, and a table is read from a file",
+            remedy="write it to one, such as table.to_parquet('table.parquet'), and give its name",
+        )
+
+
 def _read_file(file: str | None) -> Iterable[tuple[str, str, Any]]:
     if file is None:
         return
@@ -149,6 +158,7 @@ def _validators() -> dict[str, pydantic.TypeAdapter[Any]]:
 
 
 def _check_value(option: str, value: Any, origin: str) -> Any:
+    refuse_table(value)
     try:
         # Pydantic takes true for 1 unless it is strict.
         return _validators()[option].validate_python(value, strict=isinstance(value, bool))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from tiny_runs import Command, run_tiny
 
 import finetune
@@ -30,6 +31,15 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(finished_run:
     assert "validation" in raised.value.remedy
     with pytest.raises(UsageError, match="both --split and --data"):
         finetune.evaluate(finished_run, split="train", data="questions", device="cpu")
+
+
+def test_what_is_no_name_of_data_or_no_option_is_refused() -> None:
+    table: Any = Dataset.from_dict({"text": ["a"], "label": ["b"]})
+    for function, options in ((finetune.evaluate, {"run": "RUN"}), (finetune.run, {})):
+        with pytest.raises(UsageError, match="a Dataset, and a table is read from a file"):
+            function(data=table, **options)  # type: ignore[operator]
+    with pytest.raises(TypeError, match="text_colum"):
+        finetune.evaluate("RUN", text_colum="text")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("folder", [".", "missing"])

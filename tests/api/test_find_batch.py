@@ -384,6 +384,11 @@ def test_a_memory_names_a_mac_and_too_little_of_it_holds_nothing(tiny_folder: Pa
     }  # fmt: skip
     [large] = estimates(None, memory="16GiB", **options)
     [small] = estimates(None, memory="1GiB", **options)
+    [named] = estimates("m1-16gb", **options)
+    [bought] = estimates(None, memory="16 GB", **options)
+    [limited] = estimates(None, memory="16GiB", memory_limit="1GiB", **options)
+    assert named.budget_bytes == bought.budget_bytes == large.budget_bytes
+    assert limited.budget_bytes == 2**30
     assert (large.machine, small.machine) == ("Mac with 16GiB", "Mac with 1GiB")
     assert large.batch > small.batch == small.highest_batch == 0
 

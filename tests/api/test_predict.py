@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import TEXTS
 
 import finetune
-from finetune.errors import ModelUnsupported, NotARun, UsageError
+from finetune.errors import DataError, ModelUnsupported, NotARun, UsageError
 from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
@@ -50,6 +50,11 @@ def test_what_is_not_a_list_of_texts_is_refused_and_not_taken_apart(
 ) -> None:
     with pytest.raises(UsageError, match="text"):
         finetune.predict(finished_run, texts, device="cpu")
+
+
+def test_a_text_with_half_a_surrogate_pair_is_refused(finished_run: Path) -> None:
+    with pytest.raises(DataError, match="UTF-8: surrogates not allowed"):
+        finetune.predict(finished_run, ["a\ud800"], device="cpu")
 
 
 @pytest.mark.parametrize("folder", [".", "missing"])

@@ -146,7 +146,7 @@ def test_estimates_say_once_what_each_is_based_on(capsys: pytest.CaptureFixture[
         ESTIMATE,
         replace(ESTIMATE, padded_length=128),
         replace(ESTIMATE, mode="head", stores_features=True, features_batch=1500, basis="a guess"),
-        replace(ESTIMATE, mode="last-2", basis="a guess"),
+        replace(ESTIMATE, mode="last-2", basis="a guess", features_batch=0),
     )
     show_batches(FoundBatches(estimates=estimates), folder="")
     header, *lines = [line for line in capsys.readouterr().out.splitlines() if line]

@@ -55,11 +55,15 @@ def max_tokens(chip: str) -> int | None:
 
 @dataclass(frozen=True)
 class Mac:
-    """A Mac with a name such as ``m1-8gb``; ``chip`` is empty if it is not known."""
+    """A Mac with a name such as ``m1-8gb``; ``chip`` is empty if it is not known.
+
+    Training may have at most ``limit_bytes``, if that is given.
+    """
 
     name: str
     memory_bytes: int
     chip: str = ""
+    limit_bytes: int | None = None
 
     @property
     def recommended_bytes(self) -> int:
@@ -76,7 +80,8 @@ class Mac:
     @property
     def budget_bytes(self) -> int:
         """What training may take before the machine swaps; on small Macs less than recommended."""
-        return max(0, min(self.recommended_bytes, self.memory_bytes - _HELD_BYTES))
+        free_bytes = max(0, min(self.recommended_bytes, self.memory_bytes - _HELD_BYTES))
+        return free_bytes if self.limit_bytes is None else min(free_bytes, self.limit_bytes)
 
 
 MACS = {
