@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, save_tiny_model
 
-from finetune.errors import FinetuneError, ModelUnsupported
+from finetune.errors import FinetuneError, ModelUnsupported, NotWritten
 from finetune.events import ignore
 from finetune.export.coreml import MODEL_FILE, read_program, write_coreml
 from finetune.model.load import Classifier, load_classifier
@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_is_no_fault_of_the_model(
 
     program = SimpleNamespace(save=save)
     monkeypatch.setattr("finetune.export.coreml._convert", lambda *_, **__: program)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NotWritten, match="No space left"):
         write_coreml(load(tiny_folder), tmp_path / "coreml", max_length=48)
 
 
