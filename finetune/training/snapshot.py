@@ -124,7 +124,8 @@ def restore_state(
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateUnusable(f"its state makes no sense ({error!r})") from error
     if not is_possible:
-        raise StateUnusable(f"it says that {progress.updates:,} updates were taken")
+        total = training_state.schedule.total_updates
+        raise StateUnusable(f"it is of update {progress.updates:,}, and the run has {total:,}")
     return progress
 
 
