@@ -11,6 +11,11 @@ FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 _DEFAULTS = {HIGH: 1.7, LOW: 1.4}
+# What each does, by PyTorch's page of these variables and Metal's specification of its language.
+_MATH = {
+    "PYTORCH_MPS_FAST_MATH": "rounds less exactly and takes no account of NaN and infinity",
+    "PYTORCH_MPS_PREFER_METAL": "multiplies matrices by other kernels than its default ones",
+}
 _LARGEST = 2.0
 
 
@@ -51,6 +56,14 @@ def _find_watermarks() -> tuple[Status, str, str]:
         )
         return "warning", finding, f"unset {HIGH}"
     return "ok", ", ".join(origins.values()), ""
+
+
+def check_math() -> Check:
+    """Say whether MPS computes otherwise than by default, for which its faults are known."""
+    chosen = [name for name in _MATH if os.environ.get(name, "0") != "0"]
+    findings = [f"with {name} MPS {_MATH[name]}" for name in chosen]
+    remedy = f"unset {' and '.join(chosen)}, or see finetune doctor --parity --device mps"
+    return Check.warn_unless(not chosen, "mps_math", "; ".join(findings) or "as by default", remedy)
 
 
 def check_fallback() -> Check:

@@ -5,6 +5,7 @@ from finetune.devices.mps.environment import (
     HIGH,
     LOW,
     check_fallback,
+    check_math,
     check_watermarks,
     high_ratio,
 )
@@ -104,3 +105,14 @@ def test_the_variable_is_read_as_pytorch_reads_it(
 def test_without_the_variable_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FALLBACK, raising=False)
     assert check_fallback().status == "ok"
+
+
+def test_other_arithmetic_than_by_default_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_MPS_FAST_MATH", "0")
+    monkeypatch.delenv("PYTORCH_MPS_PREFER_METAL", raising=False)
+    assert check_math().status == "ok"
+    monkeypatch.setenv("PYTORCH_MPS_PREFER_METAL", "1")
+    check = check_math()
+    assert check.status == "warning"
+    assert "PYTORCH_MPS_FAST_MATH" not in check.finding
+    assert check.remedy.startswith("unset PYTORCH_MPS_PREFER_METAL,")
