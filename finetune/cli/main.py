@@ -90,6 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         # The process is the command's own, and may be set up for it.
         arguments = sys.argv[1:]
+        _open_standard_streams()
         keep_freed_memory()
         look_for_garbage_seldom()
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -112,6 +113,13 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:
         _leave(_explain(error, request), arguments)
+
+
+def _open_standard_streams() -> None:
+    """Let no file or socket have the number of a stream that is closed: libraries write to it."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
 
 
 def _explain(error: BaseException, request: StopRequest) -> FinetuneError:

@@ -306,6 +306,20 @@ def test_a_file_that_may_not_grow_is_an_error_and_leaves_none(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_no_file_takes_the_number_of_a_closed_standard_error() -> None:
+    code = """
+import atexit, os, sys
+from finetune.cli.main import main
+atexit.register(lambda: print(os.path.samestat(os.fstat(2), os.stat(os.devnull))))
+sys.argv[1:] = ["config", "ls"]
+main()
+"""
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    child = subprocess.run(command, capture_output=True, text=True)
+    assert child.returncode == 0
+    assert child.stdout.endswith("True\n")
+
+
 def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
     environment = {"PYTHONIOENCODING": "ascii"}
     shown = finetune_in_a_child("config", "show", "--model", "é—x", environment=environment)
