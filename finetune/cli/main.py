@@ -17,7 +17,7 @@ import finetune
 from finetune.cli.usage import explain_usage
 from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
 from finetune.devices.launch import Launch, read_launch
-from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost
+from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, raise_on_signal, signal_of
 
@@ -136,6 +136,8 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
         return error
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return _explain_disk(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"the name {error.filename} is too long", remedy="choose a shorter one")
     first_line = (str(error) or "no message").splitlines()[0]
     return FinetuneError(
         f"unexpected {type(error).__name__}: {first_line}",

@@ -275,6 +275,13 @@ def test_a_flag(line: str, command: Command, folder: Path) -> None:
     refuse(command, folder, 2, *line.split())
 
 
+@pytest.mark.parametrize(
+    "line", ["evaluate {}", "predict --output {} {} text", "run --data questions --output-dir {}"]
+)
+def test_a_name_that_no_file_can_have(line: str, command: Command, folder: Path) -> None:
+    refuse(command, folder, 2, *line.format("n" * 300, "n" * 300).split())
+
+
 @pytest.mark.parametrize("line", MISSING_DATA)
 def test_data_that_is_missing(line: str, command: Command, folder: Path) -> None:
     model = ("--model", "minilm") if line.startswith("run") else ()
