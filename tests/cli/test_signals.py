@@ -53,6 +53,7 @@ def send_at(
     and then for what comes of them.
     """
     handled, handled_by = threading.Semaphore(0), interruption._handled_by
+    main_thread = threading.get_ident()
 
     def noting_handled_by(handler: Callable[..., None]) -> AbstractContextManager[None]:
         def handle(*arguments: Any) -> None:
@@ -71,7 +72,8 @@ def send_at(
     def send(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, name, original)
         for _ in range(times):
-            os.kill(os.getpid(), number)
+            # One to the process may go to another thread, which does not wake the main thread.
+            signal.pthread_kill(main_thread, number)
             assert handled.acquire(timeout=60)
         while not until():
             time.sleep(0.01)
