@@ -1,6 +1,7 @@
 """The results of a bench, or of two side by side, as tables of text."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from finetune.bench.published import ARTICLE_TEXTS, ARTICLE_TOKENS, PUBLISHED
 from finetune.bench.results import GROUPS, BenchResults, BenchTable, Row
@@ -118,18 +119,33 @@ def _article_ratios(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
+def compare_speeds(one: BenchResults, other: BenchResults) -> Iterator[dict[str, Any]]:
+    """Yield workload and phase, the rows a second of A and B by device, and the ratio of both.
+
+    A number is None where it was not measured; the ratio is that of the fastest device of each.
+    """
+    sides = {"A": one, "B": other}
+    grouped = {name: by_device(results.rows) for name, results in sides.items()}
+    for key in dict.fromkeys((*grouped["A"], *grouped["B"])):
+        rows = {name: grouped[name].get(key, {}) for name in sides}
+        speeds = {
+            f"{name}, {device}": _speed_of(rows[name].get(device))
+            for name in sides
+            for device in sides[name].machine.devices
+        }
+        gain = _divide(_fastest(rows["B"]), _fastest(rows["A"]))
+        yield {"workload": f"{key[0]}: {key[1]}", "phase": key[2], **speeds, "B ÷ A": gain}
+
+
 def compare(one: BenchResults, other: BenchResults) -> BenchTable:
     """Set the rows a second of A and B side by side."""
     sides = {"A": one, "B": other}
-    grouped = {name: by_device(results.rows) for name, results in sides.items()}
-    keys = dict.fromkeys((*grouped["A"], *grouped["B"]))
-    columns = [(name, device) for name in sides for device in sides[name].machine.devices]
+    columns = [f"{name}, {device}" for name in sides for device in sides[name].machine.devices]
     cells = []
-    for key in keys:
-        speeds = [_speed_of(grouped[name].get(key, {}).get(device)) for name, device in columns]
-        gain = _divide(_fastest(grouped["B"].get(key, {})), _fastest(grouped["A"].get(key, {})))
-        cells.append((f"{key[0]}: {key[1]}", key[2], *map(_number, speeds), _ratio(gain)))
-    titles = ("workload", "phase", *(f"{name}, {device}" for name, device in columns), "B ÷ A")
+    for row in compare_speeds(one, other):
+        speeds = (_number(row[title]) for title in columns)
+        cells.append((row["workload"], row["phase"], *speeds, _ratio(row["B ÷ A"])))
+    titles = ("workload", "phase", *columns, "B ÷ A")
     remarks = ["the last column compares the fastest device of each"]
     remarks += [
         f"{name} is of a quick bench: few rows were timed, and not for long"

@@ -109,14 +109,14 @@ def command(
 
 def _compare(one: Path, other: Path, *, as_json: bool) -> None:
     from finetune.bench.results import SCHEMA_VERSION, read_results
-    from finetune.bench.tables import compare
+    from finetune.bench.tables import compare, compare_speeds
 
     results, others = read_results(one), read_results(other)
-    table = compare(results, others)
     if as_json:
-        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        rows = list(compare_speeds(results, others))
         show_json({"schema_version": SCHEMA_VERSION, "A": str(one), "B": str(other), "rows": rows})
         return
+    table = compare(results, others)
     for name, path, side in (("A", one, results), ("B", other, others)):
         devices = ", ".join(side.machine.devices.values())
         show_lines(f"{name}: {path}: {side.machine.cpu}, {devices}")

@@ -52,7 +52,12 @@ def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode
 
 @click.command(epilog=EXAMPLES)
 @click.option(
-    "--device", type=click.Choice(DEVICE_NAMES), default="auto", help="Device that must work."
+    "--device",
+    type=click.Choice(DEVICE_NAMES),
+    default="auto",
+    envvar="FINETUNE_DEVICE",
+    show_envvar=True,
+    help="Device that must work.",
 )
 @click.option("--ops", is_flag=True, help="Check whether MPS has a model's operators.")
 @click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU's.")

@@ -71,6 +71,8 @@ def test_the_exit_code_is_4_where_the_device_does_not_work_and_else_0(
 ) -> None:
     pretend(MACHINES[name], monkeypatch)
     assert command("doctor", "--device", device).code == code
+    monkeypatch.setenv("FINETUNE_DEVICE", device)  # which finetune run would take
+    assert command("doctor").code == code
 
 
 def test_no_line_is_broken_and_brackets_stay(
