@@ -121,8 +121,7 @@ def search_batches(
     if not any(result.max_verified for result in results):
         raise BatchDoesNotFit(
             "not even a batch of one example fits in memory",
-            remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or raise "
-            "--memory-limit",
+            remedy="lower --max-length, choose a smaller --model, or raise --memory-limit",
         )
     found = FoundBatches(results=results)
     if output_dir is not None and processes.is_main:
