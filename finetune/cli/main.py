@@ -96,10 +96,15 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
     _quieten_libraries()
+    try:
+        launch = read_launch()
+    except UsageError as error:
+        _show(error, arguments)
+        sys.exit(error.exit_code)
     if sys.stdout is None:
         remedy = "redirect it, to a file or to /dev/null"
         _leave(NotWritten("standard output is closed", remedy=remedy), arguments)
-    if not read_launch().is_main:
+    if not launch.is_main:
         _discard_output()
     try:
         with raise_on_signal() as request:

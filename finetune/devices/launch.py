@@ -4,6 +4,8 @@ import os
 import sys
 from dataclasses import dataclass
 
+from finetune.errors import UsageError
+
 # Of torchrun and of what it starts; with one of them left a child would wait for the group.
 _OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -26,12 +28,20 @@ class Launch:
 
 
 def read_launch() -> Launch:
-    """Return what the launcher has said; without one there is one process."""
-    rank, world_size, local_rank, local_world_size = (
-        int(os.environ.get(name) or default)
-        for name, default in zip(_OF_A_GROUP, ("0", "1", "0", "1"), strict=True)
-    )
-    return Launch(rank, world_size, local_rank, local_world_size)
+    """Return what the launcher has said; without one there is one process.
+
+    Raises:
+        UsageError: If the environment has something else than numbers.
+    """
+    said = {name: os.environ[name] for name in _OF_A_GROUP if os.environ.get(name)}
+    try:
+        numbers = {name: int(number) for name, number in said.items()}
+    except ValueError:
+        raise UsageError(
+            f"the environment does not number the processes: {said}",
+            remedy=f"unset {', '.join(said)}; torchrun and accelerate launch set them",
+        ) from None
+    return Launch(**{name.lower(): number for name, number in numbers.items()})
 
 
 def is_elastic() -> bool:

@@ -137,6 +137,8 @@ ENVIRONMENT = {
     "FINETUNE_LEARNING_RATE": "",
     "FINETUNE_": "1",
     "FINETUNE_MODEL__MODEL": "minilm",
+    "RANK": "abc",
+    "WORLD_SIZE": "2.0",
 }
 
 ROWS = "".join(f"text number {number},{'ab'[number % 2]}\n" for number in range(40))
