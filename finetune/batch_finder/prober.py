@@ -33,7 +33,7 @@ class Prober:
     Args:
         limit_bytes: The most memory that the user allows, None for as much as there is.
         timeout_seconds: The most that a probe may take, with the start of its process.
-        spares: Children that are started already and have no task; those that are left are ended.
+        spares: Children that are started already and have no case; those that are left are ended.
         worker: The module that a child runs.
     """
 

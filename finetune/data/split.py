@@ -1,5 +1,6 @@
 """Hold rows out for validation and test: seeded, in the proportions of strata, without leaks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,10 +102,10 @@ def split_table(
             else _sample_rows(train, strata_of(train, task), rows=rows, seed=options.split_seed)
         )
     _refuse_constant(splits["train"], task)
-    for name in ("validation", "test"):
-        if name in table:
-            _warn_of_shared_texts(splits["train"], splits[name], split=name, emit=emit)
     order = ("train", "validation", "test")
+    # Those that are made here share none.
+    given = [name for name in order[1:] if name in table]
+    _warn_of_shared_texts({name: splits[name] for name in ("train", *given)}, emit=emit)
     return DatasetDict({name: splits[name] for name in order if name in splits})
 
 
@@ -155,16 +156,21 @@ def _refuse_constant(table: Dataset, task: Task) -> None:
         )
 
 
-def _warn_of_shared_texts(train: Dataset, rows: Dataset, *, split: str, emit: Emit) -> None:
-    numbers = number_splits({"train": texts_of(train).columns, split: texts_of(rows).columns})
-    if shared := int(np.isin(numbers[split], numbers["train"]).sum()):
-        emit(
-            WarningMessage(
-                f"{shared:,} of the {len(rows):,} {split} rows have a text that is in train too,"
-                " which makes a model look better than it is",
-                remedy="remove them from train; finetune data check shows examples",
+def _warn_of_shared_texts(splits: Mapping[str, Dataset], *, emit: Emit) -> None:
+    """Warn of rows of the splits beside ``train`` whose texts are in it too."""
+    if len(splits) == 1:
+        return
+    numbers = number_splits({name: texts_of(rows).columns for name, rows in splits.items()})
+    train = numbers.pop("train")
+    for name, own in numbers.items():
+        if shared := int(np.isin(own, train).sum()):
+            emit(
+                WarningMessage(
+                    f"{shared:,} of the {len(own):,} {name} rows have a text that is in train too,"
+                    " which makes a model look better than it is",
+                    remedy="remove them from train; finetune data check shows examples",
+                )
             )
-        )
 
 
 def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
