@@ -137,7 +137,7 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
             per_device_train_batch_size=recipe.batch_size,
             per_device_eval_batch_size=64,
             learning_rate=recipe.rate,
-            # Below 1 it is a share of the updates.
+            # Below 1 it is a share of the steps.
             warmup_steps=WARMUP_FRACTION,
             weight_decay=WEIGHT_DECAY,
             seed=recipe.seed,

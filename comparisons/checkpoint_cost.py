@@ -5,7 +5,7 @@ checkpoints.
 
     python comparisons/checkpoint_cost.py --data-dir FOLDER --model minilm
 
-The last line is JSON: seconds in which updates wait, CPU seconds, and their shares of the run.
+The last line is JSON: seconds in which steps wait, CPU seconds, and their shares of the run.
 """
 
 import argparse

@@ -7,7 +7,7 @@ not stored. ``--truth``, ``--sweep``, ``--others`` and ``--train`` are for so ma
 cells, from the first. The truth is the largest size that passes in three fresh processes while the
 next fails in at least two of three, under the same cap, looked for between what our search saw
 fit and fail: where memory is not monotone, a size far above may fit as well, and the others' shares
-show it. Accelerate's finder and Lightning's ``binsearch`` search under that cap too, three updates
+show it. Accelerate's finder and Lightning's ``binsearch`` search under that cap too, three steps
 a probe, each in a process whose start does not count. The recommended size trains in a fresh
 process, at the greatest length and at other ones in turn. The extra ``comparisons`` brings
 Lightning. The last line is JSON.
@@ -57,13 +57,13 @@ class Plan:
         cells: As ``MODEL/MODE/TOKENS/PRECISION/CAP``, the cap in GiB or none.
         limit: Largest size of interest.
         start: Where Accelerate's finder begins.
-        updates: How many the recommended size is trained for.
+        steps: How many the recommended size is trained for.
     """
 
     cells: tuple[str, ...]
     limit: int
     start: int
-    updates: int
+    steps: int
 
 
 PLANS = {
@@ -89,7 +89,7 @@ PLANS = {
         ),
         limit=16384,
         start=4096,
-        updates=200,
+        steps=200,
     ),
     "cpu": Plan(
         cells=(
@@ -104,7 +104,7 @@ PLANS = {
         ),
         limit=2048,
         start=1024,
-        updates=50,
+        steps=50,
     ),
 }
 SEARCH_SECONDS = 480.0
@@ -123,7 +123,7 @@ class Job:
         case: As ``Case.to_json`` writes it.
         budget_bytes: The cap.
         batch_size: Where it begins, or what it trains with.
-        most: Largest size of interest, or how many updates it takes.
+        most: Largest size of interest, or how many steps it takes.
     """
 
     name: str
@@ -213,7 +213,7 @@ def compare(name: str, *, device: Device, plan: Plan, chosen: dict[str, bool]) -
                 result["share_of"] = "truth" if "truth" in cell else "our largest"
             cell[finder] = result
     if chosen["train"]:
-        cell["trained"] = run_job(job("train", batch_size=found.recommended, most=plan.updates))
+        cell["trained"] = run_job(job("train", batch_size=found.recommended, most=plan.steps))
     cell["processes_left"] = len(psutil.Process().children(recursive=True))
     if not device.memory.is_shared:
         cell["bytes_left"] = available_bytes - device.memory.budget_bytes(None)
@@ -326,7 +326,7 @@ def work(job: Job) -> None:
     end_with_parent()
     case = Case.from_json(job.case)
     device = select_device(case.device, emit=lambda _: None)
-    device.memory.cap(job.budget_bytes)
+    device.memory.set_memory_limit(job.budget_bytes)
     trial = build_trial(case, device=device)
     print(json.dumps(JOBS[job.name](trial, job)))
 
@@ -335,16 +335,16 @@ def search_with_accelerate(trial: Trial, job: Job) -> dict[str, Any]:
     """Let Accelerate search downwards from a start."""
 
     @find_executable_batch_size(starting_batch_size=job.batch_size)  # type: ignore[untyped-decorator]
-    def take_updates(batch_size: int) -> int:
+    def take_steps(batch_size: int) -> int:
         print(batch_size, flush=True)
         trial.begin()
         for _ in range(UPDATES_A_PROBE):
-            trial.take_update(batch_size=batch_size)
+            trial.take_step(batch_size=batch_size)
         trial.device.synchronize()
         return batch_size
 
     started = time.perf_counter()
-    result = take_updates()
+    result = take_steps()
     return {"result": result, "seconds": time.perf_counter() - started}
 
 
@@ -354,7 +354,7 @@ def search_with_lightning(trial: Trial, job: Job) -> dict[str, Any]:
     from pytorch_lightning.tuner import Tuner
 
     class Module(pytorch_lightning.LightningModule):  # type: ignore[misc]
-        """Takes the trial's updates, and beside them one of a number that Lightning may step."""
+        """Takes the trial's steps, and beside them one of a number that Lightning may step."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -365,7 +365,7 @@ def search_with_lightning(trial: Trial, job: Job) -> dict[str, Any]:
             return torch.optim.SGD([self.number], lr=0.1)
 
         def train_dataloader(self) -> torch.utils.data.DataLoader[int]:
-            # With fewer rows than three batches Lightning would take fewer updates.
+            # With fewer rows than three batches Lightning would take fewer steps.
             rows: Any = range(UPDATES_A_PROBE * (job.most + 1))
             return torch.utils.data.DataLoader(rows, batch_size=self.batch_size)
 
@@ -374,7 +374,7 @@ def search_with_lightning(trial: Trial, job: Job) -> dict[str, Any]:
             trial.begin()
 
         def training_step(self, batch: torch.Tensor) -> torch.Tensor:
-            trial.take_update(batch_size=len(batch))
+            trial.take_step(batch_size=len(batch))
             return self.number * 0
 
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -398,7 +398,7 @@ def search_with_lightning(trial: Trial, job: Job) -> dict[str, Any]:
 
 
 def train(trial: Trial, job: Job) -> dict[str, Any]:
-    """Train with one size, every other update at the greatest length, and evaluate at the end."""
+    """Train with one size, every other step at the greatest length, and evaluate at the end."""
     device, longest = trial.device, trial.case.padded_length
     lengths = random.Random(0)
     padded_lengths = choose_padded_lengths(np.arange(1, longest + 1), device.shapes)
@@ -407,13 +407,13 @@ def train(trial: Trial, job: Job) -> dict[str, Any]:
     for number in range(job.most):
         padded_length = lengths.choice(padded_lengths) if number % 2 else longest
         case = dataclasses.replace(trial.case, padded_length=padded_length)
-        dataclasses.replace(trial, case=case).take_update(batch_size=job.batch_size)
+        dataclasses.replace(trial, case=case).take_step(batch_size=job.batch_size)
     trial.evaluate(batch_size=job.batch_size)
     device.synchronize()
     peak_bytes = device.memory.held_peak_bytes()
     return {
         "batch_size": job.batch_size,
-        "updates": job.most,
+        "steps": job.most,
         "peak_bytes": peak_bytes,
         "is_within_cap": peak_bytes is None or peak_bytes <= job.budget_bytes,
         "retries": device.memory.retried_allocations(),
@@ -468,7 +468,7 @@ def describe_training(result: dict[str, Any]) -> str:
     if "failure" in result:
         return str(result["failure"])
     within = "within" if result["is_within_cap"] else "beyond"
-    return f"{result['updates']} updates {within} the cap, {result['retries']} retries"
+    return f"{result['steps']} steps {within} the cap, {result['retries']} retries"
 
 
 def summarize(cells: list[dict[str, Any]]) -> dict[str, Any]:

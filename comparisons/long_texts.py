@@ -5,7 +5,7 @@
 
 A small BERT with random weights, made by this script, reads made-up texts. `accuracy`: one token
 in ten of a long text is evidence of its class, all of it after token 512; the evidence of short
-texts is as frequent. The model begins to learn after about 80 updates of either, and windows need
+texts is as frequent. The model begins to learn after about 80 steps of either, and windows need
 about 200, so that fewer show nothing. `memory`: the peak of anonymous memory (Linux) in training
 and in prediction, on texts of 512 and of 20,000 tokens, each in a process of its own. The last line
 is JSON.

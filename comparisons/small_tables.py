@@ -2,8 +2,8 @@
 
     python comparisons/small_tables.py --data-dir FOLDER --model minilm --seeds 5
 
-A recipe is `default`, or options such as `num_train_epochs=10`; `updates=400` stands for the number
-of epochs that gives at least so many updates, and `most=40` for the most epochs. Each recipe trains
+A recipe is `default`, or options such as `num_train_epochs=10`; `steps=400` stands for the number
+of epochs that gives at least so many steps, and `most=40` for the most epochs. Each recipe trains
 on each set with each seed, which draws the validation split too. The last line is JSON.
 """
 
@@ -110,10 +110,10 @@ def options_of(recipe: str, *, rows: int) -> dict[str, Any]:
         return {}
     pairs = (part.split("=") for part in recipe.split(","))
     given: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in pairs}
-    options = {key: value for key, value in given.items() if key not in ("updates", "most")}
-    if "updates" in given:
-        updates_per_epoch = math.ceil(0.9 * rows / BATCH_SIZE)
-        epochs = max(3, math.ceil(given["updates"] / updates_per_epoch))
+    options = {key: value for key, value in given.items() if key not in ("steps", "most")}
+    if "steps" in given:
+        steps_per_epoch = math.ceil(0.9 * rows / BATCH_SIZE)
+        epochs = max(3, math.ceil(given["steps"] / steps_per_epoch))
         options["num_train_epochs"] = min(epochs, given.get("most", epochs))
     return options
 

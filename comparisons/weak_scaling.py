@@ -1,6 +1,6 @@
-"""How updates and frozen features scale from one process to two on one host.
+"""How steps and frozen features scale from one process to two on one host.
 
-Starts itself through ``torch.distributed.run``. Updates: BERT-base from its configuration, all of
+Starts itself through ``torch.distributed.run``. Steps: BERT-base from its configuration, all of
 it in bf16, on texts as long as TREC's, with so many rows a process. Features: those of BERT-base's
 frozen layers for so many rows in all, into an empty store.
 
@@ -44,7 +44,7 @@ from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import move_batches
-from finetune.training.out_of_memory import update_with_retries
+from finetune.training.out_of_memory import step_with_retries
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters, prepare_training
 
@@ -60,12 +60,12 @@ def make_examples(rows: int, data_dir: Path | None) -> Examples:
     return Examples(inputs.inputs_of, inputs.lengths, labels, weights)
 
 
-def time_updates(
-    device: Device, processes: Processes, *, rows: int, updates: int, data_dir: Path | None
+def time_steps(
+    device: Device, processes: Processes, *, rows: int, steps: int, data_dir: Path | None
 ) -> float:
-    """Return the examples a second of updates of so many rows a process, once all are captured."""
+    """Return the examples a second of steps of so many rows a process, once all are captured."""
     effective = rows * processes.count
-    examples = make_examples(updates * effective, data_dir)
+    examples = make_examples(steps * effective, data_dir)
     padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
     device.choose_attention(longest_tokens=padded_lengths[-1])
     state = prepare_training(
@@ -76,7 +76,7 @@ def time_updates(
         losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
-            schedule=Schedule(peak=1e-5, warmup_updates=0, total_updates=updates),
+            schedule=Schedule(peak=1e-5, warmup_steps=0, total_steps=steps),
             head_lr_multiplier=1.0,
             weight_decay=0.01,
             max_grad_norm=1.0,
@@ -96,11 +96,11 @@ def time_updates(
         moved = move_batches(examples, batches, device=device, processes=processes)
         size = BatchSize(rows, "batch size", device, ignore)
         for number, (_, cut) in enumerate(moved):
-            update_with_retries(state, number, cut=cut, batch_size=size)
+            step_with_retries(state, number, cut=cut, batch_size=size)
         device.synchronize()
         seconds = time.perf_counter() - started
-    if state.why_not_captured:
-        print(f"not captured: {state.why_not_captured}", file=sys.stderr)
+    if state.cuda_graph_error:
+        print(f"not captured: {state.cuda_graph_error}", file=sys.stderr)
     return len(examples.labels) / seconds
 
 
@@ -142,8 +142,8 @@ def work(arguments: argparse.Namespace) -> None:
     device = select_device(arguments.device, emit=ignore)
     processes = join_processes().on(device)
     found = {
-        f"updates of {rows} rows": time_updates(
-            device, processes, rows=rows, updates=arguments.updates, data_dir=arguments.data_dir
+        f"steps of {rows} rows": time_steps(
+            device, processes, rows=rows, steps=arguments.steps, data_dir=arguments.data_dir
         )
         for rows in arguments.rows
     }
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rows", type=int, nargs="*", default=[32, 256], help="rows a process")
-    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--feature-rows", type=int, default=200_000, help="0: no features")
     parser.add_argument("--data-dir", type=Path, help="folder of TREC's raw files")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -88,15 +88,15 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Update:
+class Step:
     """The state at a report point of the training loop.
 
     Args:
-        update: Updates done so far, from 1.
-        total_updates: Updates that the run will take unless it stops early.
+        step: Steps done so far, from 1.
+        total_steps: Steps that the run will take unless it stops early.
         epoch: Passes over the training data so far, as a fraction.
         loss: Mean training loss since the last report.
-        learning_rate: Rate of the last update.
+        learning_rate: Rate of the last step.
         examples_per_second: Training rows a second since the last report.
         memory_bytes: Memory in use on the device.
         held_bytes: Memory that the process holds there, with what is cached for later.
@@ -104,8 +104,8 @@ class Update:
         remaining_seconds: Estimate for the training that is left.
     """
 
-    update: int
-    total_updates: int
+    step: int
+    total_steps: int
     epoch: float
     loss: float
     learning_rate: float
@@ -121,19 +121,19 @@ class Validation:
     """The model was tried on the validation split.
 
     Args:
-        update: Updates done before it.
+        step: Steps done before it.
         epoch: Passes over the training data before it.
         metrics: Metrics by name, such as ``accuracy``, in 0..1, and ``loss``.
         is_best: Whether no earlier validation of this run was better.
     """
 
-    update: int
+    step: int
     epoch: float
     metrics: Mapping[str, float]
     is_best: bool
 
 
-Event = Info | StageStarted | StageFinished | Advance | Probe | WarningMessage | Update | Validation
+Event = Info | StageStarted | StageFinished | Advance | Probe | WarningMessage | Step | Validation
 Emit = Callable[[Event], None]
 
 

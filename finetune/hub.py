@@ -48,7 +48,7 @@ from finetune.files import file_sha256, read_json
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHARDS_INDEX = "model.safetensors.index.json"
-LONGEST_PAUSE_SECONDS = 10
+MAX_PAUSE_SECONDS = 10
 # A repository that the token can't even see is refused, when it is to be made, as a conflict.
 MAY_NOT_WRITE = {401, 403, 409}
 LIMIT_WINDOW_SECONDS = 300  # of the Hub's rate limit, where a 429 names no time
@@ -362,7 +362,7 @@ def _ask(kind: Kind, repository: str, revision: str | None, *, timeout_seconds: 
         except Empty:
             answer = HTTPError(f"no answer within {timeout_seconds:g} s")
         pause_seconds = _pause_seconds(answer)
-        if not (may_ask_again and 0 <= pause_seconds <= LONGEST_PAUSE_SECONDS):
+        if not (may_ask_again and 0 <= pause_seconds <= MAX_PAUSE_SECONDS):
             break
         time.sleep(pause_seconds)
     if isinstance(answer, Exception):

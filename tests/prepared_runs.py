@@ -29,7 +29,7 @@ def prepare_tiny(model: Path, *, emit: Emit = ignore, **options: Any) -> Prepara
 
 
 def train_prepared(preparation: Preparation, folder: Path, *, emit: Emit = ignore) -> Run:
-    """Train to the last update and return the run, which has not finished."""
+    """Train to the last step and return the run, which has not finished."""
     with reserve_folder(folder, overwrite=False) as held:
         run = Run.prepare(preparation, held, emit=emit)
         run.train()

@@ -25,8 +25,8 @@ class Work:
 
     Args:
         options: Of the run.
-        stopped_at: The update at whose beginning it gets a signal, or 0.
-        short_of_memory_at: The update in which its memory runs out, or 0.
+        stopped_at: The step at whose beginning it gets a signal, or 0.
+        short_of_memory_at: The step in which its memory runs out, or 0.
     """
 
     options: dict[str, Any]

@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {
     "learning_rate": 1e-3,
     "logging_steps": 1,
 }
-"""Two epochs of four updates, each of which is reported."""
+"""Two epochs of four steps, each of which is reported."""
 
 TEXTS = ["Who wrote Faust?", "How old is the river Nile?", "What does NASA stand for?"]
 SPEED_AND_MEMORY = {"examples_per_second", "memory_bytes", "held_bytes"}

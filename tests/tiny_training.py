@@ -105,12 +105,12 @@ def tiny_training_state(
     precision: str = "fp32",
     optimizer: str = "adamw",
     peak: float = 1e-3,
-    total_updates: int = 12,
+    total_steps: int = 12,
     head_lr_multiplier: float = 1.0,
     max_grad_norm: float = 1.0,
     dropout: float = 0.1,
 ) -> TrainingState:
-    """Return a small model in training mode, ready for updates; the same for the same arguments."""
+    """Return a small model in training mode, ready for steps; the same for the same arguments."""
     model = tiny_model(architecture, classes=CLASSES)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -126,7 +126,7 @@ def tiny_training_state(
         losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer=optimizer,
-            schedule=Schedule(peak=peak, warmup_updates=2, total_updates=total_updates),
+            schedule=Schedule(peak=peak, warmup_steps=2, total_steps=total_steps),
             head_lr_multiplier=head_lr_multiplier,
             weight_decay=0.01,
             max_grad_norm=max_grad_norm,
@@ -146,14 +146,14 @@ def cut_all_rows(
     )
 
 
-def take_updates(
+def take_steps(
     training_state: TrainingState,
     examples: Examples,
     numbers: Iterable[int],
     *,
     batch_size: int = 4,
 ) -> list[float]:
-    """Take the updates of these numbers, each on all rows; return their losses."""
+    """Take the steps of these numbers, each on all rows; return their losses."""
     return [
         training_state.update(
             number, cut_all_rows(training_state, examples, batch_size=batch_size)

@@ -45,7 +45,7 @@ from finetune.tokenization.encode import encode_texts
 
 # The article padded every text to this length.
 ARTICLE_TOKENS = 512
-SMALLEST_MEMORY_BYTES = 2**30
+MIN_MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _estimate_case(
         try:
             yield estimate_parts(case, mac, stores_features=True, limit=limit)
         except ModelUnsupported as error:
-            request.emit(WarningMessage(f"{error.message}: the whole model runs at every update"))
+            request.emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
     yield estimate_parts(case, mac, stores_features=False, limit=limit)
 
 
@@ -212,7 +212,7 @@ def _mac_with(memory: str) -> Mac:
     # As Apple writes it, and as the names of Macs have it.
     gibibytes = re.sub(r"(?i)(?<=[\d ])gb$", "GiB", memory.strip())
     memory_bytes = parse_size(gibibytes, origin="--memory")
-    if memory_bytes < SMALLEST_MEMORY_BYTES:
+    if memory_bytes < MIN_MEMORY_BYTES:
         problem = f"--memory is {memory!r}, which is less than any Mac has"
         raise ConfigurationInvalid(problem, remedy="write for example 16GiB")
     return Mac(f"Mac with {memory}", memory_bytes)

@@ -44,12 +44,14 @@ def run_bench(
         # Each takes seconds to import PyTorch: the child and this process at the same time.
         from finetune.api.bench_session import Session
         from finetune.bench.bert import TREC_FILE, read_lengths
-        from finetune.bench.workloads import Choice
+        from finetune.bench.workloads import AutoTunedOption
         from finetune.devices.select import select_device, usable_devices
 
         chosen = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
         session = Session(
-            Choice(groups=groups, model=model, lengths=read_lengths(data_dir), is_quick=quick),
+            AutoTunedOption(
+                groups=groups, model=model, lengths=read_lengths(data_dir), is_quick=quick
+            ),
             devices=chosen or [*usable_devices(emit=emit)],
             texts="questions" if data_dir is None else TREC_FILE,
             emit=emit,

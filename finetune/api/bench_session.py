@@ -10,11 +10,11 @@ import transformers
 
 import finetune
 from finetune.bench.results import BenchResults, Machine, Row
-from finetune.bench.sizes import MOST_SEARCH_SECONDS, find_article_sizes
+from finetune.bench.sizes import MAX_SEARCH_SECONDS, find_article_sizes
 from finetune.bench.supervisor import Supervisor
 from finetune.bench.timer import VISITS
 from finetune.bench.workload import measure_products
-from finetune.bench.workloads import Choice, list_workloads
+from finetune.bench.workloads import AutoTunedOption, list_workloads
 from finetune.devices.base import Device
 from finetune.devices.host import cpu_name
 from finetune.events import Emit, Info
@@ -32,7 +32,7 @@ class Session:
         rows: By their places.
     """
 
-    choice: Choice
+    choice: AutoTunedOption
     devices: Sequence[Device]
     texts: str
     emit: Emit
@@ -42,7 +42,7 @@ class Session:
         """Time all workloads; say before about how long all takes."""
         is_searched = "training" in self.choice.groups and not self.choice.is_quick
         searched = self.devices if is_searched else []
-        seconds = self._estimate_seconds() + len(searched) * MOST_SEARCH_SECONDS
+        seconds = self._estimate_seconds() + len(searched) * MAX_SEARCH_SECONDS
         self.emit(Info(f"this takes about {duration(seconds)}"))
         self.choice = replace(self.choice, found=find_article_sizes(searched, emit=self.emit))
         workloads = list_workloads(self.choice)

@@ -10,13 +10,13 @@ from finetune.files import write_text_atomically
 if TYPE_CHECKING:
     from finetune.runs.compare import Baseline, Comparison
 
-MOST_ROWS = 10
+MAX_ROWS = 10
 
 
 def compare(
     *runs: str | Path,
     baseline: "Baseline" = "first",
-    rows: int = MOST_ROWS,
+    rows: int = MAX_ROWS,
     output: str | Path | None = None,
     emit: Emit = ignore,
 ) -> "Comparison":

@@ -34,9 +34,9 @@ class DryRun:
     effective_batch_size: int
     batches_by_padded_length: dict[int, int]
     num_train_epochs: float
-    updates_per_epoch: int
-    total_updates: int
-    warmup_updates: int
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
     learning_rate: float
     output_dir: str
 
@@ -51,7 +51,7 @@ class DryRun:
 
 
 def describe(config: Config, *, emit: Emit) -> DryRun:
-    """Return what a run would do, from all that it prepares before its first update."""
+    """Return what a run would do, from all that it prepares before its first step."""
     folder = find_free(config)
     preparation = prepare(config, emit=emit)
     plan = preparation.plan
@@ -65,9 +65,9 @@ def describe(config: Config, *, emit: Emit) -> DryRun:
         effective_batch_size=plan.effective_batch_size,
         batches_by_padded_length=dict(sorted(lengths.items())),
         num_train_epochs=plan.num_train_epochs,
-        updates_per_epoch=plan.updates_per_epoch,
-        total_updates=plan.schedule.total_updates,
-        warmup_updates=plan.schedule.warmup_updates,
+        steps_per_epoch=plan.steps_per_epoch,
+        total_steps=plan.schedule.total_steps,
+        warmup_steps=plan.schedule.warmup_steps,
         learning_rate=plan.schedule.peak,
         output_dir=str(folder),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 # What the same arithmetic in another order may change.
-LARGEST_LOGIT_DIFFERENCE = 1e-4
+MAX_LOGIT_DIFFERENCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _verify(
 def _refuse_difference(found: "Verification | None", file: Path) -> None:
     if found is None:
         return
-    if found.same_labels < 1 or found.largest_logit_difference > LARGEST_LOGIT_DIFFERENCE:
+    if found.same_labels < 1 or found.largest_logit_difference > MAX_LOGIT_DIFFERENCE:
         raise FinetuneError(
             f"{file} does not answer as the run's model: {1 - found.same_labels:.1%} of the labels "
             f"differ, logits by up to {found.largest_logit_difference:.1e}",

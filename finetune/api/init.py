@@ -46,9 +46,9 @@ FIRST_LETTER_BEYOND_LATIN = "\u0250"
 SCRIPT_TEXTS = 1000
 # The first are drawn; the others, by their bytes, are too few to move the shares of lengths.
 SAMPLE_TEXTS = 20_000
-LONGEST_TEXTS = 20
+MAX_TEXTS = 20
 # The positions of BERT and of most of its kin.
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def _notes(facts: TableFacts) -> dict[str, str]:
 
 def _epochs(facts: TableFacts, mode: str) -> float:
     """Return the default number of epochs for a table."""
-    updates_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
-    return mode_defaults(Mode(mode), updates_per_epoch=updates_per_epoch).num_train_epochs
+    steps_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
+    return mode_defaults(Mode(mode), steps_per_epoch=steps_per_epoch).num_train_epochs
 
 
 def _count_rows_of_a_run(table: LoadedData, *, emit: Emit) -> dict[str, int]:
@@ -234,11 +234,11 @@ def _count_tokens(texts: TextColumns, model: str, *, emit: Emit) -> tuple[NDArra
     size_bytes = pc.binary_length(texts.joined).to_numpy().astype(np.int64)
     tokenizer = find_tokenizer(ModelConfig(model=model), emit=emit)
     if tokenizer is None:
-        return size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, MOST_TOKENS
+        return size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, MAX_TOKENS
     if len(size_bytes) > SAMPLE_TEXTS:
         emit(Info(f"in {SAMPLE_TEXTS:,} of the {len(size_bytes):,} texts, and in the longest"))
         rows = np.random.default_rng(0).choice(len(size_bytes), SAMPLE_TEXTS, replace=False)
-        longest = np.argsort(size_bytes)[-LONGEST_TEXTS:]
+        longest = np.argsort(size_bytes)[-MAX_TEXTS:]
         texts = texts.take(np.sort(np.append(rows, longest)))
     encoded = encode_texts(tokenizer, *texts, max_length=NOT_CUT, emit=emit)
     warn_of_unknown_words(encoded, tokenizer, emit=emit)

@@ -20,7 +20,7 @@ from finetune.training.interruption import STOP_SIGNALS
 _REMEDY = "--resume-from-checkpoint auto goes on from the last checkpoint"
 # Of a process that has imported PyTorch and transformers, and nothing else.
 _LIBRARIES_BYTES = 300 << 20
-# One that is stopped finishes its update and writes a checkpoint; a second signal cuts that off.
+# One that is stopped finishes its step and writes a checkpoint; a second signal cuts that off.
 _STOPPING_SECONDS = 600
 
 

@@ -124,13 +124,13 @@ def _withhold(
     pieces: "Iterable[Sequence[Answer]]", task: "Task", lowest: Mapping[str, float], *, emit: Emit
 ) -> "Iterator[list[Answer]]":
     """Yield the answers, those below the lowest probability of their class without a label."""
-    texts = unanswered = 0
+    texts = abstained = 0
     for answers in pieces:
-        kept = task.withhold(answers, lowest)
+        kept = task.abstain(answers, lowest)
         texts += len(kept)
-        unanswered += sum(answer.result["label"] is None for answer in kept)
+        abstained += sum(answer.result["label"] is None for answer in kept)
         yield kept
-    emit(Info(f"{unanswered:,} of {texts:,} texts are left unanswered"))
+    emit(Info(f"{abstained:,} of {texts:,} texts have no prediction"))
 
 
 def _answer(

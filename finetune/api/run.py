@@ -136,7 +136,7 @@ def dry_run(
     emit: Emit = ignore,
     **options: Unpack[Options],
 ) -> "DryRun":
-    """Prepare a run up to its first update, write nothing, and return what it would do.
+    """Prepare a run up to its first step, write nothing, and return what it would do.
 
     Whatever would keep the run from starting is raised here too. The arguments are those of
     :func:`run`.

@@ -93,7 +93,7 @@ def _complete(run: Run) -> RunResults:
             run.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))
         results = finish(run, write_pages=write_pages)
         tracking.report_test(
-            results.test.metrics, update=run.progress.updates, epoch=results.training.epoch
+            results.test.metrics, step=run.progress.steps, epoch=results.training.epoch
         )
     return results
 

@@ -1,4 +1,4 @@
-"""What a search is about: an update of which model, and where."""
+"""What a search is about: a step of which model, and where."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ _NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that the memory of an update depends on, but for the batch size.
+    """Everything that the memory of a step depends on, but for the batch size.
 
     Args:
         device: Its name.
@@ -29,8 +29,8 @@ class Case:
         optimizer: ``adamw`` or ``adafactor``.
         gradient_checkpointing: Whether the layers that train keep their inputs alone for the
             backward pass.
-        part: ``whole`` for an update on texts. Where features of the frozen layers are stored,
-            ``features`` for their extraction and ``trainable`` for an update on them.
+        part: ``whole`` for a step on texts. Where features of the frozen layers are stored,
+            ``features`` for their extraction and ``trainable`` for a step on them.
         task: The kind of text classification, which has its own loss.
     """
 

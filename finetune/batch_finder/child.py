@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
+from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.devices.launch import (
     environment_outside_group,
     import_environment,
@@ -131,7 +131,7 @@ def begin_child() -> "tuple[queue.SimpleQueue[Any], Callable[[Any], None]]":
     end_with_parent()
     # As the command does.
     keep_freed_memory()
-    look_for_garbage_seldom()
+    reduce_gc_frequency()
     return read_orders(), open_answers()
 
 

@@ -1,6 +1,6 @@
 """How large a batch would be on a machine that is not here.
 
-An update is taken on fake tensors, with what the machine's kernels are known to keep, and its live
+A step is taken on fake tensors, with what the machine's kernels are known to keep, and its live
 bytes are scaled by what measurements have shown beyond them: the allocator's rounding, temporary
 memory inside operations, and what the process itself holds.
 """
@@ -61,7 +61,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatedSizes:
-    """The batch sizes of an update that a machine is estimated to take.
+    """The batch sizes of a step that a machine is estimated to take.
 
     Args:
         batch: Largest that is expected to fit; 0 where not even one example does.
@@ -98,14 +98,14 @@ def estimate(case: Case, *, memory_bytes: int, limit: int) -> EstimatedSizes:
 
 
 def model_live_memory(case: Case) -> MemoryModel:
-    """Model the bytes of tensors that are alive at the peak of an update, by the batch size."""
+    """Model the bytes of tensors that are alive at the peak of a step, by the batch size."""
     return fit_memory(dict(zip(_BATCH_SIZES, live_peaks(case, _BATCH_SIZES), strict=True)))
 
 
 def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
-    """Take updates one after another; return the most bytes of tensors alive in each.
+    """Take steps one after another; return the most bytes of tensors alive in each.
 
-    The first begins without optimizer state. An evaluation keeps less than an update of the same
+    The first begins without optimizer state. An evaluation keeps less than a step of the same
     size and is left out.
 
     Raises:
@@ -135,7 +135,7 @@ def _live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
         trial.begin()
         for batch_size in batch_sizes:
             memory.reset_peak()
-            trial.take_update(batch_size=batch_size)
+            trial.take_step(batch_size=batch_size)
             peaks.append(memory.peak_bytes)
     return peaks
 
@@ -166,7 +166,7 @@ def _basis(case: Case, calibration: Calibration) -> str:
     if not calibration.measurements:
         origin = f"no measurements of this project's own on {case.device}"
     return (
-        f"the live tensors of an update, times {calibration.slope:.2f}, plus "
+        f"the live tensors of a step, times {calibration.slope:.2f}, plus "
         f"{gibibytes(calibration.offset_bytes)}: from {origin}; {calibration.source}"
     )
 

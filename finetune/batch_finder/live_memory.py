@@ -1,8 +1,8 @@
 """How many bytes of tensors are alive while training runs.
 
-Under ``FakeTensorMode`` tensors have shapes and no values, so that an update of any size runs
+Under ``FakeTensorMode`` tensors have shapes and no values, so that a step of any size runs
 within a second and without the memory. PyTorch's own ``MemTracker`` fails on frozen parameters and
-takes 12 seconds an update.
+takes 12 seconds a step.
 """
 
 import weakref

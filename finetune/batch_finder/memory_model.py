@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Sizes closer together than this say more about the noise than about the slope.
-LEAST_SPAN = 1.25
+MIN_SPAN = 1.25
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def fit_memory(peaks: Mapping[int, int]) -> MemoryModel:
     still.
     """
     sizes = sorted(peaks)
-    spread = [size for size in sizes if size * LEAST_SPAN <= sizes[-1]]
+    spread = [size for size in sizes if size * MIN_SPAN <= sizes[-1]]
     hinges = [
         _hinge([peaks[size] for size in sizes[:flat]], sizes[flat:], peaks)
         for flat in range(max(1, len(spread)))

@@ -8,7 +8,7 @@ from typing import Literal
 from finetune import events
 from finetune.batch_finder.memory_model import fit_memory
 
-# A probe takes two or three updates and an evaluation: no more than so many updates' time.
+# A probe takes two or three steps and an evaluation: no more than so many steps' time.
 UPDATES_A_PROBE = 4
 # Where memory is swapped instead of refused, a size whose speed is less than this share of a
 # smaller one's is too big.
@@ -111,7 +111,7 @@ class History:
     def affordable_size(self, seconds: float) -> int:
         """Predict the largest size whose probe ends in time; at most half of one that did not.
 
-        The time is predicted from above, as if an update had no fixed part.
+        The time is predicted from above, as if a step had no fixed part.
         """
         if not self.passed:
             return self.limit

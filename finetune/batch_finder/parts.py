@@ -51,7 +51,7 @@ def search_parts(case: Case, finder: Finder, *, stores_features: bool) -> BatchR
         except ModelUnsupported as error:
             if part == "whole":
                 raise
-            finder.emit(WarningMessage(f"{error.message}: the whole model runs at every update"))
+            finder.emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
             return search_parts(case, finder, stores_features=False)
     fits = set(found) == set(parts)
     trained = found[parts[-1]] if fits else _NOTHING

@@ -97,7 +97,7 @@ class Prober:
             found = watch.await_answer("measurement")
             found |= {"verdict": "fits", "peak_bytes": found["peak_bytes"] or watch.peak_bytes}
             watch.check_budget(found["peak_bytes"])
-            if line := watch.line_about_too_much():
+            if line := watch.find_oom_message():
                 raise _Stopped("too_big", line)
         except _Stopped as stop:
             self._end_child()
@@ -182,7 +182,7 @@ class _Watch:
 
     def _judge_end(self) -> _Stopped:
         ending = f"the process {self._child.ending()}"
-        if line := self.line_about_too_much():
+        if line := self.find_oom_message():
             return _Stopped("too_big", f"{ending}: {line}")
         if ending.endswith("SIGKILL") and (self._was_nearly_full() or self._host.has_killed()):
             return _Stopped("too_big", f"{ending}, which the system does when memory runs out")
@@ -205,7 +205,7 @@ class _Watch:
     def _was_nearly_full(self) -> bool:
         return self.peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
 
-    def line_about_too_much(self) -> str | None:
+    def find_oom_message(self) -> str | None:
         """Return why work of the child was dropped, or what it printed of memory."""
         lines, texts = self._child.error_lines(), self._device.memory.out_of_memory_texts
         return self._device.why_work_dropped(lines) or next(

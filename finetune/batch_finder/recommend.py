@@ -1,7 +1,7 @@
 """Which batch size is fastest, and with which a run will not run out of memory.
 
-A probe takes a few updates at one padded length. A run takes thousands at many lengths and
-evaluates in between, which leaves more in an allocator's cache: on a CPU, 50 updates of mixed
+A probe takes a few steps at one padded length. A run takes thousands at many lengths and
+evaluates in between, which leaves more in an allocator's cache: on a CPU, 50 steps of mixed
 lengths took a fifth more per example than a probe. So a recommended size leaves room: a tenth of
 the budget, and a quarter of the batch size at which memory ends. A size at which the allocator had
 to try again is not recommended. The fastest size mostly leaves room, since a device is busy long
@@ -95,7 +95,7 @@ def fastest_size(speeds: Mapping[int, float]) -> int:
 def promising_size(speeds: Mapping[int, float]) -> int:
     """Predict the smallest size that is about as fast as the fastest.
 
-    Between the fastest size and the next smaller one, which is slower, the seconds of an update are
+    Between the fastest size and the next smaller one, which is slower, the seconds of a step are
     taken to lie on a line: a fixed cost and one for each example. Where no smaller one is known,
     the fastest size itself is returned.
 

@@ -37,7 +37,7 @@ class _Result:
     Args:
         device: Its name.
         padded_length: Tokens of each example, padding included.
-        stores_features: Whether updates take stored features of the frozen layers.
+        stores_features: Whether steps take stored features of the frozen layers.
         budget_bytes: Memory that training may take; None where nothing fits.
         features_batch: Batch size to extract the features with, and to evaluate; None without.
         peak_bytes: Peak memory at the largest batch sizes, None where unknown.

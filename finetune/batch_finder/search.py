@@ -17,7 +17,7 @@ from finetune.errors import BatchDoesNotFit, ProbeFailed
 # does not, a single example is next.
 FIRST_SIZE = 4
 # The search tries no new size after this many probes; what remains is to check the one it found.
-MOST_PROBES = 8
+MAX_PROBES = 8
 # How closely the largest size is bracketed, as a share of it; one example is always enough.
 TOLERANCE_SHARE = 0.01
 # The same after two failures, each of which costs a process.
@@ -94,7 +94,7 @@ def search(probe: Probe, *, verify: Probe, history: History) -> Found:
     while attempt := _next_attempt(history):
         outcome = (verify if attempt.is_fresh else probe)(attempt.batch_size)
         history.add(outcome, is_fresh=attempt.is_fresh)
-        _raise_if_hopeless(history)
+        _raise_if_nothing_fits(history)
     return Found(
         max_verified=history.largest,
         first_failed=min(history.sizes("too_big"), default=None),
@@ -119,7 +119,7 @@ def _next_attempt(history: History) -> _Attempt | None:
         return _Attempt(max(1, history.largest), is_fresh=True)
     size = size_worth_probing(history)
     is_affordable = size and size <= history.affordable_size(history.seconds_left)
-    has_probes = len(history.outcomes) < MOST_PROBES
+    has_probes = len(history.outcomes) < MAX_PROBES
     return _Attempt(size, is_fresh=False) if size and is_affordable and has_probes else None
 
 
@@ -143,10 +143,10 @@ def _attempt_to_bracket(history: History) -> _Attempt | None:
 def _is_exhausted(history: History) -> bool:
     """Return whether no probe is left but the one that finds a size to recommend."""
     kept = 1 if history.passed and size_worth_probing(history) else 0
-    return len(history.outcomes) >= MOST_PROBES - kept
+    return len(history.outcomes) >= MAX_PROBES - kept
 
 
-def _raise_if_hopeless(history: History) -> None:
+def _raise_if_nothing_fits(history: History) -> None:
     last = history.outcomes[-1]
     if last.verdict == "failed":
         message = f"a probe of batch size {last.batch_size} failed: {last.reason}"

@@ -1,4 +1,4 @@
-"""A model with random weights that takes the updates of training at any batch size."""
+"""A model with random weights that takes the steps of training at any batch size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,8 +48,8 @@ class Trial:
         self.training_state.forget()
         set_training(self.training_state.model)
 
-    def take_update(self, *, batch_size: int) -> None:
-        """Take one update of a single micro-batch."""
+    def take_step(self, *, batch_size: int) -> None:
+        """Take one step of a single micro-batch."""
         rows = np.arange(batch_size)
         examples = Examples(
             inputs_of=self.inputs_of,
@@ -63,7 +63,7 @@ class Trial:
         )
 
     def evaluate(self, *, batch_size: int) -> None:
-        """Predict one batch, as the validation between updates does."""
+        """Predict one batch, as the validation between steps does."""
         self.training_state.optimizer.zero_grad(set_to_none=True)
         predict_logits(
             self.training_state.model,
@@ -85,14 +85,14 @@ class ExtractionTrial(Trial):
     extractor: FeatureExtractor
     tokens_of: InputsOf
 
-    def take_update(self, *, batch_size: int) -> None:
-        """Extract the features of one batch, in place of an update."""
+    def take_step(self, *, batch_size: int) -> None:
+        """Extract the features of one batch, in place of a step."""
         inputs = self.tokens_of(np.arange(batch_size), self.case.padded_length)
         _extract(self.extractor, inputs, self.training_state)
 
     def evaluate(self, *, batch_size: int) -> None:
-        """Predict one batch from features, beside the state of an optimizer that took an update."""
-        super().take_update(batch_size=1)
+        """Predict one batch from features, beside the state of an optimizer that took a step."""
+        super().take_step(batch_size=1)
         super().evaluate(batch_size=batch_size)
 
 
@@ -143,7 +143,7 @@ def build_model(case: Case) -> PreTrainedModel:
 def prepare_trial(
     case: Case, model: PreTrainedModel, structure: Structure, *, device: Device
 ) -> Trial:
-    """Make a whole model of the case's architecture ready for its updates, in place."""
+    """Make a whole model of the case's architecture ready for its steps, in place."""
     freeze_parameters(model, structure, mode=case.mode)
     training_state = _prepare(case, model, structure, device=device)
     return Trial(case, training_state, _random_tokens(model, takes_4d_mask=structure.takes_4d_mask))
@@ -153,7 +153,7 @@ def _prepare(
     case: Case, model: nn.Module, structure: Structure, *, device: Device
 ) -> TrainingState:
     # These numbers change the weights alone, and neither memory nor time.
-    schedule = Schedule(peak=1e-5, warmup_updates=0, total_updates=1)
+    schedule = Schedule(peak=1e-5, warmup_steps=0, total_steps=1)
     hyperparameters = Hyperparameters(
         case.optimizer, schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
     )

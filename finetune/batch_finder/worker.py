@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MODULE = "finetune.batch_finder.worker"
 # Shorter times say more about the machine's other work, and about a GPU that was idle before, than
 # about the batch size.
-_LEAST_TIMED_SECONDS = 1.0
+_MIN_TIMED_SECONDS = 1.0
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     budget_bytes = task["budget_bytes"] or device.memory.budget_bytes(task["limit_bytes"])
     answer({"budget_bytes": budget_bytes})
     try:
-        device.memory.cap(budget_bytes)
+        device.memory.set_memory_limit(budget_bytes)
         trial = build_trial(case, device=device)
         answer({"ready": True})
         while True:
@@ -56,7 +56,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What updates at a batch size took, as in an ``Outcome``.
+    """What steps at a batch size took, as in an ``Outcome``.
 
     The peak is None where the process can't measure its own memory.
     """
@@ -67,34 +67,34 @@ class Measurement:
 
 
 def measure(trial: "Trial", *, batch_size: int, budget_bytes: int) -> Measurement:
-    """Take at least two updates, three on a GPU, and evaluate one batch, of one size.
+    """Take at least two steps, three on a GPU, and evaluate one batch, of one size.
 
     Each call starts from no more than the weights, as a run does, so that it does not matter what
     was measured before. Allocations beyond the budget fail, with whatever PyTorch raises then.
-    Extracting the features of one batch counts as an update.
+    Extracting the features of one batch counts as a step.
     """
     memory = trial.device.memory
     trial.begin()
     memory.release()
-    memory.cap(budget_bytes)
+    memory.set_memory_limit(budget_bytes)
     memory.reset_peak()
-    # The first update also pays for new memory, the optimizer's state and kernels.
-    trial.take_update(batch_size=batch_size)
+    # The first step also pays for new memory, the optimizer's state and kernels.
+    trial.take_step(batch_size=batch_size)
     best_rate = _best_rate(trial, batch_size=batch_size)
     trial.evaluate(batch_size=batch_size)
     return Measurement(memory.held_peak_bytes(), best_rate, memory.retried_allocations() > 0)
 
 
 def _best_rate(trial: "Trial", *, batch_size: int) -> float:
-    """Return the best examples per second of some series of updates, each twice as long."""
-    update = partial(trial.take_update, batch_size=batch_size)
-    updates = 1 if trial.device.torch_device.type == "cpu" else 2
+    """Return the best examples per second of some series of steps, each twice as long."""
+    step = partial(trial.take_step, batch_size=batch_size)
+    steps = 1 if trial.device.torch_device.type == "cpu" else 2
     best_rate = timed_seconds = 0.0
-    while timed_seconds < _LEAST_TIMED_SECONDS:
-        seconds = trial.device.time_calls(update, calls=updates)
-        best_rate = max(best_rate, updates * batch_size / seconds)
+    while timed_seconds < _MIN_TIMED_SECONDS:
+        seconds = trial.device.time_calls(step, calls=steps)
+        best_rate = max(best_rate, steps * batch_size / seconds)
         timed_seconds += seconds
-        updates *= 2
+        steps *= 2
     return best_rate
 
 

@@ -13,12 +13,12 @@ from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.examples import inputs_of_texts
 
 _LARGEST = 256
-_LARGEST_QUICK = 16
+_MAX_QUICK = 16
 
 
 def inference_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Workload]:
     """Return BERT-base at each batch size; ``lengths`` are the tokens of the texts."""
-    largest = _LARGEST_QUICK if is_quick else _LARGEST
+    largest = _MAX_QUICK if is_quick else _LARGEST
     return [
         Workload(
             group="inference",

@@ -15,7 +15,7 @@ from finetune.model.shape import load_shape
 
 # For each device and mode.
 _SEARCH_SECONDS = 30.0
-MOST_SEARCH_SECONDS = len(MODES) * _SEARCH_SECONDS
+MAX_SEARCH_SECONDS = len(MODES) * _SEARCH_SECONDS
 """Of one device."""
 
 

@@ -10,7 +10,7 @@ from finetune.errors import FinetuneError
 
 if TYPE_CHECKING:
     from finetune.bench.workload import Workload
-    from finetune.bench.workloads import Choice
+    from finetune.bench.workloads import AutoTunedOption
 
 WORKER = "finetune.bench.worker"
 _WAIT_SECONDS = 1.0
@@ -37,7 +37,7 @@ class Supervisor:
 
     def time_all(
         self,
-        choice: "Choice",
+        choice: "AutoTunedOption",
         workloads: Sequence["Workload"],
         devices: Sequence[str],
         *,

@@ -1,6 +1,6 @@
 """BERT-base on a thousand questions, trained as the article did it and as ``finetune run`` does.
 
-The article padded every row to 512 tokens and ran the whole model at every update. ``finetune run``
+The article padded every row to 512 tokens and ran the whole model at every step. ``finetune run``
 pads to the longest row of a batch, and computes the features of a frozen encoder once.
 """
 
@@ -135,7 +135,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
         losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
-            schedule=Schedule(peak=_ARTICLE_RATE, warmup_updates=0, total_updates=1),
+            schedule=Schedule(peak=_ARTICLE_RATE, warmup_steps=0, total_steps=1),
             head_lr_multiplier=1.0,
             weight_decay=0.01,
             max_grad_norm=1.0,

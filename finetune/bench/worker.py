@@ -15,11 +15,11 @@ def main() -> None:
     """Time the workloads of the parent's task."""
     orders, answer = begin_child()
     from finetune.bench.timer import time_in_rounds
-    from finetune.bench.workloads import Choice, list_workloads
+    from finetune.bench.workloads import AutoTunedOption, list_workloads
     from finetune.devices.select import select_device
 
     task: dict[str, Any] = orders.get()
-    choice = Choice(**task["choice"])
+    choice = AutoTunedOption(**task["choice"])
     devices = [select_device(name, emit=lambda _: None) for name in task["devices"]]
     workloads = list_workloads(choice)[task["first"] :]
     pairs = [(one, [each for each in devices if one.is_for(each.name)]) for one in workloads]
@@ -28,7 +28,7 @@ def main() -> None:
     with ExitStack() as watched:
         for device in devices:
             # So that what does not fit fails, in place of a machine that swaps.
-            device.memory.cap(device.memory.budget_bytes(None))
+            device.memory.set_memory_limit(device.memory.budget_bytes(None))
             watched.enter_context(device.watch_work())
         for rows in time_in_rounds(
             pairs,

@@ -15,7 +15,7 @@ from finetune.model.factory import load_factory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class AutoTunedOption:
     """What is timed.
 
     Args:
@@ -38,7 +38,7 @@ class Choice:
         return QUICK if self.is_quick else FULL
 
 
-def list_workloads(choice: Choice) -> list[Workload]:
+def list_workloads(choice: AutoTunedOption) -> list[Workload]:
     """Return the workloads that were chosen, group by group, the user's own last.
 
     Raises:

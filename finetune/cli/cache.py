@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.cli.console import as_text, show_json, show_lines, show_table, spell_size
+from finetune.cli.console import as_text, format_size, show_json, show_lines, show_table
 from finetune.cli.options import chosen_options, debug_option, json_option, load
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def ls(*, as_json: bool, **flags: Any) -> None:
         for one in entries:
             used = f"{datetime.fromtimestamp(one.used_at):%Y-%m-%d %H:%M}"
             facts = (as_text(one.facts.get(name, "?")) for name in names)
-            rows.append((used, spell_size(one.size_bytes), *facts))
+            rows.append((used, format_size(one.size_bytes), *facts))
         show_table(("last used", "size", *names), rows, numbers=("size", "rows"))
-    show_lines(f"{spell_size(sum(one.size_bytes for one in entries))} in {store.folder}")
+    show_lines(f"{format_size(sum(one.size_bytes for one in entries))} in {store.folder}")
 
 
 @command.command(epilog=EXAMPLES)
@@ -60,7 +60,7 @@ def clear(*, as_json: bool, **flags: Any) -> None:
     if as_json:
         show_json({"schema_version": 1, "folder": str(store.folder), "freed_bytes": freed_bytes})
     else:
-        show_lines(f"deleted {spell_size(freed_bytes)} in {store.folder}")
+        show_lines(f"deleted {format_size(freed_bytes)} in {store.folder}")
 
 
 def _open_store(flags: dict[str, Any]) -> "TensorStore":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finetune.api.compare import MOST_ROWS
+from finetune.api.compare import MAX_ROWS
 from finetune.cli.console import shorten, show_json, show_lines, show_table
 from finetune.cli.options import output_options
 from finetune.cli.progress import showing
@@ -33,9 +33,9 @@ Examples:
 @click.option(
     "--rows",
     type=click.IntRange(min=0),
-    default=MOST_ROWS,
+    default=MAX_ROWS,
     help="Show at most N rows that one has right and the other wrong, each way.  "
-    f"[default: {MOST_ROWS}]",
+    f"[default: {MAX_ROWS}]",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Also write this page, as HTML.")
 @output_options

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from finetune.tasks.base import Scores
 
 LINE_WITHOUT_END = 1_000_000
-LONGEST_EXAMPLE = 60
+MAX_EXAMPLE = 60
 NARROWEST_TEXT = 12
 SPACE_BETWEEN_COLUMNS = 2
 # Texts and names of classes may look like rich's markup or like its names of emoji.
@@ -87,10 +87,10 @@ def show_scores(title: str, scores: "Scores") -> None:
 def shorten(text: str) -> str:
     """Return a text on one line, of at most 60 characters."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST_EXAMPLE else line[: LONGEST_EXAMPLE - 1] + "…"
+    return line if len(line) <= MAX_EXAMPLE else line[: MAX_EXAMPLE - 1] + "…"
 
 
-def spell_size(size_bytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     """Return a size such as ``167.5 MiB`` or, of a small one, ``2.3 KiB``."""
     if size_bytes < 2**20:
         return f"{size_bytes / 2**10:,.1f} KiB"

@@ -83,7 +83,7 @@ def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: A
     if the device works, else 4.
 
     With --ops: does MPS have all operators that a model needs? This works on any machine. With
-    --parity: do the results of the device agree with the CPU's, in evaluation and in ten updates?
+    --parity: do the results of the device agree with the CPU's, in evaluation and in ten steps?
     If not, the exit code is 1.
     """
     chosen = given(options)

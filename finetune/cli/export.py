@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from finetune.cli.console import show_json, show_lines, show_table, spell_size
+from finetune.cli.console import format_size, show_json, show_lines, show_table
 from finetune.cli.options import output_options
 from finetune.cli.progress import showing
 
@@ -78,7 +78,7 @@ def coreml(run: Path, *, output_dir: Path | None, as_json: bool, **output: bool)
     program = found.program
     folded = f", {' and '.join(program.folded)} folded into constants" * bool(program.folded)
     show_lines(
-        f"{found.path}, {spell_size(found.size_bytes)}",
+        f"{found.path}, {format_size(found.size_bytes)}",
         f"checked: coremltools reads {program.operations:,} operations that take "
         f"{' and '.join(program.inputs)} of {program.shortest} to {program.longest} tokens; "
         f"{program.parameters:,} parameters of the model are in it, in fp16{folded}",
@@ -92,7 +92,7 @@ def _show(found: "Export") -> None:
         columns = ("file", "size", *COLUMNS)
         show_table(columns, map(_row, compared), numbers=columns[1:])
     for file in found.files:
-        show_lines(f"{file.path}, {spell_size(file.size_bytes)}")
+        show_lines(f"{file.path}, {format_size(file.size_bytes)}")
 
 
 def _row(file: "ExportedFile") -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def _row(file: "ExportedFile") -> tuple[str, ...]:
     name = next(iter(found.metrics))
     return (
         Path(file.path).name,
-        spell_size(file.size_bytes),
+        format_size(file.size_bytes),
         f"{found.same_labels:.1%}",
         f"{found.largest_logit_difference:.1e}",
         f"{name} {found.metrics[name]:.4f}",

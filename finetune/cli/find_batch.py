@@ -62,7 +62,7 @@ ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
 def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
     """Find the largest batch size that fits, and the fastest.
 
-    Takes real updates, each device in a child process that may use no more memory than is free.
+    Takes real steps, each device in a child process that may use no more memory than is free.
     Without --freeze-core, --head or --train-layers it searches for all layers, and for the head
     alone.
     """

@@ -22,7 +22,7 @@ Examples:
   finetune run --config reviews.yaml            trains on it as it is
   finetune init reviews.csv --label-column stars --model minilm
 """
-MOST_CLASSES_SHOWN = 20
+MAX_CLASSES_SHOWN = 20
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)
@@ -86,9 +86,9 @@ def _show_facts(facts: "TableFacts") -> None:
     if not facts.class_rows:
         return
     show_lines()
-    shown = list(facts.class_rows.items())[:MOST_CLASSES_SHOWN]
+    shown = list(facts.class_rows.items())[:MAX_CLASSES_SHOWN]
     rows = [
         (shorten(name), f"{rows:,}", shorten(facts.examples.get(name, ""))) for name, rows in shown
     ]
-    rows += [("...", "", "")] * (len(facts.class_rows) > MOST_CLASSES_SHOWN)
+    rows += [("...", "", "")] * (len(facts.class_rows) > MAX_CLASSES_SHOWN)
     show_table(("class", "rows", "example"), rows, numbers=("rows",))

@@ -1,4 +1,4 @@
-"""Shows events as lines, of many updates and validations some."""
+"""Shows events as lines, of many steps and validations some."""
 
 import time
 
@@ -11,7 +11,7 @@ from finetune.events import (
     Event,
     StageFinished,
     StageStarted,
-    Update,
+    Step,
     Validation,
     WarningMessage,
 )
@@ -22,11 +22,11 @@ SHORTEST_STAGE_SECONDS = 0.1
 # nothing was printed for some time.
 VALIDATION_LINES = 10
 UPDATE_LINES = 7
-LONGEST_SILENCE_SECONDS = 600.0
+MAX_SILENCE_SECONDS = 600.0
 
 
 class Lines:
-    """Shows events as lines; of many updates and validations, some.
+    """Shows events as lines; of many steps and validations, some.
 
     Args:
         console: Prints them.
@@ -36,7 +36,7 @@ class Lines:
     def __init__(self, console: Console, *, is_quiet: bool) -> None:
         self._console, self._is_quiet = console, is_quiet
         self._running = Running("")
-        self._update_shown = self._validation_shown = 0
+        self._step_shown = self._validation_shown = 0
         self._shown = time.monotonic()
 
     def show(self, event: Event) -> None:
@@ -46,10 +46,10 @@ class Lines:
         match event:
             case StageStarted():
                 self._running = Running(event.name)
-                self._update_shown = self._validation_shown = 0
+                self._step_shown = self._validation_shown = 0
             case StageFinished():
                 self._finish(event)
-            case Update() if not self._is_update_due(event):
+            case Step() if not self._is_update_due(event):
                 pass
             case Validation() if not self._is_validation_due(event):
                 pass
@@ -61,21 +61,21 @@ class Lines:
             words = filter(None, [line_of(event), self._running.outcome()])
             self._console.print(Text(", ".join(words)))
 
-    def _is_update_due(self, event: Update) -> bool:
-        self._running.note_update(event)
-        passed_updates = event.update - self._update_shown
-        is_due = passed_updates * UPDATE_LINES > event.total_updates
-        if is_due or time.monotonic() - self._shown > LONGEST_SILENCE_SECONDS:
-            self._update_shown, self._shown = event.update, time.monotonic()
+    def _is_update_due(self, event: Step) -> bool:
+        self._running.note_step(event)
+        passed_steps = event.step - self._step_shown
+        is_due = passed_steps * UPDATE_LINES > event.total_steps
+        if is_due or time.monotonic() - self._shown > MAX_SILENCE_SECONDS:
+            self._step_shown, self._shown = event.step, time.monotonic()
             return True
         return False
 
     def _is_validation_due(self, event: Validation) -> bool:
         self._running.note_validation(event)
-        passed_updates = event.update - self._validation_shown
-        if passed_updates * VALIDATION_LINES < self._running.count.total:
+        passed_steps = event.step - self._validation_shown
+        if passed_steps * VALIDATION_LINES < self._running.count.total:
             return False
-        self._update_shown = self._validation_shown = event.update
+        self._step_shown = self._validation_shown = event.step
         self._shown = time.monotonic()
         return True
 

@@ -22,7 +22,7 @@ from finetune.events import (
     Probe,
     StageFinished,
     StageStarted,
-    Update,
+    Step,
     Validation,
     WarningMessage,
 )
@@ -32,7 +32,7 @@ LIBRARIES = "libraries"
 REFRESHES_A_SECOND = 4
 # A pause between two stages that takes less is not worth a spinner.
 SHORTEST_PAUSE_SECONDS = 1.0
-LONGEST_BAR = 40
+MAX_BAR = 40
 WIDTH_BESIDE_BAR = 50
 
 
@@ -95,8 +95,8 @@ class LiveView(Live):
                 self._finish(event)
             case Advance():
                 self._running.note_advance(event)
-            case Update():
-                self._running.note_update(event)
+            case Step():
+                self._running.note_step(event)
             case Validation():
                 self._running.note_validation(event)
             case WarningMessage():  # the terminal folds it, so that a command in it can be copied
@@ -116,14 +116,14 @@ class LiveView(Live):
         cells = [self._spinner, *(self._bar(running.count) or time_taken)]
         line = Table.grid(*[Column(no_wrap=True) for _ in cells], padding=(0, 2, 0, 0))
         line.add_row(*cells)
-        if running.update is None:
+        if running.step is None:
             return line
         return Group(line, Text(f"  {running.report()}", no_wrap=True, overflow="ellipsis"))
 
     def _bar(self, count: Count) -> list[RenderableType]:
         if not count.total:
             return []
-        width = max(5, min(LONGEST_BAR, self.console.width - WIDTH_BESIDE_BAR))
+        width = max(5, min(MAX_BAR, self.console.width - WIDTH_BESIDE_BAR))
         left_seconds = count.left_seconds()
         left = "" if left_seconds is None else f"{clock(left_seconds)} left"
         return [

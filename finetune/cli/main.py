@@ -15,7 +15,7 @@ import click
 
 import finetune
 from finetune.cli.usage import explain_usage
-from finetune.devices.host import keep_freed_memory, look_for_garbage_seldom
+from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.devices.launch import Launch, read_launch
 from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
 from finetune.escaping import escape_controls, escape_line
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments = sys.argv[1:]
         _open_standard_streams()
         keep_freed_memory()
-        look_for_garbage_seldom()
+        reduce_gc_frequency()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
     _quieten_libraries()

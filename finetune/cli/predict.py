@@ -60,12 +60,12 @@ Examples:
 @click.option(
     "--min-confidence",
     type=float,
-    help="Leave texts unanswered whose probability is lower, such as 0.9.",
+    help="Abstain on texts whose probability is lower, such as 0.9.",
 )
 @click.option(
     "--target-precision",
     type=float,
-    help="Leave texts unanswered below the probability from which on, on the run's validation "
+    help="Abstain on texts below the probability from which on, on the run's validation "
     "rows, answers of their class have this precision, such as 0.95.",
 )
 @device_option
@@ -91,7 +91,7 @@ def command(
     The texts are arguments, rows of a table, or lines of a file or of standard input, where blank
     ones are skipped. They are classified as they are read, in any number. The output has their
     order: lines, or with --json one object per line, with the other columns of the table. The label
-    of a text that is left unanswered is empty, in JSON null.
+    of a text that has no prediction is empty, in JSON null.
     """
     if texts and file is not None:
         raise UsageError("both texts and --file were given", remedy="give one of them")

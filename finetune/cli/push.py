@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from finetune.cli.console import show_json, show_lines, show_table, spell_size
+from finetune.cli.console import format_size, show_json, show_lines, show_table
 from finetune.cli.options import output_options
 from finetune.cli.progress import showing
 
@@ -58,7 +58,7 @@ def command(
     if as_json:
         show_json(found.to_json())
         return
-    rows = [(file.name, spell_size(file.size_bytes)) for file in found.files]
+    rows = [(file.name, format_size(file.size_bytes)) for file in found.files]
     show_table(("file", "size"), rows, numbers=("size",))
     done = "would be uploaded to" if dry_run else "uploaded to"
     show_lines(f"{done} {found.url}, {'public' if found.public else 'private'}")

@@ -159,12 +159,15 @@ def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
     runs = list(found.runs.values())
     figures, means = runs[0].test.figures, found.test
     rows = [[seed_name(seed), *map(str, run.test.figures)] for seed, run in found.runs.items()]
-    rows.append(["mean", *(_spell(one, means[one.key].value) for one in figures)])
+    rows.append(["mean", *(_format_label(one, means[one.key].value) for one in figures)])
     limits = [(one, means[one.key]) for one in figures]
     rows.append(
         [
             "95% interval",
-            *(f"{_spell(one, it.low)} to {_spell(one, it.high)}" for one, it in limits),
+            *(
+                f"{_format_label(one, it.low)} to {_format_label(one, it.high)}"
+                for one, it in limits
+            ),
         ]
     )
     columns = ("run", *(one.name for one in figures))
@@ -176,7 +179,7 @@ def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
     show_lines(f"best on validation: {best}", f"run folders: {found.output_dir}")
 
 
-def _spell(figure: "Figure", value: float) -> str:
+def _format_label(figure: "Figure", value: float) -> str:
     # The interval of few seeds may be wider than a share can be.
     shown = min(max(value, 0.0), 1.0) if figure.is_share else value
     return str(replace(figure, value=shown))

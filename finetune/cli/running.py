@@ -10,7 +10,7 @@ from finetune.events import (
     Probe,
     StageFinished,
     StageStarted,
-    Update,
+    Step,
     Validation,
     WarningMessage,
 )
@@ -50,7 +50,7 @@ class Running:
     name: str
     started: float = field(default_factory=time.monotonic)
     count: Count = field(default_factory=Count)
-    update: Update | None = None
+    step: Step | None = None
     validation: Validation | None = None
     best: Validation | None = None
 
@@ -64,12 +64,12 @@ class Running:
         if event.done == event.total:
             self.count = Count()
 
-    def note_update(self, event: Update) -> None:
-        """Count the updates from the first that is reported: a run may be resumed."""
-        if self.update is None:
-            self.count = Count(first=event.update)
-        self.update = event
-        self.count.move(event.update, event.total_updates)
+    def note_step(self, event: Step) -> None:
+        """Count the steps from the first that is reported: a run may be resumed."""
+        if self.step is None:
+            self.count = Count(first=event.step)
+        self.step = event
+        self.count.move(event.step, event.total_steps)
 
     def note_validation(self, event: Validation) -> None:
         """Keep it, and whether it is the best."""
@@ -77,22 +77,22 @@ class Running:
         self.best = event if event.is_best else self.best
 
     def report(self) -> str:
-        """Return what the last update and the last validation have found, in 77 columns."""
-        if (update := self.update) is None:
+        """Return what the last step and the last validation have found, in 77 columns."""
+        if (step := self.step) is None:
             return ""
-        parts = [f"loss {update.loss:.3f}"]
+        parts = [f"loss {step.loss:.3f}"]
         if self.validation and self.best:
             name, value = _first_metric(self.validation)
             parts.append(f"{name} {value:.3f} (best {_first_metric(self.best)[1]:.3f})")
-        memory, budget = (size / 2**30 for size in (update.memory_bytes, update.budget_bytes))
-        parts.append(f"{update.examples_per_second:,.0f} examples/s")
+        memory, budget = (size / 2**30 for size in (step.memory_bytes, step.budget_bytes))
+        parts.append(f"{step.examples_per_second:,.0f} examples/s")
         return "  ".join([*parts, f"{memory:.1f} of {budget:.1f} GiB"])
 
     def outcome(self) -> str:
         """Return what a training has come to; of other stages nothing."""
         words = []
-        if update := self.update:
-            words.append(f"{update.update:,}/{update.total_updates:,} updates")
+        if step := self.step:
+            words.append(f"{step.step:,}/{step.total_steps:,} steps")
         if best := self.best:
             name, value = _first_metric(best)
             words.append(f"best {name} {value:.4f} at epoch {best.epoch:.3g}")
@@ -112,9 +112,9 @@ def line_of(event: Event) -> str:
             return f"warning: {event.message}" + (f" ({event.remedy})" if event.remedy else "")
         case Advance():
             return f"  {event.done:,}/{event.total:,} examples"
-        case Update():
+        case Step():
             return (
-                f"update {event.update}/{event.total_updates}  loss {event.loss:.3f}  "
+                f"step {event.step}/{event.total_steps}  loss {event.loss:.3f}  "
                 f"lr {event.learning_rate:.1e}  {event.examples_per_second:.0f} examples/s  "
                 f"{event.memory_bytes / 2**30:.2f} GiB  {event.remaining_seconds:.0f} s left"
             )

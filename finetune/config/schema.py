@@ -165,7 +165,7 @@ class TrainingConfig:
     )
     effective_batch_size: Count | None = _option(
         None,
-        "Examples per update; a multiple of the batch size uses gradient accumulation. "
+        "Examples per step; a multiple of the batch size uses gradient accumulation. "
         "Default: batch size.",
     )
     eval_batch_size: Count = _option(
@@ -189,9 +189,9 @@ class TrainingConfig:
         "Passes over the training split. Default: 3, more for few rows; for a head alone 100, "
         "fewer for many rows.",
     )
-    max_steps: Count | None = _option(None, "Stop after N updates; overrides the number of epochs.")
+    max_steps: Count | None = _option(None, "Stop after N steps; overrides the number of epochs.")
     warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
-        0.1, "Fraction of the updates in which the learning rate rises to its peak."
+        0.1, "Fraction of the steps in which the learning rate rises to its peak."
     )
     weight_decay: Annotated[float, Ge(0.0), Le(1e6)] | None = _option(
         None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
@@ -230,7 +230,7 @@ class OutputConfig:
         None, "Run folder. Default: a new folder runs/DATA-MODEL-MODE."
     )
     overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
-    logging_steps: Count = _option(10, "Report the training loss every N updates.")
+    logging_steps: Count = _option(10, "Report the training loss every N steps.")
     report_to: Tracker = _option(
         "none",
         "Tracker that gets the loss, the validations and the hyperparameters too; tensorboard "
@@ -244,7 +244,7 @@ class OutputConfig:
     save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _option(
         10.0, "Write a checkpoint every N minutes too; 0 for never."
     )
-    save_steps: Count | None = _option(None, "Write a checkpoint every N updates too.")
+    save_steps: Count | None = _option(None, "Write a checkpoint every N steps too.")
     save_total_limit: Count = _option(
         2, "Keep the N newest checkpoints; that of the best model is kept in any case."
     )
@@ -257,7 +257,7 @@ class CacheConfig:
     feature_cache: bool = _option(
         True,
         "Compute the features of the frozen layers once and store them, and the token ids of large "
-        "tables; if off, they are computed at every update, and texts are encoded in every run.",
+        "tables; if off, they are computed at every step, and texts are encoded in every run.",
     )
     cache_dir: str | None = _option(
         None,
@@ -334,7 +334,7 @@ def mode_of(model: ModelConfig) -> Mode:
 
 
 def effective_batch_size(training: TrainingConfig) -> int:
-    """Return the examples per update; for batch size auto, those of the default batch size."""
+    """Return the examples per step; for batch size auto, those of the default batch size."""
     if training.effective_batch_size is not None:
         return training.effective_batch_size
     return DEFAULT_BATCH_SIZE if training.batch_size == "auto" else training.batch_size
@@ -383,30 +383,28 @@ HEAD_DEFAULTS = ModeDefaults(
     num_train_epochs=100.0, head_lr_multiplier=1.0, weight_decay=0.0, early_stopping_patience=30
 )
 # Those of 100 epochs of TREC. More rows need fewer epochs, and have a validation in each.
-MOST_UPDATES_OF_A_HEAD = 14_000
+MAX_UPDATES_OF_A_HEAD = 14_000
 
 
-# Few rows need more epochs: with at least so many updates, five sets of 150 to 1,000 rows came
+# Few rows need more epochs: with at least so many steps, five sets of 150 to 1,000 rows came
 # within a point of the best of 3, 10, 20 and 40 epochs; TREC has that many in three (docs/LOG.md).
 MIN_UPDATES = 250
-MOST_EPOCHS_OF_FEW_ROWS = 40
+MAX_EPOCHS_OF_FEW_ROWS = 40
 PATIENCE_OF_FEW_ROWS = 8
 
 
-def mode_defaults(mode: Mode, *, updates_per_epoch: int) -> ModeDefaults:
+def mode_defaults(mode: Mode, *, steps_per_epoch: int) -> ModeDefaults:
     """Return the defaults that depend on the mode, the learning rate aside, and on the rows."""
     if not mode.trains_encoder:
-        return _head_defaults(updates_per_epoch)
-    epochs = float(min(math.ceil(MIN_UPDATES / updates_per_epoch), MOST_EPOCHS_OF_FEW_ROWS))
+        return _head_defaults(steps_per_epoch)
+    epochs = float(min(math.ceil(MIN_UPDATES / steps_per_epoch), MAX_EPOCHS_OF_FEW_ROWS))
     if epochs <= ModeDefaults.num_train_epochs:
         return ModeDefaults()
     return ModeDefaults(num_train_epochs=epochs, early_stopping_patience=PATIENCE_OF_FEW_ROWS)
 
 
-def _head_defaults(updates_per_epoch: int) -> ModeDefaults:
-    epochs = max(
-        1, min(MOST_UPDATES_OF_A_HEAD // updates_per_epoch, HEAD_DEFAULTS.num_train_epochs)
-    )
+def _head_defaults(steps_per_epoch: int) -> ModeDefaults:
+    epochs = max(1, min(MAX_UPDATES_OF_A_HEAD // steps_per_epoch, HEAD_DEFAULTS.num_train_epochs))
     share = epochs / HEAD_DEFAULTS.num_train_epochs
     patience = math.ceil(share * HEAD_DEFAULTS.early_stopping_patience)
     return replace(HEAD_DEFAULTS, num_train_epochs=epochs, early_stopping_patience=patience)

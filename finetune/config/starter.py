@@ -12,7 +12,7 @@ import yaml
 from finetune.config.schema import Config
 from finetune.errors import UsageError
 
-LONGEST_LINE = 100
+MAX_LINE = 100
 
 
 def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading: str) -> str:
@@ -69,5 +69,5 @@ def _entry(option: Field[Any], value: Any, *, note: str) -> str:
 
 
 def _comment(text: str, *, indent: str) -> str:
-    lines = textwrap.wrap(text, width=LONGEST_LINE - len(indent) - 2, break_on_hyphens=False)
+    lines = textwrap.wrap(text, width=MAX_LINE - len(indent) - 2, break_on_hyphens=False)
     return "".join(f"{indent}# {line}\n" for line in lines)

@@ -12,9 +12,9 @@ import yaml
 
 from finetune.errors import ConfigurationInvalid
 
-LARGEST_FILE_BYTES = 2**20
+MAX_FILE_BYTES = 2**20
 DEEPEST_LEVELS = 20
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 
 
 def read_yaml(path: Path) -> Any:
@@ -25,8 +25,8 @@ def read_yaml(path: Path) -> Any:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST_FILE_BYTES + 1)
-        if len(content) > LARGEST_FILE_BYTES:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise ValueError("it is larger than 1 MiB")
         return _parse(content.decode())
     except OSError as error:
@@ -70,7 +70,7 @@ class _ConfigLoader(yaml.BaseLoader):
             return "aliases are not supported"
         if self.levels > DEEPEST_LEVELS:
             return f"nested more than {DEEPEST_LEVELS} deep"
-        return f"more than {MOST_VALUES:,} values" if self.values > MOST_VALUES else None
+        return f"more than {MAX_VALUES:,} values" if self.values > MAX_VALUES else None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}

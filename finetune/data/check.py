@@ -23,7 +23,7 @@ STRONG_IMBALANCE = 10.0
 # A tail is long if the longest text has more than so many times the tokens of all but 0.5%.
 LONG_TAIL = 2.0
 # Emoji and rare words are unknown to a model that suits the texts otherwise.
-MOST_UNKNOWN = 0.05
+MAX_UNKNOWN = 0.05
 
 
 WINDOWS = "--long-texts windows, which reads all of them"
@@ -187,7 +187,7 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     distinct, numbers = np.unique(
         np.concatenate(list(labels.values())), axis=0, return_inverse=True
     )
-    names = [task.spell(label) for label in distinct]
+    names = [task.format_label(label) for label in distinct]
     parts = {
         split: _Split(texts[split], all_texts[split], own_labels, names)
         for split, own_labels in zip(splits, np.split(numbers, ends), strict=True)
@@ -253,7 +253,7 @@ def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
 def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
     """Suggest another model if too many tokens are unknown to the vocabulary of this one."""
     share = unknown_tokens / max(tokens, 1)
-    if share <= MOST_UNKNOWN:
+    if share <= MAX_UNKNOWN:
         return None
     return Suggestion(
         f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which sees nothing"

@@ -46,23 +46,23 @@ PAIRS = (
 DATE = r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?"
 SAMPLE_ROWS = 10_000
 # How many values a column has is counted in memory: of a larger table in so many parts of it.
-MOST_BYTES, SAMPLE_PARTS = 2**26, 16
+MAX_BYTES, SAMPLE_PARTS = 2**26, 16
 # Columns of 0 and 1, one for each class; two may well be something else.
-LEAST_INDICATORS = 3
+MIN_INDICATORS = 3
 YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
 WORDS = frozenset({"false", "true"})
 FLAGS = WORDS | {"", "0", "0.0", "1", "1.0"}
-LONGEST_LABEL = 60
+MAX_LABEL = 60
 # Numbers in a column named as labels count as at most so many classes: more likely than a category
 # with another name, less likely than three classes in a column named as labels.
 NUMBERS_AS_CLASSES = 24
 # The best column must be so many times as good as the next one.
 CLEAR_LEAD = 2.0
-MOST_CANDIDATES = 5
+MAX_CANDIDATES = 5
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoTunedOption:
     """A column, why it was chosen, and the columns that came next."""
 
     name: str
@@ -79,9 +79,9 @@ class Choice:
 class Columns:
     """The columns that are read: of texts, of labels and, of pairs, of their second texts."""
 
-    text: Choice
-    label: Choice
-    pair: Choice | None = None
+    text: AutoTunedOption
+    label: AutoTunedOption
+    pair: AutoTunedOption | None = None
 
     @property
     def by_option(self) -> dict[str, str]:
@@ -241,7 +241,7 @@ def find_indicators(columns: pyarrow.Table) -> str | None:
         if _holds_flags(columns[name]) and "," not in name:
             (words if _distinct(columns[name]) & WORDS else numbers).append(name)
     flags = max(numbers, words, key=len)
-    return ",".join(flags) if len(flags) >= LEAST_INDICATORS else None
+    return ",".join(flags) if len(flags) >= MIN_INDICATORS else None
 
 
 def join_indicators(columns: pyarrow.Table, label: str) -> pyarrow.Table:
@@ -286,8 +286,8 @@ def plain_name(name: str) -> str:
 def _spread_sample(columns: pyarrow.Table) -> pyarrow.Table:
     """Return rows from all over a large table; all of another."""
     rows, size_bytes = len(columns), columns.nbytes
-    size = int(rows * MOST_BYTES / max(size_bytes, 1)) // SAMPLE_PARTS
-    if size_bytes <= MOST_BYTES or size == 0:
+    size = int(rows * MAX_BYTES / max(size_bytes, 1)) // SAMPLE_PARTS
+    if size_bytes <= MAX_BYTES or size == 0:
         return columns
     starts = (number * (rows - size) // (SAMPLE_PARTS - 1) for number in range(SAMPLE_PARTS))
     return pyarrow.concat_tables(columns.slice(start, size) for start in starts)
@@ -322,7 +322,7 @@ def _label_score(facts: _Facts) -> float:
     """Return how much a column looks like labels; 0 if it does not."""
     weight = facts.name_weight(LABEL_NAMES)
     recurs = 2 <= facts.distinct <= max(2, facts.rows // 3) and facts.distinct < facts.rows
-    is_short = facts.characters <= LONGEST_LABEL and not facts.is_date
+    is_short = facts.characters <= MAX_LABEL and not facts.is_date
     if weight < 6.0 and not (recurs and is_short):
         return 0.0
     classes = facts.distinct or 1
@@ -352,7 +352,7 @@ def _choose(
     others: Collection[str | None],
     earlier: Collection[str] = (),
     table: str,
-) -> Choice:
+) -> AutoTunedOption:
     """Return the column that is named, or looks most like texts or labels; never one of others."""
     option = f"--{kind}-column"
     if named is not None:
@@ -374,7 +374,7 @@ def _choose(
     best = ranked[0]
     close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]
     if len(close) > 1:
-        candidates = [one.name for one in ranked[: max(len(close), MOST_CANDIDATES)]]
+        candidates = [one.name for one in ranked[: max(len(close), MAX_CANDIDATES)]]
         raise DataError(
             f"can't tell which column is the {kind}: {_listed(candidates)}",
             remedy=f"choose one with {option}"
@@ -386,21 +386,23 @@ def _choose(
         reason = f"{best.rows:,} rows have {best.distinct:,} different values"
     else:
         reason = f"its values have {best.characters:,.0f} characters on average"
-    return Choice(best.name, reason, tuple(one.name for one in ranked[1:3]))
+    return AutoTunedOption(best.name, reason, tuple(one.name for one in ranked[1:3]))
 
 
-def _named(name: str, option: str, earlier: Collection[str]) -> Choice:
-    return Choice(name, "as in the run" if name in earlier else f"as {option} says")
+def _named(name: str, option: str, earlier: Collection[str]) -> AutoTunedOption:
+    return AutoTunedOption(name, "as in the run" if name in earlier else f"as {option} says")
 
 
-def _find_pair(names: Sequence[str], *, text: str | None, pair: str | None) -> list[Choice]:
+def _find_pair(
+    names: Sequence[str], *, text: str | None, pair: str | None
+) -> list[AutoTunedOption]:
     """Return the two columns with the names of a pair of texts, unless the first one is named."""
     plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in reversed(names)}
     found = [(plain[one], plain[two]) for one, two in PAIRS if one in plain and two in plain]
     for first, second in found if text is None else ():
         if pair in (None, second):
             reason = f"{first!r} and {second!r} are names of pairs; --text-column reads one text"
-            return [Choice(first, reason), Choice(second, reason)]
+            return [AutoTunedOption(first, reason), AutoTunedOption(second, reason)]
     return []
 
 

@@ -28,7 +28,7 @@ from finetune.tasks.multi import Multi
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_ROWS = 100
 HEADER_ROWS = 10_000
-LONGEST_NAME = 60
+MAX_NAME = 60
 Result = TypeVar("Result")
 # Excel's word on the delimiter, in a line above the header.
 DELIMITER_LINE = re.compile(f"sep=([{''.join(DELIMITERS)}])\r?\n")
@@ -305,7 +305,7 @@ def _has_header(rows: pyarrow.Table, *, known: set[str]) -> bool:
     return (
         recurring.isdisjoint(names)
         and len(set(names)) == len(names)
-        and not any(is_number(name) or len(name) > LONGEST_NAME for name in names)
+        and not any(is_number(name) or len(name) > MAX_NAME for name in names)
     )
 
 

@@ -19,7 +19,7 @@ from finetune.events import Emit
 # Of two that JSON spells a character beyond 16 bits with.
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 # In one line: Arrow's reader ends the process where JSON is nested some thousand deep.
-MOST_BRACKETS = 1000
+MAX_BRACKETS = 1000
 
 
 def read_json_lines(text: TextFile, *, emit: Emit) -> pyarrow.Table:
@@ -89,7 +89,7 @@ def _count_rows(text: TextFile) -> int:
     rows = 0
     with text.open(newline="\n") as lines:
         for line in lines:
-            if len(line) > MOST_BRACKETS and line.count("{") + line.count("[") > MOST_BRACKETS:
+            if len(line) > MAX_BRACKETS and line.count("{") + line.count("[") > MAX_BRACKETS:
                 return 0
             rows += not line.isspace()
     return rows
@@ -130,5 +130,5 @@ def _parse_object(line: str, *, place: str) -> dict[str, Any]:
 
 
 def _mended(text: str) -> str:
-    """Return a text without halves of characters, which JSON can spell and nothing can store."""
+    """Return a text without halves of characters, which JSON can write and nothing can store."""
     return text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")

@@ -11,7 +11,7 @@ from finetune.errors import DataNotFound, DataUnreadable, UsageError
 # As much as a pipe holds.
 CHUNK_BYTES = 2**16
 # In characters. What has no line ends, as /dev/zero, would fill the memory.
-LONGEST_LINE = 2**24
+MAX_LINE = 2**24
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
                 remedy="name its encoding with --encoding, such as --encoding cp1252",
             ) from error
         lines_before += len(lines)
-        if len(rest) > LONGEST_LINE:
+        if len(rest) > MAX_LINE:
             raise DataUnreadable(
-                f"line {lines_before + 1:,} of {name} has more than {LONGEST_LINE:,} characters",
+                f"line {lines_before + 1:,} of {name} has more than {MAX_LINE:,} characters",
                 remedy="write one text per line",
             )
         if not chunk:

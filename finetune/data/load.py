@@ -34,7 +34,7 @@ from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO, find_kind
-from finetune.tasks.labels import MOST_LISTED
+from finetune.tasks.labels import MAX_LISTED
 from finetune.tasks.single import Single
 
 SOURCES = ("trec", "questions")
@@ -156,8 +156,8 @@ def find_places(options: DataOptions, rows: Dataset) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    others = f" and {len(names) - MOST_LISTED:,} others" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + others
+    others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + others
 
 
 def source_name(source: str) -> str:

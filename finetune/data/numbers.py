@@ -1,4 +1,4 @@
-"""Columns of numbers as files of values between delimiters spell them become plain ones."""
+"""Columns of numbers as files of values between delimiters write them become plain ones."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from finetune.tasks.labels import MISSING, NUMBER
 # Columns of texts are seen by a few values to hold no numbers.
 SAMPLE_ROWS = 100
 # Of the values of a column of numbers; the others are mistakes, or words for what is missing.
-LEAST_SHARE = 0.9
+MIN_SHARE = 0.9
 LIST = "[0-9],[0-9]+,[0-9]"
 WITH_COMMA = r"[+-]?[0-9]+(,[0-9]+)?"
 
@@ -55,7 +55,7 @@ def _plain(column: pyarrow.ChunkedArray, pattern: str) -> pyarrow.ChunkedArray:
 def _holds_numbers(column: pyarrow.ChunkedArray, pattern: str) -> bool:
     filled = _without_missing(column)
     filled = filled.filter(pc.not_equal(filled, ""))
-    return len(filled) > 0 and pc.mean(_is_number(filled, pattern)).as_py() >= LEAST_SHARE
+    return len(filled) > 0 and pc.mean(_is_number(filled, pattern)).as_py() >= MIN_SHARE
 
 
 def _is_number(column: pyarrow.ChunkedArray, pattern: str) -> pyarrow.ChunkedArray:

@@ -17,7 +17,7 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 PACKED_SUFFIXES = (".gz", ".zip", ".xlsx")
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
 # Tables become a fifth or a tenth. What becomes a hundredth may be made to fill the memory.
-MOST_TIMES = 100
+MAX_TIMES = 100
 SMALL_BYTES = 2**28
 
 
@@ -122,12 +122,12 @@ def _read(file: IO[bytes] | GzipFile, *, path: Path) -> bytes:
 
 
 def _limit_bytes(path: Path) -> int:
-    return max(SMALL_BYTES, MOST_TIMES * path.stat().st_size)
+    return max(SMALL_BYTES, MAX_TIMES * path.stat().st_size)
 
 
 def _check_size(size_bytes: int, *, path: Path) -> None:
     if size_bytes > _limit_bytes(path):
         raise DataUnreadable(
-            f"{path} becomes more than {MOST_TIMES} times as large when it is unpacked",
+            f"{path} becomes more than {MAX_TIMES} times as large when it is unpacked",
             remedy="unpack it yourself if you trust it, and name the table in it",
         )

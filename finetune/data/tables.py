@@ -17,7 +17,7 @@ from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
 from finetune.data.columns import (
-    Choice,
+    AutoTunedOption,
     Columns,
     check_columns,
     choose_columns,
@@ -257,7 +257,7 @@ def choose_table_columns(table: RawTable, options: DataOptions, *, emit: Emit) -
     if table.flags and options.label_column is None:
         options = replace(options, label_column=table.flags)
         columns = choose_columns(table.columns, options, table=str(table.path))
-        columns = replace(columns, label=Choice(table.flags, "columns of 0 and 1"))
+        columns = replace(columns, label=AutoTunedOption(table.flags, "columns of 0 and 1"))
     else:
         columns = choose_columns(table.columns, options, table=str(table.path))
     second = f", second texts from {columns.pair.name!r}" if columns.pair else ""
@@ -300,12 +300,12 @@ def _labelled_rows(
     if columns.pair:
         chosen["text_pair"] = columns.pair.name
     texts = {name: read_texts(table.columns, own) for name, own in chosen.items()}
-    is_whole = pc.is_valid(labels)
+    strict = pc.is_valid(labels)
     for column in texts.values():
         is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
-        is_whole = pc.and_not(is_whole, is_blank)
+        strict = pc.and_not(strict, is_blank)
     numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(labels)))}
-    rows = filter_rows(pyarrow.table(numbered), is_whole.to_numpy())
+    rows = filter_rows(pyarrow.table(numbered), strict.to_numpy())
     if not len(rows):
         raise DataError(
             f"no row of {table.path} has a text in {' and in '.join(map(repr, chosen.values()))}"
@@ -313,7 +313,7 @@ def _labelled_rows(
             remedy="name the right columns with --text-column and --label-column",
         )
     if len(rows) < len(labels):
-        first = table.place(pc.index(is_whole, False).as_py())
+        first = table.place(pc.index(strict, False).as_py())
         emit(
             WarningMessage(
                 f"{len(labels) - len(rows):,} of {len(labels):,} rows skipped: empty text or label,"

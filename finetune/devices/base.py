@@ -14,7 +14,7 @@ from finetune.devices.threads import ThreadChoice
 Tensors = Mapping[str, torch.Tensor]
 
 # Batches of the evaluation that frozen layers read at once, at most.
-_MOST_BATCHES_AT_ONCE = 16
+_MAX_BATCHES_AT_ONCE = 16
 
 
 class OutOfMemoryElsewhere(RuntimeError):
@@ -30,7 +30,7 @@ class Device:
         fused_adamw_scales_gradients: Whether the fused kernel of AdamW divides the gradients by a
             scale.
         captures: Whether ``capture`` gives more than None.
-        tokens_ahead: Tokens of the batches that are copied to it together.
+        prefetch_tokens: Tokens of the batches that are copied to it together.
         has_silent_faults_in_16_bits: Whether 16-bit results may be wrong without an error, so that
             ``doctor --parity`` has to pass before they are used by default.
         is_reference: Whether other devices are compared with it.
@@ -42,7 +42,7 @@ class Device:
     precisions: tuple[str, ...]
     fused_adamw_scales_gradients = True
     captures = False
-    tokens_ahead = 0
+    prefetch_tokens = 0
     has_silent_faults_in_16_bits = False
     is_reference = False
     memory: "DeviceMemory"
@@ -194,7 +194,7 @@ class DeviceMemory(ABC):
         """Return how much this process may hold in all: at most the user's limit, if any."""
 
     @abstractmethod
-    def cap(self, budget_bytes: int) -> None:
+    def set_memory_limit(self, budget_bytes: int) -> None:
         """Let this process's allocations beyond a budget fail, where the system can."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -208,7 +208,7 @@ class DeviceMemory(ABC):
     def release(self) -> None:
         """Give cached memory that no tensor uses back to the system."""
 
-    def is_cache_running_away(self) -> bool:
+    def cache_exceeds_limit(self) -> bool:
         """Return whether the cache has outgrown what a run needs; does not wait for the device."""
         return False
 
@@ -226,7 +226,7 @@ class BatchShapes:
     """Which shapes a batch should have on a device.
 
     Args:
-        max_shapes: Most shapes that the updates of a run may have; None for any.
+        max_shapes: Most shapes that the steps of a run may have; None for any.
         counts_evaluation: Whether those of evaluation count among them, so that a run evaluates
             with the batch size of training.
         least_padded_length: Fewest tokens to which a text may be padded.
@@ -262,7 +262,7 @@ class BatchShapes:
 
         With its batch size, which is halved when memory runs out, shrinks what they read.
         """
-        examples = min(self.extraction_tokens // padded_length, _MOST_BATCHES_AT_ONCE * batch_size)
+        examples = min(self.extraction_tokens // padded_length, _MAX_BATCHES_AT_ONCE * batch_size)
         return max(batch_size, examples)
 
 

@@ -94,7 +94,7 @@ class CpuMemory(DeviceMemory):
         most_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
         return int(_STEADY_SHARE * most_bytes)
 
-    def cap(self, budget_bytes: int) -> None:
+    def set_memory_limit(self, budget_bytes: int) -> None:
         """Let allocations fail that would take the resident memory beyond a budget, on Linux.
 
         What is mapped and not resident the first time, such as what libraries reserve room for,

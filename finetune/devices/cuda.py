@@ -24,7 +24,7 @@ from finetune.errors import UsageError
 # What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
 _RESERVE_BYTES = 512 * 2**20
 
-_LONGEST_WITHOUT_CUDNN = 96
+_MAX_WITHOUT_CUDNN = 96
 
 # By what PyTorch says when the first operation on the GPU fails.
 _UNUSABLE = {
@@ -51,9 +51,9 @@ class CudaDevice(Device):
     name = "cuda"
     torch_device = torch.device("cuda")
     captures = True
-    # Short updates wait for the copies of their inputs. Features of so many tokens take 50 MB in
+    # Short steps wait for the copies of their inputs. Features of so many tokens take 50 MB in
     # BERT-base.
-    tokens_ahead = 2**14
+    prefetch_tokens = 2**14
 
     def __init__(self) -> None:
         _take_own_gpu()
@@ -72,12 +72,12 @@ class CudaDevice(Device):
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Leave cuDNN's attention to long texts.
 
-        It is 28% faster at 512 tokens, 3% at 128, and 4 to 9% slower up to 40 (updates of
+        It is 28% faster at 512 tokens, 3% at 128, and 4 to 9% slower up to 40 (steps of
         BERT-base in bf16, H200). It also compiles its kernels for each shape, 2.4 s for the first
         and 0.15 s for each other.
         """
         torch.backends.cuda.enable_cudnn_sdp(
-            longest_tokens is None or longest_tokens > _LONGEST_WITHOUT_CUDNN
+            longest_tokens is None or longest_tokens > _MAX_WITHOUT_CUDNN
         )
 
     def make_group(self) -> distributed.ProcessGroup:
@@ -107,9 +107,9 @@ class CudaDevice(Device):
 
 @dataclass(frozen=True)
 class CapturedShapes(BatchShapes):
-    """As many padded lengths as captured updates pay for, in multiples of 8.
+    """As many padded lengths as captured steps pay for, in multiples of 8.
 
-    To capture BERT-base's update takes less than 0.1 s a shape on an H200, so that 16 shapes cost
+    To capture BERT-base's step takes less than 0.1 s a shape on an H200, so that 16 shapes cost
     1 s of a run. A captured batch needs a shape that comes again: ragged ones are filled up. Tensor
     cores work on blocks of 8 numbers of 16 bits.
     """
@@ -164,7 +164,7 @@ class CudaMemory(DeviceMemory):
         available_bytes = max(0, free_bytes - _RESERVE_BYTES) + torch.cuda.memory_reserved()
         return available_bytes if limit_bytes is None else min(available_bytes, limit_bytes)
 
-    def cap(self, budget_bytes: int) -> None:
+    def set_memory_limit(self, budget_bytes: int) -> None:
         """Let the allocator refuse memory beyond a budget."""
         total_bytes = torch.cuda.get_device_properties().total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes))

@@ -28,7 +28,7 @@ class _Graph:
 
 
 class CudaGraphs(CapturedFunction):
-    """Calls a function as a CUDA graph: a small model's update is bound by its launches.
+    """Calls a function as a CUDA graph: a small model's step is bound by its launches.
 
     The first call is left to the caller: it makes what libraries make once, such as cuBLAS's
     workspace, which a capture can't. All graphs share a memory pool, so that they need no more

@@ -2,7 +2,7 @@
 
 ``dispatching_as_mps`` lets the CPU dispatch MPS's operators, so that they can be listed without a
 Mac; ``keeping_memory_as`` lets operations keep for the backward pass what a device's kernels keep,
-so that an update's memory can be counted. A PyTorch built for the CPU alone can't make modules on
+so that a step's memory can be counted. A PyTorch built for the CPU alone can't make modules on
 fake tensors of a GPU.
 
 Most operators are the same on all devices: PyTorch chooses the kernel below them. These differ, as

@@ -16,18 +16,18 @@ _BF16_FLAGS_OF_LINUX = ("avx512_bf16", "amx_bf16", "bf16")
 
 # Of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST_KEPT_BYTES = 2**30
+_MAX_KEPT_BYTES = 2**30
 
 
 def keep_freed_memory() -> None:
     """Let the C library keep freed memory for later tensors, where it is glibc.
 
-    By itself it gives an update's gradients back to the system, and the next update waits until
+    By itself it gives a step's gradients back to the system, and the next step waits until
     their pages are cleared: a tenth of the CPU's time with BERT-base.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAX_KEPT_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
 
 
@@ -37,7 +37,7 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def look_for_garbage_seldom() -> None:
+def reduce_gc_frequency() -> None:
     """Let Python look for garbage less often, and hardly when the process ends.
 
     Importing the libraries makes a million objects. By itself Python looks for garbage at every 700

@@ -13,7 +13,7 @@ from finetune.devices.cgroups import group_limits
 # it, memory runs short.
 _RESERVE_SHARE = 0.05
 # Systems move single pages to the disk at any time; this is more than that.
-_MOST_SWAP_GROWTH_BYTES = 128 * 2**20
+_MAX_SWAP_GROWTH_BYTES = 128 * 2**20
 _KERNEL_COUNTS = Path("/proc/vmstat")
 _PRESSURE_NAMES = {1: "normal", 2: "warning", 4: "critical"}
 # Of macOS: the position of ri_phys_footprint among the 64-bit numbers of rusage_info_v0, after the
@@ -77,7 +77,7 @@ class HostWatch:
         if memory.available < memory.total * _RESERVE_SHARE / 2:
             return f"the machine has {gibibytes(memory.available)} of memory left"
         growth_bytes = psutil.swap_memory().used - self._swapped_bytes
-        if growth_bytes > _MOST_SWAP_GROWTH_BYTES:
+        if growth_bytes > _MAX_SWAP_GROWTH_BYTES:
             return f"the machine swapped {gibibytes(growth_bytes)}"
         pressure = _pressure()
         if pressure > self._pressure:

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from torch.distributed.rendezvous import rendezvous
 
 from finetune.devices.launch import Launch, is_elastic, read_launch
-from finetune.devices.processes import ALONE, LONGEST_SECONDS, SECONDS_LATE, Processes
+from finetune.devices.processes import ALONE, MAX_SECONDS, SECONDS_LATE, Processes
 from finetune.errors import ProcessLost
 
 # Importing PyTorch from a cold disk takes a host minutes longer than another.
@@ -89,8 +89,8 @@ def _make_group(launch: Launch) -> None:
         timeout=joining_time / _TIMES_TIMEOUT,
     )  # fmt: skip
     _end_when_silent(_connections() - earlier)
-    store.set_timeout(timedelta(seconds=LONGEST_SECONDS))
-    _set_pg_timeout(timedelta(seconds=LONGEST_SECONDS))
+    store.set_timeout(timedelta(seconds=MAX_SECONDS))
+    _set_pg_timeout(timedelta(seconds=MAX_SECONDS))
 
 
 def store_of_this_start(store: Store, launch: Launch, *, seconds: float) -> Store:

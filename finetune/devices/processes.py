@@ -22,7 +22,7 @@ _PLACE = re.compile(r"^\[\S+\] ")
 SECONDS_LATE = 20
 _TIMES_OWN_WORK = 2
 # What only one does, such as a search or a download, may keep the others waiting for so long.
-LONGEST_SECONDS = 4 * 3600
+MAX_SECONDS = 4 * 3600
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Processes:
         """Replace a tensor by its sum over all processes, in place; does not wait for a GPU."""
         if self.count == 1:
             return
-        with _loss_noticed():
+        with raise_if_rank_died():
             work = distributed.all_reduce(tensor, group=self.of_device, async_op=True)
             assert work is not None
             # On a GPU a limit would have the host wait.
@@ -78,7 +78,7 @@ class Processes:
         if self.count == 1:
             return make()
         values = [make() if self.is_main else None]
-        with _loss_noticed():
+        with raise_if_rank_died():
             distributed.broadcast_object_list(values, src=0)
         return values[0]  # type: ignore[return-value]
 
@@ -87,31 +87,31 @@ class Processes:
         if self.count == 1:
             return [value]
         values: list[Value | None] = [None] * self.count
-        with _loss_noticed():
+        with raise_if_rank_died():
             distributed.all_gather_object(values, value)
         return values  # type: ignore[return-value]
 
-    def highest(self, number: int, *, seconds: float = LONGEST_SECONDS) -> int:
+    def highest(self, number: int, *, seconds: float = MAX_SECONDS) -> int:
         """Return the highest of a number of each process; wait for the others so many seconds."""
         if self.count == 1:
             return number
         numbers = torch.tensor(number)
-        with _loss_noticed():
+        with raise_if_rank_died():
             work = distributed.all_reduce(numbers, distributed.ReduceOp.MAX, async_op=True)
             assert work is not None
             work.wait(timedelta(seconds=seconds))
         return int(numbers.item())
 
-    def any(self, flag: bool, *, seconds: float = LONGEST_SECONDS) -> bool:
+    def any(self, flag: bool, *, seconds: float = MAX_SECONDS) -> bool:
         """Return whether a flag is set in any process; wait for the others so many seconds."""
         return bool(self.highest(int(flag), seconds=seconds))
 
-    def wait(self, *, seconds: float = LONGEST_SECONDS) -> None:
+    def wait(self, *, seconds: float = MAX_SECONDS) -> None:
         """Wait until all processes have come here, at most so many seconds."""
         self.highest(0, seconds=seconds)
 
     @contextmanager
-    def failing_together(
+    def oom_on_all_ranks(
         self, memory: DeviceMemory, *, seconds: float | None = None
     ) -> Iterator[None]:
         """Do work that all do at the same time; memory that runs out in one fails it in all.
@@ -142,7 +142,8 @@ def _patience(*, since: float) -> float:
 
 
 @contextmanager
-def _loss_noticed() -> Iterator[None]:
+def raise_if_rank_died() -> Iterator[None]:
+    """Raise ``ProcessLost`` where an error says that another process has ended."""
     try:
         yield
     except RuntimeError as error:

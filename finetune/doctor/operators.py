@@ -1,4 +1,4 @@
-"""Records what an update and an evaluation dispatch, and looks up how MPS would run each operator.
+"""Records what a step and an evaluation dispatch, and looks up how MPS would run each operator.
 
 Nothing is computed: the parameters are fake tensors, which have shapes and no values. The batch is
 real, so that a forward may depend on its values.
@@ -55,7 +55,7 @@ class Operator:
     Args:
         name: As PyTorch's errors write it, such as ``aten::addmm``.
         status: ``native``, ``composite`` or ``missing``: how MPS runs it.
-        calls: How often one update dispatches it; 0 if only the evaluation does.
+        calls: How often one step dispatches it; 0 if only the evaluation does.
         modules: What calls it, forward or backward: names of modules with ``*`` for numbers, or
             ``loss``, ``clipping``, ``gradient scaling``, ``optimizer`` and ``evaluation``.
     """
@@ -109,7 +109,7 @@ def audit_classifier(
     batch_size: int,
     padded_length: int,
 ) -> OperatorReport:
-    """Audit one update of a classifier, as a run takes it, and one evaluation batch.
+    """Audit one step of a classifier, as a run takes it, and one evaluation batch.
 
     What is recorded goes from the first forward to the step of the optimizer, and from there to
     the logits. fp16 is recorded as bf16, which the CPU has too and which dispatches the same, with
@@ -138,7 +138,7 @@ def audit_classifier(
         trial = replace(trial, training_state=training_state)
     trial.begin()
     with dispatching_as_mps(), recorder:
-        trial.take_update(batch_size=batch_size)
+        trial.take_step(batch_size=batch_size)
         recorder.begin_evaluation(fake)
         trial.evaluate(batch_size=batch_size)
     return recorder.report()
@@ -186,7 +186,7 @@ class _Places:
             module.register_forward_hook(self._leave, always_call=True)
 
     def now(self) -> str:
-        """Return the module, or the part of the update outside of modules."""
+        """Return the module, or the part of the step outside of modules."""
         node = torch._C._current_autograd_node()
         if node is None:
             return self._running[-1] if self._running else self.outside

@@ -1,4 +1,4 @@
-"""Compares a device with the CPU: the same weights, the same texts, the same updates."""
+"""Compares a device with the CPU: the same weights, the same texts, the same steps."""
 
 import math
 from collections import defaultdict
@@ -126,7 +126,7 @@ def compare_with_cpu(
 def check_parity(
     rehearsal: Rehearsal, *, device: Device, precision: str, emit: Emit
 ) -> ParityReport:
-    """Compare a device with the CPU by the evaluations and updates of a model."""
+    """Compare a device with the CPU by the evaluations and steps of a model."""
     with without_tf32():
         emit(Info("computing on the CPU in fp32"))
         expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))

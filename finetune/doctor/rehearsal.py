@@ -1,4 +1,4 @@
-"""A few evaluations and updates on a device, and the tensors that result."""
+"""A few evaluations and steps on a device, and the tensors that result."""
 
 import copy
 import math
@@ -35,8 +35,8 @@ _UPDATES = 10
 # Twenty times that of a run, so that what changes stands out from the rounding of the weights.
 _LEARNING_RATE = 1e-3
 _MAX_GRAD_NORM = 1.0
-# Gradient scaling starts at 2¹⁶ and halves with every update that it skips.
-_MOST_TRIES = 17
+# Gradient scaling starts at 2¹⁶ and halves with every step that it skips.
+_MAX_TRIES = 17
 
 Tensors = dict[str, torch.Tensor]
 
@@ -61,7 +61,7 @@ class Rehearsal:
         """Yield each part's name and tensors, on the CPU and in fp32, one part after the other.
 
         ``evaluation`` has the logits of batches; ``logits``, ``loss`` and ``gradients`` are those
-        of the first update; ``1 update`` and ``10 updates`` are the changes of the parameters.
+        of the first step; ``1 step`` and ``10 steps`` are the changes of the parameters.
         There is no dropout: devices draw different random numbers.
         """
         device.choose_attention(longest_tokens=self.lengths[-1])
@@ -84,10 +84,10 @@ class Rehearsal:
         )
         yield "loss", {"loss": loss.cpu()[None]}
         yield "gradients", gradients
-        yield "1 update", self._changes(training_state.model)
+        yield "1 step", self._changes(training_state.model)
         for number in range(1, _UPDATES):
             _update(training_state, _cut(examples, device, number=number), number=number)
-        yield f"{_UPDATES} updates", self._changes(training_state.model)
+        yield f"{_UPDATES} steps", self._changes(training_state.model)
 
     def _predict(self, training_state: TrainingState, size: int, tokens: int) -> torch.Tensor:
         device = training_state.device
@@ -163,7 +163,7 @@ def _prepare(
         losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
-            schedule=Schedule(peak=_LEARNING_RATE, warmup_updates=0, total_updates=_UPDATES),
+            schedule=Schedule(peak=_LEARNING_RATE, warmup_steps=0, total_steps=_UPDATES),
             head_lr_multiplier=1.0,
             weight_decay=0.01,
             max_grad_norm=_MAX_GRAD_NORM,
@@ -185,7 +185,7 @@ def _random_lengths(count: int, longest: int) -> NDArray[np.int64]:
 
 
 def _cut(examples: Examples, device: Device, *, number: int) -> MicroBatch:
-    """Return the examples of an update in one micro-batch, padded to the longest of all."""
+    """Return the examples of a step in one micro-batch, padded to the longest of all."""
     indices = np.arange(number * _EXAMPLES, (number + 1) * _EXAMPLES)
     batch = Batch(indices, padded_length=int(examples.lengths.max()))
     [micro_batch] = cut_batch(examples, batch, batch_size=_EXAMPLES, device=device)
@@ -200,19 +200,19 @@ def _update(
     number: int,
     before_step: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """Take an update, again while gradient scaling skips it, and return its loss."""
-    for _ in range(_MOST_TRIES):
-        skipped = training_state.accelerator.skipped_updates()
-        take = training_state.prepare_update([micro_batch])
+    """Take a step, again while gradient scaling skips it, and return its loss."""
+    for _ in range(_MAX_TRIES):
+        skipped = training_state.accelerator.skipped_steps()
+        take = training_state.prepare_step([micro_batch])
         before_step()
         loss = take(number)
-        if training_state.accelerator.skipped_updates() == skipped:
+        if training_state.accelerator.skipped_steps() == skipped:
             break
     return loss
 
 
 def _gradients(training_state: TrainingState) -> Tensors:
-    """Return the gradients of an update that is not captured, clipped, on the CPU."""
+    """Return the gradients of a step that is not captured, clipped, on the CPU."""
     # Some devices leave the clipping to the optimizer's step.
     scale = getattr(training_state.optimizer, "grad_scale", None)
     divisor = 1.0 if scale is None else scale.cpu()

@@ -1,4 +1,4 @@
-"""Whether probabilities can be believed, and what leaving unsure rows unanswered gives."""
+"""Whether probabilities can be believed, and what abstaining on unsure rows gives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -195,7 +195,7 @@ def _scores(task: Task, logits: NDArray[np.float32], labels: Labels) -> Calibrat
     return CalibrationScores(loss, measure_reliability(found.probabilities, found.is_right))
 
 
-def find_lowest_confidence(
+def threshold_for_precision(
     confidences: NDArray[np.floating[Any]], is_right: NDArray[np.bool_], *, precision: float
 ) -> float | None:
     """Return from which confidence on answers of a class are right often enough.

@@ -12,7 +12,7 @@ from finetune.tasks.base import WeightedMetrics
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 # Of weights that are in memory at a time: 32 MB.
-_MOST_WEIGHTS = 2**22
+_MAX_WEIGHTS = 2**22
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def bootstrap(
         seed: Of what is drawn.
     """
     generator = np.random.default_rng(seed)
-    at_a_time = max(1, _MOST_WEIGHTS // rows)
+    at_a_time = max(1, _MAX_WEIGHTS // rows)
     parts = []
     for first in range(0, resamples, at_a_time):
         weights = _draw(generator, resamples=min(at_a_time, resamples - first), rows=rows)

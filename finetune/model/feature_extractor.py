@@ -1,7 +1,7 @@
 """Splits a model below everything that trains: frozen layers that need run only once, and the rest.
 
 Nothing in the frozen layers changes during a run, so that their output for a text, its features, is
-the same at every update. Where to split is found by recording a forward. A split is used only if a
+the same at every step. Where to split is found by recording a forward. A split is used only if a
 text's features do not depend on its padding, and if the trainable layers, given the features, have
 the logits and gradients of the whole model.
 """

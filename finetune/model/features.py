@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.precision import autocast
-from finetune.devices.processes import ALONE, LONGEST_SECONDS, Processes
+from finetune.devices.processes import ALONE, MAX_SECONDS, Processes
 from finetune.events import Advance, Emit, Info, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.tensor_store import TensorStore, key_of
@@ -139,7 +139,7 @@ def _read_or_compute(
     found: dict[int, torch.Tensor] = {}
     for numbers in (own, set(range(processes.count)) - own):
         has_room = True
-        with processes.failing_together(parts[0].layers.device.memory, seconds=LONGEST_SECONDS):
+        with processes.oom_on_all_ranks(parts[0].layers.device.memory, seconds=MAX_SECONDS):
             try:
                 found |= {number: parts[number].get(store, keys[number]) for number in numbers}
             except FeaturesDoNotFit:

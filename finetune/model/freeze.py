@@ -46,7 +46,7 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     return structure.head.union(structure.final_norm, *structure.layers[-layers:])
 
 
-def rate_mode(structure: Structure, *, mode: Mode) -> Mode:
+def mode_for_default_lr(structure: Structure, *, mode: Mode) -> Mode:
     """Return the mode whose learning rate suits: that of a head if more than its classifier trains.
 
     The rate of a classifier alone, a linear model, is far too high for layers beneath it.

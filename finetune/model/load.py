@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts
 
 # Share of the encoder that may be missing; a forgotten pooler or norm is far below it.
-MOST_MISSING = 0.5
+MAX_MISSING = 0.5
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ def load_classifier(
     revision: str | None,
     task: Task,
     from_scratch: bool,
-    is_whole: bool = False,
+    strict: bool = False,
     emit: Emit,
 ) -> Classifier:
-    """Load a pretrained encoder with a new head for a task, or with ``is_whole`` with its own.
+    """Load a pretrained encoder with a new head for a task, or with ``strict`` with its own.
 
     A new head is drawn from torch's global random state. Only safetensors are read and no code that
     comes with a model is run. Only ``from_scratch`` may most or all weights be missing; with
-    ``is_whole`` none may be missing or be left over.
+    ``strict`` none may be missing or be left over.
 
     Raises:
         FinetuneError: As :func:`find_model` does.
@@ -170,7 +170,7 @@ def load_classifier(
     not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     # A buffer that is missing has the value that the model gives it.
     not_loaded -= {name for name, _ in model.named_buffers()}
-    if is_whole and (wrong := not_loaded.union(info["unexpected_keys"])):
+    if strict and (wrong := not_loaded.union(info["unexpected_keys"])):
         raise ModelUnsupported(
             f"the weights of {name} are not those of its config.json: {len(wrong)} are missing, of"
             f" another size, or left over, such as {min(wrong)}",
@@ -240,6 +240,6 @@ def _report_missing(
         f"{', '.join(sorted(names)[:3])}"
     )
     remedy = "check that config.json and the weights are of one model"
-    if share > MOST_MISSING and not from_scratch:
+    if share > MAX_MISSING and not from_scratch:
         raise ModelUnsupported(message, remedy=f"{remedy}, or add --from-scratch")
     emit(events.WarningMessage(message, remedy=remedy))

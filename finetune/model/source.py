@@ -35,8 +35,8 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 # Ten times the layers of the deepest encoders, and positions beyond any; a config that asks for
 # more would run for hours, or out of memory, before anything else finds fault with it.
-MOST_LAYERS = 1_000
-MOST_OF_ANYTHING = 2**25
+MAX_LAYERS = 1_000
+MAX_OF_ANYTHING = 2**25
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # In which transformers takes the name of any file of the machine for one of the tokenizer's.
 _NAMES_OF_FILES = ("fast_tokenizer_files", "gguf_file", "vocab", "merges", "init_inputs")
@@ -190,7 +190,7 @@ def _check_config(config: Any) -> None:
         if isinstance(value, dict):
             _check_config(value)
         elif isinstance(value, int) and ("layer" in key or _SIZES.search(key)):
-            most = MOST_LAYERS if "layer" in key else MOST_OF_ANYTHING
+            most = MAX_LAYERS if "layer" in key else MAX_OF_ANYTHING
             if value > most:
                 raise ValueError(f"its {key} is {value:,}, more than {most:,}")
 

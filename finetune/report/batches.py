@@ -54,7 +54,7 @@ def _name(result: BatchResult) -> str:
 
 
 def _outcomes(result: BatchResult) -> list[Outcome]:
-    """Return those of the part that updates are of: feature extraction is another speed."""
+    """Return those of the part that steps are of: feature extraction is another speed."""
     part = result.probes[-1].part if result.probes else None
     outcomes = (probe.outcome for probe in result.probes if probe.part == part)
     return sorted(outcomes, key=lambda one: one.batch_size)

@@ -16,11 +16,11 @@ WIDTH, HEIGHT = 340.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
 # Of a title or a name in a file.
 LINE = 16.0
-MOST_TICKS = 5
+MAX_TICKS = 5
 # Numbers that are nearer to each other, by themselves or as a share, are drawn as one.
-LEAST_SPREAD = 1e-9
+MIN_SPREAD = 1e-9
 # More points than pixels show nothing more.
-MOST_POINTS = 600
+MAX_POINTS = 600
 # Fewer are marked one by one.
 FEW_POINTS = 25
 
@@ -90,10 +90,10 @@ class Scale:
         low = min(values, default=0.0) if axis.low is None else axis.low
         high = max(values, default=1.0) if axis.high is None else axis.high
         size = max(abs(low), abs(high))
-        if high - low <= max(LEAST_SPREAD * size, LEAST_SPREAD):
-            widens_down = axis.low is None and high > LEAST_SPREAD
+        if high - low <= max(MIN_SPREAD * size, MIN_SPREAD):
+            widens_down = axis.low is None and high > MIN_SPREAD
             low, high = (low - size, high) if widens_down else (low, low + max(size, 1.0))
-        step = max(_round_up((high - low) / MOST_TICKS), 1.0 if axis.is_log else 0.0)
+        step = max(_round_up((high - low) / MAX_TICKS), 1.0 if axis.is_log else 0.0)
         low = math.floor(low / step + 1e-9) * step if axis.low is None else low
         high = math.ceil(high / step - 1e-9) * step if axis.high is None else high
         return cls(low, high, start, end, step, axis.is_log)
@@ -206,7 +206,7 @@ def _edges(series: Series) -> Iterator[float]:
 
 
 def _path(series: Series, across: Scale, up: Scale) -> Iterator[str]:
-    every = math.ceil(len(series.points) / MOST_POINTS)
+    every = math.ceil(len(series.points) / MAX_POINTS)
     shown = [*series.points[:-1:every], *series.points[-1:]]
     placed = [(across.place(x), up.place(y)) for x, y in shown]
     if series.kind == "bars":

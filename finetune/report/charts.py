@@ -13,13 +13,13 @@ from finetune.tasks.figures import Figure
 
 Rows = Sequence[Mapping[str, Any]]
 # Of which the style sheet has colours.
-MOST_CURVES = 3
+MAX_CURVES = 3
 # Below so many answers their accuracy says more about them than about the model.
-LEAST_ANSWERS = 10
+MIN_ANSWERS = 10
 
 
 def draw_curves(rows: Rows, figures: Sequence[Figure]) -> list[Chart]:
-    """Return the loss over the updates and, where there were validations, their metrics.
+    """Return the loss over the steps and, where there were validations, their metrics.
 
     Args:
         rows: Of ``metrics.jsonl``.
@@ -29,26 +29,26 @@ def draw_curves(rows: Rows, figures: Sequence[Figure]) -> list[Chart]:
         Series("training", _points(rows, "loss")),
         Series("validation", _points(rows, "eval_loss")),
     ]
-    drawn = [one for one in figures if one.has_curve][:MOST_CURVES]
+    drawn = [one for one in figures if one.has_curve][:MAX_CURVES]
     metrics = [Series(one.name, _points(rows, f"eval_{one.key}")) for one in drawn]
     shares = any(one.is_share for one in drawn)
     values = Axis("metric", show=in_percent) if shares else Axis("metric")
     return [
-        *chart_of("Loss", losses, _updates(rows), Axis("loss")),
-        *chart_of("Validation metrics", metrics, _updates(rows), values),
+        *chart_of("Loss", losses, _steps(rows), Axis("loss")),
+        *chart_of("Validation metrics", metrics, _steps(rows), values),
     ]
 
 
 def draw_speed_and_memory(rows: Rows) -> list[Chart]:
-    """Return examples a second and memory over the updates."""
+    """Return examples a second and memory over the steps."""
     speed = [Series("examples/s", _points(rows, "examples_per_second"))]
     memory = [
-        Series(name, [(update, size / 2**30) for update, size in _points(rows, key)])
+        Series(name, [(step, size / 2**30) for step, size in _points(rows, key)])
         for name, key in (("held by the process", "held_bytes"), ("in use", "memory_bytes"))
     ]
     return [
-        *chart_of("Examples a second", speed, _updates(rows), Axis("examples/s", low=0.0)),
-        *chart_of("Memory of the device, GiB", memory, _updates(rows), Axis("GiB", low=0.0)),
+        *chart_of("Examples a second", speed, _steps(rows), Axis("examples/s", low=0.0)),
+        *chart_of("Memory of the device, GiB", memory, _steps(rows), Axis("GiB", low=0.0)),
     ]
 
 
@@ -78,7 +78,7 @@ def draw_reliability(splits: Mapping[str, Reliability]) -> list[Chart]:
 def draw_coverage(probabilities: NDArray[np.float64], is_right: NDArray[np.bool_]) -> list[Chart]:
     """Return the accuracy of the surest answers by their share of all."""
     curve = coverage_curve(probabilities, is_right)
-    least = LEAST_ANSWERS / len(is_right)
+    least = MIN_ANSWERS / len(is_right)
     points = zip(curve.coverages.tolist(), curve.accuracies.tolist(), strict=True)
     series = Series("accuracy", [one for one in points if one[0] >= least])
     axes = (
@@ -99,10 +99,10 @@ def draw_scatter(points: Points) -> list[Chart]:
     return chart_of("Predicted by true numbers", series, Axis("true"), Axis("predicted"))
 
 
-def _updates(rows: Rows) -> Axis:
-    """Return the axis of the updates, from the first to the last of the run."""
-    return Axis("update", low=0.0, high=float(max((row["update"] for row in rows), default=1)))
+def _steps(rows: Rows) -> Axis:
+    """Return the axis of the steps, from the first to the last of the run."""
+    return Axis("step", low=0.0, high=float(max((row["step"] for row in rows), default=1)))
 
 
 def _points(rows: Rows, key: str) -> Points:
-    return [(row["update"], row[key]) for row in rows if row.get(key) is not None]
+    return [(row["step"], row[key]) for row in rows if row.get(key) is not None]

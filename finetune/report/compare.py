@@ -100,7 +100,7 @@ def _tabulate_counts(comparison: Comparison) -> Table:
 def _tabulate_options(comparison: Comparison) -> Table:
     columns = ("option", *(run.name for run in comparison.runs))
     rows = [
-        (option.replace("_", " "), *map(_spell, values))
+        (option.replace("_", " "), *map(_format_label, values))
         for option, values in comparison.options.items()
     ]
     return Table("Options that differ", columns, rows, text_columns=len(columns))
@@ -123,13 +123,13 @@ def _tabulate_rows(comparison: Comparison, run: ComparedRun) -> Iterator[Table]:
 
 
 def _cells(row: DifferingRow) -> Sequence[str]:
-    return row.text, *map(_spell, (row.label, row.baseline, row.run))
+    return row.text, *map(_format_label, (row.label, row.baseline, row.run))
 
 
-def _spell(value: Any) -> str:
+def _format_label(value: Any) -> str:
     """Return a class, classes, a number or the value of an option as people write it."""
     if isinstance(value, list):
-        return ", ".join(map(_spell, value)) or "none"
+        return ", ".join(map(_format_label, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

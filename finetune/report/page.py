@@ -28,7 +28,7 @@ from finetune.report.templates import TEMPLATES
 from finetune.runs.folder import RunFolder, load_saved_config
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import RunResults
-from finetune.tasks.figures import MOST_MISTAKES
+from finetune.tasks.figures import MAX_MISTAKES
 
 
 def write_report(folder: RunFolder, results: RunResults) -> Path:
@@ -74,7 +74,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         ],
         sections=[one for one in sections if one.has_content],
         groups={group: title for own in mistakes.groups for group, title in own.items()},
-        first_mistakes=MOST_MISTAKES,
+        first_mistakes=MAX_MISTAKES,
     )
     write_text_atomically(folder.report_file, page)
     return folder.report_file

@@ -20,10 +20,10 @@ from finetune.report.charts import (
     draw_scatter,
     draw_speed_and_memory,
 )
-from finetune.runs.details import Choice, ParameterCount, RunDetails
+from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails
 from finetune.runs.results import RunResults
 from finetune.tasks.figures import Matrix, Table, percent, plain
-from finetune.tasks.intervals import spell_interval
+from finetune.tasks.intervals import format_interval
 
 SHOWN_PROBABILITIES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -86,7 +86,7 @@ def describe_speed(results: RunResults, journal: Rows) -> Section:
 
 
 def describe_probabilities(calibration: Calibration | None, predictions: Rows) -> Iterator[Section]:
-    """Yield whether probabilities can be believed, and what leaving unsure rows unanswered gives.
+    """Yield whether probabilities can be believed, and what abstaining on unsure rows gives.
 
     Args:
         calibration: What temperature scaling has done, if it was done.
@@ -139,7 +139,7 @@ def _tabulate_coverage(probabilities: Any, is_right: Any) -> Table:
             share = float(answered.mean())
             rows.append(
                 (percent(least), percent(len(answered) / len(is_right)), str(len(answered)),
-                 percent(share), spell_interval(share, len(answered)))
+                 percent(share), format_interval(share, len(answered)))
             )  # fmt: skip
     columns = ("least probability", "answered", "rows", "accuracy", "95% interval")
     return Table("Accuracy of the answers from a probability on", columns, rows, text_columns=0)
@@ -185,7 +185,7 @@ def _tabulate_parts(parts: Mapping[str, ParameterCount]) -> Table:
     return Table("Trained parameters", ("part", "trained", "of", "share"), rows)
 
 
-def _rows_of(choice: Choice) -> Iterator[tuple[str, str, str, str]]:
+def _rows_of(choice: AutoTunedOption) -> Iterator[tuple[str, str, str, str]]:
     for value, measured in choice.measured.items():
         is_chosen = value == choice.value
         yield (
@@ -203,7 +203,7 @@ def describe_configuration(
     yield Section("repeat", "Repeat the run", note, command=command)
     origins, defaults = environment.get("origins", {}), asdict(Config())
     rows = [
-        (f"{section}.{option}", _spell(value),
+        (f"{section}.{option}", _format_label(value),
          _origin_of(value, default=defaults[section][option], given_by=origins.get(option)))
         for section, options in asdict(config).items()
         for option, value in options.items()
@@ -211,7 +211,7 @@ def describe_configuration(
     table = Table("Configuration", ("option", "value", "origin"), rows, text_columns=3)
     yield Section("configuration", table.title, tables=[table], summary="All options")
     facts = [
-        (key, _spell(value))
+        (key, _format_label(value))
         for key, value in environment.items()
         if key not in ("precision_timing", "origins", "choices")
     ]
@@ -226,7 +226,7 @@ def _origin_of(value: Any, *, default: Any, given_by: str | None) -> str:
     return "default" if value == default else "chosen for model and data"
 
 
-def _spell(value: Any) -> str:
+def _format_label(value: Any) -> str:
     """Return the value of an option or a fact as people read it."""
     match value:
         case None:

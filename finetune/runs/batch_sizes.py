@@ -15,7 +15,7 @@ from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.runs.cache import cache_folder
-from finetune.runs.details import Choice
+from finetune.runs.details import AutoTunedOption
 from finetune.runs.features import make_feature_extractor, stores_features
 from finetune.runs.preparation import Preparation
 
@@ -37,7 +37,7 @@ class FoundSizes:
     training: int
     evaluation: int
     gradient_checkpointing: bool
-    choices: Sequence[Choice] = field(default=(), compare=False)
+    choices: Sequence[AutoTunedOption] = field(default=(), compare=False)
 
 
 def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
@@ -66,8 +66,8 @@ def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize
     assert isinstance(options.batch_size, int), "auto has been replaced by what was found"
     examples, count = options.batch_size, preparation.processes.count
     if count > 1:
-        # Where batches are filled up, all beyond a process's share of an update would be filling.
-        examples = min(examples, math.ceil(plan.rows_per_update / count))
+        # Where batches are filled up, all beyond a process's share of a step would be filling.
+        examples = min(examples, math.ceil(plan.rows_per_step / count))
     batch_size = BatchSize(examples, "batch size", device, emit)
     batch_size.clamp(padded_length=plan.padded_lengths[-1])
     if device.shapes.counts_evaluation:
@@ -80,7 +80,7 @@ def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize
 def find_sizes(preparation: Preparation, *, emit: Emit) -> FoundSizes:
     """Search for the batch sizes of a run.
 
-    Each search begins with the largest size worth trying, that of an update or of an evaluation, so
+    Each search begins with the largest size worth trying, that of a step or of an evaluation, so
     that mostly one probe is enough. It raises what ``Finder.find`` does. Of several processes each
     probes its own device, and the least is taken.
     """
@@ -94,20 +94,20 @@ def find_sizes(preparation: Preparation, *, emit: Emit) -> FoundSizes:
         choices.append(_describe(found, case))
         return found
 
-    choices: list[Choice] = []
-    rows_per_update = math.ceil(preparation.plan.rows_per_update / preparation.processes.count)
+    choices: list[AutoTunedOption] = []
+    rows_per_step = math.ceil(preparation.plan.rows_per_step / preparation.processes.count)
     emit(Info("searching for the batch size"))
     evaluation = None
     is_one_size = preparation.device.shapes.counts_evaluation
     if stores_features(config.cache, case.mode) and make_feature_extractor(classifier) is not None:
-        most = rows_per_update if is_one_size else config.training.eval_batch_size
+        most = rows_per_step if is_one_size else config.training.eval_batch_size
         evaluation = search(replace(case, part="features"), most=most).recommended
         case = replace(case, part="trainable")
     may_choose = case.mode.trains_encoder and classifier.model.supports_gradient_checkpointing
-    search_update = partial(search, most=rows_per_update)
+    search_update = partial(search, most=rows_per_step)
     if config.training.gradient_checkpointing is None and may_choose:
         case, found = _choose_checkpointing(
-            case, search_update, rows_per_update=rows_per_update, emit=emit
+            case, search_update, rows_per_step=rows_per_step, emit=emit
         )
     else:
         found = search_update(case)
@@ -137,11 +137,11 @@ def _case_of(preparation: Preparation) -> Case:
 
 
 def _choose_checkpointing(
-    case: Case, search: Callable[[Case], Found], *, rows_per_update: int, emit: Emit
+    case: Case, search: Callable[[Case], Found], *, rows_per_step: int, emit: Emit
 ) -> tuple[Case, Found]:
-    """Search for the batch size of an update, with gradient checkpointing if that is faster.
+    """Search for the batch size of a step, with gradient checkpointing if that is faster.
 
-    It is tried where memory allows only pieces of an effective batch. An update of fewer and larger
+    It is tried where memory allows only pieces of an effective batch. A step of fewer and larger
     pieces may be faster although each layer is computed twice, above all on a GPU.
     """
     with_checkpointing = replace(case, gradient_checkpointing=True)
@@ -151,13 +151,13 @@ def _choose_checkpointing(
         found = search(with_checkpointing)
         emit(Info("gradient checkpointing: on, without it not even one example fits in memory"))
         return with_checkpointing, found
-    pieces = math.ceil(rows_per_update / plain.recommended)
+    pieces = math.ceil(rows_per_step / plain.recommended)
     if pieces == 1 or not plain.is_short_of_memory:
         return case, plain
     emit(Info("searching again, with gradient checkpointing"))
     found = search(with_checkpointing)
     speedup = found.examples_per_second / plain.examples_per_second
-    has_fewer_pieces = math.ceil(rows_per_update / found.recommended) < pieces
+    has_fewer_pieces = math.ceil(rows_per_step / found.recommended) < pieces
     is_on = has_fewer_pieces and speedup >= FASTER
     emit(
         Info(
@@ -168,7 +168,7 @@ def _choose_checkpointing(
     return (with_checkpointing, found) if is_on else (case, plain)
 
 
-def _describe(found: Found, case: Case) -> Choice:
+def _describe(found: Found, case: Case) -> AutoTunedOption:
     subject = "batch size" if case.part != "features" else "batch size without gradients"
     if case.gradient_checkpointing:
         subject = f"{subject}, with gradient checkpointing"
@@ -179,7 +179,7 @@ def _describe(found: Found, case: Case) -> Choice:
     }
     failed = found.first_failed
     note = f"{failed} does not fit into {found.budget_bytes / 2**30:.1f} GiB" if failed else ""
-    return Choice(subject, str(found.recommended), "examples/s", speeds, note)
+    return AutoTunedOption(subject, str(found.recommended), "examples/s", speeds, note)
 
 
 def _least(found: Sequence[FoundSizes]) -> FoundSizes:

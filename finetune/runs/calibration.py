@@ -13,7 +13,7 @@ from finetune.model.load import Classifier
 from finetune.tasks.base import Labels, Task
 
 # How far logits may be from proportional, as a share of the largest: bf16 rounds by less.
-LARGEST_DEVIATION = 0.03
+MAX_DEVIATION = 0.03
 
 Predicted = tuple[NDArray[np.float32], Labels]
 
@@ -58,7 +58,7 @@ def are_proportional(
 ) -> bool:
     """Return whether logits are others times a factor, but for rounding."""
     deviation = np.abs(before - factor * after).max()
-    return bool(deviation <= LARGEST_DEVIATION * np.abs(before).max())
+    return bool(deviation <= MAX_DEVIATION * np.abs(before).max())
 
 
 def _restore(parameters: Sequence[torch.nn.Parameter], saved: Sequence[torch.Tensor]) -> None:

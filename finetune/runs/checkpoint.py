@@ -39,9 +39,9 @@ def reason_of(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def checkpoint_path(checkpoints_folder: Path, *, update: int) -> Path:
-    """Return the folder of the checkpoint that follows an update, counted from 1."""
-    return checkpoints_folder / f"step-{update}"
+def checkpoint_path(checkpoints_folder: Path, *, step: int) -> Path:
+    """Return the folder of the checkpoint that follows a step, counted from 1."""
+    return checkpoints_folder / f"step-{step}"
 
 
 def write_checkpoint(
@@ -150,8 +150,8 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def highest_update_first(checkpoints_folder: Path) -> list[Path]:
-    """Return the checkpoints to resume from, damaged or not, by their updates."""
+def highest_step_first(checkpoints_folder: Path) -> list[Path]:
+    """Return the checkpoints to resume from, damaged or not, by their steps."""
     folders = [
         folder
         for folder in checkpoints_folder.glob("step-*")
@@ -165,25 +165,25 @@ def remove_old_checkpoints(
     *,
     keep: int,
     written: Sequence[Path] = (),
-    checked_updates: int | None = None,
+    checked_steps: int | None = None,
 ) -> None:
-    """Delete all but the ``keep`` highest updates, damaged checkpoints, and what kills left over.
+    """Delete all but the ``keep`` highest steps, damaged checkpoints, and what kills left over.
 
     Those that stay are verified first, so that no good checkpoint goes in favour of a damaged one;
-    not so those that this process has ``written``, the last of them just now. Higher updates than
-    that were passed over when the run was resumed. The newest of at most ``checked_updates`` stays
+    not so those that this process has ``written``, the last of them just now. Higher steps than
+    that were passed over when the run was resumed. The newest of at most ``checked_steps`` stays
     too: what the device has computed since then may be wrong.
     """
     for suffix in (PARTIAL_SUFFIX, DISCARDED_SUFFIX):
         for leftover in checkpoints_folder.glob(f"*{suffix}"):
             shutil.rmtree(leftover)
     kept = 0
-    folders = highest_update_first(checkpoints_folder)
+    folders = highest_step_first(checkpoints_folder)
     is_known = bool(written) and written[-1] in folders
     passed_over = folders[: folders.index(written[-1])] if is_known else []
-    needs_checked = checked_updates is not None
+    needs_checked = checked_steps is not None
     for folder in folders:
-        is_checked = checked_updates is not None and _update_of(folder) <= checked_updates
+        is_checked = checked_steps is not None and _update_of(folder) <= checked_steps
         is_wanted = folder not in passed_over and (kept < keep or (needs_checked and is_checked))
         if is_wanted and (folder in written or _is_intact(folder)):
             kept += 1
@@ -199,10 +199,10 @@ def put_back_discarded(folder: Path) -> None:
         os.replace(discarded, folder)
 
 
-def discard_checkpoints_after(checkpoints_folder: Path, *, update: int) -> Path | None:
-    """Delete the checkpoints that follow an update, and return the newest of the others."""
-    folders = highest_update_first(checkpoints_folder)
-    good = [folder for folder in folders if _update_of(folder) <= update]
+def discard_checkpoints_after(checkpoints_folder: Path, *, step: int) -> Path | None:
+    """Delete the checkpoints that follow a step, and return the newest of the others."""
+    folders = highest_step_first(checkpoints_folder)
+    good = [folder for folder in folders if _update_of(folder) <= step]
     for folder in set(folders).difference(good):
         _discard(folder)
     return good[0] if good else None

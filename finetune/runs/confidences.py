@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from finetune.errors import ModelUnsupported, UsageError
-from finetune.evaluation.calibration import find_lowest_confidence
+from finetune.evaluation.calibration import threshold_for_precision
 from finetune.events import Emit, Info, WarningMessage
 from finetune.files import read_json, write_json
 from finetune.runs.calibration import Predicted
@@ -69,7 +69,7 @@ class ConfidenceLimits:
 
 
 def write_confidences(folder: RunFolder, task: Task, validation: Predicted) -> None:
-    """Write ``confidences.json`` beside a run's model, if it may leave texts unanswered.
+    """Write ``confidences.json`` beside a run's model, if it may abstain.
 
     Args:
         folder: The run.
@@ -124,7 +124,7 @@ def _find_with_precision(
 ) -> Mapping[str, float]:
     classes = _read_confidences(folder, task)
     lowest = {
-        name: find_lowest_confidence(
+        name: threshold_for_precision(
             np.array(own.probabilities), np.array(own.is_right, bool), precision=precision
         )
         for name, own in classes.items()

@@ -9,17 +9,17 @@ import numpy as np
 if TYPE_CHECKING:
     from finetune.tokenization.examples import Examples
 
-MOST_BINS = 32
+MAX_BINS = 32
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoTunedOption:
     """A value that was chosen by a measurement.
 
     Args:
         subject: An option, or something else that was chosen, in words.
         value: The chosen one.
-        quantity: What was measured, with its unit, such as ``ms for one update``.
+        quantity: What was measured, with its unit, such as ``ms for one step``.
         measured: By value.
         note: What else led to it.
     """
@@ -59,7 +59,7 @@ class TextLengths:
     def of(cls, examples: "Examples") -> "TextLengths":
         """Return the lengths of a split."""
         lengths = examples.lengths
-        width = -(-int(lengths.max()) // MOST_BINS)
+        width = -(-int(lengths.max()) // MAX_BINS)
         return cls(
             texts=len(examples.labels),
             windows=len(lengths) if examples.windows else None,
@@ -91,6 +91,6 @@ class RunDetails:
             bottom.
     """
 
-    choices: Sequence[Choice]
+    choices: Sequence[AutoTunedOption]
     lengths: Mapping[str, TextLengths]
     parameters: Mapping[str, ParameterCount]

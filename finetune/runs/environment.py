@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from finetune.devices.mps.power import power_facts
 from finetune.files import read_json, write_json
-from finetune.runs.details import Choice
+from finetune.runs.details import AutoTunedOption
 from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def write_environment(file: Path, preparation: "Preparation") -> None:
     write_json(file, environment)
 
 
-def read_measured(file: Path) -> tuple[Sequence[Choice], PrecisionTiming | None]:
+def read_measured(file: Path) -> tuple[Sequence[AutoTunedOption], PrecisionTiming | None]:
     """Return what a run has chosen by measurements; nothing if that can't be read."""
     # The doctor reads the names of packages here, where this one may be missing.
     from pydantic import TypeAdapter
@@ -63,6 +63,8 @@ def read_measured(file: Path) -> tuple[Sequence[Choice], PrecisionTiming | None]
     try:
         found = read_json(file)
         measured = found["choices"], found.get("precision_timing")
-        return TypeAdapter(tuple[list[Choice], PrecisionTiming | None]).validate_python(measured)
+        return TypeAdapter(tuple[list[AutoTunedOption], PrecisionTiming | None]).validate_python(
+            measured
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return (), None

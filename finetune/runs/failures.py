@@ -26,7 +26,7 @@ from finetune.runs.preparation import Preparation
 from finetune.training.interruption import signal_of
 from finetune.training.snapshot import Progress
 
-MOST_EXAMPLES = 3
+MAX_EXAMPLES = 3
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def examples_explained(preparation: Preparation) -> Iterator[None]:
     try:
         yield
     except LossNotFinite as error:
-        rows = preparation.splits["train"].select(error.examples[:MOST_EXAMPLES])
+        rows = preparation.splits["train"].select(error.examples[:MAX_EXAMPLES])
         places = [""] * len(rows)
         with suppress(DataError):  # the file may have changed since
             places = find_places(data_options(preparation.config.data), rows)
@@ -150,16 +150,16 @@ def device_fault_explained(
 
     Raises:
         DeviceDiffers: In place of one that does not name the last good checkpoint.
-        WorkDropped: In place of one that does not name the update.
+        WorkDropped: In place of one that does not name the step.
     """
     try:
         yield
     except WorkDropped as error:
-        message = f"before update {progress.updates + 1:,}: {error.message}"
+        message = f"before step {progress.steps + 1:,}: {error.message}"
         raise WorkDropped(message, remedy=error.remedy) from error
     except DeviceDiffers as error:
         good = discard_checkpoints_after(
-            folder.checkpoints_folder, update=progress.checked_updates or 0
+            folder.checkpoints_folder, step=progress.checked_steps or 0
         )
         way_on = (
             f"resume from {good.name} with: {_resume_command(folder)} --device cpu"

@@ -40,7 +40,7 @@ def make_feature_extractor(classifier: Classifier) -> FeatureExtractor | None:
 def stored_features(
     preparation: Preparation, batch_size: BatchSize, *, emit: Emit
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
-    """Return what runs at every update, and the splits as it reads them.
+    """Return what runs at every step, and the splits as it reads them.
 
     That is the trainable layers and features, computed now or read from the store. Where nothing is
     frozen, or the model can't be split, it is the whole model and token ids.
@@ -61,7 +61,7 @@ def stored_features(
         emit(
             WarningMessage(
                 f"{type(classifier.model).__name__} can't be split into frozen and trainable "
-                "layers: the frozen ones run at every update"
+                "layers: the frozen ones run at every step"
             )
         )
         return classifier.model, preparation.examples
@@ -92,7 +92,7 @@ def _checked_features(
         emit(
             WarningMessage(
                 f"the features of all splits, {gibibytes(size_bytes)}, do not fit the disk: the "
-                "frozen layers run at every update",
+                "frozen layers run at every step",
                 remedy="make room, or name a folder on another disk with --cache-dir",
             )
         )

@@ -29,7 +29,7 @@ def finish(run: Run, *, write_pages: WritePages) -> RunResults:
     """Save the best model, evaluate it on validation and test split, and write the results.
 
     Args:
-        run: That has taken its updates.
+        run: That has taken its steps.
         write_pages: Writes what people read, from the files of the folder. The run counts as
             finished only afterwards.
 
@@ -119,14 +119,14 @@ def _losses_of(run: Run, logits: NDArray[np.float32], labels: Labels) -> list[fl
 
 def _training_metrics(run: Run, peak_bytes: int | None) -> TrainingMetrics:
     progress, samples = run.progress, len(run.plan.examples.labels)
-    epochs = progress.updates / run.plan.updates_per_epoch
+    epochs = progress.steps / run.plan.steps_per_epoch
     return TrainingMetrics(
         epoch=epochs,
         train_samples=samples,
         train_runtime=progress.seconds,
         train_samples_per_second=samples * epochs / progress.seconds,
-        train_steps_per_second=progress.updates / progress.seconds,
-        train_loss=progress.loss_sum / progress.updates,
+        train_steps_per_second=progress.steps / progress.seconds,
+        train_loss=progress.loss_sum / progress.steps,
         train_batch_size=run.batch_size.examples,
         train_peak_bytes=peak_bytes,
     )
@@ -135,11 +135,11 @@ def _training_metrics(run: Run, peak_bytes: int | None) -> TrainingMetrics:
 def _trainer_state(run: Run) -> dict[str, object]:
     progress = run.progress
     return {
-        "global_step": progress.updates,
-        "max_steps": run.plan.schedule.total_updates,
+        "global_step": progress.steps,
+        "max_steps": run.plan.schedule.total_steps,
         "num_train_epochs": run.plan.num_train_epochs,
-        "epoch": progress.updates / run.plan.updates_per_epoch,
+        "epoch": progress.steps / run.plan.steps_per_epoch,
         "best_metric": progress.best_score and run.metric_sign * progress.best_score,
-        "best_global_step": progress.best_updates,
+        "best_global_step": progress.best_step,
         "log_history": read_jsonl(run.folder.metrics_file),
     }

@@ -46,7 +46,7 @@ class RunFolder:
         self.onnx_folder = self.path / "onnx"
         self.coreml_folder = self.path / "coreml"
         self.tensorboard_folder = self.path / "tensorboard"
-        # A folder step-N with what is needed to resume after N updates.
+        # A folder step-N with what is needed to resume after N steps.
         self.checkpoints_folder = self.path / "checkpoints"
         # An earlier run, until the one that takes its place has a model.
         self.previous_run = self.path / "previous"

@@ -1,4 +1,4 @@
-"""Keeps the updates and validations of a run in its folder."""
+"""Keeps the steps and validations of a run in its folder."""
 
 import json
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from finetune.events import Emit, Event, Update, Validation, WarningMessage
+from finetune.events import Emit, Event, Step, Validation, WarningMessage
 from finetune.files import append_jsonl, read_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
 
 class Journal:
-    """An ``Emit`` that appends updates and validations to ``metrics.jsonl``.
+    """An ``Emit`` that appends steps and validations to ``metrics.jsonl``.
 
     Rows that can't be written, on a full disk for example, are written with a later one.
 
@@ -97,12 +97,12 @@ def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:
     return [*dict.fromkeys(found)]
 
 
-def continue_journal(folder: RunFolder, *, updates: int) -> None:
-    """Drop what was written after the update from which a run resumes, and what was torn."""
+def continue_journal(folder: RunFolder, *, steps: int) -> None:
+    """Drop what was written after the step from which a run resumes, and what was torn."""
     if folder.metrics_file.exists():
         lines = folder.metrics_file.read_bytes().split(b"\n")
         rows = filter(None, map(_read_row, lines))
-        write_jsonl(folder.metrics_file, (row for row in rows if row["update"] <= updates))
+        write_jsonl(folder.metrics_file, (row for row in rows if row["step"] <= steps))
 
 
 def _read_row(line: bytes) -> dict[str, Any] | None:
@@ -111,15 +111,15 @@ def _read_row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    is_whole = isinstance(row, dict) and isinstance(row.get("update"), int)
-    return row if is_whole else None
+    strict = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return row if strict else None
 
 
 def _row(event: Event) -> dict[str, Any] | None:
-    if isinstance(event, Update):
+    if isinstance(event, Step):
         return {
-            "kind": "update",
-            "update": event.update,
+            "kind": "step",
+            "step": event.step,
             "epoch": event.epoch,
             "loss": event.loss,
             "learning_rate": event.learning_rate,
@@ -129,5 +129,5 @@ def _row(event: Event) -> dict[str, Any] | None:
         }
     if isinstance(event, Validation):
         metrics = {f"eval_{name}": value for name, value in event.metrics.items()}
-        return {"kind": "validation", "update": event.update, "epoch": event.epoch, **metrics}
+        return {"kind": "validation", "step": event.step, "epoch": event.epoch, **metrics}
     return None

@@ -1,4 +1,4 @@
-"""What a run will do, in numbers: how many updates, of which examples, at which rate."""
+"""What a run will do, in numbers: how many steps, of which examples, at which rate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from finetune.config.schema import (
 )
 from finetune.data.load import SOURCES
 from finetune.devices.base import BatchShapes
-from finetune.model.freeze import rate_mode
+from finetune.model.freeze import mode_for_default_lr
 from finetune.model.load import Classifier
 from finetune.model.mode import Mode
 from finetune.model.source import MINILM
@@ -30,14 +30,14 @@ from finetune.tokenization.examples import Examples
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters
 
-# What a text of each split takes of a run of three epochs, counted in forwards: an update is one
+# What a text of each split takes of a run of three epochs, counted in forwards: a step is one
 # and a backward of two; validation comes after each epoch and at the end.
 _PASSES = {"train": 9.0, "validation": 4.0, "test": 1.0}
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The updates of a run, a function of its configuration and its examples.
+    """The steps of a run, a function of its configuration and its examples.
 
     Args:
         examples: The training split.
@@ -59,11 +59,11 @@ class TrainingPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate of each update."""
+        """The learning rate of each step."""
         return self.hyperparameters.schedule
 
     @property
-    def updates_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Effective batches in a pass over the examples."""
         return math.ceil(len(self.examples.labels) / self.effective_batch_size)
 
@@ -73,8 +73,8 @@ class TrainingPlan:
         return self.examples.lengths
 
     @property
-    def rows_per_update(self) -> int:
-        """Texts in an update or, where they have windows, about as many windows as these have."""
+    def rows_per_step(self) -> int:
+        """Texts in a step or, where they have windows, about as many windows as these have."""
         share = len(self.lengths) / len(self.examples.labels)
         return math.ceil(share * self.effective_batch_size)
 
@@ -100,7 +100,7 @@ class TrainingPlan:
 def plan_training(
     config: Config, examples: Mapping[str, Examples], classifier: Classifier, shapes: BatchShapes
 ) -> TrainingPlan:
-    """Work out a run's updates, with the defaults that depend on model and mode.
+    """Work out a run's steps, with the defaults that depend on model and mode.
 
     Args:
         config: All options.
@@ -109,21 +109,21 @@ def plan_training(
         shapes: Which batches suit the device.
     """
     options, mode = config.training, mode_of(config.model)
-    per_update = effective_batch_size(options)
-    updates_per_epoch = math.ceil(len(examples["train"].labels) / per_update)
-    defaults = mode_defaults(mode, updates_per_epoch=updates_per_epoch)
+    per_step = effective_batch_size(options)
+    steps_per_epoch = math.ceil(len(examples["train"].labels) / per_step)
+    defaults = mode_defaults(mode, steps_per_epoch=steps_per_epoch)
     num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
     return TrainingPlan(
         examples=examples["train"],
         padded_lengths=_padded_lengths(examples, classifier, shapes, mode=mode),
-        effective_batch_size=per_update,
+        effective_batch_size=per_step,
         pads_batches=shapes.pads_batches,
         num_train_epochs=num_train_epochs,
         hyperparameters=_hyperparameters(
             config,
             classifier,
             defaults,
-            total_updates=options.max_steps or math.ceil(num_train_epochs * updates_per_epoch),
+            total_steps=options.max_steps or math.ceil(num_train_epochs * steps_per_epoch),
         ),
         early_stopping_patience=defaults.early_stopping_patience
         if options.early_stopping_patience is None
@@ -148,11 +148,11 @@ def _padded_lengths(
 
 
 def _hyperparameters(
-    config: Config, classifier: Classifier, defaults: ModeDefaults, *, total_updates: int
+    config: Config, classifier: Classifier, defaults: ModeDefaults, *, total_steps: int
 ) -> Hyperparameters:
     options = config.training
     default_rate = default_learning_rate(
-        rate_mode(classifier.structure, mode=mode_of(config.model)),
+        mode_for_default_lr(classifier.structure, mode=mode_of(config.model)),
         hidden_size=classifier.model.config.hidden_size,
         classifier_input=classifier.structure.classifier_input,
     )
@@ -160,8 +160,8 @@ def _hyperparameters(
         optimizer=options.optimizer,
         schedule=Schedule(
             peak=options.learning_rate or default_rate,
-            warmup_updates=math.ceil(options.warmup_fraction * total_updates),
-            total_updates=total_updates,
+            warmup_steps=math.ceil(options.warmup_fraction * total_steps),
+            total_steps=total_steps,
         ),
         head_lr_multiplier=options.head_lr_multiplier or defaults.head_lr_multiplier,
         weight_decay=defaults.weight_decay

@@ -1,4 +1,4 @@
-"""The precision of a run, by a timing of its updates where it is ``auto``."""
+"""The precision of a run, by a timing of its steps where it is ``auto``."""
 
 import json
 import platform
@@ -19,24 +19,24 @@ from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import keep_json, read_json
 from finetune.model.tensor_store import key_of
 from finetune.runs.cache import cache_folder
-from finetune.runs.details import Choice
+from finetune.runs.details import AutoTunedOption
 from finetune.runs.environment import package_versions
 from finetune.runs.features import stores_features
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch
-from finetune.training.micro_batches import UpdatePart, cut_batch
+from finetune.training.micro_batches import StepPart, cut_batch
 from finetune.training.precision_result import PrecisionTiming
 from finetune.training.precision_timing import time_precisions
 
 # A timing takes up to 12 batches, mostly 6; fewer than this in all would not make up for them.
-LEAST_BATCHES = 50
+MIN_BATCHES = 50
 
 
 def with_precision(preparation: Preparation, batch_size: BatchSize, *, emit: Emit) -> Preparation:
     """Return a preparation whose precision is fp32 or bf16 in place of ``auto``.
 
-    Where features of frozen layers are stored, it is timed before there are any: an update of the
+    Where features of frozen layers are stored, it is timed before there are any: a step of the
     whole model goes through the frozen layers, as their extraction does, and through what trains.
     """
     config = preparation.config
@@ -60,11 +60,13 @@ def with_precision(preparation: Preparation, batch_size: BatchSize, *, emit: Emi
     return preparation.with_choices(_describe(timing)) if timing else preparation
 
 
-def _describe(timing: PrecisionTiming) -> Choice:
+def _describe(timing: PrecisionTiming) -> AutoTunedOption:
     milliseconds = {name: 1e3 * one for name, one in timing.seconds.items()}
     error = timing.logits_error
     note = "" if error is None else f"in bf16 the logits of a batch are off by {error:.1%}"
-    return Choice("precision", timing.precision, f"ms for one {timing.work}", milliseconds, note)
+    return AutoTunedOption(
+        "precision", timing.precision, f"ms for one {timing.work}", milliseconds, note
+    )
 
 
 def _why_not_timed(preparation: Preparation, batch_size: BatchSize) -> str | None:
@@ -74,7 +76,7 @@ def _why_not_timed(preparation: Preparation, batch_size: BatchSize) -> str | Non
     if device.has_silent_faults_in_16_bits and not has_parity(device, precision="bf16"):
         parity = f"finetune doctor --parity --device {device.name} --precision bf16"
         return f"as {parity} has not passed on this machine"
-    if _batches_of_run(preparation, batch_size) < LEAST_BATCHES:
+    if _batches_of_run(preparation, batch_size) < MIN_BATCHES:
         return "as the run is too short for a timing of bf16 to pay"
     return None
 
@@ -82,7 +84,7 @@ def _why_not_timed(preparation: Preparation, batch_size: BatchSize) -> str | Non
 def _batches_of_run(preparation: Preparation, batch_size: BatchSize) -> float:
     """Return how many batches go through the encoder."""
     plan = preparation.plan
-    examples = plan.schedule.total_updates * plan.rows_per_update
+    examples = plan.schedule.total_steps * plan.rows_per_step
     mode = preparation.mode
     if stores_features(preparation.config.cache, mode) and not mode.trains_encoder:
         examples = sum(len(split.lengths) for split in preparation.examples.values())
@@ -100,7 +102,7 @@ def _find_timing(preparation: Preparation, batch_size: BatchSize) -> PrecisionTi
         return earlier
     device = preparation.device
 
-    def cut(examples: int) -> Iterator[UpdatePart]:
+    def cut(examples: int) -> Iterator[StepPart]:
         train = preparation.examples["train"]
         return cut_batch(train, batch, batch_size=examples, device=device)
 
@@ -126,7 +128,7 @@ def _typical_batch(plan: TrainingPlan, most_examples: int) -> Batch:
     """Return a micro-batch of the first epoch, of the median padded length."""
     batches = sorted(plan.batches(0), key=lambda batch: batch.padded_length)
     typical = batches[len(batches) // 2]
-    most_texts = max(1, most_examples * plan.effective_batch_size // plan.rows_per_update)
+    most_texts = max(1, most_examples * plan.effective_batch_size // plan.rows_per_step)
     return Batch(typical.indices[:most_texts], typical.padded_length)
 
 

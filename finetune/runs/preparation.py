@@ -20,7 +20,7 @@ from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import Classifier, load_classifier
 from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
-from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
+from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails, TextLengths
 from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
 from finetune.runs.tracking import check_report_to
@@ -57,7 +57,7 @@ class Preparation:
     columns: Mapping[str, str] = field(default_factory=dict)
     precision_timing: PrecisionTiming | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
-    choices: Sequence[Choice] = ()
+    choices: Sequence[AutoTunedOption] = ()
     processes: Processes = ALONE
 
     @property
@@ -72,7 +72,7 @@ class Preparation:
 
     @cached_property
     def plan(self) -> TrainingPlan:
-        """The updates of a run."""
+        """The steps of a run."""
         return plan_training(self.config, self.examples, self.classifier, self.device.shapes)
 
     @property
@@ -101,7 +101,7 @@ class Preparation:
             parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
         )
 
-    def with_choices(self, *choices: Choice) -> "Preparation":
+    def with_choices(self, *choices: AutoTunedOption) -> "Preparation":
         """Return the same with more that was chosen by measurements."""
         by_subject = {one.subject: one for one in (*self.choices, *choices)}
         return replace(self, choices=[*by_subject.values()])

@@ -29,7 +29,7 @@ class TrainingMetrics:
     Args:
         epoch: Passes over the training split.
         train_runtime: Seconds, without validation.
-        train_loss: Mean loss of all updates.
+        train_loss: Mean loss of all steps.
         train_batch_size: Examples in one forward and backward at the end.
         train_peak_bytes: Peak memory, None where the device does not count it.
     """

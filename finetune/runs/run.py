@@ -1,6 +1,6 @@
 """A run: one training of a classifier.
 
-``Run.prepare`` begins one and ``Run.resume`` goes on with one; ``Run.train`` takes the updates.
+``Run.prepare`` begins one and ``Run.resume`` goes on with one; ``Run.train`` takes the steps.
 Then ``finish`` saves the best model and writes what was found.
 """
 
@@ -37,7 +37,7 @@ from finetune.runs.reserving import set_aside_previous_run
 from finetune.runs.saving import Checkpoints, nothing_to_resume
 from finetune.runs.threads import choose_run_threads
 from finetune.tokenization.examples import Examples
-from finetune.training.interruption import AgreedStop, Stopped, stop_on_signal
+from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState, prepare_training
@@ -70,7 +70,7 @@ class Run:
 
     @classmethod
     def prepare(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        """Make all ready for the first update, and write what the run is made from.
+        """Make all ready for the first step, and write what the run is made from.
 
         Args:
             preparation: Device, data and model; the model is moved and changed.
@@ -109,8 +109,8 @@ class Run:
         progress = run.checkpoints.restore(run.training_state)
         progress.seconds += run.progress.seconds
         if processes.is_main:
-            continue_journal(folder, updates=progress.updates)
-        emit(Info(f"resuming after update {progress.updates:,}"))
+            continue_journal(folder, steps=progress.steps)
+        emit(Info(f"resuming after step {progress.steps:,}"))
         return replace(run, progress=progress)
 
     @classmethod
@@ -155,7 +155,7 @@ class Run:
 
     @property
     def plan(self) -> TrainingPlan:
-        """The run's updates."""
+        """The run's steps."""
         return self.preparation.plan
 
     @property
@@ -164,7 +164,7 @@ class Run:
         return self.preparation.processes
 
     def train(self) -> None:
-        """Take the updates that are left, with validation and checkpoints.
+        """Take the steps that are left, with validation and checkpoints.
 
         Raises:
             Stopped: By a signal; the progress is saved.
@@ -180,12 +180,14 @@ class Run:
         ):
             self.emit(
                 Info(
-                    f"training: {schedule.total_updates:,} updates of "
+                    f"training: {schedule.total_steps:,} steps of "
                     f"{self.plan.effective_batch_size} examples, learning rate {schedule.peak:g}, "
                     f"{self.plan.real_token_share():.1%} of the tokens are not padding"
                 )
             )
-            stop = AgreedStop(request, partial(self.processes.highest, seconds=SECONDS_LATE))
+            stop = DistributedStopFlag(
+                request, partial(self.processes.highest, seconds=SECONDS_LATE)
+            )
             settings = self._loop_settings(should_stop=stop)
             with self.checkpoints:
                 train(self.training_state, self.examples["train"], self.progress, settings)
@@ -194,7 +196,7 @@ class Run:
             if stop.number and not self._is_over():
                 raise Stopped(
                     stop.number,
-                    f"stopped after update {self.progress.updates:,} of {schedule.total_updates:,}",
+                    f"stopped after step {self.progress.steps:,} of {schedule.total_steps:,}",
                 )
 
     def _loop_settings(self, *, should_stop: Callable[[], bool]) -> LoopSettings:
@@ -203,15 +205,15 @@ class Run:
         saves = output.save_strategy == "epoch"
         return LoopSettings(
             batch_size=self.batch_size,
-            updates_per_epoch=self.plan.updates_per_epoch,
-            logging_updates=output.logging_steps,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            logging_steps=output.logging_steps,
             patience=self.plan.early_stopping_patience,
             plan_epoch=self.plan.batches,
             validate=self._validate if "validation" in self.examples else None,
             save_best=lambda progress: checkpoints.save_best(self.training_state, progress),
             save_progress=lambda progress: self._save_progress(progress, journal),
             saves_each_epoch=saves,
-            save_updates=output.save_steps if saves else None,
+            save_every_steps=output.save_steps if saves else None,
             save_seconds=60 * output.save_minutes if saves else 0,
             checked_lengths=self.plan.padded_lengths if self.preparation.checks_device else (),
             should_stop=should_stop,
@@ -226,7 +228,7 @@ class Run:
     def _is_over(self) -> bool:
         return is_over(
             self.progress,
-            total_updates=self.plan.schedule.total_updates,
+            total_steps=self.plan.schedule.total_steps,
             patience=self.plan.early_stopping_patience,
         )
 
@@ -263,7 +265,7 @@ def _make_training_state(preparation: Preparation, model: nn.Module) -> Training
         processes=processes,
     )
     if not processes.is_main:
-        # The same dropout for other examples would make the noise of an update larger.
+        # The same dropout for other examples would make the noise of a step larger.
         torch.manual_seed(preparation.plan.seed + processes.index)
     return training_state
 

@@ -22,7 +22,7 @@ from finetune.runs.checkpoint import (
     WRITE_ERRORS,
     checkpoint_path,
     damaged,
-    highest_update_first,
+    highest_step_first,
     put_back_discarded,
     read_checkpoint,
     reason_of,
@@ -43,26 +43,26 @@ from finetune.training.snapshot import (
 )
 from finetune.training.training_state import TrainingState
 
-# Of the spare memory; the rest is left to the updates that go on meanwhile.
-LARGEST_COPY_SHARE = 0.5
+# Of the spare memory; the rest is left to the steps that go on meanwhile.
+MAX_COPY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class _Best:
-    """The best model's parameters and the updates that it has taken."""
+    """The best model's parameters and the steps that it has taken."""
 
     tensors: Tensors
-    updates: int
+    steps: int
 
     def copy(self) -> "_Best":
-        """Return the same in memory that no update changes."""
-        return _Best(_copy(self.tensors), self.updates)
+        """Return the same in memory that no step changes."""
+        return _Best(_copy(self.tensors), self.steps)
 
 
 class Checkpoints:
     """The checkpoints of a run: the best model so far, and what resuming needs.
 
-    Updates wait for a copy in the machine's memory, which a thread writes. Where a copy would take
+    Steps wait for a copy in the machine's memory, which a thread writes. Where a copy would take
     too much memory, they wait until all is written. What can't be written, on a full disk for
     example, gives a warning and is tried again at the next saving.
 
@@ -121,7 +121,7 @@ class Checkpoints:
         if not self.processes.is_main:
             return
         self.wait()
-        best = _Best(trained_tensors(training_state), progress.updates)
+        best = _Best(trained_tensors(training_state), progress.steps)
         if _fits_in_memory({"model": best.tensors}):
             self._unwritten_best = best.copy()
             return
@@ -132,7 +132,7 @@ class Checkpoints:
 
     def load_best(self, training_state: TrainingState, progress: Progress) -> None:
         """Copy the best model's parameters back, in place; where that is lost, keep the last."""
-        if progress.best_updates == progress.updates:
+        if progress.best_step == progress.steps:
             return
         try:
             load_trained_tensors(training_state, self.processes.broadcast(self._read_best))
@@ -153,7 +153,7 @@ class Checkpoints:
         if not self.processes.is_main:
             return
         # Without it the run counts as finished, whatever else is still there. Deleted file by file,
-        # a kill would leave half of it, and the model of the last update in the best one's place.
+        # a kill would leave half of it, and the model of the last step in the best one's place.
         best = self.folder.best_checkpoint
         with suppress(OSError):
             os.replace(best, best.with_name(best.name + DISCARDED_SUFFIX))
@@ -164,7 +164,7 @@ class Checkpoints:
     ) -> None:
         """Save what resuming needs, and delete what is older than those that are kept.
 
-        The optimizer's state is left out of a run that is over: no update is left that needs it.
+        The optimizer's state is left out of a run that is over: no step is left that needs it.
         """
         self.wait()
         tensors, state = capture_state(training_state, progress)
@@ -174,19 +174,19 @@ class Checkpoints:
             tensors["optimizer"] = {}
         if _fits_in_memory(tensors):
             copies = {group: _copy(named) for group, named in tensors.items()}
-            self._writing = self._writer.submit(self._write_all, progress.updates, copies, state)
-        elif warning := self._write_all(progress.updates, tensors, state):
+            self._writing = self._writer.submit(self._write_all, progress.steps, copies, state)
+        elif warning := self._write_all(progress.steps, tensors, state):
             self.emit(warning)
 
     def _write_all(
-        self, updates: int, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
+        self, steps: int, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
     ) -> WarningMessage | None:
         """Write the best model if that is still to do, then a checkpoint, which refers to it."""
         if self._unwritten_best is not None:
             if warning := self._write_best(self._unwritten_best):
                 return warning
             self._unwritten_best = None
-        path = checkpoint_path(self.folder.checkpoints_folder, update=updates)
+        path = checkpoint_path(self.folder.checkpoints_folder, step=steps)
         if warning := self._write(path, tensors, state):
             return warning
         with suppress(OSError):
@@ -196,12 +196,12 @@ class Checkpoints:
                 parent,
                 keep=self.keep,
                 written=self._written,
-                checked_updates=state["progress"]["checked_updates"],
+                checked_steps=state["progress"]["checked_steps"],
             )
         return None
 
     def _write_best(self, best: _Best) -> WarningMessage | None:
-        state = {"updates": best.updates}
+        state = {"steps": best.steps}
         return self._write(self.folder.best_checkpoint, {"model": best.tensors}, state)
 
     def _write(
@@ -242,12 +242,12 @@ class Checkpoints:
     ) -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
         """Restore the main process; return what it has read, and where the run stands."""
         put_back_discarded(self.folder.best_checkpoint)
-        for checkpoint in highest_update_first(self.folder.checkpoints_folder):
+        for checkpoint in highest_step_first(self.folder.checkpoints_folder):
             try:
                 found = read_checkpoint(checkpoint)
                 progress = restore_state(training_state, *found)
-                if checkpoint_path(checkpoint.parent, update=progress.updates) != checkpoint:
-                    raise StateUnusable(f"its state is that of update {progress.updates:,}")
+                if checkpoint_path(checkpoint.parent, step=progress.steps) != checkpoint:
+                    raise StateUnusable(f"its state is that of step {progress.steps:,}")
             except StateUnusable as error:
                 warn_of_damage(damaged(checkpoint, str(error)), emit=self.emit)
             except CheckpointDamaged as damage:
@@ -260,37 +260,37 @@ class Checkpoints:
     def _restore_best(self, training_state: TrainingState, progress: Progress) -> None:
         """Let the model that is resumed be the best so far where that can't be read.
 
-        A kill between the two leaves a best model of an update after the checkpoint. It is found
-        again, since the updates are taken again.
+        A kill between the two leaves a best model of a step after the checkpoint. It is found
+        again, since the steps are taken again.
         """
-        saved_updates = self._best_updates()
-        if saved_updates == progress.best_updates or not progress.best_updates:
+        saved_steps = self._best_step()
+        if saved_steps == progress.best_step or not progress.best_step:
             return
         self.save_best(training_state, progress)
-        if saved_updates is None or saved_updates < progress.updates:
+        if saved_steps is None or saved_steps < progress.steps:
             self._replace_best(progress)
-        elif progress.best_updates != progress.updates:
-            progress.best_score, progress.best_updates = None, progress.updates
+        elif progress.best_step != progress.steps:
+            progress.best_score, progress.best_step = None, progress.steps
 
     def _replace_best(self, progress: Progress) -> None:
         """Let the model as it is be the best so far in place of one that is lost."""
-        if progress.best_updates == progress.updates:
+        if progress.best_step == progress.steps:
             return
         self.emit(
             WarningMessage(
-                f"the best model, of update {progress.best_updates:,}, can't be read from "
+                f"the best model, of step {progress.best_step:,}, can't be read from "
                 f"{self.folder.best_checkpoint}",
-                remedy=f"the model of update {progress.updates:,} takes its place",
+                remedy=f"the model of step {progress.steps:,} takes its place",
             )
         )
-        progress.best_score, progress.best_updates = None, progress.updates
+        progress.best_score, progress.best_step = None, progress.steps
 
-    def _best_updates(self) -> int | None:
-        """Return the updates of the best model, or None if its checkpoint can't be read."""
+    def _best_step(self) -> int | None:
+        """Return the steps of the best model, or None if its checkpoint can't be read."""
         try:
             verify_checkpoint(self.folder.best_checkpoint)
             state = read_json(self.folder.best_checkpoint / STATE_NAME)
-            return int(state["updates"])
+            return int(state["steps"])
         except (CheckpointDamaged, KeyError, TypeError, ValueError):
             return None
 
@@ -305,7 +305,7 @@ def nothing_to_resume(folder: RunFolder) -> UsageError:
 
 def _fits_in_memory(tensors: Mapping[str, Tensors]) -> bool:
     copy_bytes = sum(one.nbytes for named in tensors.values() for one in named.values())
-    return copy_bytes <= LARGEST_COPY_SHARE * spare_bytes()
+    return copy_bytes <= MAX_COPY_SHARE * spare_bytes()
 
 
 def _copy(tensors: Tensors) -> Tensors:

@@ -6,7 +6,7 @@ import torch
 from finetune.config.schema import precision_without_timing
 from finetune.devices.precision import autocast
 from finetune.events import Emit, Info
-from finetune.runs.details import Choice
+from finetune.runs.details import AutoTunedOption
 from finetune.runs.preparation import Preparation
 
 EXAMPLES = 8
@@ -38,5 +38,5 @@ def choose_run_threads(preparation: Preparation, *, emit: Emit) -> Preparation:
     milliseconds = {str(threads): 1e3 * one for threads, one in chosen.seconds.items()}
     note = f"other processes take {chosen.busy_share:.0%} of the CPU"
     return preparation.with_choices(
-        Choice("CPU threads", str(chosen.threads), "ms a forward", milliseconds, note)
+        AutoTunedOption("CPU threads", str(chosen.threads), "ms a forward", milliseconds, note)
     )

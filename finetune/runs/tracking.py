@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from finetune.config.schema import Config
-from finetune.events import Emit, Event, Update, Validation, WarningMessage
+from finetune.events import Emit, Event, Step, Validation, WarningMessage
 from finetune.runs.folder import RunFolder
 from finetune.training.accelerator import check_tracker, start_tracker
 
@@ -44,7 +44,7 @@ def tracked(
 
 
 class Tracking:
-    """An ``Emit`` that reports updates and validations to a tracker, and passes all events on.
+    """An ``Emit`` that reports steps and validations to a tracker, and passes all events on.
 
     Args:
         name: Of the tracker.
@@ -59,15 +59,15 @@ class Tracking:
         """Report an event and pass it on."""
         self._emit(event)
         # The names under which the Trainer's callbacks report.
-        if isinstance(event, Update):
+        if isinstance(event, Step):
             values = {"loss": event.loss, "learning_rate": event.learning_rate}
-            self._log("train", values, update=event.update, epoch=event.epoch)
+            self._log("train", values, step=event.step, epoch=event.epoch)
         elif isinstance(event, Validation):
-            self._log("eval", event.metrics, update=event.update, epoch=event.epoch)
+            self._log("eval", event.metrics, step=event.step, epoch=event.epoch)
 
-    def report_test(self, metrics: Mapping[str, float], *, update: int, epoch: float) -> None:
-        """Report the metrics of the test split, after the last update."""
-        self._log("test", metrics, update=update, epoch=epoch)
+    def report_test(self, metrics: Mapping[str, float], *, step: int, epoch: float) -> None:
+        """Report the metrics of the test split, after the last step."""
+        self._log("test", metrics, step=step, epoch=epoch)
 
     def finish(self) -> None:
         """Let the tracker write all that it was given."""
@@ -75,11 +75,11 @@ class Tracking:
             if self._tracker:
                 self._tracker.finish()
 
-    def _log(self, part: str, values: Mapping[str, float], *, update: int, epoch: float) -> None:
+    def _log(self, part: str, values: Mapping[str, float], *, step: int, epoch: float) -> None:
         named = {f"{part}/{name}": value for name, value in values.items()}
         with self._failure_warned():
             if self._tracker:
-                self._tracker.log({**named, "train/epoch": epoch}, step=update)
+                self._tracker.log({**named, "train/epoch": epoch}, step=step)
 
     @contextmanager
     def _failure_warned(self) -> Iterator[None]:

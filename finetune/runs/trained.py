@@ -59,7 +59,7 @@ class TrainedModel:
                 revision=None,
                 task=task,
                 from_scratch=False,
-                is_whole=True,
+                strict=True,
                 emit=emit,
             )
         except ModelUnsupported as error:

@@ -237,7 +237,7 @@ class Task(ABC):
         """Return a ``Dataset``'s labels as the loss reads them: of shape [rows, ...]."""
 
     @abstractmethod
-    def spell(self, label: Any) -> str:
+    def format_label(self, label: Any) -> str:
         """Return one of ``labels`` as people write it."""
 
     def find_unknown(
@@ -257,7 +257,7 @@ class Task(ABC):
     def find_constant(self, labels: Labels) -> str | None:
         """Return what all rows have in common if nothing can be learned of them."""
         is_constant = len(labels) > 0 and bool((labels == labels[0]).all())
-        return f"the label {self.spell(labels[0])!r}" if is_constant else None
+        return f"the label {self.format_label(labels[0])!r}" if is_constant else None
 
     def count_classes(self, labels: Labels) -> dict[str, int]:
         """Return the rows of each class, in the order of the classes."""
@@ -363,7 +363,7 @@ class Task(ABC):
         """Return the loss of each example, without weights: fp32 of shape [examples].
 
         Nothing here may depend on the values of the tensors, or copy to their device after the
-        first call: an update may be captured.
+        first call: a step may be captured.
 
         Args:
             logits: fp32 of shape [examples, outputs].
@@ -394,7 +394,7 @@ class Task(ABC):
         """Return how sure the answers are; None where they have no probability."""
         return None
 
-    def withhold(self, answers: Sequence[Answer], lowest: Mapping[str, float]) -> list[Answer]:
+    def abstain(self, answers: Sequence[Answer], lowest: Mapping[str, float]) -> list[Answer]:
         """Return the answers, those without a label that are less sure than the lowest of a class.
 
         Only where ``can_abstain``.

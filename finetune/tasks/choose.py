@@ -14,9 +14,9 @@ from finetune.tasks.single import Single
 
 AUTO = "auto"
 # Ratings in half steps from 0 to 10 have fewer.
-MOST_RATINGS = 21
+MAX_RATINGS = 21
 # Of the different values of a column of numbers, so many may be no numbers by mistake.
-MOST_MISTAKES = 0.1
+MAX_MISTAKES = 0.1
 # 1,234.50, $ 1.20 and 3%: numbers as people write them, which are no decimal numbers.
 WRITTEN_NUMBER = r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|-?[\d.,]+\s?[%$€£¥]"
 
@@ -86,7 +86,7 @@ def _refuse_mistaken_numbers(distinct: set[str]) -> None:
     numbers = set(filter(is_number, distinct))
     written = {label for label in distinct - numbers if re.fullmatch(WRITTEN_NUMBER, label)}
     others = distinct - numbers - written
-    if len(numbers | written) <= MOST_RATINGS or len(others) > MOST_MISTAKES * len(distinct):
+    if len(numbers | written) <= MAX_RATINGS or len(others) > MAX_MISTAKES * len(distinct):
         return
     if written or _kind_of_numbers(numbers)[0] is Regression:
         wrong = ", ".join(map(repr, sorted(written | others)[:3]))
@@ -101,7 +101,7 @@ def _kind_of_numbers(distinct: Iterable[str]) -> tuple[type[Task], str]:
     values = sorted(set(map(float, distinct)))
     found = f"the labels are {len(values)} numbers, {values[0]:g} to {values[-1]:g}"
     has_steps = values[-1] - values[0] == len(values) - 1
-    if len(values) > MOST_RATINGS and not has_steps and isfinite(values[-1] - values[0]):
+    if len(values) > MAX_RATINGS and not has_steps and isfinite(values[-1] - values[0]):
         return Regression, f"{found}; --task single takes each for a class"
     if len(values) > 2:
         return Single, f"{found}, each taken for a class; --task regression takes them for a number"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 # Rows that a report shows; then those of a group, and all.
-MOST_MISTAKES = 20
-MOST_OF_A_GROUP = 10
-MOST_LISTED = 400
-MOST_CHARACTERS = 500
+MAX_MISTAKES = 20
+MAX_OF_A_GROUP = 10
+MAX_LISTED = 400
+MAX_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Figure:
         value: A share in 0..1 if it ``is_share``.
         note: What it is to be compared with.
         is_share: Whether it is shown in percent.
-        has_curve: Whether it is drawn over the updates; all that are have one scale.
+        has_curve: Whether it is drawn over the steps; all that are have one scale.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Table:
     Args:
         groups: The groups of each row, of which a page shows one alone: their titles by id, which
             is ``class-N`` or ``cell-N-M`` for the mistakes of a class or a cell of the confusion
-            matrix. Rows after the first ``MOST_MISTAKES`` are shown only there.
+            matrix. Rows after the first ``MAX_MISTAKES`` are shown only there.
     """
 
     title: str
@@ -81,7 +81,7 @@ def text_of(row: Mapping[str, Any]) -> str:
     """
     texts = (row[name] for name in ("text", "text_pair") if name in row)
     return " | ".join(
-        one if len(one) <= MOST_CHARACTERS else f"{one[:MOST_CHARACTERS]} …" for one in texts
+        one if len(one) <= MAX_CHARACTERS else f"{one[:MAX_CHARACTERS]} …" for one in texts
     )
 
 
@@ -91,6 +91,6 @@ def choose_listed(groups: Iterable[Collection[str]]) -> list[int]:
     listed = []
     for row, own in enumerate(groups):
         seen.update(list(own))
-        if row < MOST_MISTAKES or min(map(seen.__getitem__, own)) <= MOST_OF_A_GROUP:
+        if row < MAX_MISTAKES or min(map(seen.__getitem__, own)) <= MAX_OF_A_GROUP:
             listed.append(row)
-    return listed[:MOST_LISTED]
+    return listed[:MAX_LISTED]

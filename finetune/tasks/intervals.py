@@ -36,7 +36,7 @@ def wilson_interval(
     return low / (1 + squared / rows), (middle + half) / (1 + squared / rows)
 
 
-def spell_interval(share: float, rows: int) -> str:
+def format_interval(share: float, rows: int) -> str:
     """Return the 95% interval of a share of rows, such as ``88.8–97.8%``; a dash without rows."""
     if not rows:
         return "–"

@@ -16,7 +16,7 @@ BAR = "|"
 # In lower case, as pandas reads and writes them.
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 # In a message.
-MOST_LISTED, LONGEST_LISTED = 20, 60
+MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
 # Spaces, and characters without width that web pages and spreadsheets have beside words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
 LIST_SEPARATORS = f"{BAR};,"
@@ -183,6 +183,6 @@ def map_lists(
 
 def listed_counts(counts: Mapping[str, int]) -> str:
     """Return the first of some labels and their rows: ``'b' (2), 'c' (1) and 3 others``."""
-    listed = [f"{label[:LONGEST_LISTED]!r} ({count:,})" for label, count in counts.items()]
-    others = len(listed) - MOST_LISTED
-    return ", ".join(listed[:MOST_LISTED]) + (f" and {others:,} others" if others > 0 else "")
+    listed = [f"{label[:MAX_LABEL_LENGTH]!r} ({count:,})" for label, count in counts.items()]
+    others = len(listed) - MAX_LISTED
+    return ", ".join(listed[:MAX_LISTED]) + (f" and {others:,} others" if others > 0 else "")

@@ -22,7 +22,7 @@ from finetune.tasks.base import (
     read_class_names,
 )
 from finetune.tasks.figures import Figure, Table, choose_listed, percent, text_of
-from finetune.tasks.intervals import spell_interval
+from finetune.tasks.intervals import format_interval
 from finetune.tasks.labels import (
     distinct_values,
     find_separator,
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 DEFAULT_THRESHOLD = 0.5
 # What a row of a class may count at most: with one row in 1,000, more would be that row alone.
-MOST_POSITIVE_WEIGHT = 100.0
+MAX_POSITIVE_WEIGHT = 100.0
 # A threshold chosen by fewer rows than this says more about these than about the class.
-LEAST_ROWS_OF_THRESHOLD = 5
+MIN_ROWS_OF_THRESHOLD = 5
 # Two labels that stand together in so many of the rows that have either are nearly one.
 STRONG_OVERLAP = 0.9
 RARE_ROWS = 10
@@ -90,7 +90,7 @@ class MultiScores(Scores):
     def figures(self) -> Sequence[Figure]:
         """Micro and macro F1, subset accuracy, mean average precision."""
         note = f"{self.samples} rows; always the largest class: {percent(self.baseline_micro_f1)}"
-        exact = f"95% interval {spell_interval(self.subset_accuracy, self.samples)}"
+        exact = f"95% interval {format_interval(self.subset_accuracy, self.samples)}"
         precision = self.mean_average_precision
         return (
             Figure("micro_f1", "micro F1", "f1", self.micro_f1, note),
@@ -241,7 +241,7 @@ class Multi(Task):
         labels[np.repeat(np.arange(len(column)), lengths), pc.list_flatten(column).to_numpy()] = 1
         return labels
 
-    def spell(self, label: Any) -> str:
+    def format_label(self, label: Any) -> str:
         """Return the names of a row's classes."""
         return ", ".join(self._names_where(label > 0)) or "none"
 
@@ -326,7 +326,7 @@ class Multi(Task):
         if not is_balanced:
             return self
         rows = labels.sum(axis=0, dtype=np.float64)
-        weights = np.clip((len(labels) - rows) / np.maximum(rows, 1), None, MOST_POSITIVE_WEIGHT)
+        weights = np.clip((len(labels) - rows) / np.maximum(rows, 1), None, MAX_POSITIVE_WEIGHT)
         return replace(self, positive_weights=tuple(weights.tolist()))
 
     def sample_labels(self, count: int) -> NDArray[np.float32]:
@@ -516,7 +516,7 @@ def binary_cross_entropy(
 
 @cache
 def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Tensor":
-    """Return numbers as a tensor, made once: an update that is captured can't copy to a device."""
+    """Return numbers as a tensor, made once: a step that is captured can't copy to a device."""
     import torch
 
     return torch.tensor(numbers, device=device)
@@ -530,7 +530,7 @@ def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) 
     >>> find_threshold(np.linspace(0, 1, 11), np.arange(11) > 5)
     0.55
     """
-    if true.sum() < LEAST_ROWS_OF_THRESHOLD or true.all():
+    if true.sum() < MIN_ROWS_OF_THRESHOLD or true.all():
         return DEFAULT_THRESHOLD
     order = np.argsort(-probabilities, kind="stable")
     ranked = probabilities[order].astype(np.float64)

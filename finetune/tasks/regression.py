@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, DataError
 from finetune.tasks.base import Answer, ProblemType, Scores, Task, WeightedMetrics
-from finetune.tasks.figures import MOST_MISTAKES, Figure, Table, plain, text_of
+from finetune.tasks.figures import MAX_MISTAKES, Figure, Table, plain, text_of
 from finetune.tasks.labels import NUMBER
 from finetune.tasks.resampled import correlation, ranks
 
@@ -171,7 +171,7 @@ class Regression(Task):
         """Return the numbers."""
         return np.asarray(column.to_numpy(), np.float32)
 
-    def spell(self, label: Any) -> str:
+    def format_label(self, label: Any) -> str:
         """Return a number."""
         return f"{label:g}"
 
@@ -314,7 +314,7 @@ class Regression(Task):
     def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:
         """Return the largest errors."""
         shown = nlargest(
-            MOST_MISTAKES, predictions, key=lambda row: abs(row["predicted"] - row["label"])
+            MAX_MISTAKES, predictions, key=lambda row: abs(row["predicted"] - row["label"])
         )
         rows = [
             (text_of(row), plain(row["label"]), plain(row["predicted"]),

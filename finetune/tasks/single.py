@@ -21,7 +21,7 @@ from finetune.tasks.base import (
     read_class_names,
 )
 from finetune.tasks.figures import (
-    MOST_MISTAKES,
+    MAX_MISTAKES,
     Figure,
     Matrix,
     Table,
@@ -29,7 +29,7 @@ from finetune.tasks.figures import (
     percent,
     text_of,
 )
-from finetune.tasks.intervals import spell_interval
+from finetune.tasks.intervals import format_interval
 from finetune.tasks.labels import distinct_values, map_values, name_classes, sort_classes
 from finetune.tasks.resampled import count_classes, macro_f1
 from finetune.tasks.temperature import fit_temperature, note_on_calibration, read_temperature
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
 
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
-MOST_CLASSES_OF_MATRIX = 500
+MAX_CLASSES_OF_MATRIX = 500
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SingleScores(Scores):
         macro_f1: Mean F1 over the classes that are predicted or true, in 0..1.
         per_class: By class name.
         confusion_matrix: Rows of each true class by predicted class: [classes, classes], and empty
-            with more than ``MOST_CLASSES_OF_MATRIX`` classes.
+            with more than ``MAX_CLASSES_OF_MATRIX`` classes.
     """
 
     accuracy: float
@@ -79,7 +79,7 @@ class SingleScores(Scores):
     @property
     def figures(self) -> Sequence[Figure]:
         """Accuracy and macro F1."""
-        interval = spell_interval(self.accuracy, self.samples)
+        interval = format_interval(self.accuracy, self.samples)
         note = (
             f"95% interval {interval} on {self.samples} rows; largest class "
             f"{percent(self.baseline_accuracy)}"
@@ -94,7 +94,7 @@ class SingleScores(Scores):
         """The metrics of each class."""
         rows = [
             (name, percent(one.precision), percent(one.recall),
-             spell_interval(one.recall, one.support), percent(one.f1), str(one.support))
+             format_interval(one.recall, one.support), percent(one.f1), str(one.support))
             for name, one in self.per_class.items()
         ]  # fmt: skip
         columns = ("class", "precision", "recall", "95% interval", "F1", "rows")
@@ -196,7 +196,7 @@ class Single(Task):
         labels: NDArray[np.int64] = column.to_numpy()
         return labels
 
-    def spell(self, label: Any) -> str:
+    def format_label(self, label: Any) -> str:
         """Return the name of a class."""
         return self.class_names[int(label)]
 
@@ -282,7 +282,7 @@ class Single(Task):
         columns = right / np.maximum(predicted, 1), right / np.maximum(true, 1), f1, true
         scores = (ClassScores(*row) for row in zip(*map(np.ndarray.tolist, columns), strict=True))
         matrix = []
-        if classes <= MOST_CLASSES_OF_MATRIX:
+        if classes <= MAX_CLASSES_OF_MATRIX:
             pairs = np.bincount(references * classes + predictions, minlength=classes**2)
             matrix = pairs.reshape(classes, classes).tolist()
         return {
@@ -315,7 +315,7 @@ class Single(Task):
         probabilities = np.array([answer.probability for answer in answers])
         return Confidences(predicted, probabilities, predicted == labels)
 
-    def withhold(self, answers: Sequence[Answer], lowest: Mapping[str, float]) -> list[Answer]:
+    def abstain(self, answers: Sequence[Answer], lowest: Mapping[str, float]) -> list[Answer]:
         """Return the answers; those below the lowest probability of their class have no label."""
         return [
             replace(answer, label=None)
@@ -376,8 +376,8 @@ class Single(Task):
         note = f"None of the {len(predictions)} test rows is misclassified."
         if mistakes:
             note = f"{len(mistakes)} of {len(predictions)} test rows are misclassified"
-            if len(mistakes) > MOST_MISTAKES:
-                note += f"; these are the {MOST_MISTAKES} with the highest probability"
+            if len(mistakes) > MAX_MISTAKES:
+                note += f"; these are the {MAX_MISTAKES} with the highest probability"
             note += "."
         return Table(
             "Most confident mistakes",

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # A number that is fitted on n rows costs 1 / 2n nats a row: of 100 rows less than most models gain.
 # With hardly a wrong answer the fit runs off to temperatures near 0 (tests/tasks/test_temperature).
-LEAST_ROWS = 100
-LEAST_WRONG_ANSWERS = 5
+MIN_ROWS = 100
+MIN_WRONG_ANSWERS = 5
 LOWEST, HIGHEST = 0.05, 20.0
 
 Losses = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
@@ -40,8 +40,8 @@ def fit_temperature(
         wrong_answers: How many of the rows, or of their labels, are predicted wrongly.
         emit: Receives the reason where it is 1.
     """
-    if len(labels) < LEAST_ROWS or wrong_answers < LEAST_WRONG_ANSWERS:
-        wanted = f"{LEAST_ROWS} validation rows and {LEAST_WRONG_ANSWERS} wrong answers"
+    if len(labels) < MIN_ROWS or wrong_answers < MIN_WRONG_ANSWERS:
+        wanted = f"{MIN_ROWS} validation rows and {MIN_WRONG_ANSWERS} wrong answers"
         found = f"there are {len(labels):,} and {wrong_answers:,}"
         emit(Info(f"the probabilities are not calibrated: that takes {wanted}, {found}"))
         return 1.0

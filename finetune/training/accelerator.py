@@ -60,7 +60,7 @@ class Accelerator:
 
     @property
     def scales_gradients(self) -> bool:
-        """Whether gradients are scaled, as in fp16; an update may then be skipped."""
+        """Whether gradients are scaled, as in fp16; a step may then be skipped."""
         return self._scaler is not None
 
     @property
@@ -105,8 +105,8 @@ class Accelerator:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer change its parameters, unless fp16's gradients are infinite.
 
-        It is not wrapped: Accelerate's own inspects a signature in every update and looks for a
-        package in all folders, which a head's updates feel.
+        It is not wrapped: Accelerate's own inspects a signature in every step and looks for a
+        package in all folders, which a head's steps feel.
         """
         if self._scaler:
             self._scaler.step(optimizer)
@@ -114,7 +114,7 @@ class Accelerator:
         else:
             optimizer.step()
 
-    def end_update_without_step(self) -> None:
+    def skip_step(self) -> None:
         """Let fp16's gradient scaling expect new gradients; waits for the device.
 
         Gradients that were clipped are no longer scaled, which PyTorch remembers until a scale is
@@ -125,8 +125,8 @@ class Accelerator:
             self._scaler.scale(torch.zeros((), device=self._accelerator.device))
             self._scaler.update(self._scaler.get_scale())
 
-    def skipped_updates(self) -> int:
-        """Return how many of the first updates fp16's gradient scaling left out as too large.
+    def skipped_steps(self) -> int:
+        """Return how many of the first steps fp16's gradient scaling left out as too large.
 
         Each halves the scale, which grows again only after 2,000 good ones. Waits for the device.
         """

@@ -1,4 +1,4 @@
-"""The norm of an update's gradients, and its limit, in few operations."""
+"""The norm of a step's gradients, and its limit, in few operations."""
 
 from collections.abc import Iterable
 

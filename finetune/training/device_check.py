@@ -30,7 +30,7 @@ SHARE_AT_REPORTS, SHARE_BEFORE_SAVING = 0.01, 0.02
 _EXAMPLES, _TOKENS, _PADDED_LENGTH = 8, 512, 64
 # So far below that of training, where it was found for other examples, no gradient overflows.
 _LOSS_SCALE_SHARE = 1 / 64
-# In bf16 an H200 exceeded the tolerance of one gradient once in 500 checks of 10,000 updates.
+# In bf16 an H200 exceeded the tolerance of one gradient once in 500 checks of 10,000 steps.
 _ATTEMPTS_IN_16_BITS = 3
 
 
@@ -80,7 +80,7 @@ class DeviceCheck:
     much as the gradients, in the machine as much as weights and gradients.
 
     Args:
-        training_state: Between two updates whenever a method is called.
+        training_state: Between two steps whenever a method is called.
         progress: Where the run stands; what has passed is noted there.
         batches: What is computed.
         emit: Receives a warning if memory does not suffice.
@@ -102,9 +102,9 @@ class DeviceCheck:
         self._last_seconds, self._all_seconds = 0.0, 0.0
         self._before_step: StepSample | None = None
         if not self._is_on:
-            progress.checked_updates = None
-        elif progress.checked_updates is None:
-            progress.checked_updates = progress.updates
+            progress.checked_steps = None
+        elif progress.checked_steps is None:
+            progress.checked_steps = progress.steps
 
     def check_within(self, share: float) -> float:
         """Check now, if checks then take no more than a share of the run, or if it is the first.
@@ -139,7 +139,7 @@ class DeviceCheck:
 
     def _is_due(self, share: float) -> bool:
         passed_seconds = time.monotonic() - self._started_at
-        is_new = self._progress.checked_updates != self._progress.updates
+        is_new = self._progress.checked_steps != self._progress.steps
         return is_new and self._all_seconds + self._last_seconds <= share * passed_seconds
 
     def _check(self) -> None:
@@ -152,7 +152,7 @@ class DeviceCheck:
                 self._raise(self._find_difference(cpu_model))
         finally:
             set_training(training_state.model)
-        self._progress.checked_updates = self._progress.updates
+        self._progress.checked_steps = self._progress.steps
         self._before_step = sample_step(training_state.optimizer)
 
     def _find_difference(self, cpu_model: nn.Module) -> Difference | None:
@@ -163,7 +163,7 @@ class DeviceCheck:
         training_state, accelerator = self._training_state, self._training_state.accelerator
         difference = None
         for attempt in range(1 if accelerator.precision == "fp32" else _ATTEMPTS_IN_16_BITS):
-            seed = (self._progress.updates, attempt)
+            seed = (self._progress.steps, attempt)
             difference = Comparison(
                 training_state.model,
                 cpu_model,
@@ -184,9 +184,9 @@ class DeviceCheck:
     def _raise(self, difference: Difference | None) -> None:
         if difference is None:
             return
-        name, updates = self._training_state.device.name, self._progress.updates
+        name, steps = self._training_state.device.name, self._progress.steps
         raise DeviceDiffers(
-            f"{name} differs from the CPU after update {updates:,}: {difference}",
+            f"{name} differs from the CPU after step {steps:,}: {difference}",
             remedy=f"finetune doctor --parity --device {name} shows more; use --device cpu",
         )
 
@@ -194,7 +194,7 @@ class DeviceCheck:
         device = self._training_state.device
         if not any(one.memory.is_out_of_memory(error) for one in (device, CpuDevice())):
             raise error
-        self._is_on, self._progress.checked_updates = False, None
+        self._is_on, self._progress.checked_steps = False, None
         device.memory.release()
         self._emit(
             events.WarningMessage(

@@ -1,4 +1,4 @@
-"""Gradients of an update: forward, backward, and their sum over several processes."""
+"""Gradients of a step: forward, backward, and their sum over several processes."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,7 +7,7 @@ from torch import nn
 
 from finetune.devices.processes import Processes
 from finetune.training.accelerator import Accelerator
-from finetune.training.micro_batches import UpdatePart
+from finetune.training.micro_batches import StepPart
 from finetune.training.windows import WindowBatch
 
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
@@ -17,7 +17,7 @@ Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def accumulate_gradients(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    micro_batches: Iterable[UpdatePart],
+    micro_batches: Iterable[StepPart],
     *,
     losses: Losses,
     accelerator: Accelerator,
@@ -28,7 +28,7 @@ def accumulate_gradients(
 
     Args:
         model: In training mode, on its device.
-        optimizer: Over its parameters. The gradients stay until the next update.
+        optimizer: Over its parameters. The gradients stay until the next step.
         micro_batches: Of one effective batch.
         losses: Returns the loss of each example.
         accelerator: Runs the backward pass.
@@ -82,7 +82,7 @@ def _views(flat: torch.Tensor, shaped: list[torch.Tensor]) -> list[torch.Tensor]
     return [piece.view_as(one) for piece, one in zip(pieces, shaped, strict=True)]
 
 
-def weighted_loss(logits: torch.Tensor, micro_batch: UpdatePart, losses: Losses) -> torch.Tensor:
+def weighted_loss(logits: torch.Tensor, micro_batch: StepPart, losses: Losses) -> torch.Tensor:
     """Return the losses of the examples, weighted by their shares: a scalar in fp32."""
     pooled = micro_batch.pool(logits.float())
     return (losses(pooled, micro_batch.labels) * micro_batch.shares).sum()

@@ -11,20 +11,20 @@ from finetune.errors import WrongParametersChanged
 
 # AdamW's epsilon: what is smaller moves a number by less than the learning rate, at last by less
 # than fp32 shows, as in layers whose attention is still even.
-_SMALLEST_GRADIENT = 1e-8
+_MIN_GRADIENT = 1e-8
 
 
 class ParameterGuard:
-    """Remembers a model's parameters, in eight bytes each, to compare them after some updates."""
+    """Remembers a model's parameters, in eight bytes each, to compare them after some steps."""
 
     def __init__(self, model: nn.Module) -> None:
         self._before = _fingerprints(model)
         self._has_gradient: dict[str, torch.Tensor] = {}
 
     def note_gradients(self, model: nn.Module) -> None:
-        """Remember which parameters have a gradient after the first update; done once.
+        """Remember which parameters have a gradient after the first step; done once.
 
-        A captured update leaves no gradients behind, but the first is never captured.
+        A captured step leaves no gradients behind, but the first is never captured.
         """
         if not self._has_gradient:
             self._has_gradient = _have_gradient(model)
@@ -33,7 +33,7 @@ class ParameterGuard:
         """Compare with the parameters now; waits for the device.
 
         Args:
-            model: The same model after some updates. A trained parameter that had no gradient, or
+            model: The same model after some steps. A trained parameter that had no gradient, or
                 next to none, when gradients were noted may be unchanged.
 
         Raises:
@@ -58,7 +58,7 @@ class ParameterGuard:
         for fault, names in wrong_by_fault.items():
             if names:
                 raise WrongParametersChanged(
-                    f"{fault} after the first updates: {_shorten(names)}",
+                    f"{fault} after the first steps: {_shorten(names)}",
                     remedy="the device computes wrongly: try --device cpu, or another torch",
                 )
 
@@ -86,7 +86,7 @@ def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
 def _have_gradient(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return whether gradients can move numbers, by name, as tensors that need not be read yet."""
     return {
-        name: (parameter.grad.abs() > _SMALLEST_GRADIENT).any()
+        name: (parameter.grad.abs() > _MIN_GRADIENT).any()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }

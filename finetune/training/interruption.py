@@ -1,4 +1,4 @@
-"""Signals that end a run: between updates, so that the one in hand is finished and saved."""
+"""Signals that end a run: between steps, so that the one in hand is finished and saved."""
 
 import signal
 import threading
@@ -39,7 +39,7 @@ class StopRequest:
         return self.number is not None
 
 
-class AgreedStop:
+class DistributedStopFlag:
     """A request that holds for all processes at once, whichever of them has got the signal.
 
     Every process calls it at the same points of its work.

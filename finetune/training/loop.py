@@ -1,4 +1,4 @@
-"""Epochs of updates, with logging, validation and checkpoints between them."""
+"""Epochs of steps, with logging, validation and checkpoints between them."""
 
 import math
 import time
@@ -10,7 +10,7 @@ import torch
 from finetune import events
 from finetune.devices.base import gibibytes
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.processes import LONGEST_SECONDS, SECONDS_LATE
+from finetune.devices.processes import MAX_SECONDS, SECONDS_LATE
 from finetune.errors import LossNotFinite
 from finetune.events import Emit
 from finetune.model.freeze import set_training
@@ -25,13 +25,13 @@ from finetune.training.device_check import (
 )
 from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import move_batches
-from finetune.training.out_of_memory import update_with_retries
+from finetune.training.out_of_memory import step_with_retries
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState
 
 # Adam's first steps are as long as the learning rate. A norm's weights stand at 1, where the next
 # number in fp32 is 6e-8 away, so shorter steps may change nothing, and rightly so.
-SMALLEST_VISIBLE_RATE = 1e-6
+MIN_VISIBLE_RATE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class ValidationResult:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What a run does between its updates.
+    """What a run does between its steps.
 
     Args:
         batch_size: Examples in one forward and backward; fewer after memory ran out.
-        updates_per_epoch: Effective batches in a pass over the training split.
-        logging_updates: Updates between two readings of the loss.
+        steps_per_epoch: Effective batches in a pass over the training split.
+        logging_steps: Steps between two readings of the loss.
         patience: Validations in a row without a better score or a lower loss after which training
             stops; 0: never.
         plan_epoch: Returns an epoch's effective batches from its number.
@@ -62,24 +62,24 @@ class LoopSettings:
         save_best: Saves the model as the best so far.
         save_progress: Saves what is needed to resume.
         saves_each_epoch: Whether to do so after every epoch, not only when stopped.
-        save_updates: Updates between two savings within an epoch; None: never.
+        save_every_steps: Steps between two savings within an epoch; None: never.
         save_seconds: Seconds from one saving to the next report of the loss that saves; 0: never.
         checked_lengths: Padded lengths at which the device is compared with the CPU, ascending;
             none where it is not.
         should_stop: Whether the user asked to stop.
-        emit: Receives updates and validations.
+        emit: Receives steps and validations.
     """
 
     batch_size: BatchSize
-    updates_per_epoch: int
-    logging_updates: int
+    steps_per_epoch: int
+    logging_steps: int
     patience: int
     plan_epoch: Callable[[int], Sequence[Batch]]
     validate: Callable[[], ValidationResult] | None
     save_best: Callable[[Progress], None]
     save_progress: Callable[[Progress], None]
     saves_each_epoch: bool
-    save_updates: int | None
+    save_every_steps: int | None
     save_seconds: float
     checked_lengths: Sequence[int]
     should_stop: Callable[[], bool]
@@ -89,7 +89,7 @@ class LoopSettings:
 def train(
     training_state: TrainingState, examples: Examples, progress: Progress, settings: LoopSettings
 ) -> None:
-    """Take a run's updates from where it stands to its end, or until the user stops it.
+    """Take a run's steps from where it stands to its end, or until the user stops it.
 
     Validates, and saves, after each epoch and at the end.
 
@@ -97,11 +97,11 @@ def train(
         training_state: The model and its optimizer; changed in place.
         examples: The training split.
         progress: Where the run stands; changed in place.
-        settings: What happens between the updates.
+        settings: What happens between the steps.
 
     Raises:
         LossNotFinite: If a loss is NaN or infinite.
-        WrongParametersChanged: If the first updates changed what is frozen, or not what trains.
+        WrongParametersChanged: If the first steps changed what is frozen, or not what trains.
         DeviceDiffers: If the device computes something else than the CPU.
         WorkDropped: If the system has dropped work of the device.
         BatchDoesNotFit: If not even one example fits the device's memory.
@@ -109,9 +109,9 @@ def train(
     batches = CheckedBatches(examples.of_rows(), settings.checked_lengths, settings.batch_size)
     device_check = DeviceCheck(training_state, progress, batches, emit=settings.emit)
     training = _Training(training_state, examples, progress, settings, device_check)
-    log, saver = _UpdateLog(training), _Saver(training)
-    total_updates = training_state.schedule.total_updates
-    while not is_over(progress, total_updates=total_updates, patience=settings.patience):
+    log, saver = _StepLog(training), _Saver(training)
+    total_steps = training_state.schedule.total_steps
+    while not is_over(progress, total_steps=total_steps, patience=settings.patience):
         log.start_clock()
         _train_epoch(training, log, saver)
         log.write()
@@ -130,7 +130,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Training:
-    """What trains, on which examples, how far it is, and what happens between its updates."""
+    """What trains, on which examples, how far it is, and what happens between its steps."""
 
     state: TrainingState
     examples: Examples
@@ -140,34 +140,34 @@ class _Training:
 
     @property
     def is_validation_due(self) -> bool:
-        """Whether the last update has ended an epoch, or the run."""
-        updates = self.progress.updates
-        is_epoch_over = updates % self.settings.updates_per_epoch == 0
-        return is_epoch_over or updates == self.state.schedule.total_updates
+        """Whether the last step has ended an epoch, or the run."""
+        steps = self.progress.steps
+        is_epoch_over = steps % self.settings.steps_per_epoch == 0
+        return is_epoch_over or steps == self.state.schedule.total_steps
 
 
-def _train_epoch(training: _Training, log: "_UpdateLog", saver: "_Saver") -> None:
-    """Take the updates that are left of an epoch, or until the user stops it."""
+def _train_epoch(training: _Training, log: "_StepLog", saver: "_Saver") -> None:
+    """Take the steps that are left of an epoch, or until the user stops it."""
     training_state, progress, settings = training.state, training.progress, training.settings
     device, processes = training_state.device, training_state.processes
     set_training(training_state.model)
-    epoch, done = divmod(progress.updates, settings.updates_per_epoch)
+    epoch, done = divmod(progress.steps, settings.steps_per_epoch)
     batches = settings.plan_epoch(epoch)
     if device.shapes.pads_batches:
         batches = longest_first(batches)
-    left_updates = training_state.schedule.total_updates - progress.updates
-    batches = batches[done:][:left_updates]
+    left_steps = training_state.schedule.total_steps - progress.steps
+    batches = batches[done:][:left_steps]
     for batch, cut in move_batches(training.examples, batches, device=device, processes=processes):
-        loss = update_with_retries(
-            training_state, progress.updates, cut=cut, batch_size=settings.batch_size
+        loss = step_with_retries(
+            training_state, progress.steps, cut=cut, batch_size=settings.batch_size
         )
-        progress.updates += 1
+        progress.steps += 1
         log.add(batch, loss)
-        if progress.updates % settings.logging_updates == 0:
+        if progress.steps % settings.logging_steps == 0:
             log.write()
             # The main process may take its time to compare its device with the CPU.
             is_compared = not device.is_reference
-            processes.wait(seconds=LONGEST_SECONDS if is_compared else SECONDS_LATE)
+            processes.wait(seconds=MAX_SECONDS if is_compared else SECONDS_LATE)
         if settings.should_stop():
             return
         if saver.is_due():
@@ -176,18 +176,18 @@ def _train_epoch(training: _Training, log: "_UpdateLog", saver: "_Saver") -> Non
             log.start_clock()
 
 
-def is_over(progress: Progress, *, total_updates: int, patience: int) -> bool:
-    """Return whether a run has taken all its updates, or has stopped improving."""
+def is_over(progress: Progress, *, total_steps: int, patience: int) -> bool:
+    """Return whether a run has taken all its steps, or has stopped improving."""
     has_stopped_improving = 0 < patience <= progress.validations_since_best
-    return progress.updates >= total_updates or has_stopped_improving
+    return progress.steps >= total_steps or has_stopped_improving
 
 
 def _check_parameters_finite(training: _Training) -> None:
-    """Refuse a model that an update has broken; the loss would show it only one update later."""
+    """Refuse a model that a step has broken; the loss would show it only one step later."""
     parameters = (one.detach() for one in training.state.trained_parameters().values())
     if not total_norm(parameters).isfinite():
         raise LossNotFinite(
-            f"parameters are NaN or infinite after update {training.progress.updates}",
+            f"parameters are NaN or infinite after step {training.progress.steps}",
             remedy="lower --learning-rate, or use --precision fp32",
         )
 
@@ -196,33 +196,33 @@ def _validate(training: _Training) -> None:
     """Validate the model and save it if it is the best; without a validation, the last is."""
     progress, settings = training.progress, training.settings
     if settings.validate is None:
-        if progress.updates == training.state.schedule.total_updates:
-            progress.best_updates = progress.updates
+        if progress.steps == training.state.schedule.total_steps:
+            progress.best_step = progress.steps
             settings.save_best(progress)
         return
     found = settings.validate()
     is_best = progress.note_validation(score=found.score, loss=found.metrics["loss"])
     if is_best:
         settings.save_best(progress)
-    epoch = progress.updates / settings.updates_per_epoch
-    settings.emit(events.Validation(progress.updates, epoch, found.metrics, is_best))
+    epoch = progress.steps / settings.steps_per_epoch
+    settings.emit(events.Validation(progress.steps, epoch, found.metrics, is_best))
 
 
 class _Saver:
-    """Saves progress, also within an epoch: after some updates, or some time since the last."""
+    """Saves progress, also within an epoch: after some steps, or some time since the last."""
 
     def __init__(self, training: _Training) -> None:
         self._training = training
         self._saved_at = time.monotonic()
 
     def is_due(self) -> bool:
-        updates, settings = self._training.progress.updates, self._training.settings
+        steps, settings = self._training.progress.steps, self._training.settings
         if self._training.is_validation_due:
             return False  # it is saved afterwards
-        if settings.save_updates and updates % settings.save_updates == 0:
+        if settings.save_every_steps and steps % settings.save_every_steps == 0:
             return True
         # At a report, so that the rows of the journal do not depend on the time.
-        if settings.save_seconds == 0 or updates % settings.logging_updates:
+        if settings.save_seconds == 0 or steps % settings.logging_steps:
             return False
         passed_seconds = time.monotonic() - self._saved_at
         return self._training.state.processes.any(passed_seconds >= settings.save_seconds)
@@ -240,7 +240,7 @@ class _Saver:
         self._saved_at = time.monotonic()
 
 
-class _UpdateLog:
+class _StepLog:
     """Collects losses on the device and reads them together: only that synchronizes."""
 
     def __init__(self, training: _Training) -> None:
@@ -250,7 +250,7 @@ class _UpdateLog:
         )  # fmt: skip
         self._batches: list[Batch] = []
         self._losses: list[torch.Tensor] = []
-        self._first_update = training.progress.updates
+        self._first_step = training.progress.steps
         self._guard: ParameterGuard | None = ParameterGuard(training.state.model)
         self._budget_bytes = training.state.device.memory.budget_bytes(None)
         self._since = 0.0
@@ -286,25 +286,25 @@ class _UpdateLog:
         self._warn_of_launches()
         self._since += self._training.device_check.check_within(SHARE_AT_REPORTS)
 
-    def _update(self, losses: Sequence[float], *, examples: int, seconds: float) -> events.Update:
-        done, schedule = self._progress.updates, self._state.schedule
+    def _update(self, losses: Sequence[float], *, examples: int, seconds: float) -> events.Step:
+        done, schedule = self._progress.steps, self._state.schedule
         memory = self._state.device.memory
-        return events.Update(
-            update=done,
-            total_updates=schedule.total_updates,
-            epoch=done / self._settings.updates_per_epoch,
+        return events.Step(
+            step=done,
+            total_steps=schedule.total_steps,
+            epoch=done / self._settings.steps_per_epoch,
             loss=sum(losses) / len(losses),
             learning_rate=schedule.learning_rate_at(done - 1),
             examples_per_second=examples / seconds,
             memory_bytes=memory.used_bytes(),
             held_bytes=memory.held_bytes(),
             budget_bytes=self._budget_bytes,
-            remaining_seconds=seconds / len(losses) * (schedule.total_updates - done),
+            remaining_seconds=seconds / len(losses) * (schedule.total_steps - done),
         )
 
     def _warn_of_launches(self) -> None:
-        """Say once if the updates of a device that captures them can't be captured."""
-        reason = self._state.why_not_captured
+        """Say once if the steps of a device that captures them can't be captured."""
+        reason = self._state.cuda_graph_error
         if self._state.captured and self._training.examples.windows:
             reason = "the windows of texts differ in number"
         if reason is None or self._has_warned_of_launches:
@@ -312,7 +312,7 @@ class _UpdateLog:
         self._has_warned_of_launches = True
         self._settings.emit(
             events.WarningMessage(
-                f"updates can't be captured as a whole ({reason}): they take longer, since each "
+                f"steps can't be captured as a whole ({reason}): they take longer, since each "
                 "operation is launched by itself"
             )
         )
@@ -320,7 +320,7 @@ class _UpdateLog:
     def _watch_cache(self) -> None:
         """Empty the device's cache if it grows without bound, with one warning."""
         device = self._state.device
-        if not device.memory.is_cache_running_away():
+        if not device.memory.cache_exceeds_limit():
             return
         if not self._has_warned_of_cache:
             self._has_warned_of_cache = True
@@ -337,19 +337,19 @@ class _UpdateLog:
     def _check_losses(self, losses: Sequence[float]) -> None:
         for index, loss in enumerate(losses):
             if not math.isfinite(loss):
-                update = self._progress.updates - len(losses) + index + 1
+                step = self._progress.steps - len(losses) + index + 1
                 raise LossNotFinite(
-                    f"the loss is {loss} at update {update}",
+                    f"the loss is {loss} at step {step}",
                     remedy="lower --learning-rate, use --precision fp32, or look at these texts",
                     examples=self._batches[index].indices.tolist(),
                 )
 
     def _check_parameters(self) -> None:
-        """Compare the parameters with those before training, once updates can be seen in them."""
-        taken = self._progress.updates - self._first_update
-        rate = self._state.schedule.learning_rate_at(self._progress.updates - 1)
-        is_visible = rate >= SMALLEST_VISIBLE_RATE
-        skipped_updates = self._state.accelerator.skipped_updates
-        if self._guard and is_visible and taken > skipped_updates():
+        """Compare the parameters with those before training, once steps can be seen in them."""
+        taken = self._progress.steps - self._first_step
+        rate = self._state.schedule.learning_rate_at(self._progress.steps - 1)
+        is_visible = rate >= MIN_VISIBLE_RATE
+        skipped_steps = self._state.accelerator.skipped_steps
+        if self._guard and is_visible and taken > skipped_steps():
             self._guard.check(self._state.model)
             self._guard = None

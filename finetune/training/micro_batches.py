@@ -24,8 +24,8 @@ class MicroBatch:
     Args:
         inputs: Keyword arguments of the model.
         labels: As the task's loss reads them: of shape [examples, ...].
-        shares: Each example's share of the update's loss, float32 of shape [examples]; over all
-            micro-batches of an update they add up to 1.
+        shares: Each example's share of the step's loss, float32 of shape [examples]; over all
+            micro-batches of a step they add up to 1.
     """
 
     inputs: Inputs
@@ -59,8 +59,8 @@ class MicroBatch:
         return cls(labels=inputs.pop("labels"), shares=inputs.pop("shares"), inputs=inputs)
 
 
-# Of both an update has one or more.
-UpdatePart = MicroBatch | WindowBatch
+# Of both a step has one or more.
+StepPart = MicroBatch | WindowBatch
 
 
 class MovedBatches:
@@ -141,7 +141,7 @@ def move_batches(
     *,
     device: Device,
     processes: Processes = ALONE,
-) -> Iterator[tuple[Batch, Callable[[int], Iterator[UpdatePart]]]]:
+) -> Iterator[tuple[Batch, Callable[[int], Iterator[StepPart]]]]:
     """Yield each effective batch with what cuts this process's share of it.
 
     It is cut into slices of at most so many examples.
@@ -150,7 +150,7 @@ def move_batches(
         for batch in batches:
             yield batch, partial(cut_windows, examples, batch, device=device, processes=processes)
         return
-    for pieces in _pieces(batches, tokens=device.tokens_ahead):
+    for pieces in _pieces(batches, tokens=device.prefetch_tokens):
         moved = MovedBatches(examples, pieces, device=device, processes=processes)
         for position, batch in enumerate(pieces):
             yield batch, partial(moved.cut, position)
@@ -173,7 +173,7 @@ def _pieces(batches: Sequence[Batch], *, tokens: int) -> Iterator[Sequence[Batch
 
 def cut_batch(
     examples: Examples, batch: Batch, *, batch_size: int, device: Device
-) -> Iterator[UpdatePart]:
+) -> Iterator[StepPart]:
     """Yield an effective batch as slices on the device, as ``MovedBatches.cut`` does."""
     if examples.windows:
         return cut_windows(examples, batch, batch_size, device=device)

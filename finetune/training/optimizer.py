@@ -24,7 +24,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer over what requires a gradient, with decay on matrices only.
 
-    Biases and norms are vectors and keep their size. The learning rate is set before each update.
+    Biases and norms are vectors and keep their size. The learning rate is set before each step.
 
     Args:
         model: Where the parameters are.
@@ -33,7 +33,7 @@ def build_optimizer(
         head: Names of the head's parameters. It starts from nothing, the core does not.
         head_lr_multiplier: The head's learning rate over the core's.
         weight_decay: Decoupled decay of the matrices.
-        device: Where they are. Where updates are captured, AdamW's learning rate is a tensor
+        device: Where they are. Where steps are captured, AdamW's learning rate is a tensor
             there, which a captured step reads anew.
     """
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]

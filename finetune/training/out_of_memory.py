@@ -1,23 +1,23 @@
-"""An update that is taken again in smaller pieces when memory runs out."""
+"""A step that is taken again in smaller pieces when memory runs out."""
 
 from collections.abc import Callable, Iterable
 
 import torch
 
 from finetune.devices.batch_size import BatchSize
-from finetune.training.micro_batches import UpdatePart
+from finetune.training.micro_batches import StepPart
 from finetune.training.optimizer import make_room_for_step, make_state
 from finetune.training.training_state import TrainingState
 
 
-def update_with_retries(
+def step_with_retries(
     training_state: TrainingState,
     number: int,
     *,
-    cut: Callable[[int], Iterable[UpdatePart]],
+    cut: Callable[[int], Iterable[StepPart]],
     batch_size: BatchSize,
 ) -> torch.Tensor:
-    """Take an update in pieces that fit: whatever they are, it is an update of the same examples.
+    """Take a step in pieces that fit: whatever they are, it is a step of the same examples.
 
     All that needs memory comes before the optimizer's step and changes nothing but gradients and
     random states, so that it can be repeated. A step that has begun can not; its state exists by
@@ -25,7 +25,7 @@ def update_with_retries(
 
     Args:
         training_state: Changed in place.
-        number: Of the update, counted from 0.
+        number: Of the step, counted from 0.
         cut: Cuts the effective batch into micro-batches of at most so many examples.
         batch_size: How many to begin with; fewer afterwards if they did not fit.
 
@@ -38,15 +38,15 @@ def update_with_retries(
     random_state = training_state.device.random_state()
 
     def prepare(examples: int) -> Callable[[int], torch.Tensor]:
-        with training_state.processes.failing_together(training_state.device.memory):
+        with training_state.processes.oom_on_all_ranks(training_state.device.memory):
             make_state(training_state.optimizer)
-            take_update = training_state.prepare_update(cut(examples))
+            take_step = training_state.prepare_step(cut(examples))
             make_room_for_step(training_state.optimizer)
-        return take_update
+        return take_step
 
     def undo() -> None:
         training_state.discard_gradients()
         training_state.device.set_random_state(random_state)
 
-    take_update = batch_size.retry_on_out_of_memory(prepare, undo=undo)
-    return take_update(number)
+    take_step = batch_size.retry_on_out_of_memory(prepare, undo=undo)
+    return take_step(number)

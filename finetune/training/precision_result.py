@@ -1,4 +1,4 @@
-"""What timing updates in fp32 and in bf16 found; free of torch."""
+"""What timing steps in fp32 and in bf16 found; free of torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Literal
 _GAIN = 1.03
 # Rounding makes 0.015 of BERT-base's logits, and a fault about 1. At the start of a run the loss
 # hardly depends on the encoder, so that it is not the loss itself that is compared.
-_LARGEST_ERROR = 0.1
+_MAX_ERROR = 0.1
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,13 @@ class PrecisionTiming:
     """What was measured in fp32 and in bf16.
 
     Args:
-        work: What was timed: updates or, where that was enough, one product of matrices.
+        work: What was timed: steps or, where that was enough, one product of matrices.
         seconds: Median time of the work, by precision.
-        logits_error: Norm of the difference between both logits of the batch, after the updates and
+        logits_error: Norm of the difference between both logits of the batch, after the steps and
             without dropout, over the norm of those in fp32; at most 1. None where bf16 is slower.
     """
 
-    work: Literal["update", "product"]
+    work: Literal["step", "product"]
     seconds: Mapping[str, float]
     logits_error: float | None = None
 
@@ -34,7 +34,7 @@ class PrecisionTiming:
     @property
     def do_results_agree(self) -> bool:
         """Whether the logits, and so the losses, differ by no more than rounding."""
-        return self.logits_error is None or self.logits_error <= _LARGEST_ERROR
+        return self.logits_error is None or self.logits_error <= _MAX_ERROR
 
     @property
     def precision(self) -> Literal["fp32", "bf16"]:

@@ -1,4 +1,4 @@
-"""Whether updates are faster in bf16 than in fp32: some of each, in turn, on a copy of a model."""
+"""Whether steps are faster in bf16 than in fp32: some of each, in turn, on a copy of a model."""
 
 import copy
 import gc
@@ -17,20 +17,20 @@ from finetune.devices.batch_size import BatchSize
 from finetune.devices.precision import autocast
 from finetune.model.freeze import set_training
 from finetune.training.gradients import Losses
-from finetune.training.micro_batches import UpdatePart
-from finetune.training.out_of_memory import update_with_retries
+from finetune.training.micro_batches import StepPart
+from finetune.training.out_of_memory import step_with_retries
 from finetune.training.precision_result import PrecisionTiming
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
 
 _ROUNDS = 5
 # Two rounds are enough where both gain more than the first, or less than the second.
 _CLEAR_GAIN, _CLEAR_LOSS = 1.2, 0.9
-# One update that takes so many times as long as in fp32 ends the timing.
-_LONGEST_UPDATE = 2.0
+# One step that takes so many times as long as in fp32 ends the timing.
+_MAX_UPDATE = 2.0
 # A CPU without instructions for bf16 took 7 times as long for a product, and 45 times for its
-# gradients: one update would take minutes. On a GPU a product this small is bound by its launches,
+# gradients: one step would take minutes. On a GPU a product this small is bound by its launches,
 # of which bf16 has twice as many.
-_LONGEST_PRODUCT = 4.0
+_MAX_PRODUCT = 4.0
 _PRODUCT_ROWS = 64
 
 
@@ -40,10 +40,10 @@ def time_precisions(
     head: Set[str],
     losses: Losses,
     hyperparameters: Hyperparameters,
-    cut: Callable[[int], Iterable[UpdatePart]],
+    cut: Callable[[int], Iterable[StepPart]],
     batch_size: BatchSize,
 ) -> PrecisionTiming:
-    """Time updates on one batch in fp32 and in bf16.
+    """Time steps on one batch in fp32 and in bf16.
 
     The model stays as it is, and so do the random numbers to come.
 
@@ -63,14 +63,14 @@ def time_precisions(
         precision: _time_product(device, precision=precision, size=model.config.hidden_size)
         for precision in ("fp32", "bf16")
     }
-    if products["bf16"] > _LONGEST_PRODUCT * products["fp32"]:
+    if products["bf16"] > _MAX_PRODUCT * products["fp32"]:
         return PrecisionTiming("product", products)
     random_state = device.random_state()
     prepare = partial(
         prepare_training, head=head, device=device, losses=losses, hyperparameters=hyperparameters
     )
     try:
-        return _time_updates(_prepare_both(copy.deepcopy(model), prepare), cut, batch_size)
+        return _time_steps(_prepare_both(copy.deepcopy(model), prepare), cut, batch_size)
     finally:
         device.set_random_state(random_state)
         # Models that Accelerate has prepared refer to themselves.
@@ -105,23 +105,23 @@ def _prepare_both(
     return states
 
 
-def _time_updates(
+def _time_steps(
     states: Mapping[str, TrainingState],
-    cut: Callable[[int], Iterable[UpdatePart]],
+    cut: Callable[[int], Iterable[StepPart]],
     batch_size: BatchSize,
 ) -> PrecisionTiming:
-    # Where updates are captured, it is the second that is, and takes longer.
+    # Where steps are captured, it is the second that is, and takes longer.
     warm_ups = 2 if batch_size.device.captures else 1
     seconds: dict[str, list[float]] = {precision: [] for precision in states}
     for _ in range(warm_ups + _ROUNDS):
         for precision, state in states.items():
-            update = partial(update_with_retries, state, 0, cut=cut, batch_size=batch_size)
-            seconds[precision].append(_time(update, batch_size.device))
+            step = partial(step_with_retries, state, 0, cut=cut, batch_size=batch_size)
+            seconds[precision].append(_time(step, batch_size.device))
         gains = [full / half for full, half in zip(*seconds.values(), strict=True)]
-        if gains[-1] < 1 / _LONGEST_UPDATE or _is_clear(gains[warm_ups:]):
+        if gains[-1] < 1 / _MAX_UPDATE or _is_clear(gains[warm_ups:]):
             break
     medians = {name: statistics.median(one[warm_ups:] or one) for name, one in seconds.items()}
-    timing = PrecisionTiming("update", medians)
+    timing = PrecisionTiming("step", medians)
     if not timing.is_bf16_faster:
         return timing
     micro_batches = list(cut(batch_size.examples))
@@ -142,7 +142,7 @@ def _time(work: Callable[[], object], device: Device) -> float:
     return time.perf_counter() - started
 
 
-def _logits(state: TrainingState, micro_batches: Sequence[UpdatePart]) -> torch.Tensor:
+def _logits(state: TrainingState, micro_batches: Sequence[StepPart]) -> torch.Tensor:
     state.model.train(False)
     with torch.inference_mode():
         inputs = chain.from_iterable(one.slices() for one in micro_batches)

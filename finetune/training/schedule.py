@@ -1,29 +1,29 @@
-"""The learning rate of each update: up in a line, then down in a line."""
+"""The learning rate of each step: up in a line, then down in a line."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up to a peak and linear decay to zero, as a function of the update.
+    """Linear warm-up to a peak and linear decay to zero, as a function of the step.
 
     Args:
         peak: Highest learning rate.
-        warmup_updates: Updates until the peak is reached.
-        total_updates: Updates of the run.
+        warmup_steps: Steps until the peak is reached.
+        total_steps: Steps of the run.
 
-    >>> schedule = Schedule(peak=1.0, warmup_updates=2, total_updates=4)
-    >>> [schedule.learning_rate_at(update) for update in range(4)]
+    >>> schedule = Schedule(peak=1.0, warmup_steps=2, total_steps=4)
+    >>> [schedule.learning_rate_at(step) for step in range(4)]
     [0.5, 1.0, 1.0, 0.5]
     """
 
     peak: float
-    warmup_updates: int
-    total_updates: int
+    warmup_steps: int
+    total_steps: int
 
-    def learning_rate_at(self, update: int) -> float:
-        """Return the learning rate of an update, counted from 0; never zero, so none is wasted."""
-        if update < self.warmup_updates:
-            return self.peak * (update + 1) / self.warmup_updates
-        decaying = self.total_updates - self.warmup_updates
-        return self.peak * (self.total_updates - update) / max(1, decaying)
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0; never zero, so none is wasted."""
+        if step < self.warmup_steps:
+            return self.peak * (step + 1) / self.warmup_steps
+        decaying = self.total_steps - self.warmup_steps
+        return self.peak * (self.total_steps - step) / max(1, decaying)

@@ -21,25 +21,25 @@ class Progress:
     """How far a run has come. The order of the rows follows from it and the seed.
 
     Args:
-        updates: Updates done.
+        steps: Steps done.
         seconds: Training time so far, validation excluded.
-        loss_sum: Sum of the losses of all updates.
+        loss_sum: Sum of the losses of all steps.
         best_score: Highest validation score so far, if there was one.
-        best_updates: Updates done when it was reached; 0 before there was one.
+        best_step: Steps done when it was reached; 0 before there was one.
         lowest_loss: Lowest validation loss so far, if there was one.
         validations_since_best: Validations in a row that improved neither score nor loss.
-        checked_updates: Updates done when the device last agreed with the CPU, or when comparing
+        checked_steps: Steps done when the device last agreed with the CPU, or when comparing
             them began; None where they are not compared.
     """
 
-    updates: int = 0
+    steps: int = 0
     seconds: float = 0.0
     loss_sum: float = 0.0
     best_score: float | None = None
-    best_updates: int = 0
+    best_step: int = 0
     lowest_loss: float | None = None
     validations_since_best: int = 0
-    checked_updates: int | None = None
+    checked_steps: int | None = None
 
     def note_validation(self, *, score: float, loss: float) -> bool:
         """Take in a validation; return whether its score, higher is better, is the best so far.
@@ -50,7 +50,7 @@ class Progress:
         is_best = self.best_score is None or score > self.best_score
         is_lowest = self.lowest_loss is None or loss < self.lowest_loss
         if is_best:
-            self.best_score, self.best_updates = score, self.updates
+            self.best_score, self.best_step = score, self.steps
         if is_lowest:
             self.lowest_loss = loss
         self.validations_since_best = 0 if is_best or is_lowest else self.validations_since_best + 1
@@ -85,7 +85,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 def capture_state(
     training_state: TrainingState, progress: Progress
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Return all that the next update depends on, as groups of tensors and as JSON values.
+    """Return all that the next step depends on, as groups of tensors and as JSON values.
 
     Of several processes each calls it: only their random states differ.
     """
@@ -120,12 +120,12 @@ def restore_state(
         training_state.accelerator.load_scaler_state(state["gradient_scaler"])
         _set_random_state(training_state, tensors["random"])
         progress = TypeAdapter(Progress).validate_python(state["progress"])
-        is_possible = 0 <= progress.updates <= training_state.schedule.total_updates
+        is_possible = 0 <= progress.steps <= training_state.schedule.total_steps
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateUnusable(f"its state makes no sense ({error!r})") from error
     if not is_possible:
-        total = training_state.schedule.total_updates
-        raise StateUnusable(f"it is of update {progress.updates:,}, and the run has {total:,}")
+        total = training_state.schedule.total_steps
+        raise StateUnusable(f"it is of step {progress.steps:,}, and the run has {total:,}")
     return progress
 
 

@@ -77,7 +77,7 @@ def find_wrong_step(training_state: TrainingState, before: StepSample) -> Differ
         for one in group["params"]:
             errors[names[id(one)]] = _step_error(group, before, after, number=len(errors))
     worst = max(errors, key=errors.__getitem__)
-    tolerance = TOLERANCES["fp32"].updates
+    tolerance = TOLERANCES["fp32"].steps
     if errors[worst] <= tolerance:
         return None
     return Difference("the changes of parameters", module_of(worst), errors[worst], tolerance)

@@ -8,25 +8,25 @@ from typing import NamedTuple
 import torch
 
 # Of the root mean square of all numbers of a model.
-_SMALLEST_SHARE = 0.01
+_MIN_SHARE = 0.01
 
 
 class Tolerance(NamedTuple):
     """The largest relative errors that pass, in one precision.
 
-    Those of changes by updates are the largest: AdamW's steps are not in proportion to the
+    Those of changes by steps are the largest: AdamW's steps are not in proportion to the
     gradients, and a small step may be lost in the rounding of a weight.
     """
 
     logits: float
     gradients: float
-    updates: float
+    steps: float
 
     def of(self, part: str) -> float:
         """Return the tolerance of a part of what is compared; a loss has that of logits."""
         if part in ("evaluation", "logits", "loss"):
             return self.logits
-        return self.gradients if part == "gradients" else self.updates
+        return self.gradients if part == "gradients" else self.steps
 
 
 # In fp32 far above rounding, and below what TF32 does: logits were off by 1e-3 with it on an H200,
@@ -34,9 +34,9 @@ class Tolerance(NamedTuple):
 # was off there by 3 to 4 of these in logits, 5 to 6 in gradients and 12 to 14 in changes; what
 # passes is 10, 25 and 50.
 TOLERANCES = {
-    "fp32": Tolerance(logits=1e-4, gradients=1e-3, updates=1e-2),
-    "bf16": Tolerance(logits=4e-2, gradients=1e-1, updates=2e-1),
-    "fp16": Tolerance(logits=5e-3, gradients=1.25e-2, updates=2.5e-2),
+    "fp32": Tolerance(logits=1e-4, gradients=1e-3, steps=1e-2),
+    "bf16": Tolerance(logits=4e-2, gradients=1e-1, steps=2e-1),
+    "fp16": Tolerance(logits=5e-3, gradients=1.25e-2, steps=2.5e-2),
 }
 
 
@@ -97,7 +97,7 @@ def _least_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
     by_module: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
     for name, one in tensors.items():
         by_module[module_of(name)].append(one)
-    least = _root_mean_square(tensors.values()) * _SMALLEST_SHARE
+    least = _root_mean_square(tensors.values()) * _MIN_SHARE
     return {module: max(least, _root_mean_square(some)) for module, some in by_module.items()}
 
 

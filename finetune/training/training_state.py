@@ -1,4 +1,4 @@
-"""Model, optimizer and schedule: all that an update needs."""
+"""Model, optimizer and schedule: all that a step needs."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -17,18 +17,18 @@ from finetune.training.gradients import (
     add_up_gradients,
     copy_gradients,
 )
-from finetune.training.micro_batches import MicroBatch, UpdatePart
+from finetune.training.micro_batches import MicroBatch, StepPart
 from finetune.training.optimizer import build_optimizer, set_learning_rate
 from finetune.training.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """How gradients become updates.
+    """How gradients become steps.
 
     Args:
         optimizer: ``adamw`` or ``adafactor``.
-        schedule: The learning rate of each update.
+        schedule: The learning rate of each step.
         head_lr_multiplier: The head's learning rate over the encoder's.
         weight_decay: Decoupled decay of the matrices.
         max_grad_norm: Largest norm of the gradients.
@@ -43,17 +43,17 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """A model with its optimizer, ready for updates.
+    """A model with its optimizer, ready for steps.
 
     Args:
         model: On its device, its forward in the precision of the run.
         optimizer: Over its trained parameters.
         device: Where it is.
-        accelerator: Accelerate's part of an update.
+        accelerator: Accelerate's part of a step.
         losses: Gives the loss of each example.
-        hyperparameters: How gradients become updates.
+        hyperparameters: How gradients become steps.
         processes: Those that train the model, each on its share of an effective batch.
-        captured: An update but for its learning rate, captured, where the device can do that.
+        captured: A step but for its learning rate, captured, where the device can do that.
     """
 
     model: nn.Module
@@ -67,20 +67,20 @@ class TrainingState:
 
     @property
     def schedule(self) -> Schedule:
-        """The learning rate of each update."""
+        """The learning rate of each step."""
         return self.hyperparameters.schedule
 
-    def update(self, number: int, micro_batches: Iterable[UpdatePart]) -> torch.Tensor:
-        """Take update ``number``, counted from 0, and return its loss, a scalar on the device."""
-        return self.prepare_update(micro_batches)(number)
+    def update(self, number: int, micro_batches: Iterable[StepPart]) -> torch.Tensor:
+        """Take step ``number``, counted from 0, and return its loss, a scalar on the device."""
+        return self.prepare_step(micro_batches)(number)
 
-    def prepare_update(self, micro_batches: Iterable[UpdatePart]) -> Callable[[int], torch.Tensor]:
-        """Do all of an update that needs memory, and change nothing but gradients.
+    def prepare_step(self, micro_batches: Iterable[StepPart]) -> Callable[[int], torch.Tensor]:
+        """Do all of a step that needs memory, and change nothing but gradients.
 
         Nothing here waits for other processes.
 
         Returns:
-            What takes the update of a number, and returns its loss.
+            What takes the step of a number, and returns its loss.
         """
         if self.captured:
             self._drop_gradients()
@@ -95,7 +95,7 @@ class TrainingState:
         return partial(self._step_together, loss, self._copy_gradients())
 
     def _drop_gradients(self) -> None:
-        """Free the gradients that an update leaves which is not captured, for what is captured."""
+        """Free the gradients that a step leaves which is not captured, for what is captured."""
         if any(one.grad is not None for one in self.optimizer.param_groups[0]["params"]):
             self.optimizer.zero_grad(set_to_none=True)
 
@@ -122,13 +122,13 @@ class TrainingState:
         add_up_gradients(self.optimizer, flat, self.processes)
 
     @property
-    def why_not_captured(self) -> str | None:
-        """Why updates are launched operation by operation on a device that captures them."""
+    def cuda_graph_error(self) -> str | None:
+        """Why steps are launched operation by operation on a device that captures them."""
         if self.captured:
             return self.captured.failure
         return _why_not_capturable(self) if self.device.captures else None
 
-    def accumulate_gradients(self, micro_batches: Iterable[UpdatePart]) -> torch.Tensor:
+    def accumulate_gradients(self, micro_batches: Iterable[StepPart]) -> torch.Tensor:
         """Do what comes before the optimizer's step; return the loss, a scalar on the device."""
         loss = self._go_backward(micro_batches)
         if self.processes.count > 1:
@@ -136,7 +136,7 @@ class TrainingState:
         self._clip_gradients()
         return loss
 
-    def _go_backward(self, micro_batches: Iterable[UpdatePart]) -> torch.Tensor:
+    def _go_backward(self, micro_batches: Iterable[StepPart]) -> torch.Tensor:
         return accumulate_gradients(
             self.model,
             self.optimizer,
@@ -150,21 +150,21 @@ class TrainingState:
         self.accelerator.clip_gradients(self.optimizer, max_norm=max_norm)
 
     def discard_gradients(self) -> None:
-        """Drop the gradients of an update that takes no step, complete or not."""
+        """Drop the gradients of a step that takes no step, complete or not."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.accelerator.end_update_without_step()
+        self.accelerator.skip_step()
         if self.captured:
             self.captured.clear()
 
     def forget(self) -> None:
-        """Return to the state before the first update, but for the parameters."""
+        """Return to the state before the first step, but for the parameters."""
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
         if self.captured:
             self.captured.clear()
 
     def step(self, number: int) -> None:
-        """Change the trained parameters by the gradients, as update ``number``, from 0."""
+        """Change the trained parameters by the gradients, as step ``number``, from 0."""
         set_learning_rate(self.optimizer, self.schedule.learning_rate_at(number))
         self.accelerator.step(self.optimizer)
 
@@ -195,7 +195,7 @@ def prepare_training(
         device: Where to train.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
         losses: Gives the loss of each example.
-        hyperparameters: How gradients become updates.
+        hyperparameters: How gradients become steps.
         processes: Those that train the model.
     """
     accelerator = Accelerator(device, precision=precision)
@@ -213,7 +213,7 @@ def prepare_training(
     )
     if _why_not_capturable(state):
         return state
-    return replace(state, captured=device.capture(partial(_take_update, state)))
+    return replace(state, captured=device.capture(partial(_take_step, state)))
 
 
 def _why_not_capturable(state: TrainingState) -> str | None:
@@ -226,8 +226,8 @@ def _why_not_capturable(state: TrainingState) -> str | None:
     return None
 
 
-def _take_update(state: TrainingState, micro_batches: Sequence[Tensors]) -> torch.Tensor:
-    """Take an update at the learning rate that is set."""
+def _take_step(state: TrainingState, micro_batches: Sequence[Tensors]) -> torch.Tensor:
+    """Take a step at the learning rate that is set."""
     loss = state.accumulate_gradients(MicroBatch.from_tensors(one) for one in micro_batches)
     state.accelerator.step(state.optimizer)
     # What is captured next may have the gradients' memory.

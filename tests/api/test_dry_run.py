@@ -21,9 +21,9 @@ def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) 
     same = results.keys() & facts.keys() - {"schema_version"}
     assert same >= {"mode", "device", "trained_parameters", "real_token_share", "output_dir"}
     assert {name: facts[name] for name in same} == {name: results[name] for name in same}
-    assert facts["total_updates"] / facts["updates_per_epoch"] == results["epoch"]
+    assert facts["total_steps"] / facts["steps_per_epoch"] == results["epoch"]
     assert facts["rows"]["train"] == results["train_samples"]
-    assert sum(facts["batches_by_width"].values()) == facts["updates_per_epoch"]
+    assert sum(facts["batches_by_width"].values()) == facts["steps_per_epoch"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
     stopped = kept_table_run / "stopped"
 
     def stop(event: Any) -> None:
-        if getattr(event, "update", 0) == 2:
+        if getattr(event, "step", 0) == 2:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(finetune.errors.Interrupted):

@@ -259,7 +259,7 @@ def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
     )
     assert not found.stores_features
     [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
-    assert "can't be split off: the whole model runs at every update" in warning.message
+    assert "can't be split off: the whole model runs at every step" in warning.message
 
 
 def test_features_are_estimated_stored_and_not(tiny_folder: Path) -> None:

@@ -188,5 +188,5 @@ def test_of_a_large_table_a_sample_and_the_longest_texts_are_counted(
     table = [*rows(praise=100), *long]
     expected = look(tmp_path, table, model=str(tiny_folder)).suggested_max_length
     monkeypatch.setattr(init, "SAMPLE_TEXTS", 20)
-    monkeypatch.setattr(init, "LONGEST_TEXTS", 1)
+    monkeypatch.setattr(init, "MAX_TEXTS", 1)
     assert look(tmp_path, table, model=str(tiny_folder)).suggested_max_length == expected == 64

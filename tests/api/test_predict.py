@@ -85,7 +85,7 @@ def test_less_sure_answers_are_left_out_and_counted(finished_run: Path) -> None:
         assert (answer.probability, answer.probabilities) == (
             before.probability, before.probabilities,
         )  # fmt: skip
-    assert emitted[-1] == Info("25 of 40 texts are left unanswered")
+    assert emitted[-1] == Info("25 of 40 texts have no prediction")
 
 
 @pytest.fixture

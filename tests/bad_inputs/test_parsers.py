@@ -97,7 +97,7 @@ def read_config(path: Path) -> None:
 
 def read_manifest(path: Path) -> None:
     checkpoint = path.parent / "step-1"
-    state: dict[str, Any] = {"updates": 1}
+    state: dict[str, Any] = {"steps": 1}
     write_checkpoint(checkpoint, tensors={"model": {"weight": torch.ones(2)}}, state=state)
     path.rename(checkpoint / "manifest.json")
     read_checkpoint(checkpoint)

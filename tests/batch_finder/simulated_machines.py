@@ -46,12 +46,12 @@ def switches_algorithm(curve: Curve, *, at: int, extra_mib: float) -> Curve:
 
 
 def saturating(*, start: float, row: float) -> Curve:
-    """Return an update's seconds on a GPU: a fixed cost and one for each row."""
+    """Return a step's seconds on a GPU: a fixed cost and one for each row."""
     return lambda batch_size: start + row * batch_size
 
 
 def overflowing(*, start: float, row: float, best: int) -> Curve:
-    """Return an update's seconds on a CPU: beyond the best size a row slowly costs more."""
+    """Return a step's seconds on a CPU: beyond the best size a row slowly costs more."""
     return lambda batch_size: start + row * batch_size * max(1.0, batch_size / best) ** 0.08
 
 
@@ -68,7 +68,7 @@ class SimulatedMachine:
 
     Args:
         peak_bytes: Peak memory of a batch.
-        update_seconds: Time of an update.
+        step_seconds: Time of a step.
         budget_bytes: What the search is emitted.
         capacity_share: Share of the budget beyond which a batch really fails.
         strain_share: Share of the budget beyond which the allocator has to try again.
@@ -79,7 +79,7 @@ class SimulatedMachine:
     """
 
     peak_bytes: Curve = BERT_ON_H200
-    update_seconds: Curve = BERT_SECONDS_ON_H200
+    step_seconds: Curve = BERT_SECONDS_ON_H200
     budget_bytes: int = 8 * GIB
     capacity_share: float = 1.0
     strain_share: float = 1.0
@@ -106,7 +106,7 @@ class SimulatedMachine:
         return low
 
     def examples_per_second(self, batch_size: int) -> float:
-        return batch_size / self.update_seconds(batch_size)
+        return batch_size / self.step_seconds(batch_size)
 
     def best_examples_per_second(self) -> float:
         """Return what a full sweep of the sizes that fit would find."""
@@ -115,7 +115,7 @@ class SimulatedMachine:
         return max(self.examples_per_second(size) for size in range(1, largest + 1, step))
 
     def probe(self, batch_size: int) -> Outcome:
-        seconds = 3.5 * self.update_seconds(batch_size)
+        seconds = 3.5 * self.step_seconds(batch_size)
         if seconds > self.timeout_seconds:
             return did_not_fit(batch_size, "timed_out", seconds=self.timeout_seconds)
         if not self.fits(batch_size):
@@ -236,7 +236,7 @@ class UnifiedMemoryMac:
     """A Mac whose GPU shares the memory of the system, and swaps before it refuses any.
 
     Its buffers are kept by shape and given back by ``empty_cache`` alone; compiled graphs are kept
-    for good. Beyond the physical memory an update slows down by an order of magnitude; the error
+    for good. Beyond the physical memory a step slows down by an order of magnitude; the error
     comes at the high watermark, which lies beyond it.
 
     Args:
@@ -273,7 +273,7 @@ class UnifiedMemoryMac:
 
     @property
     def live_bytes(self) -> int:
-        """What tensors hold between updates."""
+        """What tensors hold between steps."""
         return self.fixed_bytes
 
     @property
@@ -286,7 +286,7 @@ class UnifiedMemoryMac:
         return max(0, self.driver_bytes + self.system_bytes - self.physical_bytes)
 
     def update(self, rows: int, padded_length: int) -> float:
-        """Take one update and return its seconds.
+        """Take one step and return its seconds.
 
         Raises:
             RuntimeError: If memory is refused.
@@ -308,7 +308,7 @@ class UnifiedMemoryMac:
         self.buffer_bytes.clear()
 
     def probe(self, batch_size: int, *, padded_length: int = 128) -> Outcome:
-        """Take three updates in a process of its own."""
+        """Take three steps in a process of its own."""
         mac = replace(self)
         try:
             seconds = [mac.update(batch_size, padded_length) for _ in range(3)]

@@ -36,7 +36,7 @@ CALIBRATION_FILE = Path(finetune.batch_finder.__file__).parent / "calibration.js
 
 @pytest.fixture(autouse=True, scope="module")
 def take_each_update_once() -> Iterator[None]:
-    """Keep what the updates of a case take: it is the same for the same case."""
+    """Keep what the steps of a case take: it is the same for the same case."""
     known: dict[str, list[int]] = {}
 
     def peaks_once(case: Case, batch_sizes: Sequence[int]) -> list[int]:
@@ -79,7 +79,7 @@ def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
         real = []
         for batch_size in (4, 32):
             memory.reset_peak()
-            trial.take_update(batch_size=batch_size)
+            trial.take_step(batch_size=batch_size)
             real.append(memory.peak_bytes)
     assert peaks_of(case, 4, 32) == pytest.approx(real, rel=0.02)
 
@@ -112,7 +112,7 @@ def test_attention_by_matrices_takes_the_most_memory_and_packed_dropout_the_leas
 def test_the_model_of_memory_holds_for_sizes_it_was_not_made_from() -> None:
     case = small_case()
     sizes = [1, 7, 3000]
-    # The first update at all begins without optimizer state.
+    # The first step at all begins without optimizer state.
     _, *peaks = peaks_of(case, 1, *sizes)
     predicted = [model_live_memory(case).peak_bytes(size) for size in sizes]
     assert predicted == pytest.approx(peaks, rel=0.02)

@@ -111,7 +111,7 @@ def test_a_model_that_can_not_be_split_is_searched_as_a_whole(prober: SimulatedP
         125, False, None,
     )  # fmt: skip
     [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
-    assert "can't be split off: the whole model runs at every update" in warning.message
+    assert "can't be split off: the whole model runs at every step" in warning.message
 
 
 def test_no_size_is_tried_that_the_device_computes_wrongly(prober: SimulatedProber) -> None:

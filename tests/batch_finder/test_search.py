@@ -25,7 +25,7 @@ from finetune.batch_finder.outcomes import History, Outcome, Probe
 from finetune.batch_finder.search import Found, search
 from finetune.errors import BatchDoesNotFit, FinetuneError, ProbeFailed
 
-# Peaks (floor, base and row in MiB) and update seconds (fixed and of a row), in the proportions of
+# Peaks (floor, base and row in MiB) and step seconds (fixed and of a row), in the proportions of
 # transformers of several sizes, lengths and modes.
 GPU_MODELS = {
     "base, 128 tokens, bf16": ((2160, 1962, 49.5), (0.016, 0.0016)),
@@ -50,7 +50,7 @@ CPU_MODELS = {
 GPUS = {
     f"{model}, {cap} GiB": SimulatedMachine(
         peak_bytes=hinge(floor=floor, base=base, row=row),
-        update_seconds=saturating(start=start, row=row_seconds),
+        step_seconds=saturating(start=start, row=row_seconds),
         budget_bytes=cap * GIB,
     )
     for cap in (8, 24, 80, 139)
@@ -59,7 +59,7 @@ GPUS = {
 CPUS = {
     f"{model}, {cap} GiB": SimulatedMachine(
         peak_bytes=hinge(floor=floor, base=base, row=row),
-        update_seconds=overflowing(start=start, row=row_seconds, best=best),
+        step_seconds=overflowing(start=start, row=row_seconds, best=best),
         budget_bytes=cap * GIB,
     )
     for cap in (3, 6)
@@ -170,7 +170,7 @@ def test_noisy_memory_of_a_cpu_is_met_within_7_percent(seed: int) -> None:
 def test_measured_memory_of_a_cpu_is_met(budget_gib: int) -> None:
     machine = SimulatedMachine(
         peak_bytes=through(BERT_ON_CPU_MIB),
-        update_seconds=overflowing(start=0.6, row=0.28, best=12),
+        step_seconds=overflowing(start=0.6, row=0.28, best=12),
         budget_bytes=budget_gib * GIB,
     )
     found = find_on(machine)
@@ -190,7 +190,7 @@ def test_fastest_size_is_within_3_percent_of_a_full_sweep() -> None:
 @pytest.mark.parametrize("best", [8, 16, 32])
 def test_fastest_size_of_a_cpu_may_be_a_small_one(best: int) -> None:
     for machine in CPUS.values():
-        machine = replace(machine, update_seconds=overflowing(start=0.3, row=0.2, best=best))
+        machine = replace(machine, step_seconds=overflowing(start=0.3, row=0.2, best=best))
         found = find_on(machine)
         speed = machine.examples_per_second(found.fastest)
 
@@ -358,7 +358,7 @@ def test_failure_of_the_check_is_an_error_too() -> None:
 def slow_machine() -> SimulatedMachine:
     return SimulatedMachine(
         peak_bytes=through(BERT_ON_CPU_MIB),
-        update_seconds=overflowing(start=0.6, row=0.6, best=12),
+        step_seconds=overflowing(start=0.6, row=0.6, best=12),
         budget_bytes=14 * GIB,
     )
 
@@ -398,7 +398,7 @@ def test_probe_that_times_out_is_not_one_that_failed_for_memory() -> None:
     assert "timed_out" in {outcome.verdict for outcome in found.probes}
     assert found.first_failed is None
     assert found.predicted_maximum == pytest.approx(machine.largest_fitting(), rel=0.1)
-    assert 3.5 * machine.update_seconds(found.max_verified) <= 60
+    assert 3.5 * machine.step_seconds(found.max_verified) <= 60
     assert len(found.probes) <= 9
 
 
@@ -467,7 +467,7 @@ def test_size_that_is_swapped_is_known_to_be_slow_even_if_it_should_come_first()
 
 
 def test_device_with_its_own_memory_may_be_slower_with_large_batches() -> None:
-    machine = SimulatedMachine(update_seconds=lambda size: 0.1 + 0.01 * size * (1 + size / 50))
+    machine = SimulatedMachine(step_seconds=lambda size: 0.1 + 0.01 * size * (1 + size / 50))
 
     assert find_on(machine).max_verified == 125
 
@@ -617,7 +617,7 @@ def test_any_hinge_is_enclosed(
 ) -> None:
     machine = SimulatedMachine(
         peak_bytes=hinge(floor=floor, base=max(base_share * floor, floor - 8 * row), row=row),
-        update_seconds=saturating(start=start, row=row_seconds),
+        step_seconds=saturating(start=start, row=row_seconds),
         budget_bytes=int(budget_gib * GIB),
     )
     truth = machine.largest_fitting(limit=limit)

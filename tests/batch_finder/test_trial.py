@@ -27,7 +27,7 @@ def tiny_trial(architecture: str = "bert", **changes: Any) -> Trial:
 
 def changed_names(trial: Trial, batch_size: int) -> set[str]:
     before = copy.deepcopy(trial.training_state.model.state_dict())
-    trial.take_update(batch_size=batch_size)
+    trial.take_step(batch_size=batch_size)
     after = trial.training_state.model.state_dict()
     return {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
 
@@ -56,7 +56,7 @@ def test_an_update_has_the_loss_of_its_kind(task: str, classes: int, loss: float
 
     trial = replace(trial, training_state=replace(trial.training_state, losses=recorded))
     trial.begin()
-    trial.take_update(batch_size=3)
+    trial.take_step(batch_size=3)
     assert found[0].mean().item() == pytest.approx(loss, abs=0.01)
 
 
@@ -91,7 +91,7 @@ def test_one_token_is_masked_and_all_examples_have_the_padded_length() -> None:
 def test_a_beginning_forgets_all_but_the_weights() -> None:
     trial = tiny_trial()
     trial.begin()
-    trial.take_update(batch_size=2)
+    trial.take_step(batch_size=2)
     assert len(trial.training_state.optimizer.state) > 0
     trial.evaluate(batch_size=2)
     assert not trial.training_state.model.training
@@ -113,7 +113,7 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_an_update_on_feat
     first_layer = whole_model.get_submodule("bert.encoder.layer.0.attention")
     first_layer.register_forward_hook(lambda module, given, result: ran.append(len(given[0])))
     extraction.begin()
-    extraction.take_update(batch_size=3)
+    extraction.take_step(batch_size=3)
     assert ran == [3]
 
     trainable = tiny_trial(mode=Mode(mode), part="trainable")
@@ -153,7 +153,7 @@ def test_a_model_of_which_nothing_is_frozen_has_no_parts() -> None:
 @pytest.fixture
 def _measure_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo the cap that a measurement leaves, and time no longer than a test needs."""
-    monkeypatch.setattr(worker, "_LEAST_TIMED_SECONDS", 0.02)
+    monkeypatch.setattr(worker, "_MIN_TIMED_SECONDS", 0.02)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     yield
     resource.setrlimit(resource.RLIMIT_DATA, limits)

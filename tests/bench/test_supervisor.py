@@ -6,14 +6,14 @@ from bench.simulated_devices import a_workload
 
 from finetune.bench.results import Row
 from finetune.bench.supervisor import Supervisor
-from finetune.bench.workloads import Choice
+from finetune.bench.workloads import AutoTunedOption
 from finetune.errors import FinetuneError
 
 WORKER = "odd_bench_worker"
 
 
 def time_both(devices: list[str], *, model: str | None = None) -> list[list[Row]]:
-    choice = Choice(groups=[], model=model, lengths=[3], is_quick=True)
+    choice = AutoTunedOption(groups=[], model=model, lengths=[3], is_quick=True)
     with Supervisor(worker=WORKER) as supervisor:
         return list(supervisor.time_all(choice, [a_workload(), a_workload()], devices, until=0.0))
 
@@ -32,7 +32,7 @@ def test_a_process_that_can_not_begin_is_an_error_with_its_last_line() -> None:
 
 
 def test_no_process_is_left_where_a_bench_is_stopped() -> None:
-    choice = Choice(groups=[], model=None, lengths=[3], is_quick=True)
+    choice = AutoTunedOption(groups=[], model=None, lengths=[3], is_quick=True)
     with Supervisor(worker=WORKER) as supervisor:
         next(supervisor.time_all(choice, [a_workload(), a_workload()], ["cpu"], until=0.0))
     assert not [one for one in psutil.Process().children() if WORKER in str(one.cmdline())]

@@ -13,7 +13,7 @@ from finetune.bench.bert import bert_base, bert_structure, read_lengths
 from finetune.bench.networks import MLP_WIDTHS, make_mlp, make_resnet50, make_vgg16
 from finetune.bench.timer import time_workload
 from finetune.bench.workload import Effort
-from finetune.bench.workloads import Choice, list_workloads, own_workload
+from finetune.bench.workloads import AutoTunedOption, list_workloads, own_workload
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFound
 
@@ -34,7 +34,7 @@ def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("tiny_bert")
 @pytest.mark.parametrize("group", ["inference", "training"])
 def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
-    choice = Choice(groups=[group], model=None, lengths=LENGTHS, is_quick=True)  # type: ignore[list-item]
+    choice = AutoTunedOption(groups=[group], model=None, lengths=LENGTHS, is_quick=True)  # type: ignore[list-item]
     for workload in list_workloads(choice):
         [row] = time_workload(workload, [CpuDevice()], effort=SHORT, announce=lambda name: None)
         assert (row.note, row.timed_rows) == ("", workload.rows), workload.name

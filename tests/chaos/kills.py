@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "logging_steps": 1,
     "save_steps": 2,
 }
-"""Two epochs of four updates: checkpoints after updates 2, 4, 6 and 8, the best after 4 and 8."""
+"""Two epochs of four steps: checkpoints after steps 2, 4, 6 and 8, the best after 4 and 8."""
 
 
 def train(run: Path, model: Path) -> None:
@@ -86,11 +86,11 @@ def result_of(run: Path) -> list[Any]:
     return [weights, journal_of(run), sorted(names)]
 
 
-def lost_updates(run: Path) -> int:
-    """Return the updates between the newest checkpoint and the newest row of the journal."""
+def lost_steps(run: Path) -> int:
+    """Return the steps between the newest checkpoint and the newest row of the journal."""
     saved = [int(path.name[5:]) for path in run.glob("checkpoints/step-*") if "." not in path.name]
     lines = (run / "metrics.jsonl").read_bytes().split(b"\n")[:-1] if saved else []
-    return max((json.loads(line)["update"] - max(saved) for line in lines), default=0)
+    return max((json.loads(line)["step"] - max(saved) for line in lines), default=0)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Chaos:
             moment = chance.uniform(0, self.seconds)
             status, _ = train_in_a_child(run, self.model, killed_after_seconds=moment)
             found["killed"] += status == signal.SIGPROF
-            found[f"lost {lost_updates(run)}"] += 1
+            found[f"lost {lost_steps(run)}"] += 1
         status, _ = train_in_a_child(run, self.model)
         found["same"] += status == 0 and result_of(run) == self.expected
         shutil.rmtree(run)

@@ -80,16 +80,16 @@ def in_a_child(work: Callable[[], None]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def save_step(run: Path, update: int, training_state: TrainingState) -> list[Event]:
-    """Save a model whose parameters all have the number of an update, and return the warnings."""
+def save_step(run: Path, step: int, training_state: TrainingState) -> list[Event]:
+    """Save a model whose parameters all have the number of a step, and return the warnings."""
     with torch.no_grad():
         for parameter in training_state.trained_parameters().values():
-            parameter.fill_(update)
+            parameter.fill_(step)
     # The third is worse than the second.
-    best_updates = 2 if update == 3 else update
-    progress, emitted = Progress(updates=update, best_updates=best_updates), list[Event]()
+    best_step = 2 if step == 3 else step
+    progress, emitted = Progress(steps=step, best_step=best_step), list[Event]()
     with Checkpoints(RunFolder(run), keep=2, emit=emitted.append) as checkpoints:
-        if best_updates == update:
+        if best_step == step:
             checkpoints.save_best(training_state, progress)
         checkpoints.save(training_state, progress)
     return emitted
@@ -102,12 +102,12 @@ def training_state() -> TrainingState:
 
 @pytest.fixture
 def saved_run(training_state: TrainingState, tmp_path: Path) -> Path:
-    """A run with checkpoints of three updates, of which two are kept."""
+    """A run with checkpoints of three steps, of which two are kept."""
     run = tmp_path / "saved"
     run.mkdir()
     (run / "metrics.jsonl").touch()
-    for update in STEPS:
-        assert save_step(run, update, training_state) == []
+    for step in STEPS:
+        assert save_step(run, step, training_state) == []
     return run
 
 
@@ -117,12 +117,12 @@ def assert_nothing_is_lost(run: Path, training_state: TrainingState) -> None:
     for path in run.glob("checkpoints/*"):
         with suppress(CheckpointDamaged):
             tensors, state = read_checkpoint(path)
-            update = state.get("updates") or state["progress"]["updates"]
-            assert all((one == update).all() for one in tensors["model"].values())
+            step = state.get("steps") or state["progress"]["steps"]
+            assert all((one == step).all() for one in tensors["model"].values())
             intact.append(path.name)
-    assert len({f"step-{update}" for update in (2, 3, 4)}.intersection(intact)) >= 2
+    assert len({f"step-{step}" for step in (2, 3, 4)}.intersection(intact)) >= 2
     checkpoints = Checkpoints(folder, keep=2, emit=emitted.append)
-    assert checkpoints.restore(training_state).updates in (3, 4)
+    assert checkpoints.restore(training_state).steps in (3, 4)
     assert not emitted
     assert save_step(run, 5, training_state) == []
     names = sorted(path.name for path in folder.checkpoints_folder.iterdir())
@@ -178,7 +178,7 @@ def test_an_interruption_warns_of_no_checkpoint_that_it_leaves_out(
 
     def interrupt() -> None:
         with checkpoints:
-            checkpoints.save(training_state, Progress(updates=4))
+            checkpoints.save(training_state, Progress(steps=4))
             monkeypatch.setattr(checkpoints, "wait", wait)
             raise KeyboardInterrupt
 

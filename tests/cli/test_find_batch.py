@@ -176,7 +176,7 @@ def test_a_real_search_finds_sizes_of_both_parts(find_batch: Command) -> None:
 def test_no_child_outlives_the_command(
     number: signal.Signals, start: Start, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    hold = Hold(tmp_path, "finetune.batch_finder.trial:Trial.take_update")
+    hold = Hold(tmp_path, "finetune.batch_finder.trial:Trial.take_step")
     process = start(
         *FINETUNE, "find-batch", "--model", tiny_folder, "--device", "cpu", "--max-length", "64",
         "--fresh", "--output-dir", tmp_path / "found",

@@ -20,7 +20,7 @@ from finetune.events import (
     Info,
     StageFinished,
     StageStarted,
-    Update,
+    Step,
     Validation,
     WarningMessage,
 )
@@ -34,10 +34,10 @@ def _running_stages_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Running, "seconds", lambda running: 0.0)
 
 
-def update(number: int, *, total: int = 14_000) -> Update:
-    return Update(
-        update=number,
-        total_updates=total,
+def step_event(number: int, *, total: int = 14_000) -> Step:
+    return Step(
+        step=number,
+        total_steps=total,
         epoch=number / total,
         loss=1.5,
         learning_rate=3e-5,
@@ -61,10 +61,10 @@ TRAINING: list[Event] = [
     StageStarted("threads"),
     StageFinished("threads", 0.01),
     StageStarted("train"),
-    update(5_000),
+    step_event(5_000),
     validation(7_000, epoch=40.0, accuracy=0.921, is_best=True),
     validation(14_000, epoch=80.0, accuracy=0.912, is_best=False),
-    update(13_999),
+    step_event(13_999),
 ]
 RECORD: list[Event] = [*TRAINING, StageFinished("train", 4_323.0), StageStarted("evaluate")]
 
@@ -110,7 +110,7 @@ def test_a_finished_stage_stays_with_its_time_and_what_came_of_it() -> None:
     assert lines[1] == "warning: something is [red]odd[/] (look at it)"
     assert lines[2] == "✓ load         2.3 s"
     assert lines[3] == (
-        "✓ train      1:12:03  13,999/14,000 updates, best accuracy 0.9210 at epoch 40"
+        "✓ train      1:12:03  13,999/14,000 steps, best accuracy 0.9210 at epoch 40"
     )
     assert re.fullmatch(r". evaluate +0.0 s *", lines[4])
     assert len(lines) == 5
@@ -173,7 +173,7 @@ def test_a_line_that_is_printed_while_the_view_is_refreshed_erases_no_other(
     console = make_terminal()
     console.file = Written()
     with live_on_terminal(console) as emit:
-        for event in (StageStarted("train"), update(1), Info("one")):
+        for event in (StageStarted("train"), step_event(1), Info("one")):
             emit(event)
         monkeypatch.setattr(Running, "seconds", draw_during_a_refresh)
         emit(StageFinished("train", 2.0))

@@ -19,7 +19,7 @@ import finetune
 
 pytestmark = pytest.mark.slow
 
-# The same with any number of processes; at the fourth of six updates there is a checkpoint.
+# The same with any number of processes; at the fourth of six steps there is a checkpoint.
 SHORT = {
     "num_train_epochs": 3, "early_stopping_patience": 0, "max_train_samples": 32, "save_steps": 1,
     "save_total_limit": 5,
@@ -77,7 +77,7 @@ def test_a_killed_process_ends_the_run_which_is_resumed(
     again = finetune_in_a_child(*arguments)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("run folder") == 1
-    assert "resuming after update" in again.stderr
+    assert "resuming after step" in again.stderr
     assert_same_weights(folder, whole_run)
 
 
@@ -117,7 +117,7 @@ def test_torchrun_restarts_a_run_that_goes_on_from_its_checkpoint(
 
     assert process.returncode == 0, errors
     assert output.count("run folder") == 1
-    assert "resuming after update" in errors
+    assert "resuming after step" in errors
     assert_same_weights(folder, whole_run)
 
 
@@ -139,7 +139,7 @@ def test_a_launcher_that_ends_stops_all_processes_after_one_update(
 
     assert process.returncode == code
     assert output == ""
-    assert errors.count("error: stopped after update") == errors.count("error") == 1
+    assert errors.count("error: stopped after step") == errors.count("error") == 1
     assert "Traceback" not in errors
 
 
@@ -215,7 +215,7 @@ def test_a_host_that_is_cut_off_ends_the_run_on_both_which_is_started_again(
     ended = [process.communicate(timeout=300) for process in started]
 
     assert [process.returncode for process in started] == [0, 0], ended
-    assert "resuming after update" in ended[0][1]
+    assert "resuming after step" in ended[0][1]
     assert_same_weights(folder, whole_run)
 
 

@@ -344,7 +344,7 @@ def test_unanswered_texts_have_no_label_in_any_format(
     arguments = ("predict", finished_run, *TEXTS, "--device=cpu", "--min-confidence", "1")
     shown = command(*arguments)
     assert shown.code == 0, shown.errors
-    assert "3 of 3 texts are left unanswered" in shown.errors
+    assert "3 of 3 texts have no prediction" in shown.errors
     header, *lines = shown.output.splitlines()
     assert header.split("\t") == ["label", "probability", "text"]
     assert [line.split("\t")[0] for line in lines] == [""] * 3

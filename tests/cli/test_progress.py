@@ -9,16 +9,16 @@ from contextlib import contextmanager
 import pytest
 
 from finetune.cli.progress import showing
-from finetune.events import Advance, Event, Info, Update, Validation, WarningMessage
+from finetune.events import Advance, Event, Info, Step, Validation, WarningMessage
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
     Info("reading [bold]things[/] :smile:"),
     WarningMessage("something is [red]odd[/]", remedy="look at it"),
     WarningMessage("something else is odd"),
-    Update(
-        update=5,
-        total_updates=20,
+    Step(
+        step=5,
+        total_steps=20,
         epoch=0.25,
         loss=1.5,
         learning_rate=3e-5,
@@ -28,7 +28,7 @@ EVENTS: list[Event] = [
         budget_bytes=6 * 2**30,
         remaining_seconds=42.4,
     ),
-    Validation(update=20, epoch=1.0, metrics={"accuracy": 0.5, "loss": 1.25}, is_best=True),
+    Validation(step=20, epoch=1.0, metrics={"accuracy": 0.5, "loss": 1.25}, is_best=True),
 ]
 
 
@@ -72,7 +72,7 @@ def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
         "reading [bold]things[/] :smile:",
         "warning: something is [red]odd[/] (look at it)",
         "warning: something else is odd",
-        "update 5/20  loss 1.500  lr 3.0e-05  120 examples/s  1.50 GiB  42 s left",
+        "step 5/20  loss 1.500  lr 3.0e-05  120 examples/s  1.50 GiB  42 s left",
         "epoch 1.00: validation accuracy 0.5000, loss 1.2500  (best so far)",
     ]
 
@@ -111,7 +111,7 @@ def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPa
         show_all()
     assert "5/20" in shown.getvalue()
     assert "loss 1.500" in shown.getvalue()
-    assert "update 5/20" not in shown.getvalue()
+    assert "step 5/20" not in shown.getvalue()
     assert COLOUR.search(shown.getvalue())
 
 
@@ -147,14 +147,14 @@ def test_a_terminal_without_a_cursor_or_a_reader_has_plain_lines(
     with terminal(monkeypatch, "stderr") as shown:
         monkeypatch.setenv(name, value)
         show_all()
-    assert "update 5/20  loss 1.500" in shown.getvalue()
+    assert "step 5/20  loss 1.500" in shown.getvalue()
     assert "\x1b" not in shown.getvalue()
 
 
 def test_a_terminal_can_have_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch, "stderr") as shown:
         show_all(has_progress=False)
-    assert "update 5/20  loss 1.500" in shown.getvalue()
+    assert "step 5/20  loss 1.500" in shown.getvalue()
 
 
 def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatch) -> None:

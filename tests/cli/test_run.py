@@ -43,7 +43,7 @@ def test_a_run_shows_its_figures_and_where_they_are(
     for emitted in (
         "device: cpu",
         "64 train, 81 validation, 270 test rows",
-        "update 8/8",
+        "step 8/8",
         "epoch 2",
     ):
         assert emitted in outcome.errors
@@ -97,7 +97,7 @@ def test_a_configuration_makes_the_same_run_in_another_process(
     assert results == saved | {"output_dir": str(tmp_path / "run")}
     assert results["schema_version"] == 1
     assert "\x1b" not in child.stderr
-    begins = ("device:", "data:", "model:", "training:", "reading", "update", "epoch")
+    begins = ("device:", "data:", "model:", "training:", "reading", "step", "epoch")
     stages = ("load:", "encode:", "train:", "evaluate:", "save:", "report:")
     known = (*begins, *stages, "warning", "the probabilities are not calibrated")
     talk = [line for line in child.stderr.splitlines() if not line.startswith(known)]
@@ -112,7 +112,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     assert outcome.code == 0, outcome.errors
     facts = json.loads(outcome.output)
     assert facts["schema_version"] == 1
-    assert (facts["total_updates"], facts["updates_per_epoch"]) == (8, 4)
+    assert (facts["total_steps"], facts["steps_per_epoch"]) == (8, 4)
     assert facts["rows"] == {"train": 64, "validation": 81, "test": 270}
     assert sum(facts["rows_by_class"].values()) == 64
     assert facts["output_dir"] == "runs/questions-tiny-full"

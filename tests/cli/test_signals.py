@@ -24,7 +24,7 @@ STAGES = {
     "loading": "finetune.runs.preparation.load_classifier",
     "encoding": "finetune.model.load.encode_texts",
     "frozen pass": "finetune.model.features.plan_extraction",
-    "first update": "finetune.training.loop.update_with_retries",
+    "first step": "finetune.training.loop.step_with_retries",
     "validation": "finetune.tasks.metric.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",
     "final model": "finetune.runs.finish.save_classifier",
@@ -35,7 +35,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 CASES = [
     (stage, number)
     for turn, stage in enumerate(STAGES)
-    for number in (SIGNALS if stage == "first update" else (SIGNALS[turn % 3],))
+    for number in (SIGNALS if stage == "first step" else (SIGNALS[turn % 3],))
 ]
 
 
@@ -101,8 +101,8 @@ def test_a_signal_has_its_exit_code_and_the_way_on_at_every_stage(
         assert not run.exists()
         return
     stopped.assert_refused(CODES[number], f"finetune run --resume-from-checkpoint {run}")
-    if stage == "first update":
-        assert "stopped after update 1 of 4" in stopped.errors
+    if stage == "first step":
+        assert "stopped after step 1 of 4" in stopped.errors
     assert RunFolder(run).can_resume
     assert unfinished_files(run) == []
 
@@ -113,7 +113,7 @@ def test_a_second_signal_while_a_checkpoint_is_written_leaves_the_one_before(
     run = tmp_path / "run"
     arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(max_train_samples=32))
     send_at("validation", signal.SIGTERM, monkeypatch)
-    command(*arguments).assert_refused(143, "stopped after update 2 of 4")
+    command(*arguments).assert_refused(143, "stopped after step 2 of 4")
     checks: list[Callable[[], None]] = []
 
     def write_checkpoint(*arguments: Any, check: Callable[[], None], **content: Any) -> None:

@@ -287,7 +287,7 @@ def test_yaml_that_is_ambiguous_endless_or_huge_is_refused(
 def test_a_file_of_the_largest_size_is_read(
     write_yaml: WriteYaml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(yaml_file, "LARGEST_FILE_BYTES", 2**10)  # 1 MiB takes PyYAML a second
+    monkeypatch.setattr(yaml_file, "MAX_FILE_BYTES", 2**10)  # 1 MiB takes PyYAML a second
     file = write_yaml("training: {seed: 7}\n#".ljust(2**10, "-"))
     assert load(file).config.training.seed == 7
 

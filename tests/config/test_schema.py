@@ -78,37 +78,37 @@ def test_the_rate_of_a_classifier_alone_follows_from_the_size_of_what_it_reads(
 
 @pytest.mark.parametrize("mode", ["full", "last-2"])
 def test_a_new_head_beside_an_encoder_learns_faster_for_a_few_epochs(mode: str) -> None:
-    assert mode_defaults(Mode(mode), updates_per_epoch=84) == ModeDefaults(
+    assert mode_defaults(Mode(mode), steps_per_epoch=84) == ModeDefaults(
         num_train_epochs=3, head_lr_multiplier=10, weight_decay=0.01, early_stopping_patience=0
     )
 
 
 @pytest.mark.parametrize("mode", ["head", "classifier"])
 def test_a_head_alone_trains_until_it_stops_early_in_place_of_weight_decay(mode: str) -> None:
-    assert mode_defaults(Mode(mode), updates_per_epoch=1) == ModeDefaults(
+    assert mode_defaults(Mode(mode), steps_per_epoch=1) == ModeDefaults(
         num_train_epochs=100, head_lr_multiplier=1, weight_decay=0, early_stopping_patience=30
     )
 
 
 @pytest.mark.parametrize(
-    ("updates_per_epoch", "epochs", "patience"),
+    ("steps_per_epoch", "epochs", "patience"),
     [(1, 40, 8), (7, 36, 8), (50, 5, 8), (63, 4, 8), (84, 3, 0), (137, 3, 0)],
 )
 def test_few_rows_get_more_epochs_and_stop_early(
-    updates_per_epoch: int, epochs: int, patience: int
+    steps_per_epoch: int, epochs: int, patience: int
 ) -> None:
-    defaults = mode_defaults(Mode("full"), updates_per_epoch=updates_per_epoch)
+    defaults = mode_defaults(Mode("full"), steps_per_epoch=steps_per_epoch)
 
     assert (defaults.num_train_epochs, defaults.early_stopping_patience) == (epochs, patience)
 
 
 @pytest.mark.parametrize(
-    ("updates_per_epoch", "epochs", "patience"),
+    ("steps_per_epoch", "epochs", "patience"),
     [(1, 100, 30), (137, 100, 30), (700, 20, 6), (2_813, 4, 2), (28_125, 1, 1)],
 )
 def test_a_head_over_many_rows_gets_fewer_epochs(
-    updates_per_epoch: int, epochs: int, patience: int
+    steps_per_epoch: int, epochs: int, patience: int
 ) -> None:
-    defaults = mode_defaults(Mode("head"), updates_per_epoch=updates_per_epoch)
+    defaults = mode_defaults(Mode("head"), steps_per_epoch=steps_per_epoch)
 
     assert (defaults.num_train_epochs, defaults.early_stopping_patience) == (epochs, patience)

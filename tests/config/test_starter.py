@@ -7,7 +7,7 @@ import yaml
 
 from finetune.config.load import load_config
 from finetune.config.schema import SECTION_OF_OPTION, Config
-from finetune.config.starter import LONGEST_LINE, make_starter, write_new_file
+from finetune.config.starter import MAX_LINE, make_starter, write_new_file
 from finetune.errors import UsageError
 
 DEFAULTS = {
@@ -72,7 +72,7 @@ def test_each_option_is_explained_by_its_help_and_a_note() -> None:
 
 def test_no_comment_is_longer_than_a_line() -> None:
     text = starter(DEFAULTS, seed="word " * 99)
-    assert max(map(len, text.splitlines())) <= LONGEST_LINE
+    assert max(map(len, text.splitlines())) <= MAX_LINE
 
 
 def test_options_stand_in_the_order_of_the_schema_whatever_the_order_they_come_in() -> None:

@@ -85,7 +85,7 @@ def test_a_label_of_many_classes_is_guessed_where_each_recurs() -> None:
 
 
 def test_of_a_large_table_rows_from_all_over_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns_module, "MOST_BYTES", 5_000)
+    monkeypatch.setattr(columns_module, "MAX_BYTES", 5_000)
     texts = [f"{row} films were long" for row in range(400)]
     moods = ["bad"] * 200 + ["good"] * 200
     chosen = choice("a", "b", columns=[texts, moods])

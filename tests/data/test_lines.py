@@ -43,7 +43,7 @@ def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
 def test_what_has_no_line_ends_is_refused_before_it_fills_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 20)
+    monkeypatch.setattr(lines, "MAX_LINE", 20)
     pieces = read_lines(Pipe(b"one\n" + 20 * b"x", b"x", b"x"), name="x", encoding=None)
     assert [row.text for row in next(pieces)] == ["one"]
     with pytest.raises(DataUnreadable, match="line 2 of x has more than 20 characters"):

@@ -1,4 +1,4 @@
-"""Numbers as tables spell them."""
+"""Numbers as tables format_label them."""
 
 from pathlib import Path
 

@@ -29,7 +29,7 @@ def test_a_filled_tensor_shows_in_the_memory_in_use_and_in_the_peak() -> None:
     before_bytes = device.memory.used_bytes()
     filled = torch.ones(64, 2**20, dtype=torch.uint8)
     assert device.memory.used_bytes() - before_bytes > 0.9 * filled.nbytes
-    # The kernel updates its high-water mark in batches of pages.
+    # The kernel steps its high-water mark in batches of pages.
     assert (device.memory.peak_bytes() or 0) > 0.9 * device.memory.used_bytes()
 
 
@@ -64,12 +64,12 @@ def _lift_cap() -> Iterator[None]:
 @pytest.mark.usefixtures("_lift_cap")
 def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
     device = CpuDevice()
-    device.memory.cap(device.memory.used_bytes() + 128 * 2**20)
+    device.memory.set_memory_limit(device.memory.used_bytes() + 128 * 2**20)
     assert len(torch.ones(64, 2**20, dtype=torch.uint8)) == 64
     with pytest.raises(RuntimeError) as caught:
         torch.ones(192, 2**20, dtype=torch.uint8)
     assert device.memory.is_out_of_memory(caught.value)
-    device.memory.cap(device.memory.used_bytes() + 512 * 2**20)
+    device.memory.set_memory_limit(device.memory.used_bytes() + 512 * 2**20)
     assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
 
 
@@ -83,7 +83,7 @@ def test_a_cap_beyond_the_hard_limit_of_the_process_is_that_limit(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     chosen: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, one: chosen.append(one))
-    CpuDevice().memory.cap(2**40)
+    CpuDevice().memory.set_memory_limit(2**40)
     assert chosen == [(2**30, 2**30)]
 
 
@@ -164,14 +164,14 @@ def fill(mebibytes):
 keep_freed_memory()
 memory = CpuDevice().memory
 budget_bytes = memory.used_bytes() + 256 * 2**20
-memory.cap(budget_bytes)
+memory.set_memory_limit(budget_bytes)
 freed, kept = fill(200), fill(1)
 filled_bytes = memory.used_bytes()
 del freed
 assert memory.used_bytes() > filled_bytes - 2**26, "given back"
 memory.release()
 assert memory.used_bytes() < filled_bytes - 2**27, "not released"
-memory.cap(budget_bytes)
+memory.set_memory_limit(budget_bytes)
 again = fill(190)
 try:
     fill(190)

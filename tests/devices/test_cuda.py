@@ -159,8 +159,8 @@ def test_a_budget_is_kept_as_a_fraction_of_the_gpus_memory(
     pretend_nvidia()
     fractions: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
-    CudaDevice().memory.cap(150_110_000_000 // 4)
-    CudaDevice().memory.cap(2**60)
+    CudaDevice().memory.set_memory_limit(150_110_000_000 // 4)
+    CudaDevice().memory.set_memory_limit(2**60)
     assert fractions == [0.25, 1.0]
 
 
@@ -180,14 +180,14 @@ def test_what_the_allocator_holds_and_how_often_it_retried_are_told(
 def test_allocations_beyond_the_cap_fail_on_a_real_gpu() -> None:
     device = CudaDevice()
     device.memory.release()
-    device.memory.cap(2**30)
+    device.memory.set_memory_limit(2**30)
     try:
         with pytest.raises(RuntimeError) as caught:
             torch.empty(2 * 2**30, dtype=torch.uint8, device=device.torch_device)
         assert device.memory.is_out_of_memory(caught.value)
         torch.empty(2**29, dtype=torch.uint8, device=device.torch_device)
     finally:
-        device.memory.cap(2**60)
+        device.memory.set_memory_limit(2**60)
 
 
 @pytest.mark.cuda

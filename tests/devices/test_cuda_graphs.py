@@ -15,10 +15,10 @@ from finetune.training.training_state import TrainingState
 pytestmark = pytest.mark.cuda
 
 
-def take_updates(
-    training_state: TrainingState, *, updates: int = 60, batch_size: int = 13
+def take_steps(
+    training_state: TrainingState, *, steps: int = 60, batch_size: int = 13
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Take updates of batches of three sizes in turn; return losses and parameters."""
+    """Take steps of batches of three sizes in turn; return losses and parameters."""
     torch.manual_seed(0)
     batches = [random_examples(rows) for rows in (13, 11, 12)]
     losses = [
@@ -26,7 +26,7 @@ def take_updates(
             number,
             cut_all_rows(training_state, batches[number % 3], batch_size=batch_size),
         ).item()
-        for number in range(updates)
+        for number in range(steps)
     ]
     return losses, copied_parameters(training_state.model)
 
@@ -44,11 +44,11 @@ def test_captured_updates_are_those_that_are_launched_one_by_one(
     mode: str, precision: str, dropout: float, batch_size: int
 ) -> None:
     options: dict[str, Any] = {"mode": mode, "precision": precision, "dropout": dropout}
-    captured = tiny_training_state(device=CudaDevice(), total_updates=60, **options)
-    plain = tiny_training_state(device=without_capture(CudaDevice()), total_updates=60, **options)
-    losses, parameters = take_updates(captured, batch_size=batch_size)
-    expected_losses, expected = take_updates(plain, batch_size=batch_size)
-    assert captured.why_not_captured is None
+    captured = tiny_training_state(device=CudaDevice(), total_steps=60, **options)
+    plain = tiny_training_state(device=without_capture(CudaDevice()), total_steps=60, **options)
+    losses, parameters = take_steps(captured, batch_size=batch_size)
+    expected_losses, expected = take_steps(plain, batch_size=batch_size)
+    assert captured.cuda_graph_error is None
     assert losses == expected_losses
     for name, one in parameters.items():
         assert torch.equal(one, expected[name]), name
@@ -68,21 +68,21 @@ class Branching(nn.Module):
 
 def test_a_model_that_can_not_be_captured_trains_as_without_capture() -> None:
     def make(device: CudaDevice) -> TrainingState:
-        state = tiny_training_state(device=device, total_updates=60)
+        state = tiny_training_state(device=device, total_steps=60)
         state.model.classifier = Branching(state.model.classifier)
         return state
 
     captured = make(CudaDevice())
-    losses, parameters = take_updates(captured, updates=6)
-    expected_losses, expected = take_updates(make(without_capture(CudaDevice())), updates=6)
-    assert "captur" in (captured.why_not_captured or "")
+    losses, parameters = take_steps(captured, steps=6)
+    expected_losses, expected = take_steps(make(without_capture(CudaDevice())), steps=6)
+    assert "captur" in (captured.cuda_graph_error or "")
     assert losses == expected_losses
     assert all(torch.equal(one, expected[name]) for name, one in parameters.items())
 
 
 def test_gradients_that_are_scaled_are_not_captured() -> None:
     state = tiny_training_state(device=CudaDevice(), precision="fp16")
-    assert state.why_not_captured == "gradients are scaled in fp16"
+    assert state.cuda_graph_error == "gradients are scaled in fp16"
 
 
 def graphs_of(function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CudaGraphs:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
 from tiny_runs import TEXTS, have_same_bits, run_tiny, weights_of
-from tiny_training import random_examples, take_updates, tiny_training_state
+from tiny_training import random_examples, take_steps, tiny_training_state
 
 import finetune
 from finetune.devices.base import Device
@@ -34,7 +34,7 @@ def gpu(request: pytest.FixtureRequest) -> Device:
 
 def test_parameters_and_losses_are_on_the_gpu(gpu: Device) -> None:
     training_state = tiny_training_state(device=gpu)
-    [loss] = take_updates(training_state, random_examples(), [0])
+    [loss] = take_steps(training_state, random_examples(), [0])
     assert math.isfinite(loss)
     for parameter in training_state.model.parameters():
         assert parameter.device.type == gpu.torch_device.type
@@ -65,7 +65,7 @@ def test_it_computes_nearly_the_same_in_16_bits(gpu: Device, precision: str) -> 
 def test_what_trains_changes_and_what_is_frozen_does_not(gpu: Device, mode: str) -> None:
     training_state = tiny_training_state(device=gpu, mode=Mode(mode))
     guard = ParameterGuard(training_state.model)
-    take_updates(training_state, random_examples(), range(2))
+    take_steps(training_state, random_examples(), range(2))
     guard.check(training_state.model)
 
 

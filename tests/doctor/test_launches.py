@@ -1,4 +1,4 @@
-"""How many operations an update of BERT-base dispatches on MPS, where each costs time of its own.
+"""How many operations a step of BERT-base dispatches on MPS, where each costs time of its own.
 
 The hidden size is not BERT-base's: the number depends on the layers, each of which adds the same.
 Views and allocations launch nothing and are not counted; an operator that MPS composes of others
@@ -28,7 +28,7 @@ ALLOCATIONS = {"empty", "empty_like", "empty_strided", "_unsafe_view"}
 
 
 class Launches(_Recorder):
-    """Counts what is launched, by the part of the update."""
+    """Counts what is launched, by the part of the step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,9 +92,9 @@ def launches_by_part(*, layers: int) -> Counter[str]:
     trial.begin()
     with dispatching_as_mps():
         # The first makes the optimizer's state.
-        trial.take_update(batch_size=4)
+        trial.take_step(batch_size=4)
         with launches:
-            trial.take_update(batch_size=4)
+            trial.take_step(batch_size=4)
     return launches.parts
 
 

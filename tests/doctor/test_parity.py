@@ -84,7 +84,7 @@ def test_the_cpu_computes_what_it_computes() -> None:
     assert report.failures == ()
     assert {one.error for one in report.differences} == {0.0}
     assert list(report.worst_by_part()) == [
-        "evaluation", "logits", "loss", "gradients", "1 update", "10 updates",
+        "evaluation", "logits", "loss", "gradients", "1 step", "10 steps",
     ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_other_padded_lengths_and_repeated_examples_change_nothing_but_rounding(
 def test_each_parameter_is_compared_in_its_gradient_and_its_changes() -> None:
     model = tiny_model()
     report = parity(model, mode=Mode("head"))
-    for part in ("gradients", "1 update", "10 updates"):
+    for part in ("gradients", "1 step", "10 steps"):
         compared = [one.tensor for one in report.differences if one.part == part]
         assert compared == [name for name, _ in model.named_parameters()]
 
@@ -130,8 +130,8 @@ def test_each_parameter_is_compared_in_its_gradient_and_its_changes() -> None:
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_planted_fault_of_tensors_with_gaps_is_found_in_the_first_update(precision: str) -> None:
     report = parity_under(LeftOutGaps(), precision=precision)
-    assert wrong_parts(report) == {"1 update", "10 updates"}
-    worst = report.worst_by_part()["1 update"]
+    assert wrong_parts(report) == {"1 step", "10 steps"}
+    worst = report.worst_by_part()["1 step"]
     assert worst.error == pytest.approx(1.0)
     assert worst.tensor.startswith("bert.encoder.layer.2.")
 

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from finetune.evaluation.calibration import (
     Reliability,
     coverage_curve,
-    find_lowest_confidence,
     measure_reliability,
+    threshold_for_precision,
 )
 
 
@@ -58,11 +58,11 @@ def test_all_answers_from_the_lowest_confidence_on_are_right_often_enough():
     confidences = np.repeat([0.9, 0.8, 0.7], [30, 30, 30])
     is_right = np.append(np.ones(60, bool), np.arange(30) % 2 == 0)
 
-    assert find_lowest_confidence(confidences, is_right, precision=0.95) == 0.8
-    assert find_lowest_confidence(confidences, is_right, precision=0.5) == 0.7
-    assert find_lowest_confidence(confidences, is_right, precision=0.999) is None
-    assert find_lowest_confidence(confidences[:18], is_right[:18], precision=0.95) is None
-    assert find_lowest_confidence(confidences[:0], is_right[:0], precision=0.95) is None
+    assert threshold_for_precision(confidences, is_right, precision=0.95) == 0.8
+    assert threshold_for_precision(confidences, is_right, precision=0.5) == 0.7
+    assert threshold_for_precision(confidences, is_right, precision=0.999) is None
+    assert threshold_for_precision(confidences[:18], is_right[:18], precision=0.95) is None
+    assert threshold_for_precision(confidences[:0], is_right[:0], precision=0.95) is None
 
 
 @pytest.mark.parametrize("rows", [60, 150, 500])
@@ -72,7 +72,7 @@ def test_other_rows_have_the_precision_that_validation_rows_were_asked_for(rows)
 
     def true_precision() -> float:
         confidences = rng.beta(5, 1, rows)
-        lowest = find_lowest_confidence(
+        lowest = threshold_for_precision(
             confidences, rng.uniform(size=rows) < confidences, precision=0.9
         )
         # The mean of Beta(5, 1) above a value.

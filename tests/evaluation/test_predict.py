@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
-from tiny_training import FewShapesDevice, random_examples, take_updates, tiny_training_state
+from tiny_training import FewShapesDevice, random_examples, take_steps, tiny_training_state
 from torch import nn
 
 from finetune.devices.base import Device
@@ -113,11 +113,11 @@ def test_prediction_between_updates_changes_nothing() -> None:
     losses = []
     for predicts in (False, True):
         training_state = tiny_training_state(precision="bf16")  # autocast keeps copies of weights
-        first = take_updates(training_state, examples, [0])
+        first = take_steps(training_state, examples, [0])
         if predicts:
             predict(training_state.model, examples)
             training_state.model.train()
-        losses.append(first + take_updates(training_state, examples, [1, 2]))
+        losses.append(first + take_steps(training_state, examples, [1, 2]))
 
     assert losses[0] == losses[1]
 

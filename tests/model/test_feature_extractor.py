@@ -141,7 +141,7 @@ def above(extractor: FeatureExtractor, inputs: Inputs, structure: Structure) -> 
 def updated(
     model: nn.Module, inputs: Inputs, structure: Structure, *, precision: str = "fp32"
 ) -> TrainingState:
-    """Take four updates on one batch, with the same dropout for the same batch."""
+    """Take four steps on one batch, with the same dropout for the same batch."""
     training_state = prepare_training(
         model,
         head=structure.head,
@@ -150,7 +150,7 @@ def updated(
         losses=cross_entropy,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
-            schedule=Schedule(peak=1e-3, warmup_updates=1, total_updates=4),
+            schedule=Schedule(peak=1e-3, warmup_steps=1, total_steps=4),
             head_lr_multiplier=1.0,
             weight_decay=0.01,
             max_grad_norm=1.0,

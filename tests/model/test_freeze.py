@@ -8,7 +8,7 @@ from finetune.errors import ConfigurationInvalid
 from finetune.model.freeze import (
     count_parameters,
     freeze_parameters,
-    rate_mode,
+    mode_for_default_lr,
     set_training,
 )
 from finetune.model.mode import Mode
@@ -68,7 +68,9 @@ def test_a_mode_trains_its_part_and_nothing_else_gets_a_gradient_or_dropout(
 def test_the_rate_of_a_linear_model_is_for_a_classifier_alone(
     architecture: str, mode: str, expected: str
 ) -> None:
-    assert rate_mode(find_structure(tiny_model(architecture)), mode=Mode(mode)) == expected
+    assert (
+        mode_for_default_lr(find_structure(tiny_model(architecture)), mode=Mode(mode)) == expected
+    )
 
 
 def test_frozen_parameters_train_again_in_another_mode() -> None:

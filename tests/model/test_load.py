@@ -379,10 +379,10 @@ def test_less_than_half_of_the_encoder_may_be_missing(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     share = SIZES["vocab_size"] * SIZES["hidden_size"] / size
 
-    monkeypatch.setattr("finetune.model.load.MOST_MISSING", share)
+    monkeypatch.setattr("finetune.model.load.MAX_MISSING", share)
     load(folder)
 
-    monkeypatch.setattr("finetune.model.load.MOST_MISSING", share - 1e-6)
+    monkeypatch.setattr("finetune.model.load.MAX_MISSING", share - 1e-6)
     with pytest.raises(ModelUnsupported, match=f"{share:.0%} of its numbers"):
         load(folder)
 

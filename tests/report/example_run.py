@@ -11,20 +11,20 @@ from finetune.evaluation.calibration import (
 )
 from finetune.files import write_json, write_jsonl
 from finetune.model.mode import Mode
-from finetune.runs.details import Choice, ParameterCount, RunDetails, TextLengths
+from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails, TextLengths
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.tasks.single import ClassScores, Single, SingleScores
 
 OTHER = "a|b\n<i>"
 TEXT = "Who is <script>alert('x')</script> & Co ?"
-UPDATES = [{"kind": "update", "update": step, "loss": 1 / step} for step in (10, 20)]
+UPDATES = [{"kind": "step", "step": step, "loss": 1 / step} for step in (10, 20)]
 VALIDATIONS = [
-    {"kind": "validation", "update": 20, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
-    {"kind": "validation", "update": 40, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
+    {"kind": "validation", "step": 20, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
+    {"kind": "validation", "step": 40, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
 ]
 DETAILS = RunDetails(
-    choices=[Choice("precision", "bf16", "ms for one update", {"bf16": 8.0, "fp32": 12.0})],
+    choices=[AutoTunedOption("precision", "bf16", "ms for one step", {"bf16": 8.0, "fp32": 12.0})],
     lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32, 4, [1000, 3906])},
     parameters={
         **dict.fromkeys(("layer 1", "layer 2"), ParameterCount(0, 30)),

@@ -13,9 +13,9 @@ from finetune.report.charts import draw_coverage, draw_curves, draw_lengths, dra
 from finetune.runs.details import TextLengths
 from finetune.tasks.figures import Figure
 
-UPDATES = [{"update": step, "loss": 1 / step} for step in range(10, 100, 10)]
+UPDATES = [{"step": step, "loss": 1 / step} for step in range(10, 100, 10)]
 VALIDATIONS = [
-    {"update": step, "eval_loss": 0.5, "eval_accuracy": step / 100} for step in (30, 60, 90)
+    {"step": step, "eval_loss": 0.5, "eval_accuracy": step / 100} for step in (30, 60, 90)
 ]
 METRICS = [
     Figure("accuracy", "accuracy", "accuracy", 0.9),
@@ -76,7 +76,7 @@ def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> 
     picture = ElementTree.fromstring(loss.draw())
     assert picture.attrib["role"] == "img"
     words = picture.attrib["aria-label"]
-    assert words.startswith("Loss. loss by update. training: 0.1 at 10, 0.01111 at 90; lowest")
+    assert words.startswith("Loss. loss by step. training: 0.1 at 10, 0.01111 at 90; lowest")
     assert "validation: 0.5 at 30" in words
     assert "80%" in texts_of(metrics)
     assert "#" not in loss.draw()

@@ -74,7 +74,7 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
         *("75.0%", "95% interval 30.1–95.4% on 4 rows; largest class 50.0%"),
         *("73.3%", "87.5%"),
         *("1 min 23 s", "176.9 examples/s", "a slow CPU, fp32", "770", "of 109,483,778"),
-        *("Loss", "training", "accuracy", "macro F1", "update"),
+        *("Loss", "training", "accuracy", "macro F1", "step"),
         *("66.7%", "1 of 4 test rows are misclassified"),
         *("3.11.7", "torch 2.13.0", "finetune run --config trec-minilm-full/config.yaml"),
     ):
@@ -197,7 +197,7 @@ def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: 
         *("divided by 1.7", "after scaling 10.00%", "before scaling 40.00%"),
         *("Training texts by length", "10 (0.2%)"),
         *("layers 1–2, each 0 30 0.0%", "head 7 7 100.0%"),
-        "precision bf16 (chosen) 8 ms for one update precision fp32 12 ms for one update",
+        "precision bf16 (chosen) 8 ms for one step precision fp32 12 ms for one step",
     ):
         assert shown in " ".join(text.split()), shown
 

@@ -51,7 +51,7 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     # An evaluation of 64 examples was not probed.
     assert kept["batch_size"] == kept["eval_batch_size"] == 16
     assert kept["effective_batch_size"] == 16
-    assert [event.update for event in emitted if isinstance(event, events.Update)] == [1, 2]
+    assert [event.step for event in emitted if isinstance(event, events.Step)] == [1, 2]
     [case] = prober.cases
     assert (case.device, case.mode, case.classes, case.part) == ("cpu", "full", 6, "whole")
 
@@ -125,7 +125,7 @@ def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:
     """Return a machine with 1 GiB on which every micro-batch costs half a second more."""
     return SimulatedMachine(
         peak_bytes=hinge(floor=0, base=500, row=row_mib),
-        update_seconds=saturating(start=0.5, row=row_seconds),
+        step_seconds=saturating(start=0.5, row=row_seconds),
         budget_bytes=GIB,
     )
 

@@ -11,20 +11,20 @@ from finetune.errors import CheckpointDamaged
 from finetune.runs.checkpoint import (
     checkpoint_path,
     discard_checkpoints_after,
-    highest_update_first,
+    highest_step_first,
     read_checkpoint,
     remove_old_checkpoints,
     verify_checkpoint,
     write_checkpoint,
 )
 
-STATE = {"update": 7, "best": 0.1 + 0.2, "tiny": 5e-324, "seen": [1, 2, 3], "none": None}
+STATE = {"step": 7, "best": 0.1 + 0.2, "tiny": 5e-324, "seen": [1, 2, 3], "none": None}
 
 
-def write_step(folder: Path, update: int) -> Path:
-    path = checkpoint_path(folder, update=update)
-    tensors = {"model": {"weight": torch.full((4,), float(update))}}
-    write_checkpoint(path, tensors=tensors, state={"update": update})
+def write_step(folder: Path, step: int) -> Path:
+    path = checkpoint_path(folder, step=step)
+    tensors = {"model": {"weight": torch.full((4,), float(step))}}
+    write_checkpoint(path, tensors=tensors, state={"step": step})
     return path
 
 
@@ -147,23 +147,23 @@ def test_missing_and_truncated_files_are_noticed(tmp_path: Path, name: str) -> N
 
 
 def test_checkpoints_come_by_their_update_and_not_by_their_name(tmp_path: Path) -> None:
-    for update in (9, 10, 2):
-        write_step(tmp_path, update)
+    for step in (9, 10, 2):
+        write_step(tmp_path, step)
     (tmp_path / "step-11.partial").mkdir()
     (tmp_path / "step-best").mkdir()
 
-    assert highest_update_first(tmp_path) == [
+    assert highest_step_first(tmp_path) == [
         tmp_path / name for name in ("step-10", "step-9", "step-2")
     ]
 
 
 def test_no_checkpoint_is_found_where_there_is_none(tmp_path: Path) -> None:
-    assert highest_update_first(tmp_path) == highest_update_first(tmp_path / "missing") == []
+    assert highest_step_first(tmp_path) == highest_step_first(tmp_path / "missing") == []
 
 
 def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
-    for update in (8, 9, 10):
-        write_step(tmp_path, update)
+    for step in (8, 9, 10):
+        write_step(tmp_path, step)
     (tmp_path / "step-11.partial").mkdir()
     (tmp_path / "best.discarded").mkdir()
     (tmp_path / "best").mkdir()
@@ -176,8 +176,8 @@ def test_old_checkpoints_and_leftovers_are_removed(tmp_path: Path) -> None:
 def test_a_checkpoint_that_was_passed_over_is_not_kept_in_place_of_the_one_just_written(
     tmp_path: Path,
 ) -> None:
-    for update in (2, 3, 9):
-        write_step(tmp_path, update)
+    for step in (2, 3, 9):
+        write_step(tmp_path, step)
 
     remove_old_checkpoints(tmp_path, keep=2, written=[tmp_path / "step-3"])
 
@@ -185,8 +185,8 @@ def test_a_checkpoint_that_was_passed_over_is_not_kept_in_place_of_the_one_just_
 
 
 def test_damaged_checkpoint_is_not_kept_in_place_of_a_good_one(tmp_path: Path) -> None:
-    for update in (1, 2, 3):
-        write_step(tmp_path, update)
+    for step in (1, 2, 3):
+        write_step(tmp_path, step)
     (tmp_path / "step-3" / "state.json").unlink()
 
     remove_old_checkpoints(tmp_path, keep=1)
@@ -195,12 +195,12 @@ def test_damaged_checkpoint_is_not_kept_in_place_of_a_good_one(tmp_path: Path) -
 
 
 def test_the_last_checkpoint_of_a_device_that_was_seen_to_be_right_is_kept(tmp_path: Path) -> None:
-    for update in range(1, 7):
-        write_step(tmp_path, update)
+    for step in range(1, 7):
+        write_step(tmp_path, step)
 
-    remove_old_checkpoints(tmp_path, keep=2, checked_updates=3)
+    remove_old_checkpoints(tmp_path, keep=2, checked_steps=3)
 
     assert names_in(tmp_path) == ["step-3", "step-5", "step-6"]
-    good = discard_checkpoints_after(tmp_path, update=3)
+    good = discard_checkpoints_after(tmp_path, step=3)
     assert good == tmp_path / "step-3"
     assert names_in(tmp_path) == ["step-3"]

@@ -17,7 +17,7 @@ import finetune
 from finetune.api.training import train_seed
 from finetune.devices.mps.device import MpsDevice
 from finetune.errors import DeviceDiffers, WorkDropped
-from finetune.events import Advance, Event, Update, ignore
+from finetune.events import Advance, Event, Step, ignore
 from finetune.model.features import FrozenLayers
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
@@ -46,10 +46,10 @@ def test_run_of_a_device_that_begins_to_err_goes_on_from_its_last_good_checkpoin
     monkeypatch.setattr(loop, "SHARE_BEFORE_SAVING", math.inf)
 
     def plant_once(event: Event) -> None:
-        if isinstance(event, Update) and event.update == 5:
+        if isinstance(event, Step) and event.step == 5:
             plant(run.training_state, ZeroRows())
             monkeypatch.setattr(loop, "SHARE_BEFORE_SAVING", share)
-        if isinstance(event, Update) and event.update == 14:
+        if isinstance(event, Step) and event.step == 14:
             monkeypatch.setattr(loop, "SHARE_AT_REPORTS", math.inf)
 
     with reserve_folder(folder, overwrite=False) as held:
@@ -104,10 +104,10 @@ def test_run_whose_work_metal_drops_ends_and_is_resumed_from_before_it(
     folder = RunFolder(tmp_path / "run")
 
     def drop_once(event: Event) -> None:
-        if isinstance(event, Update) and event.update == 5:
+        if isinstance(event, Step) and event.step == 5:
             drop_work()
 
-    with pytest.raises(WorkDropped, match=r"before update \d: Metal dropped work") as found:
+    with pytest.raises(WorkDropped, match=r"before step \d: Metal dropped work") as found:
         train_seed(preparation, folder, log=WarningLog(drop_once))
 
     command = f"finetune run --resume-from-checkpoint {folder.path} --batch-size"

@@ -28,7 +28,7 @@ from finetune.runs.folder import RunFolder
          "resume with: finetune run --resume-from-checkpoint "),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("words", ["", "stopped after update 4 of 8"])
+@pytest.mark.parametrize("words", ["", "stopped after step 4 of 8"])
 def test_an_interruption_names_what_to_do_next(
     words: str, files: list[str], remedy: str, tmp_path: Path
 ) -> None:

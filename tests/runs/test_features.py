@@ -41,7 +41,7 @@ from finetune.devices import host_memory
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
-from finetune.events import Advance, Emit, Event, Info, Update, WarningMessage, ignore
+from finetune.events import Advance, Emit, Event, Info, Step, WarningMessage, ignore
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
@@ -55,7 +55,7 @@ MODES: dict[str, dict[str, Any]] = {
     "head": {"freeze_core": True},
     "classifier": {"head": "classifier"},
 }
-# The others' features and updates are tested without a run, in model/test_feature_extractor.py.
+# The others' features and steps are tested without a run, in model/test_feature_extractor.py.
 QUICK_CASES = {
     ("bert", "last-1"),
     ("modernbert", "classifier"),
@@ -112,7 +112,7 @@ def loss_of(run: Run) -> float:
 
 
 def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
-    """Train on stored features, and the same with the whole model at every update."""
+    """Train on stored features, and the same with the whole model at every step."""
     options = CLOSE | options
     emitted: list[Event] = []
     stored = train_tiny(
@@ -169,7 +169,7 @@ def test_bf16_differs_by_no_more_than_another_batch_makes_of_its_eight_bits(
     mode: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     stored, plain = train_both(folders["bert"], tmp_path, precision="bf16", **MODES[mode])
-    # 6 updates of at most the learning rate, on both sides.
+    # 6 steps of at most the learning rate, on both sides.
     assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-3
     assert loss_of(stored) == pytest.approx(loss_of(plain), abs=2e-3)
 
@@ -427,7 +427,7 @@ def test_a_second_seed_has_no_forward_of_the_frozen_layers(
     with counting_examples() as examples:
         train_prepared(second, tmp_path / "second", emit=emitted.append)
     layers = 1 if mode == "last-1" else 0
-    # Two epochs of two updates, each followed by two batches of validation.
+    # Two epochs of two steps, each followed by two batches of validation.
     assert len(examples) == layers * 2 * (2 + 2)
     for split, count in {"train": 32, "validation": 81, "test": 270}.items():
         words = f"reusing features of the frozen layers for {count} {split} rows"
@@ -553,7 +553,7 @@ def test_a_stopped_run_resumes_with_or_without_stored_features(
     options = {**CLOSE, **MODES[mode], "cache_dir": str(tmp_path / "cache")}
     first = prepare_tiny(tiny_folder, feature_cache=first_has_cache, **options)
     whole = train_prepared(first, tmp_path / "whole")
-    stop = stop_at(lambda event: isinstance(event, Update) and event.update == 3)
+    stop = stop_at(lambda event: isinstance(event, Step) and event.step == 3)
     with pytest.raises(KeyboardInterrupt):
         train_prepared(first.with_seed(42, emit=ignore), tmp_path / "run", emit=stop)
     second = prepare_tiny(tiny_folder, feature_cache=second_has_cache, **options)

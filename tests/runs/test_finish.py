@@ -87,7 +87,7 @@ def test_the_state_has_the_names_that_trainer_gives_it(finished_run: Path) -> No
 
 
 def test_the_training_loss_is_the_mean_of_all_updates(finished_run: Path) -> None:
-    losses = [row["loss"] for row in logged_metrics(finished_run) if row["kind"] == "update"]
+    losses = [row["loss"] for row in logged_metrics(finished_run) if row["kind"] == "step"]
     assert len(losses) == 8
     results = read_json(finished_run / "all_results.json")
     assert results["train_loss"] == pytest.approx(sum(losses) / 8)
@@ -153,7 +153,7 @@ def test_the_best_model_by_validation_is_the_one_that_is_kept(overfitted_run: Pa
     assert best is not validations[-1]  # else this would show nothing
     results = read_json(overfitted_run / "all_results.json")
     assert results["eval_loss"] == best["eval_loss"]
-    assert read_json(overfitted_run / "trainer_state.json")["best_global_step"] == best["update"]
+    assert read_json(overfitted_run / "trainer_state.json")["best_global_step"] == best["step"]
 
 
 def test_the_metrics_are_those_of_the_model_that_is_kept(overfitted_run: Path) -> None:
@@ -180,7 +180,7 @@ def test_without_a_validation_split_the_last_model_is_kept(
     assert not any(name.startswith("eval_") for name in results)
     assert results["test_samples"] == 270
     rows = logged_metrics(tmp_path / "run")
-    assert [row["kind"] for row in rows] == ["update"] * 3
+    assert [row["kind"] for row in rows] == ["step"] * 3
     assert read_json(tmp_path / "run" / "trainer_state.json")["best_global_step"] == 3
     assert (tmp_path / "run" / "report.html").is_file()
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from finetune.events import Event, Info, Update, Validation, WarningMessage
+from finetune.events import Event, Info, Step, Validation, WarningMessage
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal, WarningLog, continue_journal, read_warnings
 
 
-def update(number: int) -> Update:
-    return Update(
-        update=number,
-        total_updates=10,
+def step_event(number: int) -> Step:
+    return Step(
+        step=number,
+        total_steps=10,
         epoch=number / 10,
         loss=1.5,
         learning_rate=1e-3,
@@ -29,15 +29,15 @@ def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: 
     folder, emitted = RunFolder(tmp_path), list[Event]()
     events: list[Event] = [
         Info("training"),
-        update(1),
-        Validation(update=1, epoch=0.1, metrics={"accuracy": 0.5}, is_best=True),
+        step_event(1),
+        Validation(step=1, epoch=0.1, metrics={"accuracy": 0.5}, is_best=True),
     ]
     emit = Journal(folder, emitted.append)
     for event in events:
         emit(event)
     assert emitted == events
     first, second = read_jsonl(folder.metrics_file)
-    assert (first["kind"], first["update"], first["loss"]) == ("update", 1, 1.5)
+    assert (first["kind"], first["step"], first["loss"]) == ("step", 1, 1.5)
     assert (first["memory_bytes"], first["held_bytes"]) == (1024, 2048)
     assert (second["kind"], second["eval_accuracy"]) == ("validation", 0.5)
 
@@ -46,39 +46,39 @@ def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     emit = Journal(folder, lambda event: None)
     for number in range(1, 6):
-        emit(update(number))
-    continue_journal(folder, updates=3)
-    assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
+        emit(step_event(number))
+    continue_journal(folder, steps=3)
+    assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     "torn",
-    [b'{"kind": "update", "upd', b'{"kind": "update", "upd\n', b"\0" * 40 + b"\n", b"[]\n\xff\n",
-     b'{"update": null}\n'],
+    [b'{"kind": "step", "upd', b'{"kind": "step", "upd\n', b"\0" * 40 + b"\n", b"[]\n\xff\n",
+     b'{"step": null}\n'],
 )  # fmt: skip
 def test_what_a_kill_or_a_power_cut_has_torn_is_dropped(torn: bytes, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    Journal(folder, lambda event: None)(update(1))
+    Journal(folder, lambda event: None)(step_event(1))
     with folder.metrics_file.open("ab") as file:
         file.write(torn)
-    continue_journal(folder, updates=1)
-    Journal(folder, lambda event: None)(update(2))
-    assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2]
+    continue_journal(folder, steps=1)
+    Journal(folder, lambda event: None)(step_event(2))
+    assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2]
 
 
 def test_a_run_that_has_told_nothing_yet_has_nothing_to_drop(tmp_path: Path) -> None:
-    continue_journal(RunFolder(tmp_path), updates=0)
+    continue_journal(RunFolder(tmp_path), steps=0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_that_the_disk_refused_are_written_later_in_their_order(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path / "run"), list[Event]()
     emit = Journal(folder, emitted.append)
-    emit(update(1))
-    emit(update(2))
+    emit(step_event(1))
+    emit(step_event(2))
     folder.path.mkdir()
-    emit(update(3))
-    assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
+    emit(step_event(3))
+    assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
     [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
     assert "metrics.jsonl can't be written: No such file" in warning.message
 
@@ -86,19 +86,19 @@ def test_rows_that_the_disk_refused_are_written_later_in_their_order(tmp_path: P
 def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     emit = Journal(folder, lambda event: None)
-    emit(update(1))
+    emit(step_event(1))
     size = folder.metrics_file.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
     try:
-        emit(update(2))
+        emit(step_event(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert folder.metrics_file.stat().st_size == size
-    emit(update(3))
-    assert [row["update"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
+    emit(step_event(3))
+    assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
 
 
 def test_warnings_from_before_and_after_a_run_has_a_folder_are_kept_once(tmp_path: Path) -> None:

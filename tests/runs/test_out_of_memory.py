@@ -16,7 +16,7 @@ from torch import nn
 
 import finetune
 from finetune.errors import BatchDoesNotFit, Interrupted
-from finetune.events import Event, Info, Update, Validation, WarningMessage
+from finetune.events import Event, Info, Step, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.training.optimizer import OneStepAdamW
 
@@ -93,7 +93,7 @@ def test_the_configuration_keeps_the_batch_size_and_a_resumed_run_begins_with_it
     emitted: list[Event] = []
 
     def stop(event: Event) -> None:
-        if isinstance(event, Update) and event.update == 3:
+        if isinstance(event, Step) and event.step == 3:
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"max_train_samples": 32, "save_strategy": "epoch"}
@@ -220,10 +220,10 @@ def test_memory_that_runs_out_in_a_step_names_the_command_that_resumes(
     assert shlex.split(line) == ["--resume-from-checkpoint", str(run), "--batch-size", "8"]
     emitted: list[Event] = []
     results = finetune.run(resume_from_checkpoint=run, batch_size=8, emit=emitted.append)
-    assert any(isinstance(event, Info) and "after update 2" in event.message for event in emitted)
+    assert any(isinstance(event, Info) and "after step 2" in event.message for event in emitted)
     assert (results.training.epoch, results.training.train_batch_size) == (2.0, 8)
-    updates = [row["update"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
-    assert updates == [1, 2, 3, 4]
+    steps = [row["step"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
+    assert steps == [1, 2, 3, 4]
 
 
 def test_memory_that_runs_out_before_anything_was_saved_names_what_to_lower(

@@ -1,4 +1,4 @@
-"""How many updates a run has, of which examples, at which rate."""
+"""How many steps a run has, of which examples, at which rate."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from finetune.config.schema import HEAD_DEFAULTS
 
 
 @pytest.mark.parametrize(
-    ("options", "updates_per_epoch", "total_updates"),
+    ("options", "steps_per_epoch", "total_steps"),
     [
         ({}, 4, 8),
         ({"max_steps": 3}, 4, 3),
@@ -23,11 +23,11 @@ from finetune.config.schema import HEAD_DEFAULTS
     ],
 )
 def test_updates_follow_from_epochs_rows_and_max_steps(
-    options: dict[str, Any], updates_per_epoch: int, total_updates: int, tiny_folder: Path
+    options: dict[str, Any], steps_per_epoch: int, total_steps: int, tiny_folder: Path
 ) -> None:
     plan = prepare_tiny(tiny_folder, **options).plan
-    assert plan.updates_per_epoch == len(plan.batches(0)) == updates_per_epoch
-    assert plan.schedule.total_updates == total_updates
+    assert plan.steps_per_epoch == len(plan.batches(0)) == steps_per_epoch
+    assert plan.schedule.total_steps == total_steps
     assert max(len(batch.indices) for batch in plan.batches(0)) <= plan.effective_batch_size
     assert sum(len(batch.indices) for batch in plan.batches(0)) == len(plan.lengths)
 
@@ -41,7 +41,7 @@ def test_the_padded_lengths_hold_the_longest_text_of_any_split(tiny_folder: Path
 
 def test_warm_up_is_a_share_of_the_updates_rounded_up(tiny_folder: Path) -> None:
     plan = prepare_tiny(tiny_folder, max_steps=11, warmup_fraction=0.1).plan
-    assert plan.schedule.warmup_updates == 2
+    assert plan.schedule.warmup_steps == 2
 
 
 def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:

@@ -17,7 +17,7 @@ import finetune
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFit, Interrupted
-from finetune.events import Emit, Event, Info, Update, WarningMessage, ignore
+from finetune.events import Emit, Event, Info, Step, WarningMessage, ignore
 from finetune.files import read_json
 from finetune.runs import precision
 from finetune.runs.manifest import Manifest
@@ -26,8 +26,8 @@ from finetune.runs.preparation import Preparation
 from finetune.training import precision_timing
 from finetune.training.precision_result import PrecisionTiming
 
-FASTER = PrecisionTiming("update", {"fp32": 0.2, "bf16": 0.1}, logits_error=0.01)
-SLOWER = PrecisionTiming("update", {"fp32": 0.1, "bf16": 0.2})
+FASTER = PrecisionTiming("step", {"fp32": 0.2, "bf16": 0.1}, logits_error=0.01)
+SLOWER = PrecisionTiming("step", {"fp32": 0.1, "bf16": 0.2})
 LONG: dict[str, Any] = {"precision": "auto", "batch_size": 2, "max_steps": 60}
 SHORT: dict[str, Any] = {"precision": "auto", "max_train_samples": 16, "max_steps": 3}
 
@@ -48,7 +48,7 @@ class PlantedTiming:
 
 @pytest.fixture
 def times_short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "LEAST_BATCHES", 1)
+    monkeypatch.setattr(precision, "MIN_BATCHES", 1)
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def test_a_run_that_chose_fp32_has_the_bits_of_one_that_was_given_it(
     taken = precision.time_precisions
 
     def time_really(*arguments: Any, **options: Any) -> PrecisionTiming:
-        assert taken(*arguments, **options).work == "update"
+        assert taken(*arguments, **options).work == "step"
         return SLOWER
 
     monkeypatch.setattr(precision, "time_precisions", time_really)
     # On a busy machine, products alone may say that bf16 is slower.
-    monkeypatch.setattr(precision_timing, "_LONGEST_PRODUCT", math.inf)
+    monkeypatch.setattr(precision_timing, "_MAX_PRODUCT", math.inf)
     options = {"model": tiny_folder, "cache_dir": str(tmp_path / "cache")}
     auto = train_tiny(tmp_path / "auto", **options, **SHORT)
     given = train_tiny(tmp_path / "fp32", **options, **SHORT | {"precision": "fp32"})
@@ -100,14 +100,14 @@ def test_the_choice_and_both_timings_are_shown_and_kept(
     events: list[Event] = []
     run, cache = tmp_path / "run", str(tmp_path / "cache")
     run_tiny(run, model=tiny_folder, cache_dir=cache, emit=events.append, **SHORT)
-    words = "one update takes 200.0 ms in fp32 and 100.0 ms in bf16"
+    words = "one step takes 200.0 ms in fp32 and 100.0 ms in bf16"
     assert was_emitted(events, Info, f"precision: bf16, {words}")
     results = read_json(run / "all_results.json")
     assert results["precision"] == "bf16"
     assert results["precision_timing"]["seconds"] == {"fp32": 0.2, "bf16": 0.1}
     page = (run / "report.html").read_text()
-    assert "200 ms for one update" in page
-    assert "100 ms for one update" in page
+    assert "200 ms for one step" in page
+    assert "100 ms for one step" in page
     assert words in (run / "model" / "README.md").read_text()
     manifest = Manifest.read(run / "manifest.json")
     assert manifest.metrics_precision == training_options(run)["precision"] == "bf16"
@@ -119,7 +119,7 @@ def test_a_resumed_run_does_not_time_and_keeps_its_timing(
     timing: PlantedTiming, tiny_folder: Path, tmp_path: Path
 ) -> None:
     def stop(event: Event) -> None:
-        if isinstance(event, Update):
+        if isinstance(event, Step):
             signal.raise_signal(signal.SIGINT)
 
     run, cache = tmp_path / "run", str(tmp_path / "cache")
@@ -180,7 +180,7 @@ def test_fp32_is_kept_with_a_warning_where_bf16_has_other_results(
     timing: PlantedTiming, tiny_folder: Path, tmp_path: Path
 ) -> None:
     events: list[Event] = []
-    timing.result = PrecisionTiming("update", FASTER.seconds, logits_error=0.5)
+    timing.result = PrecisionTiming("step", FASTER.seconds, logits_error=0.5)
     assert chosen(choose(tiny_folder, tmp_path, emit=events.append)) == "fp32"
     assert was_emitted(events, WarningMessage, "logits of a batch are off by 50%")
 

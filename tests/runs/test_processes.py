@@ -24,12 +24,12 @@ MODES: dict[str, dict[str, Any]] = {
     "last-2": {"train_layers": 2},
     "head": {"freeze_core": True},
 }
-# The last update of an epoch has 3 examples, or 1.
+# The last step of an epoch has 3 examples, or 1.
 ROWS = {"full": 49, "last-2": 51, "head": 51}
 
 
 def losses_of(run: Path) -> list[float]:
-    """Return the losses of all updates and validations."""
+    """Return the losses of all steps and validations."""
     rows = read_jsonl(run / "metrics.jsonl")
     return [row.get("loss", row.get("eval_loss")) for row in rows]
 
@@ -88,7 +88,7 @@ class Runs:
 
 def fail_at_update(number: int) -> Any:
     def emit(event: Any) -> None:
-        if getattr(event, "learning_rate", None) is not None and event.update == number:
+        if getattr(event, "learning_rate", None) is not None and event.step == number:
             raise ZeroDivisionError
 
     return emit

@@ -21,16 +21,16 @@ from tiny_runs import (
 
 import finetune
 from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, NotARun, UsageError
-from finetune.events import Emit, Event, Info, StageStarted, Update, WarningMessage
+from finetune.events import Emit, Event, Info, StageStarted, Step, WarningMessage
 from finetune.files import read_json
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 
 
-def at_update(number: int, act: Callable[[], None]) -> Emit:
-    """Return an ``Emit`` that acts when an update is reported."""
+def at_step(number: int, act: Callable[[], None]) -> Emit:
+    """Return an ``Emit`` that acts when a step is reported."""
 
     def emit(event: Event) -> None:
-        if isinstance(event, Update) and event.update == number:
+        if isinstance(event, Step) and event.step == number:
             act()
 
     return emit
@@ -56,13 +56,13 @@ def press_twice() -> None:
 
 
 SHORT: dict[str, Any] = {"max_train_samples": 32, "seed": 5}
-"""Two epochs of two updates, of which the second has the best model."""
+"""Two epochs of two steps, of which the second has the best model."""
 
 
-def stop_run(folder: Path, *, after_update: int, model: Path, **options: Any) -> None:
-    """Start a run, and press Ctrl-C when an update is reported."""
+def stop_run(folder: Path, *, after_step: int, model: Path, **options: Any) -> None:
+    """Start a run, and press Ctrl-C when a step is reported."""
     with pytest.raises(Interrupted):
-        run_tiny(folder, model=model, emit=at_update(after_update, press_ctrl_c), **options)
+        run_tiny(folder, model=model, emit=at_step(after_step, press_ctrl_c), **options)
 
 
 def files_of(run: Path) -> set[Path]:
@@ -87,7 +87,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A run of four updates that nobody has stopped; tests leave it as it is."""
+    """A run of four steps that nobody has stopped; tests leave it as it is."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run_tiny(folder, model=tiny_folder, **SHORT)
     return folder
@@ -95,9 +95,9 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Pa
 
 @pytest.fixture(scope="module")
 def kept_stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """The same, stopped after its third update; tests leave it as it is."""
+    """The same, stopped after its third step; tests leave it as it is."""
     run = tmp_path_factory.mktemp("runs") / "stopped"
-    stop_run(run, after_update=3, model=tiny_folder, **SHORT)
+    stop_run(run, after_step=3, model=tiny_folder, **SHORT)
     return run
 
 
@@ -110,8 +110,8 @@ def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("emit", "kept"),
     [
-        (at_update(2, press_ctrl_c), {2}),
-        (at_update(3, press_twice), {2}),
+        (at_step(2, press_ctrl_c), {2}),
+        (at_step(3, press_twice), {2}),
         pytest.param(at_stage("evaluate", press_ctrl_c), {2, 4}, marks=pytest.mark.slow),
         (at_stage("report", press_ctrl_c), {2, 4}),
     ],
@@ -126,7 +126,7 @@ def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
     command = stopped.value.remedy.removeprefix("resume with: ")
     assert shlex.split(command) == ["finetune", "run", "--resume-from-checkpoint", str(run)]
     found = {path.name for path in (run / "checkpoints").glob("step-*")}
-    assert found == {f"step-{update}" for update in kept}
+    assert found == {f"step-{step}" for step in kept}
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, whole_run)
 
@@ -134,7 +134,7 @@ def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
 def test_ctrl_c_at_the_last_update_changes_nothing(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    run_tiny(tmp_path / "run", model=tiny_folder, emit=at_update(4, press_ctrl_c), **SHORT)
+    run_tiny(tmp_path / "run", model=tiny_folder, emit=at_step(4, press_ctrl_c), **SHORT)
     assert_same_run(tmp_path / "run", whole_run)
 
 
@@ -142,9 +142,9 @@ def test_a_run_can_be_stopped_and_resumed_twice(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    stop_run(run, after_update=1, model=tiny_folder, **SHORT)
+    stop_run(run, after_step=1, model=tiny_folder, **SHORT)
     with pytest.raises(Interrupted):
-        finetune.run(resume_from_checkpoint=run, emit=at_update(3, press_ctrl_c))
+        finetune.run(resume_from_checkpoint=run, emit=at_step(3, press_ctrl_c))
     finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, whole_run)
 
@@ -153,7 +153,7 @@ def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    stop_run(run, after_update=3, model=tiny_folder, save_strategy="no", **SHORT)
+    stop_run(run, after_step=3, model=tiny_folder, save_strategy="no", **SHORT)
     finetune.run(resume_from_checkpoint=run, save_strategy="epoch")
     assert have_same_bits(weights_of(run), weights_of(whole_run))
 
@@ -163,7 +163,7 @@ def test_a_run_without_validation_keeps_no_best_model_before_its_end(
 ) -> None:
     emitted: list[Event] = []
     run, options = tmp_path / "run", SHORT | {"validation_fraction": 0}
-    stop_run(run, after_update=3, model=tiny_folder, **options)
+    stop_run(run, after_step=3, model=tiny_folder, **options)
     assert not (run / "checkpoints" / "best").exists()
     finetune.run(resume_from_checkpoint=run, emit=emitted.append)
     assert not [one for one in emitted if isinstance(one, WarningMessage) and "best" in one.message]
@@ -179,7 +179,7 @@ def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
     }
     whole = run_tiny(tmp_path / "whole", model=tiny_folder, **options)
     assert whole["epoch"] == 3
-    stop_run(tmp_path / "run", after_update=2, model=tiny_folder, **options)
+    stop_run(tmp_path / "run", after_step=2, model=tiny_folder, **options)
     finetune.run(resume_from_checkpoint=tmp_path / "run")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
@@ -297,10 +297,10 @@ def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
 ) -> None:
     run, emitted = tmp_path / "run", list[Event]()
     options: dict[str, Any] = SHORT | {"resume_from_checkpoint": "auto", "model": tiny_folder}
-    stop_run(run, after_update=3, **options)
+    stop_run(run, after_step=3, **options)
     run_tiny(run, **options, emit=emitted.append)
     assert_same_run(run, whole_run)
-    assert any(isinstance(event, Info) and "after update 3" in event.message for event in emitted)
+    assert any(isinstance(event, Info) and "after step 3" in event.message for event in emitted)
     run_tiny(run, **options)
     assert_same_run(run, whole_run)
     with pytest.raises(ConfigurationInvalid, match="--seed changes a run"):
@@ -326,16 +326,16 @@ def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(
     options: dict[str, Any] = QUICK | SHORT | {"model": str(tiny_folder)}
     finetune.run(**options | {"max_steps": 1})
     with pytest.raises(Interrupted):
-        finetune.run(**options, emit=at_update(3, press_ctrl_c))
+        finetune.run(**options, emit=at_step(3, press_ctrl_c))
     results = finetune.run(**options, resume_from_checkpoint="auto")
     assert results.output_dir == "runs/questions-tiny-full-2"
 
 
 SENSELESS: dict[str, dict[str, Any]] = {
     "of no run": {"progress": {}},
-    "of another update": {"progress": {"updates": 2}, "gradient_scaler": {}},
+    "of another step": {"progress": {"steps": 2}, "gradient_scaler": {}},
     "words for numbers": {
-        "progress": {"updates": 3, "seconds": "many"},
+        "progress": {"steps": 3, "seconds": "many"},
         "gradient_scaler": {},
     },
 }
@@ -348,7 +348,7 @@ SENSELESS: dict[str, dict[str, Any]] = {
         "words for numbers",
         *(
             pytest.param(damage, marks=pytest.mark.slow)
-            for damage in ("manifest.json", "of no run", "of another update")
+            for damage in ("manifest.json", "of no run", "of another step")
         ),
     ],
 )
@@ -385,7 +385,7 @@ def test_a_best_model_that_is_damaged_is_the_one_that_is_resumed(
     emitted: list[Event] = []
     finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
     warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
-    assert any("the best model, of update 2, can't be read" in warning for warning in warnings)
+    assert any("the best model, of step 2, can't be read" in warning for warning in warnings)
     assert have_same_bits(weights_of(stopped_run), weights_of(whole_run))
 
 
@@ -399,7 +399,7 @@ def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
     (half / "model.safetensors").write_bytes(b"half")
     row = (stopped_run / "metrics.jsonl").read_text().splitlines()[-1]
     with (stopped_run / "metrics.jsonl").open("a") as file:
-        file.write(row.replace('"update": 3', '"update": 4') + "\n" + row[:20])
+        file.write(row.replace('"step": 3', '"step": 4') + "\n" + row[:20])
     with (stopped_run / "warnings.jsonl").open("a") as file:
         file.write('{"message": "half')
     finetune.run(resume_from_checkpoint=stopped_run)
@@ -419,7 +419,7 @@ def test_ctrl_c_on_the_command_leaves_a_run_that_resumes_bit_for_bit(
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert output == ""
-    assert "error: stopped after update 3 of 4\n" in errors
+    assert "error: stopped after step 3 of 4\n" in errors
     assert f"  try: resume with: finetune run --resume-from-checkpoint {run}\n" in errors
     assert "Traceback" not in errors
 
@@ -436,6 +436,6 @@ def test_a_checkpoint_stands_for_its_run_and_options_may_be_given_that_change_no
         resume_from_checkpoint=stopped_run / "checkpoints" / "step-3", seed=SHORT["seed"],
         emit=emitted.append,
     )  # fmt: skip
-    assert any(isinstance(event, Info) and "update 3" in event.message for event in emitted)
-    assert [event.update for event in emitted if isinstance(event, Update)] == [4]
+    assert any(isinstance(event, Info) and "step 3" in event.message for event in emitted)
+    assert [event.step for event in emitted if isinstance(event, Step)] == [4]
     assert_same_run(stopped_run, whole_run)

@@ -36,7 +36,7 @@ from finetune.events import (
     Info,
     StageFinished,
     StageStarted,
-    Update,
+    Step,
     Validation,
     ignore,
 )
@@ -115,8 +115,8 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
     emitted: list[Event] = []
     options = {"max_train_samples": 32, "num_train_epochs": 1}
     run_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
-    kinds = [type(event) for event in emitted if isinstance(event, Update | Validation)]
-    assert kinds == [Update, Update, Validation]
+    kinds = [type(event) for event in emitted if isinstance(event, Step | Validation)]
+    assert kinds == [Step, Step, Validation]
     started = [event.name for event in emitted if isinstance(event, StageStarted)]
     assert started == [
         *("load", "encode", "threads", "precision", "features"),
@@ -126,8 +126,8 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
     stages = " ".join(event.message for event in emitted if isinstance(event, Info))
     for word in ("device", "questions", "32 train", "mode full", "learning rate 0.001", "test"):
         assert word in stages
-    last = [event for event in emitted if isinstance(event, Update)][-1]
-    assert (last.update, last.total_updates, last.epoch) == (2, 2, 1.0)
+    last = [event for event in emitted if isinstance(event, Step)][-1]
+    assert (last.step, last.total_steps, last.epoch) == (2, 2, 1.0)
     assert last.remaining_seconds == 0
 
 
@@ -138,7 +138,7 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     torch.nn.init.constant_(
         preparation.classifier.model.get_parameter("classifier.bias"), torch.inf
     )
-    with pytest.raises(LossNotFinite, match=r"at update 1, in a batch of .*, \d+ more") as raised:
+    with pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised:
         train_prepared(preparation, tmp_path / "run")
     assert "--learning-rate" in raised.value.remedy
 
@@ -172,7 +172,7 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_trains(
     errors: list[FinetuneError] = []
 
     def start_a_second_one(event: Event) -> None:
-        if isinstance(event, Validation) and event.update == 2:
+        if isinstance(event, Validation) and event.step == 2:
             with pytest.raises(RunFolderInUse) as raised:
                 finetune.run(**second)
             errors.append(raised.value)

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 import finetune
 from finetune.errors import NotWritten
-from finetune.events import Emit, Event, StageStarted, Update, WarningMessage
+from finetune.events import Emit, Event, StageStarted, Step, WarningMessage
 from finetune.runs import checkpoint, journal, saving
 from finetune.runs.checkpoint import read_checkpoint
 
@@ -26,9 +26,9 @@ class PowerCut(Exception):
     pass
 
 
-def cut_power(*, at_update: int) -> Emit:
+def cut_power(*, at_step: int) -> Emit:
     def emit(event: Event) -> None:
-        if isinstance(event, Update) and event.update == at_update:
+        if isinstance(event, Step) and event.step == at_step:
             raise PowerCut
 
     return emit
@@ -40,21 +40,21 @@ def steps_in(run: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """Two epochs of four updates, which nothing has disturbed; tests leave it as it is."""
+    """Two epochs of four steps, which nothing has disturbed; tests leave it as it is."""
     run = tmp_path_factory.mktemp("runs") / "whole"
     run_tiny(run, model=tiny_folder, **EVERY_THIRD)
     return run
 
 
 @pytest.mark.parametrize(
-    ("at_update", "kept"), [pytest.param(4, [3], marks=pytest.mark.slow), (8, [4, 6])]
+    ("at_step", "kept"), [pytest.param(4, [3], marks=pytest.mark.slow), (8, [4, 6])]
 )
 def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
-    at_update: int, kept: list[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
+    at_step: int, kept: list[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     with pytest.raises(PowerCut):
-        run_tiny(run, model=tiny_folder, emit=cut_power(at_update=at_update), **EVERY_THIRD)
+        run_tiny(run, model=tiny_folder, emit=cut_power(at_step=at_step), **EVERY_THIRD)
     assert steps_in(run) == kept
     finetune.run(resume_from_checkpoint=run)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
@@ -67,7 +67,7 @@ def test_checkpoints_by_time_come_at_reports_and_as_many_are_kept_as_asked_for(
     run = tmp_path / "run"
     options: dict[str, Any] = {"save_minutes": 1e-9, "logging_steps": 2, "save_total_limit": 3}
     with pytest.raises(PowerCut):
-        run_tiny(run, model=tiny_folder, emit=cut_power(at_update=8), **options)
+        run_tiny(run, model=tiny_folder, emit=cut_power(at_step=8), **options)
     assert steps_in(run) == [2, 4, 6]
     finetune.run(resume_from_checkpoint=run)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
@@ -90,7 +90,7 @@ def test_updates_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
         save_file(*arguments)
 
     def look(event: Event) -> None:
-        if isinstance(event, Update) and event.update == 6:
+        if isinstance(event, Step) and event.step == 6:
             goes_on.set()
         if event == StageStarted("evaluate"):
             assert read_checkpoint(run / "checkpoints" / "step-8")[0]["optimizer"] == {}
@@ -108,13 +108,13 @@ def test_no_checkpoint_is_ahead_of_the_journal(
     run, append_jsonl = tmp_path / "run", journal.append_jsonl
 
     def append_unless_refused(path: Path, rows: list[dict[str, Any]]) -> None:
-        if rows and rows[-1].get("update") == 6:
+        if rows and rows[-1].get("step") == 6:
             raise OSError(errno.ENOSPC, "disk full")
         append_jsonl(path, rows)
 
     monkeypatch.setattr(journal, "append_jsonl", append_unless_refused)
     with pytest.raises(PowerCut):
-        run_tiny(run, model=tiny_folder, emit=cut_power(at_update=8), **EVERY_THIRD)
+        run_tiny(run, model=tiny_folder, emit=cut_power(at_step=8), **EVERY_THIRD)
     assert steps_in(run) == [3, 4]
     finetune.run(resume_from_checkpoint=run)
     assert logged_metrics(run) == logged_metrics(whole_run)
@@ -124,7 +124,7 @@ def test_files_have_the_permissions_of_the_users_umask(tiny_folder: Path, tmp_pa
     run, mask = tmp_path / "run", os.umask(0o027)
     try:
         with pytest.raises(PowerCut):
-            run_tiny(run, model=tiny_folder, emit=cut_power(at_update=6))
+            run_tiny(run, model=tiny_folder, emit=cut_power(at_step=6))
         finetune.run(resume_from_checkpoint=shutil.copytree(run, tmp_path / "finished"))
     finally:
         os.umask(mask)
@@ -187,15 +187,15 @@ def replaced(run: Path) -> None:
     (run / "metrics.jsonl").touch()
 
 
-@pytest.mark.parametrize(("act", "at_update"), [(deleted, 2), (moved, 6), (replaced, 6)])
+@pytest.mark.parametrize(("act", "at_step"), [(deleted, 2), (moved, 6), (replaced, 6)])
 def test_a_model_whose_run_folder_is_gone_lies_at_a_named_place(
-    act: Callable[[Path], None], at_update: int, whole_run: Path, tiny_folder: Path, tmp_path: Path
+    act: Callable[[Path], None], at_step: int, whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run, emitted = tmp_path / "run", list[Event]()
 
     def emit(event: Event) -> None:
         emitted.append(event)
-        if isinstance(event, Update) and event.update == at_update:
+        if isinstance(event, Step) and event.step == at_step:
             act(run)
 
     with pytest.raises(NotWritten, match="No such file") as raised:
@@ -211,7 +211,7 @@ def test_a_model_whose_run_folder_is_gone_lies_at_a_named_place(
     elif act is moved:  # with the best model, of the first epoch
         assert steps_in(tmp_path / "moved") == [4]
         warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
-        assert any("the best model, of update 4, can't be read" in one for one in warnings)
+        assert any("the best model, of step 4, can't be read" in one for one in warnings)
     else:
         assert have_same_bits(weights_of(place.parent), weights_of(whole_run))
 
@@ -249,10 +249,10 @@ def test_overwriting_keeps_the_old_run_until_the_new_one_has_a_model(
             has_both.append(all(model.is_dir() for model in models))
 
     with pytest.raises(PowerCut):
-        run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_update=1))
+        run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_step=1))
     assert have_same_bits(weights_of(run), weights_of(whole_run))
     with pytest.raises(PowerCut):
-        run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_update=6))
+        run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_step=6))
     assert have_same_bits(weights_of(run / "previous"), weights_of(whole_run))
     finetune.run(resume_from_checkpoint=run, emit=look)
     assert has_both == [True]

@@ -10,14 +10,14 @@ from tiny_runs import Command, flags
 
 from finetune.config.schema import Config, ModelConfig, OutputConfig
 from finetune.errors import FinetuneError
-from finetune.events import Event, Update, Validation, WarningMessage
+from finetune.events import Event, Step, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.reserving import check_run_folder
 from finetune.runs.tracking import tracked
 
-UPDATE = Update(
-    update=4, total_updates=8, epoch=0.5, loss=1.5, learning_rate=1e-3, examples_per_second=1.0,
+UPDATE = Step(
+    step=4, total_steps=8, epoch=0.5, loss=1.5, learning_rate=1e-3, examples_per_second=1.0,
     memory_bytes=1, held_bytes=1, remaining_seconds=1.0, budget_bytes=1,
 )  # fmt: skip
 VALIDATION = Validation(4, 0.5, {"accuracy": 0.75, "loss": 1.25}, is_best=True)
@@ -48,7 +48,7 @@ def report(name: str, folder: Path) -> list[Event]:
     with tracked(config, RunFolder(folder), emit=seen.append) as emit:
         for event in (UPDATE, VALIDATION, UPDATE):
             emit(event)
-        emit.report_test({"accuracy": 0.5}, update=8, epoch=1.0)
+        emit.report_test({"accuracy": 0.5}, step=8, epoch=1.0)
     return seen
 
 
@@ -71,11 +71,11 @@ def test_a_tracker_gets_names_options_and_metrics_as_from_the_trainer(
     assert (options["model"], options["seed"]) == ("tiny", 42)
     assert "data" not in options
     assert all(isinstance(value, bool | int | float | str) for value in options.values())
-    update = {"train/loss": 1.5, "train/learning_rate": 1e-3, "train/epoch": 0.5}
+    step = {"train/loss": 1.5, "train/learning_rate": 1e-3, "train/epoch": 0.5}
     validation = {"eval/accuracy": 0.75, "eval/loss": 1.25, "train/epoch": 0.5}
     test = {"test/accuracy": 0.5, "train/epoch": 1.0}
     assert logged == [
-        *(("log", 4, update), ("log", 4, validation), ("log", 4, update)), ("log", 8, test),
+        *(("log", 4, step), ("log", 4, validation), ("log", 4, step)), ("log", 8, test),
     ]  # fmt: skip
     assert finished == ("finish",)
 
@@ -127,11 +127,11 @@ def test_tensorboard_reads_the_run_from_its_folder(
     assert done.code == 0, done.errors
     (events,) = (run / "tensorboard").glob("events.*")
     found = accumulators.EventAccumulator(str(events)).Reload()
-    rows = {"update": [], "validation": []}
+    rows = {"step": [], "validation": []}
     for row in read_jsonl(run / "metrics.jsonl"):
         rows[row["kind"]].append(row)
     losses = [(one.step, one.value) for one in found.Scalars("train/loss")]
-    assert losses == [(row["update"], pytest.approx(row["loss"])) for row in rows["update"]]
+    assert losses == [(row["step"], pytest.approx(row["loss"])) for row in rows["step"]]
     accuracies = [one.value for one in found.Scalars("eval/accuracy")]
     assert accuracies == pytest.approx([row["eval_accuracy"] for row in rows["validation"]])
     [tested] = found.Scalars("test/accuracy")

@@ -1,7 +1,7 @@
 import pytest
 from scipy.stats import binomtest
 
-from finetune.tasks.intervals import spell_interval, wilson_interval
+from finetune.tasks.intervals import format_interval, wilson_interval
 
 
 @pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])
@@ -12,9 +12,9 @@ def test_the_interval_is_that_of_scipy(right: int, rows: int) -> None:
 
 
 def test_without_rows_there_is_no_interval() -> None:
-    assert spell_interval(0.0, 0) == "–"
-    assert spell_interval(0.95, 100) == "88.8–97.8%"
+    assert format_interval(0.0, 0) == "–"
+    assert format_interval(0.95, 100) == "88.8–97.8%"
 
 
 def test_no_right_answer_gives_an_interval_from_zero_on() -> None:
-    assert spell_interval(0.0, 9) == "0.0–29.9%"
+    assert format_interval(0.0, 9) == "0.0–29.9%"

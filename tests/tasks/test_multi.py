@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from finetune.errors import DataError
-from finetune.tasks.multi import MOST_POSITIVE_WEIGHT, Multi
+from finetune.tasks.multi import MAX_POSITIVE_WEIGHT, Multi
 
 LABELS = np.array([[1, 0], [0, 0], [0, 1], [0, 1]], np.float32)
 
@@ -56,7 +56,7 @@ def test_one_row_in_many_does_not_count_as_much_as_all_others() -> None:
     labels = np.zeros((1000, 2), np.float32)
     labels[0] = 1
     task = Multi(["a", "b"]).fitted(labels[:, :2], is_balanced=True)
-    assert task.positive_weights == (MOST_POSITIVE_WEIGHT,) * 2
+    assert task.positive_weights == (MAX_POSITIVE_WEIGHT,) * 2
 
 
 def test_the_loss_of_a_split_is_that_without_weights() -> None:

@@ -11,7 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from finetune.events import Event, WarningMessage
 from finetune.tasks.base import warn_unless_better
 from finetune.tasks.single import (
-    MOST_CLASSES_OF_MATRIX,
+    MAX_CLASSES_OF_MATRIX,
     ClassAnswer,
     ClassScores,
     Single,
@@ -116,7 +116,7 @@ def test_random_numbers_of_others_are_not_disturbed() -> None:
 
 @pytest.mark.parametrize(
     ("classes", "matrix_rows"),
-    [(MOST_CLASSES_OF_MATRIX, MOST_CLASSES_OF_MATRIX), (MOST_CLASSES_OF_MATRIX + 1, 0)],
+    [(MAX_CLASSES_OF_MATRIX, MAX_CLASSES_OF_MATRIX), (MAX_CLASSES_OF_MATRIX + 1, 0)],
 )
 def test_only_few_classes_have_a_confusion_matrix(classes: int, matrix_rows: int) -> None:
     labels = np.arange(classes)

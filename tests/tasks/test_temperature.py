@@ -9,7 +9,7 @@ from finetune.events import Event, Info, ignore
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
-from finetune.tasks.temperature import LEAST_ROWS, LEAST_WRONG_ANSWERS, fit_temperature
+from finetune.tasks.temperature import MIN_ROWS, MIN_WRONG_ANSWERS, fit_temperature
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
 Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -52,19 +52,19 @@ def test_as_few_rows_as_are_taken_do_little_harm_and_more_good(margin: float) ->
         before = mean_loss(task, population, temperature=1)
         gains = []
         for seed in range(40):
-            rows = draw_rows(LEAST_ROWS, margin=margin, temperature=temperature, seed=1 + seed)
+            rows = draw_rows(MIN_ROWS, margin=margin, temperature=temperature, seed=1 + seed)
             tuned = task.tuned(lambda rows=rows: rows, calibrates=True, emit=ignore)
             gains.append(before - mean_loss(task, population, temperature=tuned.temperature))
         return float(np.mean(gains))
 
     # A model that was calibrated loses about 1 / 2n a row, one that was not gains more.
-    assert mean_gain(1.0) > -2 / (2 * LEAST_ROWS)
+    assert mean_gain(1.0) > -2 / (2 * MIN_ROWS)
     assert mean_gain(1.6) > -0.001
     assert margin == 5 or mean_gain(1.6) > 0.02
 
 
 @pytest.mark.parametrize(
-    ("rows", "wrong"), [(LEAST_ROWS - 1, LEAST_ROWS - 1), (LEAST_ROWS, LEAST_WRONG_ANSWERS - 1)]
+    ("rows", "wrong"), [(MIN_ROWS - 1, MIN_ROWS - 1), (MIN_ROWS, MIN_WRONG_ANSWERS - 1)]
 )
 def test_with_too_few_rows_or_wrong_answers_there_is_no_temperature(rows: int, wrong: int) -> None:
     emitted: list[Event] = []

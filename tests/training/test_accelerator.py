@@ -3,7 +3,7 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 from tiny_models import tiny_model
-from tiny_training import copied_parameters, random_examples, take_updates, tiny_training_state
+from tiny_training import copied_parameters, random_examples, take_steps, tiny_training_state
 
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import UsageError
@@ -21,11 +21,11 @@ def test_placed_model_is_the_model_itself() -> None:
 def test_bf16_is_for_the_arithmetic_alone() -> None:
     examples = random_examples()
     in_fp32 = tiny_training_state(precision="fp32", dropout=0.0)
-    [expected] = take_updates(in_fp32, examples, [0])
+    [expected] = take_steps(in_fp32, examples, [0])
 
     training_state = tiny_training_state(precision="bf16", dropout=0.0)
     before = copied_parameters(training_state.model)
-    [loss] = take_updates(training_state, examples, [0])
+    [loss] = take_steps(training_state, examples, [0])
 
     assert loss != expected
     assert loss == pytest.approx(expected, abs=0.02)
@@ -41,14 +41,13 @@ def test_bf16_is_for_the_arithmetic_alone() -> None:
 def test_process_may_run_again_in_another_precision() -> None:
     examples = random_examples()
     losses = {
-        precision: take_updates(tiny_training_state(precision=precision), examples, [0])
+        precision: take_steps(tiny_training_state(precision=precision), examples, [0])
         for precision in ("fp32", "bf16")
     }
 
     for precision in ("bf16", "fp32", "bf16"):
         assert (
-            take_updates(tiny_training_state(precision=precision), examples, [0])
-            == losses[precision]
+            take_steps(tiny_training_state(precision=precision), examples, [0]) == losses[precision]
         )
 
 
@@ -56,7 +55,7 @@ def test_only_fp16_scales_gradients() -> None:
     processes = Accelerator(CpuDevice(), precision="bf16")
 
     assert processes.scaler_state() == {}
-    assert processes.skipped_updates() == 0
+    assert processes.skipped_steps() == 0
     processes.load_scaler_state({})
 
 
@@ -67,7 +66,7 @@ def test_accumulation_set_for_accelerate_changes_nothing(monkeypatch: pytest.Mon
     actual: list[float] = []
     for norms in (expected, actual):
         training_state = tiny_training_state(dropout=0.0, max_grad_norm=1e9)
-        take_updates(training_state, examples, [0])
+        take_steps(training_state, examples, [0])
         norms += [one.grad.norm().item() for one in training_state.trained_parameters().values()]  # type: ignore[union-attr]
         monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
 
@@ -93,11 +92,11 @@ def test_update_that_fp16_leaves_out_after_resuming_is_counted() -> None:
     layer = torch.nn.Linear(2, 2)
     placed, optimizer = processes.prepare(layer), torch.optim.AdamW(layer.parameters())
 
-    # As after 4,000 good updates; the next has gradients that are too large.
+    # As after 4,000 good steps; the next has gradients that are too large.
     processes.load_scaler_state({**processes.scaler_state(), "scale": 4 * scale})
-    assert processes.skipped_updates() == 0
+    assert processes.skipped_steps() == 0
     processes.backward(placed(torch.ones(2, device="cuda")).sum() * torch.inf)
     processes.clip_gradients(optimizer, max_norm=1.0)
     processes.step(optimizer)
 
-    assert processes.skipped_updates() == 1
+    assert processes.skipped_steps() == 1

@@ -1,6 +1,6 @@
 """What a run finds of a device that computes wrongly, and what finding it costs.
 
-``CHECKED_UPDATES=N`` in the environment for another number of updates of a healthy device.
+``CHECKED_UPDATES=N`` in the environment for another number of steps of a healthy device.
 """
 
 import math
@@ -56,13 +56,13 @@ class AnyShapes(OtherDevice):
 class Saved:
     """What a run has saved, and what it has reported."""
 
-    updates: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
     emitted: list[events.Event] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
     @property
     def losses(self) -> list[float]:
-        return [one.loss for one in self.emitted if isinstance(one, events.Update)]
+        return [one.loss for one in self.emitted if isinstance(one, events.Step)]
 
 
 def run(
@@ -71,21 +71,21 @@ def run(
     *,
     is_checked: bool = True,
     batch_size: int = BATCH,
-    logging_updates: int = UPDATES_PER_EPOCH,
-    after_update: Callable[[int], None] = lambda number: None,
+    logging_steps: int = UPDATES_PER_EPOCH,
+    after_step: Callable[[int], None] = lambda number: None,
 ) -> None:
     """Train a small model, which is saved after every epoch."""
     examples = random_examples(ROWS)
     lengths = sorted({training_state.device.shapes.padded_length(one) for one in (8, 12)})
 
     def should_stop() -> bool:
-        after_update(saved.progress.updates)
+        after_step(saved.progress.steps)
         return False
 
     settings = LoopSettings(
         batch_size=BatchSize(batch_size, "batch size", training_state.device, saved.emitted.append),
-        updates_per_epoch=UPDATES_PER_EPOCH,
-        logging_updates=logging_updates,
+        steps_per_epoch=UPDATES_PER_EPOCH,
+        logging_steps=logging_steps,
         patience=0,
         plan_epoch=lambda epoch: plan_epoch(
             examples.lengths,
@@ -95,10 +95,10 @@ def run(
             epoch=epoch,
         ),
         validate=None,
-        save_best=lambda progress: saved.updates.append(progress.updates),
-        save_progress=lambda progress: saved.updates.append(progress.updates),
+        save_best=lambda progress: saved.steps.append(progress.steps),
+        save_progress=lambda progress: saved.steps.append(progress.steps),
         saves_each_epoch=True,
-        save_updates=None,
+        save_every_steps=None,
         save_seconds=0,
         checked_lengths=lengths if is_checked else (),
         should_stop=should_stop,
@@ -144,16 +144,16 @@ def test_a_fault_is_found_before_anything_is_saved_after_it(fault: str, precisio
     mode, module = FAULTS[fault]
     saved = Saved()
 
-    def plant_once(updates: int) -> None:
-        if updates == UPDATES_PER_EPOCH + 2:
+    def plant_once(steps: int) -> None:
+        if steps == UPDATES_PER_EPOCH + 2:
             plant(state, mode)
 
     with pytest.raises(DeviceDiffers) as found:
-        run(state, saved, after_update=plant_once)
+        run(state, saved, after_step=plant_once)
 
-    assert set(saved.updates) == {UPDATES_PER_EPOCH}
-    assert saved.progress.checked_updates == UPDATES_PER_EPOCH
-    assert "other differs from the CPU after update 12: the " in found.value.message
+    assert set(saved.steps) == {UPDATES_PER_EPOCH}
+    assert saved.progress.checked_steps == UPDATES_PER_EPOCH
+    assert "other differs from the CPU after step 12: the " in found.value.message
     assert module in found.value.message
 
 
@@ -168,17 +168,17 @@ def test_a_step_that_does_nothing_to_tensors_with_gaps_is_found_after_the_next_c
     transpose_last_layer(state)
     saved = Saved()
 
-    def plant_once(updates: int) -> None:
-        if updates == UPDATES_PER_EPOCH + 2:
+    def plant_once(steps: int) -> None:
+        if steps == UPDATES_PER_EPOCH + 2:
             plant_in_steps(state, LeftOutGaps())
 
     with pytest.raises(DeviceDiffers) as found:
-        run(state, saved, after_update=plant_once, logging_updates=3)
+        run(state, saved, after_step=plant_once, logging_steps=3)
 
     assert "the changes of parameters are off" in found.value.message
     assert "first in bert.encoder.layer.2.output.dense;" in found.value.message
-    assert saved.progress.updates == 10
-    assert set(saved.updates) == {UPDATES_PER_EPOCH}
+    assert saved.progress.steps == 10
+    assert set(saved.steps) == {UPDATES_PER_EPOCH}
 
 
 @pytest.mark.usefixtures("checks_cost_nothing")
@@ -189,7 +189,7 @@ def test_a_dropped_bias_of_single_vectors_is_found_where_they_are_what_trains() 
     saved = Saved()
     with pytest.raises(DeviceDiffers):
         run(state, saved, batch_size=1)
-    assert saved.updates == []
+    assert saved.steps == []
 
 
 @pytest.mark.usefixtures("checks_cost_nothing")
@@ -197,14 +197,14 @@ def test_a_dropped_bias_of_single_vectors_is_found_where_they_are_what_trains() 
 def test_a_check_finds_nothing_in_a_healthy_run_and_changes_nothing(precision: str) -> None:
     def trained(*, is_checked: bool) -> tuple[Saved, dict[str, torch.Tensor]]:
         saved = Saved()
-        state = tiny_training_state(device=OtherDevice(), precision=precision, total_updates=18)
+        state = tiny_training_state(device=OtherDevice(), precision=precision, total_steps=18)
         run(state, saved, is_checked=is_checked)
         return saved, copied_parameters(state.model)
 
     checked, parameters = trained(is_checked=True)
     unchecked, others = trained(is_checked=False)
-    assert checked.progress.checked_updates == 18
-    assert unchecked.progress.checked_updates is None
+    assert checked.progress.checked_steps == 18
+    assert unchecked.progress.checked_steps is None
     assert checked.losses == unchecked.losses
     assert all(torch.equal(one, others[name]) for name, one in parameters.items())
 
@@ -224,12 +224,12 @@ def test_checks_take_a_hundredth_of_the_time_and_leave_as_much_for_what_is_saved
     batch_size = BatchSize(BATCH, "batch size", state.device, events.ignore)
     batches = CheckedBatches(random_examples(ROWS), [9, 12], batch_size)
     device_check = DeviceCheck(state, progress, batches, emit=events.ignore)
-    for update in range(1, 301):
-        seconds, progress.updates = seconds + 1, update
+    for step in range(1, 301):
+        seconds, progress.steps = seconds + 1, step
         device_check.check_within(loop.SHARE_AT_REPORTS)
-        if update % 60 == 0:
+        if step % 60 == 0:
             device_check.check_within(loop.SHARE_BEFORE_SAVING)
-            assert progress.checked_updates == update
+            assert progress.checked_steps == step
     assert 0.01 * seconds < 0.5 * checks < 0.02 * seconds
 
 
@@ -244,8 +244,8 @@ def test_run_goes_on_without_checks_where_memory_does_not_suffice(
     run(tiny_training_state(device=OtherDevice()), saved)
     [warning] = [one for one in saved.emitted if isinstance(one, events.WarningMessage)]
     assert "memory does not suffice to compare other with the CPU" in warning.message
-    assert saved.progress.updates == 12
-    assert saved.progress.checked_updates is None
+    assert saved.progress.steps == 12
+    assert saved.progress.checked_steps is None
 
 
 @pytest.mark.parametrize(("precision", "differing", "is_fault"), [
@@ -272,8 +272,8 @@ def test_thousands_of_updates_of_a_healthy_device_raise_no_alarm(
     found = select_device(name, emit=lambda event: None)
     device = OtherDevice() if found.is_reference else found
     saved = Saved()
-    updates = int(os.environ.get("CHECKED_UPDATES", "10000"))
-    state = tiny_training_state(device=device, precision=precision, total_updates=updates)
-    run(state, saved, logging_updates=20)
-    assert saved.progress.checked_updates == updates
+    steps = int(os.environ.get("CHECKED_UPDATES", "10000"))
+    state = tiny_training_state(device=device, precision=precision, total_steps=steps)
+    run(state, saved, logging_steps=20)
+    assert saved.progress.checked_steps == steps
     assert saved.losses[-1] < saved.losses[0]

@@ -9,7 +9,7 @@ from tiny_training import (
     FewShapesDevice,
     cut_all_rows,
     random_examples,
-    take_updates,
+    take_steps,
     tiny_training_state,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,7 +68,7 @@ def test_gradients_of_slices_add_up_to_those_of_the_undivided_batch(
     expected_loss, expected = undivided_gradients(class_weights)
     training_state = tiny_training_state(device=device, dropout=0.0, max_grad_norm=NO_LIMIT)
 
-    [loss] = take_updates(training_state, examples_of(class_weights), [0], batch_size=batch_size)
+    [loss] = take_steps(training_state, examples_of(class_weights), [0], batch_size=batch_size)
 
     assert loss == pytest.approx(expected_loss, abs=1e-6)
     for name, parameter in training_state.trained_parameters().items():
@@ -84,7 +84,7 @@ def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
     )
     examples = examples_of("balanced", takes_4d_mask=architecture == "roberta")
 
-    take_updates(training_state, examples, [0], batch_size=5)
+    take_steps(training_state, examples, [0], batch_size=5)
 
     for name, parameter in training_state.trained_parameters().items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
@@ -94,7 +94,7 @@ def test_gradients_are_scaled_down_to_the_largest_norm() -> None:
     gradients = []
     for max_grad_norm in (NO_LIMIT, 0.01):
         training_state = tiny_training_state(dropout=0.0, max_grad_norm=max_grad_norm)
-        take_updates(training_state, examples_of("none"), [0])
+        take_steps(training_state, examples_of("none"), [0])
         gradients.append(
             torch.cat([one.grad.flatten() for one in training_state.trained_parameters().values()])  # type: ignore[union-attr]
         )
@@ -106,10 +106,10 @@ def test_gradients_are_scaled_down_to_the_largest_norm() -> None:
 
 
 def test_update_takes_the_learning_rate_of_its_number() -> None:
-    training_state = tiny_training_state(peak=1e-3, total_updates=12, head_lr_multiplier=8.0)
+    training_state = tiny_training_state(peak=1e-3, total_steps=12, head_lr_multiplier=8.0)
 
     for number, rate in ((0, 5e-4), (1, 1e-3), (11, 1e-4)):
-        take_updates(training_state, examples_of("none"), [number])
+        take_steps(training_state, examples_of("none"), [number])
 
         rates = {group["lr"] for group in training_state.optimizer.param_groups}
         assert rates == {rate, 8 * rate}
@@ -118,8 +118,8 @@ def test_update_takes_the_learning_rate_of_its_number() -> None:
 def test_gradients_do_not_add_up_over_updates() -> None:
     once, twice = (tiny_training_state(dropout=0.0, peak=1e-30) for _ in range(2))
 
-    take_updates(once, examples_of("none"), [1])
-    take_updates(twice, examples_of("none"), [0, 1])
+    take_steps(once, examples_of("none"), [1])
+    take_steps(twice, examples_of("none"), [0, 1])
 
     for name, parameter in twice.trained_parameters().items():
         expected = once.trained_parameters()[name].grad

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tiny_training import random_examples, take_updates, tiny_training_state
+from tiny_training import random_examples, take_steps, tiny_training_state
 from torch import nn
 
 from finetune.errors import WrongParametersChanged
@@ -13,10 +13,10 @@ LAYER = "bert.encoder.layer.1.output.dense.weight"
 
 
 def guarded(mode: str) -> tuple[nn.Module, Callable[[], None]]:
-    """Return a model after two updates, and the comparison with what it was before them."""
+    """Return a model after two steps, and the comparison with what it was before them."""
     training_state = tiny_training_state(mode=mode)
     guard = ParameterGuard(training_state.model)
-    take_updates(training_state, random_examples(), range(2))
+    take_steps(training_state, random_examples(), range(2))
     return training_state.model, lambda: guard.check(training_state.model)
 
 

@@ -36,11 +36,11 @@ UPDATES_PER_EPOCH = 6
 
 @dataclass
 class Diary:
-    """What a run did between its updates, in its order, each with the updates done before it.
+    """What a run did between its steps, in its order, each with the steps done before it.
 
     Args:
         scores: What the validations will say; empty if there is no validation split.
-        stop_after: Update after which the user asks to stop.
+        stop_after: Step after which the user asks to stop.
     """
 
     scores: Sequence[float] = ()
@@ -50,16 +50,16 @@ class Diary:
     emitted: list[events.Event] = field(default_factory=list)
 
     def note(self, what: str) -> None:
-        self.entries.append((what, self.progress.updates))
+        self.entries.append((what, self.progress.steps))
 
     def times(self, what: str) -> list[int]:
-        return [updates for entry, updates in self.entries if entry == what]
+        return [steps for entry, steps in self.entries if entry == what]
 
-    def reports(self) -> list[events.Update]:
-        return [event for event in self.emitted if isinstance(event, events.Update)]
+    def reports(self) -> list[events.Step]:
+        return [event for event in self.emitted if isinstance(event, events.Step)]
 
     def should_stop(self) -> bool:
-        return self.stop_after is not None and self.progress.updates >= self.stop_after
+        return self.stop_after is not None and self.progress.steps >= self.stop_after
 
     def settings(self, examples: Examples, **options: Any) -> LoopSettings:
         def validate() -> ValidationResult:
@@ -69,13 +69,13 @@ class Diary:
 
         settings: dict[str, Any] = {
             "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.emitted.append),
-            "updates_per_epoch": UPDATES_PER_EPOCH,
-            "logging_updates": 2,
+            "steps_per_epoch": UPDATES_PER_EPOCH,
+            "logging_steps": 2,
             "patience": 0,
             "plan_epoch": plan_of(examples),
             "validate": validate if self.scores else None,
             "save_best": lambda progress: self.note("best"),
-            "save_updates": None,
+            "save_every_steps": None,
             "save_seconds": 0,
             "checked_lengths": (),
             "save_progress": lambda progress: self.note("progress"),
@@ -107,9 +107,9 @@ def run(
 def test_all_updates_are_taken_and_the_last_may_end_within_an_epoch() -> None:
     diary = Diary(scores=[0.1, 0.2, 0.3])
 
-    run(diary, tiny_training_state(total_updates=14))
+    run(diary, tiny_training_state(total_steps=14))
 
-    assert diary.progress.updates == 14
+    assert diary.progress.steps == 14
     assert diary.times("validate") == [6, 12, 14]
 
 
@@ -121,7 +121,7 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
         seen.extend(rows.tolist())
         return examples.inputs_of(rows, padded_length)
 
-    run(Diary(), tiny_training_state(total_updates=9), replace(examples, inputs_of=inputs_of))
+    run(Diary(), tiny_training_state(total_steps=9), replace(examples, inputs_of=inputs_of))
 
     plan = plan_of(examples)
     planned = np.concatenate([batch.indices for batch in [*plan(0), *plan(1)[:3]]])
@@ -131,20 +131,20 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
 def test_reports_come_every_so_many_updates_and_at_the_end_of_an_epoch() -> None:
     diary = Diary()
 
-    run(diary, tiny_training_state(total_updates=11), logging_updates=4)
+    run(diary, tiny_training_state(total_steps=11), logging_steps=4)
 
-    assert [report.update for report in diary.reports()] == [4, 6, 8, 11]
+    assert [report.step for report in diary.reports()] == [4, 6, 8, 11]
 
 
 def test_report_tells_the_state_of_the_run() -> None:
     single, diary = Diary(), Diary()
-    run(single, tiny_training_state(peak=1e-3, total_updates=12), logging_updates=1)
+    run(single, tiny_training_state(peak=1e-3, total_steps=12), logging_steps=1)
     losses = [report.loss for report in single.reports()]
 
-    run(diary, tiny_training_state(peak=1e-3, total_updates=12), logging_updates=3)
+    run(diary, tiny_training_state(peak=1e-3, total_steps=12), logging_steps=3)
 
     first, second, _, last = diary.reports()
-    assert (first.update, first.total_updates, first.epoch) == (3, 12, 0.5)
+    assert (first.step, first.total_steps, first.epoch) == (3, 12, 0.5)
     assert first.loss == pytest.approx(np.mean(losses[:3]))
     assert second.loss == pytest.approx(np.mean(losses[3:6]))
     assert second.learning_rate == pytest.approx(0.7e-3)
@@ -172,34 +172,34 @@ def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.M
 
     diary = Diary()
     slow = replace(examples, inputs_of=inputs_of)
-    run(diary, tiny_training_state(total_updates=12), slow, validate=validate, logging_updates=3)
+    run(diary, tiny_training_state(total_steps=12), slow, validate=validate, logging_steps=3)
 
     assert diary.progress.seconds == 6.0
     seconds_of_3_updates = 1.5
     assert [report.examples_per_second for report in diary.reports()] == [
-        rows / seconds_of_3_updates for rows in rows_of_reports(examples, updates=3)
+        rows / seconds_of_3_updates for rows in rows_of_reports(examples, steps=3)
     ]
     assert [report.remaining_seconds for report in diary.reports()] == [4.5, 3.0, 1.5, 0.0]
 
 
-def rows_of_reports(examples: Examples, *, updates: int) -> list[int]:
-    """Return the rows of two epochs' reports, each over so many updates."""
+def rows_of_reports(examples: Examples, *, steps: int) -> list[int]:
+    """Return the rows of two epochs' reports, each over so many steps."""
     plan = plan_of(examples)
     sizes = [len(batch.indices) for epoch in (0, 1) for batch in plan(epoch)]
-    return [sum(sizes[start : start + updates]) for start in range(0, len(sizes), updates)]
+    return [sum(sizes[start : start + steps]) for start in range(0, len(sizes), steps)]
 
 
 def test_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
     diary = Diary(scores=[0.5, 0.7, 0.7, 0.6, 0.8])
 
-    run(diary, tiny_training_state(total_updates=30))
+    run(diary, tiny_training_state(total_steps=30))
 
     assert diary.times("best") == [6, 12, 30]
     assert diary.progress.best_score == 0.8
-    assert diary.progress.best_updates == 30
+    assert diary.progress.best_step == 30
     validations = [event for event in diary.emitted if isinstance(event, events.Validation)]
     assert [one.is_best for one in validations] == [True, True, False, False, True]
-    assert [one.update for one in validations] == [6, 12, 18, 24, 30]
+    assert [one.step for one in validations] == [6, 12, 18, 24, 30]
     assert [one.epoch for one in validations] == [1, 2, 3, 4, 5]
     assert [one.metrics["accuracy"] for one in validations] == diary.scores
 
@@ -207,32 +207,32 @@ def test_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
 def test_training_stops_when_the_model_no_longer_improves() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6, 0.6, 0.5, 0.9])
 
-    run(diary, tiny_training_state(total_updates=60), patience=2)
+    run(diary, tiny_training_state(total_steps=60), patience=2)
 
-    assert diary.progress.updates == 30
+    assert diary.progress.steps == 30
     assert diary.times("best") == [6, 18]
-    assert is_over(diary.progress, total_updates=60, patience=2)
-    assert not is_over(diary.progress, total_updates=60, patience=3)
-    assert not is_over(diary.progress, total_updates=60, patience=0)
+    assert is_over(diary.progress, total_steps=60, patience=2)
+    assert not is_over(diary.progress, total_steps=60, patience=3)
+    assert not is_over(diary.progress, total_steps=60, patience=0)
 
 
 def test_without_validation_the_last_model_alone_is_kept() -> None:
     diary = Diary()
 
-    run(diary, tiny_training_state(total_updates=14), patience=1)
+    run(diary, tiny_training_state(total_steps=14), patience=1)
 
     assert diary.times("best") == [14]
     assert not [event for event in diary.emitted if isinstance(event, events.Validation)]
 
 
 def test_run_that_is_over_takes_no_update() -> None:
-    diary = Diary(progress=Progress(updates=12))
-    training_state = tiny_training_state(total_updates=12)
+    diary = Diary(progress=Progress(steps=12))
+    training_state = tiny_training_state(total_steps=12)
     before = copied_parameters(training_state.model)
 
     run(diary, training_state)
 
-    assert diary.progress.updates == 12
+    assert diary.progress.steps == 12
     for name, parameter in training_state.model.named_parameters():
         assert torch.equal(parameter, before[name])
 
@@ -240,7 +240,7 @@ def test_run_that_is_over_takes_no_update() -> None:
 def test_progress_is_kept_after_each_epoch_and_so_many_updates() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
 
-    run(diary, tiny_training_state(total_updates=14), saves_each_epoch=True, save_updates=7)
+    run(diary, tiny_training_state(total_steps=14), saves_each_epoch=True, save_every_steps=7)
 
     # At the end not before the validation, which a run that is resumed there would leave out.
     assert diary.times("progress") == [6, 7, 12, 14]
@@ -251,11 +251,11 @@ def test_progress_is_kept_after_each_epoch_and_so_many_updates() -> None:
 def test_request_to_stop_saves_progress_and_returns() -> None:
     diary = Diary(scores=[0.5], stop_after=8)
 
-    run(diary, tiny_training_state(total_updates=30), logging_updates=5)
+    run(diary, tiny_training_state(total_steps=30), logging_steps=5)
 
-    assert diary.progress.updates == 8
+    assert diary.progress.steps == 8
     assert diary.times("progress") == [8]
-    assert [report.update for report in diary.reports()] == [5, 6, 8]
+    assert [report.step for report in diary.reports()] == [5, 6, 8]
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 7, 8, 9, 14, 15, 16, 20])
@@ -263,14 +263,14 @@ def test_run_that_stops_early_has_saved_its_progress_whenever_the_signal_came(ca
     diary = Diary()
     answers = iter([False] * (calls - 1))
 
-    run(diary, tiny_training_state(total_updates=12), should_stop=lambda: next(answers, True))
+    run(diary, tiny_training_state(total_steps=12), should_stop=lambda: next(answers, True))
 
-    if diary.progress.updates < 12:
-        assert diary.times("progress")[-1:] == [diary.progress.updates]
+    if diary.progress.steps < 12:
+        assert diary.times("progress")[-1:] == [diary.progress.steps]
 
 
 def test_model_trains_after_a_validation_as_before() -> None:
-    training_state = tiny_training_state(total_updates=12)
+    training_state = tiny_training_state(total_steps=12)
     modes: list[bool] = []
     training_state.model.register_forward_hook(lambda module, *_: modes.append(module.training))
 
@@ -284,7 +284,7 @@ def test_model_trains_after_a_validation_as_before() -> None:
 
 
 def test_validation_finds_no_gradients_in_memory() -> None:
-    training_state = tiny_training_state(total_updates=6)
+    training_state = tiny_training_state(total_steps=6)
     gradients: list[Any] = []
 
     def validate() -> ValidationResult:
@@ -296,10 +296,10 @@ def test_validation_finds_no_gradients_in_memory() -> None:
     assert set(gradients) == {None}
 
 
-@pytest.mark.parametrize("logging_updates", [1, 4, 100])
-def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(logging_updates: int) -> None:
+@pytest.mark.parametrize("logging_steps", [1, 4, 100])
+def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(logging_steps: int) -> None:
     examples = random_examples(ROWS)
-    training_state = tiny_training_state(total_updates=12)
+    training_state = tiny_training_state(total_steps=12)
     poison = VOCABULARY_SIZE - 1
     with torch.no_grad():
         training_state.model.get_parameter("bert.embeddings.word_embeddings.weight")[poison] = (
@@ -313,23 +313,23 @@ def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(logging_upda
         inputs["input_ids"][rows == odd_row, 0] = poison
         return inputs
 
-    with pytest.raises(LossNotFinite, match=r"the loss is nan at update 5\n") as caught:
+    with pytest.raises(LossNotFinite, match=r"the loss is nan at step 5\n") as caught:
         run(
             Diary(),
             training_state,
             replace(examples, inputs_of=inputs_of),
-            logging_updates=logging_updates,
+            logging_steps=logging_steps,
         )
 
     assert caught.value.examples == odd.indices.tolist()
 
 
 def test_model_that_became_not_a_number_in_its_last_update_is_not_kept() -> None:
-    """The loss of an update is that of the model before it."""
+    """The loss of a step is that of the model before it."""
     diary = Diary()
-    training_state = tiny_training_state(total_updates=6)
+    training_state = tiny_training_state(total_steps=6)
     weight = training_state.model.get_parameter("classifier.weight")
-    weight.register_hook(lambda gradient: gradient * (np.inf if diary.progress.updates == 5 else 1))
+    weight.register_hook(lambda gradient: gradient * (np.inf if diary.progress.steps == 5 else 1))
 
     with pytest.raises(LossNotFinite):
         run(
@@ -353,11 +353,11 @@ def test_model_that_does_not_train_is_noticed_at_the_first_report() -> None:
         run(Diary(), replace(training_state, optimizer=optimizer))
 
 
-@pytest.mark.parametrize("logging_updates", [1, 100])
-def test_steps_too_small_for_the_numbers_they_change_are_no_fault(logging_updates: int) -> None:
-    # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 updates to 2e-5
-    # begins so, and so ends any long run, whose last updates may be all that is left after a stop.
-    run(Diary(), tiny_training_state(peak=2e-8, total_updates=6), logging_updates=logging_updates)
+@pytest.mark.parametrize("logging_steps", [1, 100])
+def test_steps_too_small_for_the_numbers_they_change_are_no_fault(logging_steps: int) -> None:
+    # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 steps to 2e-5
+    # begins so, and so ends any long run, whose last steps may be all that is left after a stop.
+    run(Diary(), tiny_training_state(peak=2e-8, total_steps=6), logging_steps=logging_steps)
 
 
 class SimulatedMac(FewShapesDevice):
@@ -373,7 +373,7 @@ def run_on_mac(
 ) -> Diary:
     """Train on a simulated Mac, which has batches of one of the widths."""
     simulate_memory(mac, monkeypatch)
-    training_state = tiny_training_state(device=SimulatedMac(), total_updates=36)
+    training_state = tiny_training_state(device=SimulatedMac(), total_steps=36)
 
     def take_memory(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:
         mac.update(*inputs["input_ids"].shape)
@@ -424,7 +424,7 @@ def test_cache_of_few_shapes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few shapes"])
 def test_widest_batch_comes_first_where_memory_is_kept_by_shape(device: Device) -> None:
-    training_state = tiny_training_state(device=device, total_updates=12)
+    training_state = tiny_training_state(device=device, total_steps=12)
     padded_lengths: list[int] = []
     training_state.model.register_forward_pre_hook(
         lambda _, __, inputs: padded_lengths.append(inputs["input_ids"].shape[1]), with_kwargs=True

@@ -95,12 +95,12 @@ def test_last_slice_is_filled_with_rows_that_have_no_share() -> None:
 
 
 @pytest.mark.parametrize("pads_batches", [False, True])
-@pytest.mark.parametrize("tokens_ahead", [0, 100, 10_000])
+@pytest.mark.parametrize("prefetch_tokens", [0, 100, 10_000])
 def test_batches_that_move_together_are_cut_as_if_each_moved_alone(
-    tokens_ahead: int, pads_batches: bool
+    prefetch_tokens: int, pads_batches: bool
 ) -> None:
     device = FewShapesDevice() if pads_batches else CpuDevice()
-    device.tokens_ahead = tokens_ahead
+    device.prefetch_tokens = prefetch_tokens
     examples = random_examples()
     batches = [
         Batch(np.arange(start, stop), padded_length)

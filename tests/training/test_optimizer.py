@@ -152,7 +152,7 @@ def test_one_count_of_steps_changes_nothing_also_after_a_checkpoint() -> None:
             for seed, parameter in enumerate(model.parameters()):
                 random = torch.Generator().manual_seed(number + seed)
                 parameter.grad = torch.randn(parameter.shape, generator=random)
-            # As GradScaler says that the gradients of an update are not finite.
+            # As GradScaler says that the gradients of a step are not finite.
             optimizer.found_inf = torch.tensor(float(number == 1))  # type: ignore[attr-defined]
             set_learning_rate(optimizer, 1e-2)
             optimizer.step()

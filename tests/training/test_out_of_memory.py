@@ -23,7 +23,7 @@ from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Event, WarningMessage
 from finetune.training.optimizer import make_state
-from finetune.training.out_of_memory import update_with_retries
+from finetune.training.out_of_memory import step_with_retries
 from finetune.training.training_state import TrainingState
 
 ROWS = 13
@@ -78,7 +78,7 @@ class ScarceMemory(TorchDispatchMode):
 
     Args:
         most_rows: For which memory suffices.
-        at: Which of the operations of an update fails, from 0; without one they are counted.
+        at: Which of the operations of a step fails, from 0; without one they are counted.
         only: The part of an operation's name without which it does not count.
         error: What is raised.
     """
@@ -108,7 +108,7 @@ class ScarceMemory(TorchDispatchMode):
 
 @dataclass
 class Training:
-    """Updates of all rows each, in the pieces that memory allows."""
+    """Steps of all rows each, in the pieces that memory allows."""
 
     device: Device = field(default_factory=AnyMemoryDevice)
     batch_size: int = 8
@@ -130,7 +130,7 @@ class Training:
                 memory.begin(rows)
             return cut_all_rows(self.training_state, self.examples, batch_size=rows)
 
-        loss = update_with_retries(self.training_state, number, cut=cut, batch_size=self.size)
+        loss = step_with_retries(self.training_state, number, cut=cut, batch_size=self.size)
         return loss.item()
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -144,7 +144,7 @@ def assert_same(left: Training, right: Training, *, tolerance: float = 1e-6) -> 
 
 
 def operations_before_the_step() -> int:
-    """Return how many operations an update of the largest pieces dispatches up to its step."""
+    """Return how many operations a step of the largest pieces dispatches up to its step."""
     training = Training()
     counting = ScarceMemory(ROWS, error=ERRORS[0])
     make_state(training.training_state.optimizer)
@@ -160,17 +160,17 @@ QUICK_PLACES = {(0.0, True), (0.3, False), (0.9, True), (1.0, False)}
 
 
 @pytest.mark.parametrize(
-    ("place", "is_first_update"),
+    ("place", "is_first_step"),
     [
         pytest.param(place, first, marks=[] if (place, first) in QUICK_PLACES else pytest.mark.slow)
         for place in PLACES
         for first in (True, False)
     ],
 )
-def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_update: bool) -> None:
+def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_step: bool) -> None:
     expected, training = Training(batch_size=4), Training(batch_size=8)
     before = training.parameters()
-    failing = 0 if is_first_update else 1
+    failing = 0 if is_first_step else 1
     at = round(place * (operations_before_the_step() - 1))
     scarce = ScarceMemory(4, at=at, error=ERRORS[0])
 
@@ -404,12 +404,12 @@ def test_real_gpu_whose_memory_runs_out_trains_on() -> None:
     training, rows = Training(batch_size=2048, device=device), 2048
     training.examples = random_examples(rows)
     device.memory.release()
-    device.memory.cap(torch.cuda.memory_reserved() + 128 * 2**20)
+    device.memory.set_memory_limit(torch.cuda.memory_reserved() + 128 * 2**20)
     try:
         for number in range(3):
             training.take(number)
     finally:
-        device.memory.cap(2**60)
+        device.memory.set_memory_limit(2**60)
 
     assert 1 < training.size.examples < rows
     expected = Training(batch_size=training.size.examples, device=device)

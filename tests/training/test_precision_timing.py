@@ -1,4 +1,4 @@
-"""Updates are timed by a planted clock, which each product moves on, in bf16 by other seconds."""
+"""Steps are timed by a planted clock, which each product moves on, in bf16 by other seconds."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters
 
 HYPERPARAMETERS = Hyperparameters(
-    optimizer="adamw", schedule=Schedule(peak=1e-3, warmup_updates=0, total_updates=100),
+    optimizer="adamw", schedule=Schedule(peak=1e-3, warmup_steps=0, total_steps=100),
     head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0,
 )  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_fp32_is_kept_where_bf16_gains_less_than_noise(planted: Planted) -> None
 def test_one_update_that_is_much_slower_in_bf16_ends_the_timing(planted: Planted) -> None:
     planted.bf16_seconds = 3.0
     timing = planted.time()
-    assert (timing.work, timing.precision, planted.batches) == ("update", "fp32", 2)
+    assert (timing.work, timing.precision, planted.batches) == ("step", "fp32", 2)
 
 
 def test_a_hopeless_product_spares_the_updates(planted: Planted) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_training import copied_parameters, random_examples, take_updates, tiny_training_state
+from tiny_training import copied_parameters, random_examples, take_steps, tiny_training_state
 
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.training.snapshot import (
@@ -35,15 +35,15 @@ def test_interrupted_training_goes_on_bit_for_bit(
 ) -> None:
     examples = random_examples(6)
     whole = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
-    expected_losses = take_updates(whole, examples, range(6))
+    expected_losses = take_steps(whole, examples, range(6))
 
     first = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
-    losses = take_updates(first, examples, range(3))
-    save(tmp_path / "checkpoint", first, Progress(updates=3))
+    losses = take_steps(first, examples, range(3))
+    save(tmp_path / "checkpoint", first, Progress(steps=3))
     second = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
     torch.manual_seed(99)
     progress = restore_state(second, *read_checkpoint(tmp_path / "checkpoint"))
-    losses += take_updates(second, examples, range(progress.updates, 6))
+    losses += take_steps(second, examples, range(progress.steps, 6))
 
     assert losses == expected_losses
     expected = copied_parameters(whole.model)
@@ -53,7 +53,7 @@ def test_interrupted_training_goes_on_bit_for_bit(
 
 def test_progress_comes_back(tmp_path: Path) -> None:
     progress = Progress(
-        updates=7, seconds=1.5, loss_sum=0.1 + 0.2, best_score=0.75, best_updates=4,
+        steps=7, seconds=1.5, loss_sum=0.1 + 0.2, best_score=0.75, best_step=4,
         lowest_loss=0.5, validations_since_best=2,
     )  # fmt: skip
     save(tmp_path / "checkpoint", tiny_training_state(), progress)
@@ -68,7 +68,7 @@ def test_run_may_be_saved_before_its_first_update(tmp_path: Path) -> None:
     restored = tiny_training_state()
     restore_state(restored, *read_checkpoint(tmp_path / "checkpoint"))
 
-    take_updates(restored, random_examples(), [0])
+    take_steps(restored, random_examples(), [0])
 
 
 def test_frozen_parameters_are_not_saved() -> None:
@@ -96,18 +96,18 @@ def test_trained_parameters_are_copied_in_place() -> None:
 
 
 def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:
-    progress = Progress(updates=10)
+    progress = Progress(steps=10)
 
     assert progress.note_validation(score=-3.0, loss=1.0)
-    progress.updates = 20
+    progress.steps = 20
     assert not progress.note_validation(score=-3.0, loss=1.0)
     assert not progress.note_validation(score=-4.0, loss=2.0)
-    assert (progress.best_score, progress.best_updates) == (-3.0, 10)
+    assert (progress.best_score, progress.best_step) == (-3.0, 10)
     assert progress.validations_since_best == 2
 
-    progress.updates = 30
+    progress.steps = 30
     assert progress.note_validation(score=-2.0, loss=2.0)
-    assert (progress.best_score, progress.best_updates) == (-2.0, 30)
+    assert (progress.best_score, progress.best_step) == (-2.0, 30)
     assert progress.validations_since_best == 0
 
 

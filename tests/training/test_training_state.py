@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import copied_parameters, random_examples, take_updates, tiny_training_state
+from tiny_training import copied_parameters, random_examples, take_steps, tiny_training_state
 
 from finetune.devices.base import CapturedFunction, Tensors
 from finetune.devices.cpu import CpuDevice
@@ -49,11 +49,11 @@ def captured_calls(training_state: Any) -> int:
 def test_captured_updates_are_the_same_updates() -> None:
     captured, plain = tiny_training_state(device=CapturingDevice()), tiny_training_state()
     torch.manual_seed(0)
-    losses = take_updates(captured, random_examples(), range(12))
+    losses = take_steps(captured, random_examples(), range(12))
     torch.manual_seed(0)
-    assert losses == pytest.approx(take_updates(plain, random_examples(), range(12)), rel=1e-5)
+    assert losses == pytest.approx(take_steps(plain, random_examples(), range(12)), rel=1e-5)
     assert captured_calls(captured) == 11
-    assert captured.why_not_captured is None
+    assert captured.cuda_graph_error is None
     expected = copied_parameters(plain.model)
     for name, one in copied_parameters(captured.model).items():
         # The learning rate is a tensor in fp32, not a number in fp64.
@@ -62,9 +62,9 @@ def test_captured_updates_are_the_same_updates() -> None:
 
 def test_what_was_captured_is_dropped_with_the_optimizers_state() -> None:
     state = tiny_training_state(device=CapturingDevice())
-    take_updates(state, random_examples(), range(3))
+    take_steps(state, random_examples(), range(3))
     state.forget()
-    take_updates(state, random_examples(), range(1))
+    take_steps(state, random_examples(), range(1))
     assert captured_calls(state) == 2
 
 
@@ -72,6 +72,6 @@ def test_why_updates_are_not_captured_is_known() -> None:
     state = tiny_training_state(device=CapturingDevice())
     assert isinstance(state.captured, CapturedOnCpu)
     state.captured.failure = "it branches"
-    take_updates(state, random_examples(), range(2))
-    assert (captured_calls(state), state.why_not_captured) == (0, "it branches")
-    assert tiny_training_state().why_not_captured is None
+    take_steps(state, random_examples(), range(2))
+    assert (captured_calls(state), state.cuda_graph_error) == (0, "it branches")
+    assert tiny_training_state().cuda_graph_error is None

@@ -1,4 +1,4 @@
-"""Updates on texts of several windows, whatever the slices."""
+"""Steps on texts of several windows, whatever the slices."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from tiny_training import (
     FewShapesDevice,
     cut_all_rows,
     random_examples,
-    take_updates,
+    take_steps,
     tiny_training_state,
 )
 
@@ -66,7 +66,7 @@ def test_gradients_of_slices_are_those_of_all_windows_at_once(
 
     for device in (CpuDevice(), FewShapesDevice(min_examples=2)):
         state = tiny_training_state(dropout=0.0, device=device, max_grad_norm=NO_LIMIT)
-        [loss] = take_updates(state, examples, [0], batch_size=batch_size)
+        [loss] = take_steps(state, examples, [0], batch_size=batch_size)
 
         assert loss == pytest.approx(expected_loss, abs=1e-6)
         for name, gradient in gradients_of(undivided).items():
@@ -106,7 +106,7 @@ def test_no_forward_takes_more_windows_than_the_batch_size(batch_size: int) -> N
         lambda _, __, inputs: seen.append(inputs["input_ids"].shape), with_kwargs=True
     )
 
-    take_updates(state, examples_with_windows(), [0], batch_size=batch_size)
+    take_steps(state, examples_with_windows(), [0], batch_size=batch_size)
 
     windows = [rows for rows, _ in seen]
     assert max(windows) <= batch_size

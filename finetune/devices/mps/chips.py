@@ -31,7 +31,7 @@ CHIPS: dict[str, tuple[int, ...]] = {
 # calibrated by (finetune/batch_finder/calibration.json).
 _HELD_BYTES = 3 * 2**30
 
-_LARGEST_SMALL_MEMORY_BYTES = 36 * 2**30
+_MAX_SMALL_MEMORY_BYTES = 36 * 2**30
 
 # Of a batch whose gradients are right on M1 and M2, in PyTorch 2.14 as well: sums of 32,767
 # products read beyond their operands (pytorch#177116, #195163). The article's 64 examples of 512
@@ -73,7 +73,7 @@ class Mac:
         96 GiB (pytorch#105839, #130112, llama.cpp#5206, #3213); newer systems recommend more of
         large memories: 37.4 of 48 GiB, 107.5 of 128.
         """
-        if self.memory_bytes <= _LARGEST_SMALL_MEMORY_BYTES:
+        if self.memory_bytes <= _MAX_SMALL_MEMORY_BYTES:
             return self.memory_bytes * 2 // 3
         return self.memory_bytes * 3 // 4
 

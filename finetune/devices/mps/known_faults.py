@@ -95,23 +95,23 @@ def _read_faults() -> list[KnownFault]:
 
 # The most products in a sum on M1 and M2: beyond, the kernel reads past its operands if both sides
 # of the result are tiled (pytorch#195163).
-_LONGEST_SUM = 32_766
-_SMALLEST_TILED_SIDE = 16
-_MOST_ELEMENTS = 2**32
+_MAX_SUM = 32_766
+_MIN_TILED_SIDE = 16
+_MAX_ELEMENTS = 2**32
 # 8 × 1024 × 50304 outputs were right, 9 × 1024 × 50304 were not (pytorch#109457).
-_MOST_LINEAR_OUTPUTS = 8 * 1024 * 50_304
+_MAX_LINEAR_OUTPUTS = 8 * 1024 * 50_304
 # 10 × 12416 × 12416 probabilities were NaN (pytorch#96602).
 _SOFTMAX_NAN_OUTPUTS = 10 * 12_416**2
-_MOST_MATRICES = 65_536
+_MAX_MATRICES = 65_536
 _VECTOR_HEAD_SIZES = (64, 96, 128)
-_MOST_VECTOR_QUERIES = 8
+_MAX_VECTOR_QUERIES = 8
 _VECTOR_BLOCK = 32
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def _is_small_attention(call: Call) -> bool:
     *_, queries, head_size = call.tensor("query").shape
-    return queries <= _MOST_VECTOR_QUERIES and head_size in _VECTOR_HEAD_SIZES
+    return queries <= _MAX_VECTOR_QUERIES and head_size in _VECTOR_HEAD_SIZES
 
 
 def _vectors(tensor: torch.Tensor) -> int:
@@ -132,7 +132,7 @@ def _has_long_sum(call: Call) -> bool:
             left, right = call.tensors()[-2:]
             products = [(left.shape[-2], left.shape[-1], right.shape[-1])]
     return any(
-        terms > _LONGEST_SUM and min(rows, columns) >= _SMALLEST_TILED_SIDE
+        terms > _MAX_SUM and min(rows, columns) >= _MIN_TILED_SIDE
         for rows, terms, columns in products
     )
 
@@ -140,12 +140,12 @@ def _has_long_sum(call: Call) -> bool:
 def _has_many_elements(call: Call) -> bool:
     left, right = call.tensor("self"), call.tensor("mat2")
     outputs = left.shape[0] * left.shape[1] * right.shape[2]
-    return max(left.numel(), right.numel(), outputs) > _MOST_ELEMENTS
+    return max(left.numel(), right.numel(), outputs) > _MAX_ELEMENTS
 
 
 def _has_many_matrices(call: Call) -> bool:
     shape = call.tensor("input").shape
-    return call.has("bias") and len(shape) > 2 and shape[-3] > _MOST_MATRICES
+    return call.has("bias") and len(shape) > 2 and shape[-3] > _MAX_MATRICES
 
 
 def _multiplies_halves_in_batches(call: Call) -> bool:
@@ -179,7 +179,7 @@ _CONDITIONS: dict[str, Callable[[Call], bool]] = {
     "small masked attention": lambda call: _is_small_attention(call) and call.has("attn_mask"),
     "large softmax": lambda call: call.tensor("self").numel() >= _SOFTMAX_NAN_OUTPUTS,
     "many outputs": lambda call: (
-        _vectors(call.tensor("input")) * len(call.tensor("weight")) > _MOST_LINEAR_OUTPUTS
+        _vectors(call.tensor("input")) * len(call.tensor("weight")) > _MAX_LINEAR_OUTPUTS
     ),
     "many matrices": _has_many_matrices,
     "single vectors with bias": lambda call: (

@@ -8,9 +8,9 @@ from finetune.devices import host_memory
 from finetune.devices.base import DeviceMemory
 from finetune.devices.mps.environment import high_ratio
 
-_MOST_OF_PEAK = 4
+_MAX_OF_PEAK = 4
 # 0 would lift the limit.
-_SMALLEST_FRACTION = 0.001
+_MIN_FRACTION = 0.001
 
 
 class MpsMemory(DeviceMemory):
@@ -35,7 +35,7 @@ class MpsMemory(DeviceMemory):
         """Return what Metal counts for the process: allocator pools and compiled graphs."""
         return torch.mps.driver_allocated_memory()
 
-    def is_cache_running_away(self) -> bool:
+    def cache_exceeds_limit(self) -> bool:
         """Return whether pools and graphs take more than a run with few shapes needs.
 
         Buffers are kept by size, those of each shape beside the others, and six padded lengths may
@@ -44,7 +44,7 @@ class MpsMemory(DeviceMemory):
         a counted peak, what is used counts.
         """
         recommended_bytes = torch.mps.recommended_max_memory()
-        needed_bytes = _MOST_OF_PEAK * (self.peak_bytes() or self.used_bytes())
+        needed_bytes = _MAX_OF_PEAK * (self.peak_bytes() or self.used_bytes())
         return self.held_bytes() > min(recommended_bytes, max(recommended_bytes // 2, needed_bytes))
 
     def peak_bytes(self) -> int | None:
@@ -69,7 +69,7 @@ class MpsMemory(DeviceMemory):
         budget_bytes = min(recommended_bytes, free_bytes, allowed_bytes)
         return budget_bytes if limit_bytes is None else min(budget_bytes, limit_bytes)
 
-    def cap(self, budget_bytes: int) -> None:
+    def set_memory_limit(self, budget_bytes: int) -> None:
         """Let the allocator refuse what would take the process's footprint beyond a budget.
 
         This moves the high watermark alone. PyTorch compares it with the low one, 1.4, only where
@@ -78,7 +78,7 @@ class MpsMemory(DeviceMemory):
         gpu_bytes = torch.mps.driver_allocated_memory()
         other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes
         fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()
-        torch.mps.set_per_process_memory_fraction(max(_SMALLEST_FRACTION, fraction))
+        torch.mps.set_per_process_memory_fraction(max(_MIN_FRACTION, fraction))
 
     def release(self) -> None:
         """Give the allocator's free buffers back to Metal."""

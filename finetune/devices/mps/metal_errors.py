@@ -37,7 +37,7 @@ while piece := os.read(0, 65536):
         with suppress(OSError):
             os.write(end, text)
 """
-_LONGEST_SECONDS = 5.0
+_MAX_SECONDS = 5.0
 
 
 def why_dropped(lines: Iterable[str]) -> str | None:
@@ -84,7 +84,7 @@ class MetalErrors:
         os.close(self._stderr)
         # A process that was started meanwhile may write to it still.
         with suppress(subprocess.TimeoutExpired):
-            self._forwarder.wait(_LONGEST_SECONDS)
+            self._forwarder.wait(_MAX_SECONDS)
 
     def take(self) -> str | None:
         """Return why work was dropped since this was last called, or None."""
@@ -95,7 +95,7 @@ class MetalErrors:
         """Wait until what was written so far has been read."""
         self._has_settled.clear()
         os.write(2, _MARK)
-        self._has_settled.wait(_LONGEST_SECONDS)
+        self._has_settled.wait(_MAX_SECONDS)
 
     def _read(self, copy: int) -> None:
         line = b""

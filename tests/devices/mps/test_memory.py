@@ -154,10 +154,10 @@ def test_the_cap_leaves_the_gpu_what_the_rest_of_the_process_does_not_hold(
     pretend_memory: Callable[..., list[float]],
 ) -> None:
     fractions = pretend_memory(footprint=1.0)
-    MpsMemory().cap(int(5.2 * GIB))
+    MpsMemory().set_memory_limit(int(5.2 * GIB))
     assert fractions == [pytest.approx(4.2 / 10.5)]
     fractions = pretend_memory(footprint=4.0, driver=3.0)
-    MpsMemory().cap(int(5.2 * GIB))
+    MpsMemory().set_memory_limit(int(5.2 * GIB))
     assert fractions == [pytest.approx(4.2 / 10.5)]
 
 
@@ -165,8 +165,8 @@ def test_the_cap_is_never_zero_which_would_lift_the_limit(
     pretend_memory: Callable[..., list[float]],
 ) -> None:
     fractions = pretend_memory(footprint=1.0)
-    MpsMemory().cap(GIB)
-    MpsMemory().cap(GIB // 2)
+    MpsMemory().set_memory_limit(GIB)
+    MpsMemory().set_memory_limit(GIB // 2)
     assert all(0 < fraction < 0.01 for fraction in fractions)
 
 
@@ -183,14 +183,14 @@ def test_cache_of_many_shapes_runs_away_before_the_mac_swaps(
     mac = UnifiedMemoryMac(physical_bytes=64 * GIB, recommended_share=0.78)
     simulate_memory(mac, monkeypatch, counts_peak=counts_peak)
     shapes = 0
-    while not MpsMemory().is_cache_running_away():
+    while not MpsMemory().cache_exceeds_limit():
         shapes += 1
         mac.update(100 + shapes, 128)
     assert shapes > 3
     assert mac.driver_bytes > mac.recommended_bytes / 2
     assert mac.swap_bytes == 0
     torch.mps.empty_cache()
-    assert not MpsMemory().is_cache_running_away()
+    assert not MpsMemory().cache_exceeds_limit()
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
@@ -205,7 +205,7 @@ def test_cache_of_a_run_with_few_shapes_does_not_run_away(
         pytest.skip("is too large for this Mac")
     for padded_length in (128, 22, 43, 64, 86, 107):
         mac.update(rows, padded_length)
-        assert not MpsMemory().is_cache_running_away()
+        assert not MpsMemory().cache_exceeds_limit()
 
 
 def test_cache_beyond_what_metal_recommends_runs_away_whatever_the_peak(
@@ -214,8 +214,8 @@ def test_cache_beyond_what_metal_recommends_runs_away_whatever_the_peak(
     mac = UnifiedMemoryMac()
     simulate_memory(mac, monkeypatch)
     mac.update(50, 128)
-    assert not MpsMemory().is_cache_running_away()
+    assert not MpsMemory().cache_exceeds_limit()
     for padded_length in (64, 32):
         mac.update(50, padded_length)
     assert mac.driver_bytes > mac.recommended_bytes
-    assert MpsMemory().is_cache_running_away()
+    assert MpsMemory().cache_exceeds_limit()

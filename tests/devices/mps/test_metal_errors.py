@@ -47,14 +47,14 @@ def test_reasons_are_in_words(text: str, reason: str) -> None:
 
 
 def test_other_lines_give_no_reason() -> None:
-    assert why_dropped(["update 5/20  loss 1.500", "Error: (null)"]) is None
+    assert why_dropped(["step 5/20  loss 1.500", "Error: (null)"]) is None
 
 
 @pytest.fixture
 def device(pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> MpsDevice:
     pretend_mac()
     monkeypatch.setattr(torch.mps, "synchronize", lambda: None)
-    monkeypatch.setattr(metal_errors, "_LONGEST_SECONDS", 60)
+    monkeypatch.setattr(metal_errors, "_MAX_SECONDS", 60)
     return MpsDevice()
 
 
@@ -100,7 +100,7 @@ def test_other_errors_pass(device: MpsDevice) -> None:
 def test_a_process_that_was_started_meanwhile_keeps_its_standard_error(
     device: MpsDevice, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metal_errors, "_LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr(metal_errors, "_MAX_SECONDS", 0.1)
     before = psutil.Process().children()
     with device.watch_work():
         readers = [one for one in psutil.Process().children() if one not in before]
