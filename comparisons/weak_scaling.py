@@ -31,9 +31,9 @@ from finetune.bench.bert import (
 )
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.joining import join_processes
-from finetune.devices.processes import Processes
 from finetune.devices.select import select_device
+from finetune.distributed.joining import join_processes
+from finetune.distributed.processes import Processes
 from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features

@@ -69,7 +69,7 @@ def test_only_the_command_line_writes_to_the_terminal() -> None:
     def writes_to_terminal(node: ast.AST) -> bool:
         return not {"print", "click.echo", "sys.stdout", "sys.stderr"}.isdisjoint(names_in(node))
 
-    assert places_outside("cli", breaks_rule=writes_to_terminal) == []
+    assert places_outside("commands", breaks_rule=writes_to_terminal) == []
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
@@ -87,8 +87,8 @@ def test_the_files_that_contributing_names_exist() -> None:
 def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
     text = (PACKAGE.parent / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     tree = text.partition("## The rooms")[2].partition("    comparisons/")[0]
-    # cli/ is one line of the tree, with a file per command.
-    modules = {path.name for path in PACKAGE.rglob("*.py") if path.parent.name != "cli"}
+    # commands/ is one line of the tree, with a file per command.
+    modules = {path.name for path in PACKAGE.rglob("*.py") if path.parent.name != "commands"}
     named = set(re.findall(r"\w+\.py\b", tree))
     assert named == modules - {"__main__.py"}
 
@@ -116,7 +116,7 @@ def test_light_modules_import_nothing_heavy() -> None:
         "finetune.events",
         "finetune.config.schema",
         "finetune.devices.names",
-        "finetune.cli.main",
+        "finetune.commands.main",
         # So that its child process can begin before PyTorch is imported.
         "finetune.api.bench",
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_runs import Command
 
-from finetune.cli.main import COMMANDS, cli
+from finetune.commands.main import COMMANDS, cli
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHELL = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import finetune
-from finetune.cli.main import COMMANDS, cli
+from finetune.commands.main import COMMANDS, cli
 
 PACKAGE = Path(finetune.__file__).parent
 FLAG = re.compile(r"(?<![\w-])(?<!var\()--[a-z][a-z-]*[a-z](?![\w{-])")
@@ -77,7 +77,7 @@ def test_every_flag_is_one_of_a_command() -> None:
     """Those of the doctor alone, such as --mode, are no advice for what a run does."""
     commands = frozenset().union(*(flags_of(name) for name in COMMANDS if name != "doctor"))
     for file, text in TEXTS:
-        own = flags_of("doctor") if file == "cli/doctor.py" else frozenset()
+        own = flags_of("doctor") if file == "commands/doctor.py" else frozenset()
         advice = DOCTOR.sub("", OTHER_PROGRAMS.sub("", text))
         unknown = set(FLAG.findall(advice)) - commands - own
         assert unknown <= NVIDIA_SMI, (file, text)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import finetune
-from finetune.cli.main import main
+from finetune.commands.main import main
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
 from finetune.runs.folder import RunFolder, load_saved_task
 

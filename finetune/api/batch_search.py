@@ -15,11 +15,11 @@ from finetune.config.sizes import parse_size
 from finetune.data.tables import texts_of
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
-from finetune.devices.joining import join_processes
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.devices.mps.device import MpsDevice
-from finetune.devices.processes import Processes
 from finetune.devices.select import select_device, usable_devices
+from finetune.distributed.joining import join_processes
+from finetune.distributed.processes import Processes
 from finetune.errors import (
     BatchDoesNotFit,
     ConfigurationInvalid,

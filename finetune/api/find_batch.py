@@ -9,7 +9,7 @@ from finetune.batch_finder.child import Child, starting
 from finetune.batch_finder.worker import MODULE
 from finetune.config.load import check_option, load_config
 from finetune.config.options import Options
-from finetune.devices.launch import read_launch
+from finetune.distributed.launch import read_launch
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
 

@@ -13,7 +13,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from finetune.devices.base import gibibytes
 from finetune.devices.host_memory import spare_bytes
-from finetune.devices.launch import import_environment, module_command
+from finetune.distributed.launch import import_environment, module_command
 from finetune.errors import ProcessLost, UsageError
 from finetune.training.interruption import STOP_SIGNALS
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 from finetune.api.resuming import AUTO, check_changes, choose_work, with_changes
 from finetune.config.load import LoadedConfig, check_option, load_config
 from finetune.config.options import Options
-from finetune.devices.launch import read_launch
+from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder
@@ -94,7 +94,7 @@ def run(
 def _run_together(
     given: LoadedConfig, resume_from: str | Path | None, *, emit: Emit
 ) -> "RunResults":
-    from finetune.devices.joining import join_processes
+    from finetune.distributed.joining import join_processes
 
     processes = join_processes()
     # It depends on folders, which the main process is about to change.

@@ -14,7 +14,7 @@ from finetune.api.report import write_pages
 from finetune.api.resuming import Work
 from finetune.devices.mps.awake import kept_awake
 from finetune.devices.mps.power import why_slowed
-from finetune.devices.processes import ALONE, Processes
+from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Emit, WarningMessage
 from finetune.runs.failures import interruption_explained, too_much_work_explained
 from finetune.runs.finish import finish

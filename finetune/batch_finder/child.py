@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
-from finetune.devices.launch import (
+from finetune.distributed.launch import (
     environment_outside_group,
     import_environment,
     module_command,

@@ -19,7 +19,7 @@ from finetune.batch_finder.results import PartProbe
 from finetune.batch_finder.search import Found, search
 from finetune.devices.base import Device
 from finetune.devices.host_memory import spare_bytes
-from finetune.devices.launch import read_launch
+from finetune.distributed.launch import read_launch
 from finetune.files import keep_json
 
 # What a result depends on; this package decides what it recommends.

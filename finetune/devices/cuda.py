@@ -18,7 +18,7 @@ from finetune.devices.base import (
     why_operation_fails,
 )
 from finetune.devices.cuda_graphs import CudaGraphs
-from finetune.devices.launch import read_launch
+from finetune.distributed.launch import read_launch
 from finetune.errors import UsageError
 
 # What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.

@@ -11,7 +11,7 @@ from torch import nn
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.precision import autocast
-from finetune.devices.processes import ALONE, Processes
+from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import LossNotFinite
 from finetune.tokenization.buckets import plan_evaluation
 from finetune.tokenization.collate import fill_batch

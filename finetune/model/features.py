@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.precision import autocast
-from finetune.devices.processes import ALONE, MAX_SECONDS, Processes
+from finetune.distributed.processes import ALONE, MAX_SECONDS, Processes
 from finetune.events import Advance, Emit, Info, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.tensor_store import TensorStore, key_of

@@ -12,8 +12,8 @@ from finetune.config.schema import Config, mode_of
 from finetune.data.source import DataSource
 from finetune.data.tables import column_of
 from finetune.devices.base import Device
-from finetune.devices.processes import ALONE, Processes
 from finetune.devices.select import check_precision, select_device
+from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Emit, Info, stage
 from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing

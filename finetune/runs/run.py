@@ -15,7 +15,7 @@ from torch import nn
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.processes import SECONDS_LATE, Processes
+from finetune.distributed.processes import SECONDS_LATE, Processes
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Info, stage
 from finetune.files import write_text_atomically

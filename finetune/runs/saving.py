@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from finetune.devices.host_memory import spare_bytes
-from finetune.devices.processes import ALONE, Processes
+from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import CheckpointDamaged, UsageError
 from finetune.events import Emit, WarningMessage
 from finetune.files import flush_to_disk, read_json

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from finetune.config.schema import Config, long_texts_of
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.processes import ALONE, Processes
 from finetune.devices.select import select_device
+from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from finetune.devices.processes import Processes
+from finetune.distributed.processes import Processes
 from finetune.training.accelerator import Accelerator
 from finetune.training.micro_batches import StepPart
 from finetune.training.windows import WindowBatch

@@ -10,7 +10,7 @@ import torch
 from finetune import events
 from finetune.devices.base import gibibytes
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.processes import MAX_SECONDS, SECONDS_LATE
+from finetune.distributed.processes import MAX_SECONDS, SECONDS_LATE
 from finetune.errors import LossNotFinite
 from finetune.events import Emit
 from finetune.model.freeze import set_training

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from finetune.devices.base import CapturedFunction, Device, Tensors
-from finetune.devices.processes import ALONE, Processes
+from finetune.distributed.processes import ALONE, Processes
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.training.accelerator import Accelerator
 from finetune.training.gradients import (

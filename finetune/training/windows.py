@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.devices.base import Device
-from finetune.devices.processes import ALONE, Processes
+from finetune.distributed.processes import ALONE, Processes
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.collate import fill_batch
 from finetune.tokenization.examples import Examples, Inputs

@@ -20,7 +20,7 @@ from finetune.batch_finder.estimate import EstimatedSizes
 from finetune.batch_finder.results import BatchResult, EstimateResult
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.processes import Processes
+from finetune.distributed.processes import Processes
 from finetune.errors import (
     BatchDoesNotFit,
     ConfigurationInvalid,

@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from prepared_runs import prepare_tiny, quick_config, was_emitted
 
-from finetune.devices.processes import Processes
+from finetune.distributed.processes import Processes
 from finetune.events import Event, WarningMessage, ignore
 from finetune.model.load import Classifier
 from finetune.runs import encoding

@@ -16,7 +16,7 @@ import pytest
 import torch
 from tiny_runs import Outcome, flags
 
-from finetune.cli.main import main
+from finetune.commands.main import main
 
 TOKEN = "hf_thisMustNotBeSeenAnywhere"
 TITLE, CLEAR, OVERRIDE, ISOLATE = "\x1b]0;owned\x07", "\x9b2J", "\u202e", "\u2067"

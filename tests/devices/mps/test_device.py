@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from finetune.devices.mps.device import MpsDevice
-from finetune.devices.processes import Processes
+from finetune.distributed.processes import Processes
 from finetune.errors import UsageError
 
 

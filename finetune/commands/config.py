@@ -1,0 +1,113 @@
+"""``finetune config``: shows, checks and copies configurations."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from finetune.commands.console import show_json, show_table
+from finetune.commands.help import GroupedCommand
+from finetune.commands.options import (
+    assignments_option,
+    config_option,
+    config_options,
+    debug_option,
+    json_option,
+    load,
+)
+from finetune.escaping import escape_line
+
+EXAMPLES = """\b
+Examples:
+  finetune config show -c trec_head --seed 7    each value and its origin
+  finetune config cp trec_head mine.yaml        start from a recipe
+  finetune config validate mine.yaml            is it valid
+  finetune config schema > finetune.schema.json
+"""
+SCHEMA_IN_EDITORS = """\b
+Editors with the YAML language server take it from the first line of a file:
+  # yaml-language-server: $schema=finetune.schema.json
+"""
+
+
+@click.group(epilog=EXAMPLES)
+def command() -> None:
+    """Show, check and copy configurations."""
+
+
+@command.command(cls=GroupedCommand, epilog=EXAMPLES)
+@config_option
+@assignments_option
+@config_options
+@json_option
+@debug_option
+def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+    """Show the value of each option and its origin.
+
+    The origin is default, a file, an environment variable or a flag; a later one overrides.
+    """
+    from finetune.config.describe import describe_options
+
+    options = describe_options(load(flags, config=config, assignments=assignments))
+    if as_json:
+        show_json({"schema_version": 1, "options": options})
+        return
+    rows = []
+    section = ""
+    for one in options:
+        value = one["value"] if isinstance(one["value"], str) else json.dumps(one["value"])
+        is_first, section = one["section"] != section, one["section"]
+        rows.append((section if is_first else "", one["option"], value, one["origin"]))
+    show_table(("section", "option", "value", "origin"), rows)
+
+
+@command.command(epilog=EXAMPLES)
+@click.argument("files", nargs=-1, required=True, type=click.Path())
+@debug_option
+def validate(*, files: tuple[str, ...]) -> None:
+    """Check YAML files, each without the environment and the others.
+
+    The first invalid file ends the command with exit code 2.
+    """
+    from finetune.config.load import load_config
+
+    for file in files:
+        load_config(file=file, environment={}, flags={}, assignments=())
+        click.echo(f"{escape_line(file)}: valid")
+
+
+@command.command(epilog=f"{EXAMPLES}\n{SCHEMA_IN_EDITORS}")
+@debug_option
+def schema() -> None:
+    """Print the JSON Schema of the YAML files, for editors."""
+    from finetune.config.describe import make_json_schema
+
+    click.echo(json.dumps(make_json_schema(), indent=2))
+
+
+@command.command("ls", epilog=EXAMPLES)
+@debug_option
+def list_recipes() -> None:
+    """List the recipes that come with the package."""
+    from finetune.config.recipes import describe_recipes
+
+    recipes = describe_recipes()
+    width = max(map(len, recipes))
+    for name, purpose in recipes.items():
+        click.echo(f"{name:{width}}  {purpose}")
+
+
+@command.command("cp", epilog=EXAMPLES)
+@click.argument("name")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@debug_option
+def copy(*, name: str, file: Path | None) -> None:
+    """Copy the recipe NAME to a new FILE, by default NAME.yaml in the current folder."""
+    from finetune.config.recipes import copy_recipe
+
+    file = file or Path(f"{name}.yaml")
+    copy_recipe(name, to=file)
+    run = f"finetune run --config {shlex.quote(str(file))}"
+    click.echo(escape_line(f"written: {file}; run it with: {run}"))

@@ -1,0 +1,218 @@
+"""``finetune doctor``."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finetune.commands.console import LITERAL, show_json, show_lines, show_table
+from finetune.commands.options import complete_model, debug_option, given, json_option
+from finetune.commands.progress import showing
+from finetune.config.schema import (
+    DEFAULT_BATCH_SIZE,
+    ModelConfig,
+    TrainingConfig,
+    mode_of,
+    precision_without_timing,
+)
+from finetune.devices.check import Check
+from finetune.devices.names import DEVICE_NAMES, PRECISIONS
+from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
+from finetune.escaping import escape_line
+from finetune.model.mode import Mode
+
+if TYPE_CHECKING:
+    from finetune.doctor.operators import Operator, OperatorReport
+    from finetune.doctor.parity import ParityReport
+
+EXAMPLES = """\b
+Examples:
+  finetune doctor                    what to paste into an issue
+  finetune doctor --device mps       exit code 4 if a Mac's GPU can't be used
+  finetune doctor --ops --model minilm --mode head
+  finetune doctor --parity --device mps --precision bf16
+"""
+DEFAULTS = {
+    "mode": mode_of(ModelConfig()),
+    "precision": precision_without_timing(TrainingConfig()),
+}
+PARITY_BATCH_SIZE = 128
+STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+MODULES_SHOWN = 2
+
+
+def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode | None:
+    try:
+        return None if mode is None else Mode(mode)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command(epilog=EXAMPLES)
+@click.option(
+    "--device",
+    type=click.Choice(DEVICE_NAMES),
+    default="auto",
+    envvar="FINETUNE_DEVICE",
+    show_envvar=True,
+    help="Device that must work.",
+)
+@click.option("--ops", is_flag=True, help="Check whether MPS has a model's operators.")
+@click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU's.")
+@click.option(
+    "--model",
+    shell_complete=complete_model,
+    help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
+    "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
+)
+@click.option("--mode", callback=_check_mode, help="What trains: full (default), last-N, head, ...")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Default: fp32.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help=f"Largest batch. Default: {DEFAULT_BATCH_SIZE}; for --parity {PARITY_BATCH_SIZE}.",
+)
+@json_option
+@debug_option
+def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: Any) -> None:
+    """Check whether this machine is ready, and print what to do if not.
+
+    Checks CPU, system, versions, memory, disks and the Hub, and tries each GPU. The exit code is 0
+    if the device works, else 4.
+
+    With --ops: does MPS have all operators that a model needs? This works on any machine. With
+    --parity: do the results of the device agree with the CPU's, in evaluation and in ten steps?
+    If not, the exit code is 1.
+    """
+    chosen = given(options)
+    if ops and parity:
+        raise UsageError("--ops and --parity exclude each other", remedy="give one of them")
+    if ops:
+        _audit(chosen, as_json=as_json)
+    elif parity:
+        _compare(device, chosen, as_json=as_json)
+    elif chosen:
+        flag = next(iter(chosen)).replace("_", "-")
+        raise UsageError(f"--{flag} needs --ops or --parity", remedy="add one of them")
+    else:
+        _check(device, as_json=as_json)
+
+
+def _check(device: str, *, as_json: bool) -> None:
+    checks = _checks(device)
+    found = list(checks if as_json else shown(checks))
+    if as_json:
+        show_json({"schema_version": 1, "device": device, "checks": [*map(asdict, found)]})
+    if found[-1].status == "failure":
+        sys.exit(DeviceNotAvailable.exit_code)
+
+
+def _checks(device: str) -> Iterator[Check]:
+    try:
+        from finetune.doctor.checkup import check_machine
+    except ModuleNotFoundError as error:
+        name = str(error.name)
+        yield Check("packages", "failure", f"{name} is not installed", f"pip install {name}")
+        return
+    yield from check_machine(device=device)
+
+
+def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
+    from finetune.doctor.operators import audit_model, audit_module
+    from finetune.model.factory import load_factory
+
+    source = chosen.pop("model", ModelConfig.model)
+    if ":" not in source:
+        report = audit_model(source, **DEFAULTS | {"batch_size": DEFAULT_BATCH_SIZE} | chosen)
+    elif not chosen:
+        report = audit_module(*load_factory(source))
+    else:
+        raise UsageError(f"{source} takes no other options", remedy="leave out --mode and the like")
+    if as_json:
+        show_json(report.to_json())
+    else:
+        _show_operators(report, source=source)
+    if report.missing:
+        raise FinetuneError(
+            f"MPS lacks {', '.join(one.name for one in report.missing)}",
+            remedy="replace what calls it, or use --device cpu",
+        )
+
+
+def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
+    with showing(quiet=as_json, no_progress=True) as emit:
+        from finetune.doctor.parity import compare_with_cpu
+
+        options = DEFAULTS | {"model": None, "batch_size": PARITY_BATCH_SIZE} | chosen
+        report = compare_with_cpu(device, **options, emit=emit)
+    if as_json:
+        show_json(report.to_json())
+    else:
+        _show_parity(report)
+    if report.failures:
+        parts = ", ".join(dict.fromkeys(one.part for one in report.failures))
+        raise FinetuneError(
+            f"{report.device} in {report.precision} differs from the CPU: {parts}",
+            remedy="use --device cpu or another torch, and report what this command prints",
+        )
+
+
+def shown(checks: Iterable[Check]) -> Iterator[Check]:
+    """Print each check as it comes, and pass it on."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, **LITERAL)
+    for check in checks:
+        status = (f"{check.status:<9}", STYLES[check.status])
+        name = check.name.replace("_", " ")
+        console.print(Text.assemble(status, f"{name:<16}{escape_line(check.finding)}"))
+        if check.remedy:
+            console.print(f"{'':<25}try: {escape_line(check.remedy)}")
+        yield check
+
+
+def _show_operators(report: "OperatorReport", *, source: str) -> None:
+    """Print the operators that a model needs, how MPS runs each, and the warnings."""
+    rows = [(one.name, one.status, str(one.calls), _callers(one)) for one in report.operators]
+    show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
+    for warning in report.warnings:
+        show_lines(f"warning: {warning.message}", f"  try: {warning.remedy}")
+    if not report.missing:
+        show_lines(f"MPS has all {len(report.operators)} operators that {source} needs")
+
+
+def _show_parity(report: "ParityReport") -> None:
+    """Print the worst relative error of each part and of each module."""
+    rows = [
+        (
+            part,
+            f"{one.error:.1e}",
+            f"{one.tolerance:.1e}",
+            "ok" if one.passes else "failure",
+            one.tensor,
+        )
+        for part, one in report.worst_by_part().items()
+    ]
+    columns = ("part", "worst error", "tolerance", "status", "where")
+    show_table(columns, rows, numbers=columns[1:3])
+    show_lines()
+    by_module = report.worst_by_module()
+    parts = list(dict.fromkeys(part for by_part in by_module.values() for part in by_part))
+    module_rows = []
+    for module, by_part in by_module.items():
+        worst = max(by_part.values(), key=lambda one: one.error / one.tolerance)
+        errors = (f"{by_part[part].error:.1e}" for part in parts)
+        module_rows.append((module, *errors, f"{worst.tensor}, {worst.part}"))
+    show_table(("module", *parts, "worst"), module_rows, numbers=parts)
+    if not report.failures:
+        show_lines(f"{report.device} in {report.precision} agrees with the CPU in fp32")
+
+
+def _callers(operator: "Operator") -> str:
+    count = len(operator.modules)
+    if operator.status == "missing" or count <= MODULES_SHOWN + 1:
+        return ", ".join(operator.modules)
+    return f"{', '.join(operator.modules[:MODULES_SHOWN])} and {count - MODULES_SHOWN} more"

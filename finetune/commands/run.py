@@ -1,0 +1,185 @@
+"""``finetune run``."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finetune.commands.console import (
+    show_facts,
+    show_json,
+    show_lines,
+    show_scores,
+    show_table,
+)
+from finetune.commands.help import GroupedCommand
+from finetune.commands.options import (
+    assignments_option,
+    completes,
+    config_option,
+    config_options,
+    given,
+    output_options,
+)
+from finetune.commands.progress import showing
+from finetune.distributed.launch import read_launch
+from finetune.errors import UsageError
+from finetune.runs.folder import RunFolder
+from finetune.tasks.labels import listed_counts
+
+if TYPE_CHECKING:
+    from finetune.runs.seeds import SeedResults
+    from finetune.tasks.figures import Figure
+
+EXAMPLES = """\b
+Examples:
+  finetune run                                BERT-base on TREC, from the Hub
+  finetune run --freeze-core --device mps     only its head, on a Mac's GPU
+  finetune run --config offline               without a network
+  finetune run --freeze-core --seeds 5        mean and interval of five seeds
+"""
+
+# Of a dry run's JSON, the names that do not say what they are.
+IN_WORDS = {
+    "real_token_share": "share of tokens that are not padding",
+    "rows_by_class": "training rows by class",
+    "tokens": "tokens of a training text",
+    "batches_by_width": "batches of an epoch by padded length",
+}
+
+
+@click.command(cls=GroupedCommand, epilog=EXAMPLES)
+@config_option
+@click.option(
+    "--resume-from-checkpoint",
+    metavar="RUN",
+    shell_complete=completes("dir", ["auto"]),
+    help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest "
+    "of its default name that has not finished, and starts a new run if there is none.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Train N seeds, from --seed on, with the same splits; print mean and 95% interval.",
+)
+@assignments_option
+@click.option("--dry-run", is_flag=True, help="Print what the run would do, and stop.")
+@click.option(
+    "--num-processes",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Train in so many processes of this host, such as one for each GPU.  [default: 1]",
+)
+@config_options
+@output_options
+def command(
+    *,
+    dry_run: bool,
+    seeds: int | None,
+    num_processes: int,
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+    **flags: Any,
+) -> None:
+    """Fine-tune a classifier and write a run folder."""
+    for option in ("seeds", "resume_from_checkpoint") if dry_run else ():
+        if click.get_current_context().params[option] is not None:
+            raise UsageError(
+                "--dry-run is for a new run of one seed",
+                remedy=f"leave out --dry-run or --{option.replace('_', '-')}",
+            )
+    if num_processes > 1 and not dry_run and read_launch().world_size == 1:
+        sys.exit(_run_in_processes(num_processes, seeds, flags))
+    with showing(quiet=quiet, no_progress=no_progress) as emit:
+        from finetune.api import run as api
+
+        if seeds is not None:
+            found = api.run(seeds=seeds, emit=emit, **given(flags))
+        elif dry_run:
+            plan = api.dry_run(emit=emit, **given(flags)).to_json()
+        else:
+            results = api.run(emit=emit, **given(flags))
+    if seeds is not None:
+        _show_seeds(found, as_json=as_json)
+    elif dry_run and as_json:
+        show_json(plan)
+    elif dry_run:
+        _show_plan(plan)
+    elif as_json:
+        show_json({**results.to_json(), "output_dir": results.output_dir})
+    else:
+        from finetune.runs.manifest import Manifest
+
+        facts, training = results.facts, results.training
+        folder = RunFolder(Path(results.output_dir))
+        pair = " --text-pair TEXT" * Manifest.read(folder.manifest_file).reads_pairs
+        show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
+        show_lines(
+            f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "
+            f"{training.train_samples_per_second:.0f} examples/s",
+            f"run folder: {results.output_dir}",
+            f"report: {folder.report_file}",
+            f"classify with it: finetune predict {quote(results.output_dir)} TEXT{pair}",
+        )
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    del plan["schema_version"]
+    # Hundreds of classes fit no line, and a number has none.
+    plan["rows_by_class"] = listed_counts(plan["rows_by_class"]) or "no classes"
+    show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
+
+
+def _run_in_processes(count: int, seeds: int | None, flags: dict[str, Any]) -> int:
+    from finetune.api import run as api
+
+    if seeds is not None:
+        raise UsageError(
+            "several seeds are trained by one process",
+            remedy="leave out --seeds or --num-processes",
+        )
+    # What is wrong with the options is said once, and at once.
+    api.read_options(**given(flags))
+    from finetune.api.launch import run_in_processes
+
+    return run_in_processes(count, click.get_current_context().obj)
+
+
+def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
+    if as_json:
+        show_json({**found.to_json(), "output_dir": found.output_dir})
+        return
+    from finetune.runs.folder import seed_name
+
+    runs = list(found.runs.values())
+    figures, means = runs[0].test.figures, found.test
+    rows = [[seed_name(seed), *map(str, run.test.figures)] for seed, run in found.runs.items()]
+    rows.append(["mean", *(_format_label(one, means[one.key].value) for one in figures)])
+    limits = [(one, means[one.key]) for one in figures]
+    rows.append(
+        [
+            "95% interval",
+            *(
+                f"{_format_label(one, it.low)} to {_format_label(one, it.high)}"
+                for one, it in limits
+            ),
+        ]
+    )
+    columns = ("run", *(one.name for one in figures))
+    show_lines(f"test split of {runs[0].facts.data}, {runs[0].test.samples:,} rows", "")
+    show_table(columns, rows, numbers=columns[1:])
+    best = "not known, there is no validation split"
+    if found.best_seed is not None:
+        best = str(Path(found.output_dir) / seed_name(found.best_seed))
+    show_lines(f"best on validation: {best}", f"run folders: {found.output_dir}")
+
+
+def _format_label(figure: "Figure", value: float) -> str:
+    # The interval of few seeds may be wider than a share can be.
+    shown = min(max(value, 0.0), 1.0) if figure.is_share else value
+    return str(replace(figure, value=shown))

@@ -1,0 +1,150 @@
+"""``finetune cache``, and the options of a run that go with it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import Command, flags
+
+from finetune import hub
+from finetune.model.tensor_store import TensorStore
+
+NOTES = {"model": "[red]tiny[/]", "mode": "head", "data": "questions", "split": "train"}
+
+
+def keep(cache: Path, key: str = "a" * 64, *, rows: int = 1234) -> int:
+    """Keep some lines as a run does; return the size of their file."""
+    store = TensorStore(cache / "features", limit_bytes=2**30)
+    features = torch.ones(rows, 32)
+    notes = NOTES | {"rows": rows, "shape": [rows, 32]}
+    store.write(key, [features], shapes={"features": (rows, 32)}, notes=notes)
+    return (cache / "features" / f"{key}.safetensors").stat().st_size
+
+
+def lines_of(output: str) -> list[str]:
+    return [" ".join(line.split()) for line in output.splitlines() if line]
+
+
+def test_ls_shows_what_is_kept_and_how_much_it_is(command: Command, tmp_path: Path) -> None:
+    keep(tmp_path, rows=40_000)
+    outcome = command("cache", "ls", "--cache-dir", tmp_path)
+    assert outcome.code == 0, outcome.errors
+    header, line, total = lines_of(outcome.output)
+    assert header == "last used size rows data split model mode"
+    assert line.endswith("4.9 MiB 40,000 questions train [red]tiny[/] head")
+    assert total == f"4.9 MiB in {tmp_path / 'features'}"
+
+
+def test_ls_does_not_wait_for_torch(tmp_path: Path) -> None:
+    keep(tmp_path)
+    code = f"""
+import sys
+from finetune.commands.main import main
+main(["cache", "ls", "--cache-dir", {str(tmp_path)!r}])
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_ls_prints_one_json_object(command: Command, tmp_path: Path) -> None:
+    size_bytes = keep(tmp_path)
+    outcome = command("cache", "ls", "--cache-dir", tmp_path, "--json")
+    emitted = json.loads(outcome.output)
+    assert (emitted["schema_version"], emitted["folder"]) == (1, str(tmp_path / "features"))
+    [entry] = emitted["entries"]
+    assert (entry["key"], entry["size_bytes"]) == ("a" * 64, size_bytes)
+    assert entry["used_at"] > 1e9
+    assert entry | NOTES | {"rows": 1234, "shape": [1234, 32], "dtype": "float32"} == entry
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_nothing_kept_is_no_error(as_json: bool, command: Command, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    for verb in ("ls", "clear"):
+        outcome = command("cache", verb, "--cache-dir", missing, *["--json"] * as_json)
+        assert outcome.code == 0, outcome.errors
+        if as_json:
+            emitted = json.loads(outcome.output)
+            assert emitted.get("entries", []) == []
+            assert emitted.get("freed_bytes", 0) == 0
+        else:
+            assert "0.0 KiB" in outcome.output
+    assert not missing.exists()
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize(
+    "junk",
+    [b"", b"junk", b'{"rows": "many", "model": 7, "mode": null}', b"[1]", b"{"],
+)
+def test_junk_in_the_folder_is_shown_and_cleared(
+    junk: bytes, as_json: bool, command: Command, tmp_path: Path
+) -> None:
+    keep(tmp_path)
+    (tmp_path / "features" / "junk.safetensors").write_bytes(junk)
+    (tmp_path / "features" / "junk.json").write_bytes(junk)
+    (tmp_path / "features" / "mine.txt").write_text("mine")
+    arguments = ("--cache-dir", tmp_path, *["--json"] * as_json)
+    shown = command("cache", "ls", *arguments)
+    assert shown.code == 0, shown.errors
+    assert (
+        len(json.loads(shown.output)["entries"] if as_json else lines_of(shown.output)[1:-1]) == 2
+    )
+    assert command("cache", "clear", *arguments).code == 0
+    assert [path.name for path in (tmp_path / "features").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("verb", ["ls", "clear"])
+def test_a_folder_that_is_a_file_holds_nothing(verb: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "features").write_text("mine")
+    assert command("cache", verb, "--cache-dir", tmp_path).code == 0
+    assert (tmp_path / "features").read_text() == "mine"
+
+
+def test_clear_says_how_much_it_deleted(command: Command, tmp_path: Path) -> None:
+    keep(tmp_path, rows=40_000)
+    (tmp_path / "features" / "killed.partial").write_bytes(b"half")
+    outcome = command("cache", "clear", "--cache-dir", tmp_path)
+    assert lines_of(outcome.output) == [f"deleted 4.9 MiB in {tmp_path / 'features'}"]
+    assert list((tmp_path / "features").iterdir()) == []
+    keep(tmp_path, rows=40_000)
+    size_bytes = sum(file.stat().st_size for file in (tmp_path / "features").iterdir())
+    emitted = json.loads(command("cache", "clear", "--cache-dir", tmp_path, "--json").output)
+    assert emitted["freed_bytes"] == size_bytes
+
+
+def test_the_folder_comes_from_flag_environment_or_the_hubs_cache(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folder_of(*arguments: str) -> str:
+        folder = json.loads(command("cache", "ls", "--json", *arguments).output)["folder"]
+        assert isinstance(folder, str)
+        return folder
+
+    assert folder_of() == str(hub.cache_folder("features"))
+    monkeypatch.setenv("FINETUNE_CACHE_DIR", str(tmp_path / "variable"))
+    assert folder_of() == str(tmp_path / "variable" / "features")
+    assert folder_of("--cache-dir", str(tmp_path / "flag")) == str(tmp_path / "flag" / "features")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder_of("--cache-dir", "~/mine") == str(tmp_path / "mine" / "features")
+
+
+def test_a_run_stores_the_features_of_its_frozen_layers_and_says_so(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    run = ("run", "--freeze-core", "--model", tiny_folder, "--cache-dir", cache, *flags())
+    outcome = command(*run, "--output-dir", tmp_path / "run")
+    assert outcome.code == 0, outcome.errors
+    assert "computing features of the frozen layers for 64 train rows" in outcome.errors
+    assert "  64/64 examples" in outcome.errors.splitlines()
+    entries = json.loads(command("cache", "ls", "--cache-dir", cache, "--json").output)["entries"]
+    assert {(one["split"], one["rows"]) for one in entries} == {
+        ("train", 64),
+        ("validation", 81),
+        ("test", 270),
+    }
+    assert {(one["mode"], one["model"]) for one in entries} == {("head", str(tiny_folder))}

@@ -1,0 +1,99 @@
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from click.shell_completion import BashComplete
+from tiny_runs import Command
+
+from finetune.commands.main import COMMANDS, cli
+from finetune.config.schema import SECTION_OF_OPTION
+from finetune.devices.names import DEVICE_NAMES
+
+HEAVY = ("torch", "transformers", "pydantic", "datasets", "numpy", "rich")
+
+
+def completions(line: str) -> set[str]:
+    """Return what a shell is emitted after the line, by a child process as the shell starts one."""
+    words = {"COMP_WORDS": f"finetune {line}", "COMP_CWORD": str(len(line.split(" ")))}
+    child = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "finetune"],
+        env=os.environ | words | {"_FINETUNE_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in child.stderr.splitlines()}
+    assert "click" in imported
+    assert imported.isdisjoint(HEAVY)
+    return {answer.partition(",")[2] for answer in child.stdout.splitlines()}
+
+
+def test_commands_complete() -> None:
+    assert completions("") == set(COMMANDS)
+    assert completions("conf") == {"config"}
+
+
+def test_subcommands_complete() -> None:
+    assert completions("config ") == {"cp", "ls", "schema", "show", "validate"}
+
+
+@pytest.mark.parametrize("command", ["run", "config show"])
+def test_every_option_of_the_schema_completes(command: str) -> None:
+    flags = {"--" + option.replace("_", "-") for option in SECTION_OF_OPTION}
+    assert flags <= completions(f"{command} --")
+
+
+def test_choices_complete() -> None:
+    assert completions("run --device ") == set(DEVICE_NAMES)
+    assert completions("run --save-strategy e") == {"epoch"}
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("run --data", "file"),
+        ("run --test-file", "file"),
+        ("run --config", "file"),
+        ("run --model", "dir"),
+        ("run --output-dir", "dir"),
+        ("run --resume-from-checkpoint", "dir"),
+        ("evaluate RUN --data", "file"),
+        ("find-batch --output-dir", "dir"),
+        ("doctor --model", "dir"),
+    ],
+)
+def test_files_and_folders_complete(line: str, kind: str) -> None:
+    shell = BashComplete(cli, {}, "finetune", "_FINETUNE_COMPLETE")
+    assert [one.type for one in shell.get_completions(line.split(), "no")] == [kind]
+
+
+def test_recipes_and_macs_complete() -> None:
+    assert completions("run --config trec_t") == {"trec_t", "trec_top2"}
+    assert completions("find-batch --for m1-8") == {"m1-8gb"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_asks_finetune(shell: str, command: Command) -> None:
+    outcome = command("completion", shell)
+    assert outcome.code == 0
+    assert f"_FINETUNE_COMPLETE={shell}_complete" in outcome.output
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_takes_its_script(command: Command) -> None:
+    script = command("completion", "bash").output
+    child = subprocess.run(
+        ["bash", "-c", f"{script}\ncomplete -p finetune"], capture_output=True, text=True
+    )
+    assert (child.returncode, child.stderr) == (0, "")
+
+
+def test_help_says_which_line_goes_into_which_file(command: Command) -> None:
+    text = command("completion", "--help").output
+    assert '~/.zshrc                    eval "$(finetune completion zsh)"' in text
+
+
+def test_an_unknown_shell_is_refused(command: Command) -> None:
+    command("completion", "tcsh").assert_refused(2, "tcsh")

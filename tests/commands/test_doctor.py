@@ -1,0 +1,250 @@
+import json
+import os
+import pty
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machines import LINUX, MACHINES, a_mac, pretend
+from tiny_runs import Command, finetune_in_a_child
+from torch.overrides import TorchFunctionMode
+
+from finetune.devices.cpu import CpuDevice
+from finetune.runs.precision import has_parity
+
+PARITY = ("doctor", "--parity", "--device", "cpu", "--batch-size", "7")
+
+
+class WrongIn16Bits(TorchFunctionMode):
+    """Activations that are wrong where they get numbers of 16 bits."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **kwargs or {})
+        is_hit = func is torch.nn.functional.gelu and result.dtype is torch.bfloat16
+        return -result if is_hit else result
+
+
+def test_each_line_begins_with_a_status_and_each_remedy_follows_its_finding(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(MACHINES["Rosetta"], monkeypatch)
+    outcome = command("doctor")
+    assert outcome.code == 0
+    assert outcome.errors == ""
+    lines = outcome.output.splitlines()
+    processor = next(number for number, line in enumerate(lines) if "under Rosetta" in line)
+    assert lines[processor].startswith("warning  processor       x86_64, Apple M1: ")
+    assert lines[processor + 1].startswith(" " * 25 + "try: install a Python for arm64")
+    for line in lines:
+        assert line.startswith(("ok       ", "warning  ", "failure  ", " " * 25 + "try: "))
+
+
+def test_json_is_one_object_with_the_same_checks(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(MACHINES["a virtual Mac"], monkeypatch)
+    outcome = command("doctor", "--device", "mps", "--json")
+    assert outcome.code == 4
+    assert outcome.errors == ""
+    emitted = json.loads(outcome.output)
+    assert emitted["schema_version"] == 1
+    assert emitted["device"] == "mps"
+    assert all(
+        check.keys() == {"name", "status", "finding", "remedy"} for check in emitted["checks"]
+    )
+    statuses = {check["name"]: check["status"] for check in emitted["checks"]}
+    assert (statuses["mps"], statuses["device"]) == ("warning", "failure")
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "code"),
+    [("Rosetta", "auto", 0), ("M4 Max", "mps", 0), ("M4 Max", "cuda", 4), ("Rosetta", "mps", 4)],
+)
+def test_the_exit_code_is_4_where_the_device_does_not_work_and_else_0(
+    name: str, device: str, code: int, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(MACHINES[name], monkeypatch)
+    assert command("doctor", "--device", device).code == code
+    monkeypatch.setenv("FINETUNE_DEVICE", device)  # which finetune run would take
+    assert command("doctor").code == code
+
+
+def test_no_line_is_broken_and_brackets_stay(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    pretend(a_mac(failure="[bold] :smile: " + "x" * 300), monkeypatch)
+    assert "[bold] :smile: " + "x" * 300 in command("doctor").output
+
+
+def test_a_device_that_nobody_knows_is_a_wrong_usage(command: Command) -> None:
+    command("doctor", "--device", "gpu").assert_refused(2, "--device", "gpu")
+
+
+def test_settings_that_pytorch_does_not_take_are_told_and_do_not_end_the_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "abc")
+    pretend(a_mac(), monkeypatch)
+    outcome = command("doctor", "--device", "mps")
+    assert outcome.code == 0
+    assert "failure  mps watermarks  PYTORCH_MPS_HIGH_WATERMARK_RATIO=abc" in outcome.output
+
+
+def test_the_status_is_coloured_on_a_terminal_only() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    code = """
+from finetune.commands.doctor import shown
+from finetune.devices.check import Check
+list(shown([Check("hub", "warning", "silent", "wait")]))
+"""
+    environment |= {"TERM": "xterm-256color"}
+    command = [sys.executable, "-c", code]
+    primary, secondary = pty.openpty()
+    with open(primary, "rb", buffering=0) as terminal, open(secondary, "wb") as shown:
+        subprocess.run(command, env=environment, stdout=shown, check=True)
+        assert b"\x1b[33mwarning  \x1b[0mhub  " in terminal.read(1000)
+    piped = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert piped.stdout.splitlines()[0] == b"warning  hub             silent"
+
+
+def cpu_seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.slow
+def test_it_takes_little_longer_than_torch_and_neither_transformers_nor_datasets() -> None:
+    began = cpu_seconds_of_children()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    imported_torch = cpu_seconds_of_children()
+    child = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "finetune", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+    )
+    ended = cpu_seconds_of_children()
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout)["checks"][-1]["name"] == "device"
+    imported = {line.rpartition("|")[2].strip() for line in child.stderr.splitlines()}
+    assert "torch" in imported
+    assert imported.isdisjoint({"transformers", "datasets", "pydantic"})
+    assert ended - imported_torch < 2 * (imported_torch - began)
+
+
+def test_a_package_that_the_command_itself_needs_is_told_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "psutil.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'psutil'\", name='psutil')"
+    )
+    emitted = finetune_in_a_child("doctor", environment={"PYTHONPATH": str(tmp_path)})
+    assert emitted.returncode == 4
+    assert emitted.stderr == ""
+    finding, remedy = emitted.stdout.splitlines()
+    assert finding == "failure  packages        psutil is not installed"
+    assert remedy.strip() == "try: pip install psutil"
+
+
+def test_operators_are_a_table_with_a_verdict(command: Command, tiny_folder: Path) -> None:
+    options = ("--mode", "head", "--precision", "bf16")
+    outcome = command("doctor", "--ops", "--model", tiny_folder, *options)
+    assert outcome.code == 0, outcome.errors
+    titles, *rows, verdict = filter(None, outcome.output.splitlines())
+    assert titles.split() == ["operator", "status", "calls", "called", "by"]
+    [fused] = [row for row in rows if row.startswith("aten::_fused_adamw_ ")]
+    assert fused.split()[1:] == ["native", "2", "optimizer"]
+    assert verdict == f"MPS has all {len(rows)} operators that {tiny_folder} needs"
+
+
+@pytest.fixture
+def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a function that returns a module which MPS can't run, and a batch."""
+    (tmp_path / "modules_of_a_user.py").write_text(
+        "import torch\n"
+        "class Take(torch.nn.Module):\n"
+        "    def forward(self, rows): return rows.take(torch.arange(3)).double()\n"
+        "def make(): return Take(), {'rows': torch.ones(2, 3)}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "modules_of_a_user", raising=False)
+    return "modules_of_a_user:make"
+
+
+def test_a_missing_operator_is_named_and_fails(command: Command, factory: str) -> None:
+    outcome = command("doctor", "--ops", "--model", factory)
+    assert outcome.code == 1
+    [take] = [line for line in outcome.output.splitlines() if line.startswith("aten::take ")]
+    assert take.split() == ["aten::take", "missing", "1", "Take"]
+    assert "warning: MPS has no aten::take, which Take calls\n  try: " in outcome.output
+    assert "MPS can't hold float64" in outcome.output
+    assert outcome.errors.startswith("error: MPS lacks aten::take\n  try: ")
+
+
+def test_operators_are_json_of_the_promised_form(command: Command, factory: str) -> None:
+    outcome = command("doctor", "--ops", "--model", factory, "--json")
+    emitted = json.loads(outcome.output)
+    assert (outcome.code, emitted["schema_version"]) == (1, 1)
+    assert emitted["operators"][0].keys() == {"name", "status", "calls", "modules"}
+    assert all(one.keys() == {"message", "remedy"} for one in emitted["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--ops", "--parity"], "--parity"),
+        (["--mode", "head"], "--ops"),
+        (["--batch-size", "4"], "--batch-size"),
+        (["--ops", "--mode", "last-0"], "last-0"),
+        (["--ops", "--model", "a:b", "--precision", "bf16"], "a:b"),
+        (["--ops", "--model", "no_such_module:make"], "no_such_module"),
+        (["--parity", "--device", "cpu", "--precision", "fp16"], "fp16"),
+    ],
+)
+def test_what_does_not_go_together_is_a_wrong_usage(
+    arguments: list[str], word: str, command: Command
+) -> None:
+    command("doctor", *arguments).assert_refused(2, word)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / name)
+
+
+@pytest.mark.usefixtures("cache")
+def test_parity_tells_parts_and_modules_and_keeps_a_verdict(
+    command: Command, tiny_folder: Path
+) -> None:
+    outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16")
+    assert outcome.code == 0, outcome.errors
+    assert "computing on the CPU in fp32" in outcome.errors
+    parts, modules, verdict = outcome.output.split("\n\n")
+    assert [line.split("  ")[0] for line in parts.splitlines()] == [
+        "part", "evaluation", "logits", "loss", "gradients", "1 step", "10 steps",
+    ]  # fmt: skip
+    assert all(" ok " in line for line in parts.splitlines()[1:])
+    assert "\nbert.encoder.layer.*.attention.self.key  " in modules
+    assert verdict == "cpu in bf16 agrees with the CPU in fp32\n"
+    assert has_parity(CpuDevice(), precision="bf16")
+
+
+@pytest.mark.usefixtures("cache")
+def test_parity_that_fails_says_where(command: Command, tiny_folder: Path) -> None:
+    with WrongIn16Bits():
+        outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16", "--json")
+    assert outcome.code == 1
+    assert json.loads(outcome.output)["passes"] is False
+    assert not has_parity(CpuDevice(), precision="bf16")
+    assert "error: cpu in bf16 differs from the CPU: evaluation, logits" in outcome.errors
+
+
+def test_parity_of_a_device_that_does_not_work_has_exit_code_4(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(LINUX, monkeypatch)
+    command("doctor", "--parity", "--device", "mps").assert_refused(4, "MPS needs a Mac")

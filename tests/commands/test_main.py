@@ -1,0 +1,327 @@
+import json
+import re
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+from tiny_runs import Command, finetune_in_a_child
+
+import finetune
+from finetune.commands.main import COMMANDS, cli
+from finetune.config.schema import Config
+
+HEAVY = {"torch", "transformers", "pydantic", "datasets", "numpy", "rich"}
+
+
+def test_help_lists_the_commands_and_the_exit_codes(command: Command) -> None:
+    outcome = command("--help")
+    assert outcome.code == 0
+    assert outcome.errors == ""
+    for name, purpose in COMMANDS.items():
+        assert name in outcome.output
+        assert purpose.split()[0] in outcome.output
+    assert "130 interrupted" in " ".join(outcome.output.split())
+
+
+def pages(
+    command: click.Command, name: str, parent: click.Context | None = None
+) -> Iterator[click.Context]:
+    """Yield a context for the command and each below it, as on a terminal of 80 columns."""
+    settings = {"parent": parent, "info_name": name, "terminal_width": 78}
+    context = click.Context(command, **settings, **command.context_settings)
+    yield context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below
+            yield from pages(below, name, context)
+
+
+def test_every_page_of_help_fits_80_columns_and_has_two_examples() -> None:
+    for page in pages(cli, "finetune"):
+        text = page.command.get_help(page)
+        assert max(map(len, text.splitlines())) <= 80, page.command_path
+        assert len(re.findall(r"^ +(.* \| )?finetune \w", text, re.M)) >= 2, page.command_path
+
+
+def test_the_help_of_run_groups_the_options_by_the_sections_of_a_configuration(
+    command: Command,
+) -> None:
+    lines = command("run", "--help").output.splitlines()
+    titles = [line for line in lines if re.fullmatch(r"\w+:", line)]
+    assert titles == ["Options:", *(f"{one.name.capitalize()}:" for one in fields(Config))]
+    assert lines.index("Model:") < lines.index("Training:") - 10
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_every_command_has_help_that_begins_with_its_purpose(
+    name: str, flag: str, command: Command
+) -> None:
+    outcome = command(name, flag)
+    assert outcome.code == 0
+    assert outcome.errors == ""
+    usage, _, purpose, *_ = outcome.output.splitlines()
+    assert usage.startswith(f"Usage: finetune {name}")
+    assert purpose.startswith("  ")
+    assert purpose.endswith(".")
+    assert "\\b" not in outcome.output
+
+
+def test_the_examples_in_the_help_keep_their_lines(command: Command) -> None:
+    lines = command("run", "--help").output.splitlines()
+    assert any(line.split()[:4] == ["finetune", "run", "--config", "offline"] for line in lines)
+
+
+def test_the_version_is_told(command: Command) -> None:
+    assert finetune.__version__ in command("--version").output
+
+
+def test_without_arguments_the_help_is_shown_as_a_wrong_usage(command: Command) -> None:
+    outcome = command()
+    assert outcome.code == 2
+    assert outcome.output == ""
+    assert "Commands:" in outcome.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bogus"], ["bogus"]),
+        (["predcit", "runs/demo"], ["predcit", "finetune predict"]),
+        (["completion"], ["bash, zsh, fish"]),
+        (["--bogus"], ["--bogus"]),
+        (["run", "--batchsize", "8"], ["--batchsize", "--batch-size"]),
+        (["run", "--batch-size", "many"], ["--batch-size", "many", "integer"]),
+        (["run", "--batch-size", "1.5"], ["--batch-size", "1.5"]),
+        (["run", "--learning-rate", "fast"], ["--learning-rate", "fast"]),
+        (["run", "--device", "gpu"], ["--device", "gpu", "cpu"]),
+        (["run", "--seed"], ["--seed"]),
+        (["run", "surplus"], ["surplus", "--data"]),
+        (["run", "--gradient_accumulation_steps", "2"], ["did you mean --effective-batch-size?"]),
+        (["run", "--bf16"], ["did you mean --precision?"]),
+        (["evaluate", "missing", "--bf16"], ["finetune evaluate --help"]),
+        (["run", "--set", "training.lr=1"], ["did you mean learning_rate?"]),
+        (["run", "--batch-size", "0"], ["--batch-size", "0"]),
+        (["run", "--batch-size", "0", "--num-processes", "2"], ["--batch-size", "0"]),
+        (["run", "--seeds", "2", "--num-processes", "2"], ["--seeds or --num-processes"]),
+        (["run", "--config", "missing.yaml"], ["missing.yaml", "trec_head"]),
+        (["run", "--set", "training.sead=1"], ["sead", "seed"]),
+        (["run", "--freeze-core", "--train-layers", "2"], ["--freeze-core", "--train-layers"]),
+        (["run", "--resume-from-checkpoint", "missing"], ["missing"]),
+        (["run", "--resume-from-checkpoint", "runs/a", "--dry-run"], ["--resume-from-checkpoint"]),
+        (["evaluate"], ["RUN"]),
+        (["evaluate", "missing"], ["missing"]),
+        (["evaluate", "missing", "--split", "dev"], ["--split", "dev", "validation"]),
+        (["predict"], ["RUN"]),
+        (["predict", "missing", "text"], ["missing"]),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_usage_is_told_in_two_lines(
+    arguments: list[str],
+    words: list[str],
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command(*arguments).assert_refused(2, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+class RaisingInput:
+    """Standard input that fails when it is read."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.buffer = self
+        self.error = error
+
+    def isatty(self) -> bool:
+        return False
+
+    def read1(self, size: int) -> bytes:
+        raise self.error
+
+
+def test_an_interruption_before_the_work_begins_has_its_exit_code(
+    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", RaisingInput(KeyboardInterrupt()))
+    command("predict", finished_run).assert_refused(130, "stopped")
+
+
+def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
+    code = """
+import runpy, signal, sys
+class Interruption:
+    def find_spec(self, name, *_):
+        if name == "click":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interruption())
+runpy.run_module("finetune", run_name="__main__")
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", "")
+
+
+class InterruptedImport(RaisingInput):
+    """Standard input that turns an interruption into another error, as imports of libraries do."""
+
+    def read1(self, size: int) -> bytes:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise self.error from None
+        return b""
+
+
+def test_an_interruption_that_a_library_has_made_another_error_of_has_its_exit_code(
+    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", InterruptedImport(ImportError("No module named 'x'")))
+    command("predict", finished_run).assert_refused(143, "stopped")
+
+
+def test_an_error_that_nobody_foresaw_asks_for_a_report(
+    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", RaisingInput(ZeroDivisionError("first line\nsecond line")))
+    command("predict", finished_run).assert_refused(1, "ZeroDivisionError", "first line", "--debug")
+
+
+def test_debug_adds_the_traceback_and_keeps_the_exit_code() -> None:
+    arguments = ("predict", "run", "--file", "missing.txt")
+    plain = finetune_in_a_child(*arguments)
+    assert plain.returncode == 2
+    assert "Traceback" not in plain.stderr
+    debugged = finetune_in_a_child(*arguments, "--debug")
+    assert debugged.returncode == 2
+    assert debugged.stderr.startswith("Traceback (most recent call last):")
+    assert debugged.stderr.endswith(plain.stderr)
+    assert plain.stdout == debugged.stdout == ""
+
+
+def test_no_help_imports_what_only_the_work_needs() -> None:
+    code = f"""
+import contextlib, io, json, sys
+from finetune.commands.main import COMMANDS, main
+for arguments in [["--help"], *([name, "--help"] for name in COMMANDS)]:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main(arguments)
+print(json.dumps(sorted({HEAVY!r} & sys.modules.keys())))
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert json.loads(child.stdout) == [], child.stderr
+
+
+def test_a_wrong_usage_is_told_before_what_takes_seconds_is_imported() -> None:
+    code = """
+import contextlib, json, sys
+from finetune.commands.main import main
+imported = {}
+for line in sys.stdin:
+    with contextlib.suppress(SystemExit):
+        main(line.split())
+    imported[line.strip()] = sorted({"torch", "transformers", "datasets"} & sys.modules.keys())
+print(json.dumps(imported))
+"""
+    lines = [
+        "run --config missing.yaml",
+        "run --batch-size 0",
+        "run --set training.sead=1",
+        "run --resume-from-checkpoint missing",
+        "predict missing text",
+        "evaluate missing",
+    ]
+    child = subprocess.run(
+        [sys.executable, "-c", code], input="\n".join(lines), capture_output=True, text=True
+    )
+    assert json.loads(child.stdout) == {line: [] for line in lines}, child.stderr
+
+
+def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
+    hello = tmp_path / "hello.py"
+    hello.write_text(
+        "import click\n"
+        "@click.command()\n"
+        "@click.option('--name', default='world')\n"
+        "def hello(name):\n"
+        "    click.echo(name)\n"
+        "hello()\n"
+    )
+
+    def cpu_seconds(*arguments: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    # Taken in turns, so that whatever else the machine does slows all of them.
+    rounds = [
+        (
+            cpu_seconds(str(hello), "--help"),
+            cpu_seconds("-m", "finetune", "--help"),
+            cpu_seconds("-m", "finetune", "run", "--help"),
+        )
+        for _ in range(3)
+    ]
+    hello_seconds, help_seconds, run_help_seconds = map(
+        statistics.median, zip(*rounds, strict=True)
+    )
+    assert help_seconds < 4 * hello_seconds
+    assert run_help_seconds < 4 * hello_seconds
+
+
+@pytest.mark.parametrize(
+    ("redirection", "words"),
+    [("> /dev/full", "No space left on device"), (">&-", "standard output is closed")],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_standard_output_that_takes_nothing_is_an_error(redirection: str, words: str) -> None:
+    command = f"{sys.executable} -m finetune config show {redirection}"
+    child = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert child.returncode == 1
+    error, remedy = child.stderr.splitlines()
+    assert words in error
+    assert remedy.startswith("  try: ")
+
+
+def test_a_file_that_may_not_grow_is_an_error_and_leaves_none(tmp_path: Path) -> None:
+    command = (
+        f"ulimit -f 0; exec {sys.executable} -m finetune config cp offline {tmp_path}/new.yaml"
+    )
+    child = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert child.returncode == 1
+    error, remedy = child.stderr.splitlines()
+    assert error == f"error: {tmp_path}/new.yaml can't be written: File too large"
+    assert remedy.startswith("  try: make room")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_takes_the_number_of_a_closed_standard_error() -> None:
+    code = """
+import atexit, os, sys
+from finetune.commands.main import main
+atexit.register(lambda: print(os.path.samestat(os.fstat(2), os.stat(os.devnull))))
+sys.argv[1:] = ["config", "ls"]
+main()
+"""
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    child = subprocess.run(command, capture_output=True, text=True)
+    assert child.returncode == 0
+    assert child.stdout.endswith("True\n")
+
+
+def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
+    environment = {"PYTHONIOENCODING": "ascii"}
+    shown = finetune_in_a_child("config", "show", "--model", "é—x", environment=environment)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "\\xe9\\u2014x" in shown.stdout

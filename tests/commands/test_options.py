@@ -1,0 +1,66 @@
+import json
+import typing
+from dataclasses import fields
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from finetune.commands.options import config_options, given
+from finetune.commands.run import command as run_command
+from finetune.config.schema import Config
+
+OPTIONS = [option for kind in typing.get_type_hints(Config).values() for option in fields(kind)]
+
+
+@click.command()
+@config_options
+def show(**flags: Any) -> None:
+    """Print the options that were given."""
+    click.echo(json.dumps(given(flags)))
+
+
+def options_given(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(show, arguments)
+    assert result.exit_code == 0, result.output
+    options: dict[str, Any] = json.loads(result.stdout)
+    return options
+
+
+def test_what_is_not_given_stays_out() -> None:
+    assert options_given() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--learning-rate", "1e-5"], {"learning_rate": 1e-5}),
+        (["--eval-batch-size", "8"], {"eval_batch_size": 8}),
+        (["--batch-size", "auto"], {"batch_size": "auto"}),
+        (["--max-steps=5"], {"max_steps": 5}),
+        (["--freeze-core"], {"freeze_core": True}),
+        (["--no-freeze-core"], {"freeze_core": False}),
+        (["--model", "someone/tiny"], {"model": "someone/tiny"}),
+        (["--head", "classifier"], {"head": "classifier"}),
+        (["--metric-for-best-model", "macro_f1"], {"metric_for_best_model": "macro_f1"}),
+        (["--seed", "0"], {"seed": 0}),
+        (["--weight-decay", "0"], {"weight_decay": 0.0}),
+        (["--output-dir", ""], {"output_dir": ""}),
+    ],
+)
+def test_a_flag_is_read_as_the_type_of_its_option(
+    arguments: list[str], options: dict[str, Any]
+) -> None:
+    assert options_given(*arguments) == options
+
+
+def test_every_option_of_the_schema_is_a_flag_of_run_with_its_default_in_the_help() -> None:
+    flags = {one.name: one for one in run_command.params}
+    for option in OPTIONS:
+        flag = flags[option.name]
+        assert isinstance(flag, click.Option)
+        assert flag.opts == ["--" + option.name.replace("_", "-")]
+        if option.default is not None and not isinstance(option.default, bool):
+            assert f"[default: {option.default}]" in str(flag.help)
+    assert [one.name for one in flags.values() if not getattr(one, "help", None)] == []

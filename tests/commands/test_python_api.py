@@ -1,0 +1,72 @@
+import ast
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+import finetune
+from finetune.commands import python_api
+from finetune.commands.python_api import shown_live
+from finetune.config.schema import SECTION_OF_OPTION, ModelConfig
+from finetune.events import Emit, Event, Info, ignore
+
+
+@shown_live
+def work(subject: str, *, emit: Emit = ignore) -> str:
+    """Do some work."""
+    emit(Info(f"working on {subject}"))
+    return subject
+
+
+def test_where_nobody_watches_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert work("it") == "it"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_where_someone_watches_events_are_shown_unless_the_caller_takes_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_api, "is_watched", lambda: True)
+    work("it")
+    assert capsys.readouterr() == ("", "working on it\n")
+    emitted: list[Event] = []
+    work("it", emit=emitted.append)
+    work("it", progress=False)
+    assert emitted == [Info("working on it")]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    work("it", progress=True)
+    assert capsys.readouterr().err == "working on it\n"
+
+
+def test_an_interactive_session_completes_the_functions() -> None:
+    assert set(finetune.__all__) <= set(dir(finetune))
+
+
+@pytest.mark.parametrize("name", finetune.__all__)
+def test_the_functions_of_the_package_keep_their_name_and_help(name: str) -> None:
+    function = getattr(finetune, name)
+    assert function.__name__ == name
+    assert "Args:" in function.__doc__
+
+
+def test_help_and_notebooks_see_every_option() -> None:
+    shown = signature(finetune.run).parameters
+    assert {"config", "freeze_core", "progress"} <= set(shown)
+    assert shown["learning_rate"].default is None
+    assert shown["max_length"].default == ModelConfig.max_length
+    assert "label_column" in signature(finetune.evaluate).parameters
+
+
+def test_type_checkers_see_the_functions_as_they_are() -> None:
+    stub = ast.parse((Path(finetune.__file__).with_suffix(".pyi")).read_text())
+    functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
+    assert {one.name for one in functions} == set(finetune.__all__)
+    for one in functions:
+        names = {argument.arg for argument in (*one.args.args, *one.args.kwonlyargs)}
+        names |= {one.args.vararg.arg} if one.args.vararg else set()
+        shown = set(signature(getattr(finetune, one.name)).parameters)
+        assert names <= shown, one.name
+        assert shown - names <= (set(SECTION_OF_OPTION) if one.args.kwarg else set()), one.name
