@@ -48,7 +48,7 @@ def finish_run(run: Run) -> RunResults:
 
 def parameters_of(run: Run) -> dict[str, torch.Tensor]:
     """Return the parameters of a run's whole model as they are now, by name."""
-    model = run.preparation.classifier.model
+    model = run.preparation.text_model.model
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 

@@ -90,7 +90,7 @@ def export_onnx(
     target = Path(output_dir) if output_dir else folder.onnx_folder
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Info(f"exporting {folder.path} to {target}"))
-    write_onnx(trained.classifier, target, quantizes=int8)
+    write_onnx(trained.text_model, target, quantizes=int8)
     written = {MODEL_FILE: verify} | ({QUANTIZED_FILE: True} if int8 else {})
     compared = [target / name for name, is_compared in written.items() if is_compared]
     found = _verify(folder, trained, compared, emit=emit)
@@ -127,10 +127,10 @@ def export_coreml(
     target = Path(output_dir) if output_dir else folder.coreml_folder
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Info(f"exporting {folder.path} to {target}"))
-    write_coreml(trained.classifier, target, max_length=trained.config.model.max_length)
+    write_coreml(trained.text_model, target, max_length=trained.config.model.max_length)
     file = target / MODEL_FILE
     emit(Info("reading the program"))
-    program = read_program(file, trained.classifier)
+    program = read_program(file, trained.text_model)
     size_bytes = sum(one.stat().st_size for one in file.rglob("*") if one.is_file())
     return CoreMLExport(str(file), size_bytes, program)
 
@@ -147,8 +147,8 @@ def _verify(
     from finetune.runs.evaluate import load_split
 
     rows = load_split(folder, "test", emit=emit)
-    classifier = trained.classifier
-    plain = replace(classifier, structure=replace(classifier.structure, takes_4d_mask=False))
+    text_model = trained.text_model
+    plain = replace(text_model, structure=replace(text_model.structure, takes_4d_mask=False))
     examples = encode_rows(rows, "test", plain, config=trained.config, emit=emit)
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
     found = {}

@@ -346,10 +346,10 @@ def precision_without_timing(training: TrainingConfig) -> Precision:
 
 
 # BERT-base's pooler ends in a tanh that is mostly far from 0.
-TYPICAL_CLASSIFIER_INPUT = 0.7
+TYPICAL_OUTPUT_LAYER_INPUT = 0.7
 
 
-def default_learning_rate(mode: Mode, *, hidden_size: int, classifier_input: float) -> float:
+def default_learning_rate(mode: Mode, *, hidden_size: int, output_layer_input: float) -> float:
     """Return the peak learning rate for a mode.
 
     For an encoder it is 5e-5 at BERT-base's hidden size of 768, the article's rate, and inversely
@@ -358,7 +358,7 @@ def default_learning_rate(mode: Mode, *, hidden_size: int, classifier_input: flo
     pooler is a tenth of BERT-base's, and one rate for both costs the other 3 points of accuracy.
     """
     if mode == "classifier":
-        return float(f"{7e-3 / (classifier_input or TYPICAL_CLASSIFIER_INPUT):.2g}")
+        return float(f"{7e-3 / (output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
     if mode == "head":
         return 5e-4
     return 5e-5 * 768 / hidden_size

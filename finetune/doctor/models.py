@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from finetune.events import Emit
-from finetune.model.load import load_classifier
+from finetune.model.load import load_model
 from finetune.model.shape import count_positions
 from finetune.tasks.single import Single
 
@@ -24,7 +24,7 @@ def pretrained_classifier(source: str, *, emit: Emit) -> PreTrainedModel:
     """
     torch.manual_seed(SEED)
     names = [str(number) for number in range(CLASSES)]
-    return load_classifier(
+    return load_model(
         source, revision=None, task=Single(names), from_scratch=False, emit=emit
     ).model
 

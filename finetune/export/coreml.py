@@ -1,4 +1,4 @@
-"""A classifier as a Core ML program, and what can be checked of it without a Mac."""
+"""A model as a Core ML program, and what can be checked of it without a Mac."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from torch import nn
 
 from finetune.errors import FinetuneError, ModelUnsupported, UsageError
 from finetune.export.folder import silence, writing_export
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 from finetune.tokenization.collate import prepare_mask
 
 MODEL_FILE = "model.mlpackage"
@@ -50,10 +50,10 @@ class Program:
 class _Logits(nn.Module):
     """Takes a model's inputs as int32 and a mask of 0 and 1, and returns its logits alone."""
 
-    def __init__(self, classifier: Classifier) -> None:
+    def __init__(self, text_model: TextModel) -> None:
         super().__init__()
-        self.model: nn.Module = classifier.model
-        self.takes_4d_mask = classifier.structure.takes_4d_mask
+        self.model: nn.Module = text_model.model
+        self.takes_4d_mask = text_model.structure.takes_4d_mask
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         is_token = inputs["attention_mask"] != 0
@@ -64,14 +64,14 @@ class _Logits(nn.Module):
         return logits
 
 
-def write_coreml(classifier: Classifier, folder: Path, *, max_length: int) -> None:
-    """Write a classifier as a Core ML program in fp16, with its config and tokenizer.
+def write_coreml(text_model: TextModel, folder: Path, *, max_length: int) -> None:
+    """Write a model as a Core ML program in fp16, with its config and tokenizer.
 
     Inputs are those of the tokenizer, int32 of shape [1, tokens], the output ``logits`` has the
     shape [1, classes]. The names of the classes are in the metadata, as ``id2label``.
 
     Args:
-        classifier: On the CPU; left in evaluation mode.
+        text_model: On the CPU; left in evaluation mode.
         folder: What an earlier export left there is replaced.
         max_length: Most tokens of a text.
 
@@ -79,12 +79,12 @@ def write_coreml(classifier: Classifier, folder: Path, *, max_length: int) -> No
         UsageError: If the folder holds something else.
         ModelUnsupported: If coremltools can't convert the model.
     """
-    with writing_export(classifier, folder, name=MODEL_FILE) as partial:
+    with writing_export(text_model, folder, name=MODEL_FILE) as partial:
         try:
             with silence():
-                program = _convert(classifier, max_length=max_length)
+                program = _convert(text_model, max_length=max_length)
         except Exception as error:  # coremltools raises whatever its converters meet
-            kind = type(classifier.model).__name__
+            kind = type(text_model.model).__name__
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ModelUnsupported(
                 f"coremltools can't convert {kind} to Core ML: {reason}",
@@ -111,7 +111,7 @@ def import_converter() -> Any:
     return coremltools
 
 
-def read_program(file: Path, classifier: Classifier) -> Program:
+def read_program(file: Path, text_model: TextModel) -> Program:
     """Return what coremltools reads of a program, and make sure that it holds the model's weights.
 
     Raises:
@@ -123,9 +123,9 @@ def read_program(file: Path, classifier: Classifier) -> Program:
         constants = coremltools.optimize.coreml.get_weights_metadata(model, weight_threshold=1)
     description = model.get_spec()
     inputs = {one.name: one.type.multiArrayType for one in description.description.input}
-    if sorted(inputs) != sorted(classifier.tokenizer.model_input_names):
+    if sorted(inputs) != sorted(text_model.tokenizer.model_input_names):
         raise _differs(file, f"its inputs are {', '.join(inputs)}")
-    parameters = dict(classifier.model.named_parameters())
+    parameters = dict(text_model.model.named_parameters())
     absent = _absent(parameters, [one.val for one in constants.values()])
     if lost := [name for name in absent if not FOLDED.search(name)]:
         raise _differs(file, f"it lacks {lost[0]}")
@@ -141,17 +141,17 @@ def read_program(file: Path, classifier: Classifier) -> Program:
     )
 
 
-def _convert(classifier: Classifier, *, max_length: int) -> Any:
+def _convert(text_model: TextModel, *, max_length: int) -> Any:
     coremltools = import_converter()
-    model: nn.Module = classifier.model
+    model: nn.Module = text_model.model
     model.eval()
-    names = classifier.tokenizer.model_input_names
+    names = text_model.tokenizer.model_input_names
     example = {name: torch.zeros(1, EXAMPLE_TOKENS, dtype=torch.long) for name in names}
-    example["input_ids"] += classifier.tokenizer.sep_token_id or 1
+    example["input_ids"] += text_model.tokenizer.sep_token_id or 1
     example["attention_mask"] += 1
     length = torch.export.Dim("length", min=SHORTEST, max=max_length)
     exported = torch.export.export(
-        _Logits(classifier), (example,), dynamic_shapes=({name: {1: length} for name in names},)
+        _Logits(text_model), (example,), dynamic_shapes=({name: {1: length} for name in names},)
     )
     program = coremltools.convert(
         exported.run_decompositions(_operators_in_others()),
@@ -164,12 +164,12 @@ def _convert(classifier: Classifier, *, max_length: int) -> Any:
         coremltools.utils.rename_feature(description, f"{ARGUMENT}_{name}", name)
     # Converted to float32, it has lost its shape.
     (logits,) = description.description.output
-    logits.type.multiArrayType.shape[:] = [1, classifier.model.config.num_labels]
+    logits.type.multiArrayType.shape[:] = [1, text_model.model.config.num_labels]
     named = coremltools.models.MLModel(
         description, weights_dir=program.weights_dir, skip_model_load=True
     )
-    named.short_description = classifier.task.description("texts")
-    named.user_defined_metadata["id2label"] = json.dumps(classifier.model.config.id2label)
+    named.short_description = text_model.task.description("texts")
+    named.user_defined_metadata["id2label"] = json.dumps(text_model.model.config.id2label)
     return named
 
 

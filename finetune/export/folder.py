@@ -9,15 +9,15 @@ from pathlib import Path
 
 from finetune.errors import NotWritten, UsageError
 from finetune.files import writing_folder
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 
 
 @contextlib.contextmanager
-def writing_export(classifier: Classifier, folder: Path, *, name: str) -> Iterator[Path]:
+def writing_export(text_model: TextModel, folder: Path, *, name: str) -> Iterator[Path]:
     """Yield an empty folder for an exported model; its config and tokenizer are put beside it.
 
     Args:
-        classifier: What is exported.
+        text_model: What is exported.
         folder: Where it will be; an export that is there, with a model of this name, is replaced.
         name: Of the model.
 
@@ -39,8 +39,8 @@ def writing_export(classifier: Classifier, folder: Path, *, name: str) -> Iterat
     try:
         with writing_folder(folder) as partial:
             yield partial
-            classifier.model.config.save_pretrained(partial)
-            classifier.tokenizer.save_pretrained(partial)
+            text_model.model.config.save_pretrained(partial)
+            text_model.tokenizer.save_pretrained(partial)
     except OSError as error:
         raise NotWritten(
             f"{folder} can't be written: {error.strerror or error}",

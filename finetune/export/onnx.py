@@ -1,4 +1,4 @@
-"""A classifier as ONNX, and what runs it: onnxruntime."""
+"""A model as ONNX, and what runs it: onnxruntime."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from torch import nn
 
 from finetune.errors import ModelUnsupported, UsageError
 from finetune.export.folder import silence, writing_export
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 
 # The names that Hugging Face's optimum gives these files, so that its classes find them.
 MODEL_FILE = "model.onnx"
@@ -49,14 +49,14 @@ class _Logits(nn.Module):
         return logits
 
 
-def write_onnx(classifier: Classifier, folder: Path, *, quantizes: bool) -> None:
-    """Write a classifier as ONNX, with its config and tokenizer, whole or not at all.
+def write_onnx(text_model: TextModel, folder: Path, *, quantizes: bool) -> None:
+    """Write a model as ONNX, with its config and tokenizer, whole or not at all.
 
     Batch and length are dynamic. Inputs are those of the tokenizer, int64 of shape [batch, length],
     the output ``logits`` float32 of shape [batch, classes].
 
     Args:
-        classifier: On the CPU; left in evaluation mode.
+        text_model: On the CPU; left in evaluation mode.
         folder: What an earlier export left there is replaced.
         quantizes: Write int8 weights too, in a file of their own.
 
@@ -64,8 +64,8 @@ def write_onnx(classifier: Classifier, folder: Path, *, quantizes: bool) -> None
         UsageError: If the folder holds something else.
         ModelUnsupported: If PyTorch can't export the model.
     """
-    with writing_export(classifier, folder, name=MODEL_FILE) as partial:
-        _write_model(classifier, partial / MODEL_FILE)
+    with writing_export(text_model, folder, name=MODEL_FILE) as partial:
+        _write_model(text_model, partial / MODEL_FILE)
         if quantizes:
             _write_quantized(partial / MODEL_FILE, partial / QUANTIZED_FILE)
 
@@ -88,16 +88,16 @@ def import_runtime() -> Any:
     return onnxruntime
 
 
-def _write_model(classifier: Classifier, file: Path) -> None:
-    model: nn.Module = classifier.model
+def _write_model(text_model: TextModel, file: Path) -> None:
+    model: nn.Module = text_model.model
     model.eval()
-    names = list(classifier.tokenizer.model_input_names)
+    names = list(text_model.tokenizer.model_input_names)
     rows, columns = EXAMPLE_SHAPE
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=classifier.max_tokens)
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
     sizes = {0: batch, 1: length}
     # Any token will do but padding, which positions may be counted from.
     example = {name: torch.zeros(rows, columns, dtype=torch.long) for name in names}
-    example["input_ids"] += classifier.tokenizer.sep_token_id or 1
+    example["input_ids"] += text_model.tokenizer.sep_token_id or 1
     example["attention_mask"] += 1
     try:
         with silence():

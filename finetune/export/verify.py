@@ -52,7 +52,7 @@ def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Ve
         exported: In its place: takes the same inputs.
         examples: One or more.
     """
-    task, model = trained.classifier.task, trained.predictor.model
+    task, model = trained.text_model.task, trained.predictor.model
     logits, exported_logits = (
         replace(trained, predictor=replace(trained.predictor, model=one)).logits(examples)
         for one in (model, exported)

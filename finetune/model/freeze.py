@@ -32,7 +32,7 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     """Return the names of the parameters that train; errors are those of freeze_parameters."""
     if mode == "classifier":
         # What is new would otherwise stay as random as it was drawn.
-        return structure.classifier | structure.new
+        return structure.output_layer | structure.new
     if mode == "head":
         return structure.head
     layers = mode.trained_layers
@@ -51,7 +51,7 @@ def mode_for_default_lr(structure: Structure, *, mode: Mode) -> Mode:
 
     The rate of a classifier alone, a linear model, is far too high for layers beneath it.
     """
-    is_linear = trained_names(structure, mode=mode) == structure.classifier
+    is_linear = trained_names(structure, mode=mode) == structure.output_layer
     return Mode("head") if mode == "classifier" and not is_linear else mode
 
 

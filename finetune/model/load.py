@@ -37,7 +37,7 @@ MAX_MISSING = 0.5
 
 
 @dataclass(frozen=True)
-class Classifier:
+class TextModel:
     """A sequence classifier, loaded to the CPU in fp32, with what belongs to it."""
 
     model: PreTrainedModel
@@ -49,7 +49,7 @@ class Classifier:
     @property
     def output_parameters(self) -> list[nn.Parameter]:
         """The parameters of the last layer, from which the logits come."""
-        return [self.model.get_parameter(name) for name in sorted(self.structure.classifier)]
+        return [self.model.get_parameter(name) for name in sorted(self.structure.output_layer)]
 
     @property
     def max_tokens(self) -> int:
@@ -136,7 +136,7 @@ def _check_long_texts(
         )
 
 
-def load_classifier(
+def load_model(
     name: str,
     *,
     revision: str | None,
@@ -144,7 +144,7 @@ def load_classifier(
     from_scratch: bool,
     strict: bool = False,
     emit: Emit,
-) -> Classifier:
+) -> TextModel:
     """Load a pretrained encoder with a new head for a task, or with ``strict`` with its own.
 
     A new head is drawn from torch's global random state. Only safetensors are read and no code that
@@ -176,15 +176,15 @@ def load_classifier(
             f" another size, or left over, such as {min(wrong)}",
             remedy="check that config.json and the weights are of one model",
         )
-    if structure.classifier.isdisjoint(not_loaded) and not has_own_outputs:
+    if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
         _draw_classifier(model, structure)
     _check_weights(model, source)
     _report_missing(model, source, not_loaded - structure.head, from_scratch, emit=emit)
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
-    classifier = Classifier(model, tokenizer, structure, task, source)
-    if has_own_outputs and not structure.new & structure.classifier:
-        task.unfold(classifier.output_parameters, saved=saved)
-    return classifier
+    text_model = TextModel(model, tokenizer, structure, task, source)
+    if has_own_outputs and not structure.new & structure.output_layer:
+        task.unfold(text_model.output_parameters, saved=saved)
+    return text_model
 
 
 def _build(
@@ -208,7 +208,7 @@ def _build(
 
 def _draw_classifier(model: PreTrainedModel, structure: Structure) -> None:
     """Forget what a classifier knew of other classes, as many as ours by chance."""
-    for name in sorted(structure.classifier):
+    for name in sorted(structure.output_layer):
         parameter = model.get_parameter(name)
         if parameter.ndim == 1:
             nn.init.zeros_(parameter)

@@ -1,22 +1,22 @@
-"""Saves a classifier and its tokenizer to a folder, whole or not at all."""
+"""Saves a model and its tokenizer to a folder, whole or not at all."""
 
 from pathlib import Path
 
 from finetune.files import writing_folder
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 from finetune.model.silence import silence_transformers
 
 
-def save_classifier(classifier: Classifier, folder: Path) -> None:
-    """Save a classifier as ``save_pretrained`` does; at any moment the folder is whole or absent.
+def save_model(text_model: TextModel, folder: Path) -> None:
+    """Save a model as ``save_pretrained`` does; at any moment the folder is whole or absent.
 
-    The folder's parent exists. A classifier that is there is replaced.
+    The folder's parent exists. A model that is there is replaced.
     """
-    classifier.task.configure(classifier.model.config)
+    text_model.task.configure(text_model.model.config)
     with writing_folder(folder) as partial:
         with silence_transformers():
-            classifier.model.save_pretrained(partial)
-        classifier.tokenizer.save_pretrained(partial)
+            text_model.model.save_pretrained(partial)
+        text_model.tokenizer.save_pretrained(partial)
         # safetensors keeps its files from all other users; Python's are as the user's umask says.
         permissions = (partial / "config.json").stat().st_mode & 0o777
         for file in partial.iterdir():

@@ -26,10 +26,10 @@ class Structure:
         layers: Each layer of the encoder, from the bottom.
         final_norm: What of the encoder runs after the last layer.
         head: Everything above the encoder, the pooler included.
-        classifier: The linear layer that gives the logits, at the top of the head.
+        output_layer: The linear layer that gives the logits, at the top of the head.
         new: What of the head starts at random: outside the base model or, if the weights are
             known, not among them.
-        classifier_input: Root mean square of what the classifier reads, for some text.
+        output_layer_input: Root mean square of what the output layer reads, for some text.
         takes_4d_mask: Whether attention takes a ready mask of shape [examples, 1, 1, tokens].
     """
 
@@ -37,9 +37,9 @@ class Structure:
     layers: tuple[frozenset[str], ...]
     final_norm: frozenset[str]
     head: frozenset[str]
-    classifier: frozenset[str]
+    output_layer: frozenset[str]
     new: frozenset[str]
-    classifier_input: float
+    output_layer_input: float
     takes_4d_mask: bool
 
     @property
@@ -67,16 +67,16 @@ def find_structure(model: PreTrainedModel) -> Structure:
 
     outside = set(names) - set(model.base_model.parameters())
     below, final_norm, pooler = _divide_base(model, layers, calls)
-    classifier = _find_classifier(model, calls)
-    features = classifier.features
+    output_layer = _find_output_layer(model, calls)
+    features = output_layer.features
     return Structure(
         embeddings=names_of(below),
         layers=tuple(names_of(layer.parameters()) for layer in layers),
         final_norm=names_of(final_norm),
         head=names_of(outside | pooler),
-        classifier=names_of(classifier.module.parameters()),
+        output_layer=names_of(output_layer.module.parameters()),
         new=names_of(outside),
-        classifier_input=0.0 if features is None else features.square().mean().sqrt().item(),
+        output_layer_input=0.0 if features is None else features.square().mean().sqrt().item(),
         takes_4d_mask=takes_4d_mask,
     )
 
@@ -118,7 +118,7 @@ def _no_layers(model: PreTrainedModel) -> ModelUnsupported:
     )
 
 
-def _find_classifier(model: PreTrainedModel, calls: dict[str, Call]) -> Call:
+def _find_output_layer(model: PreTrainedModel, calls: dict[str, Call]) -> Call:
     linear = [
         call
         for call in calls.values()

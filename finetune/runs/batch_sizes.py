@@ -48,7 +48,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
     with stage("batch size", emit):
         found = find_sizes(preparation, emit=emit)
     if found.gradient_checkpointing:
-        enable_gradient_checkpointing(preparation.classifier.model, preparation.device)
+        enable_gradient_checkpointing(preparation.text_model.model, preparation.device)
     training = replace(
         config.training,
         batch_size=found.training,
@@ -84,7 +84,7 @@ def find_sizes(preparation: Preparation, *, emit: Emit) -> FoundSizes:
     that mostly one probe is enough. It raises what ``Finder.find`` does. Of several processes each
     probes its own device, and the least is taken.
     """
-    config, classifier = preparation.config, preparation.classifier
+    config, text_model = preparation.config, preparation.text_model
     case = _case_of(preparation)
 
     def search(case: Case, *, most: int) -> Found:
@@ -99,11 +99,11 @@ def find_sizes(preparation: Preparation, *, emit: Emit) -> FoundSizes:
     emit(Info("searching for the batch size"))
     evaluation = None
     is_one_size = preparation.device.shapes.counts_evaluation
-    if stores_features(config.cache, case.mode) and make_feature_extractor(classifier) is not None:
+    if stores_features(config.cache, case.mode) and make_feature_extractor(text_model) is not None:
         most = rows_per_step if is_one_size else config.training.eval_batch_size
         evaluation = search(replace(case, part="features"), most=most).recommended
         case = replace(case, part="trainable")
-    may_choose = case.mode.trains_encoder and classifier.model.supports_gradient_checkpointing
+    may_choose = case.mode.trains_encoder and text_model.model.supports_gradient_checkpointing
     search_update = partial(search, most=rows_per_step)
     if config.training.gradient_checkpointing is None and may_choose:
         case, found = _choose_checkpointing(
@@ -122,17 +122,17 @@ def find_sizes(preparation: Preparation, *, emit: Emit) -> FoundSizes:
 
 
 def _case_of(preparation: Preparation) -> Case:
-    options, classifier = preparation.config.training, preparation.classifier
+    options, text_model = preparation.config.training, preparation.text_model
     return Case(
         preparation.device.name,
-        architecture_of(classifier.model.config.to_dict()),
-        classes=len(classifier.task.output_names),
+        architecture_of(text_model.model.config.to_dict()),
+        classes=len(text_model.task.output_names),
         mode=preparation.mode,
         padded_length=preparation.plan.padded_lengths[-1],
         precision=precision_without_timing(options),
         optimizer=options.optimizer,
         gradient_checkpointing=bool(options.gradient_checkpointing),
-        task=classifier.task.name,
+        task=text_model.task.name,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.events import Emit, Info, WarningMessage
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 from finetune.tasks.base import Labels, Task
 
 # How far logits may be from proportional, as a share of the largest: bf16 rounds by less.
@@ -19,12 +19,12 @@ Predicted = tuple[NDArray[np.float32], Labels]
 
 
 def finish_task(
-    classifier: Classifier, predict: Callable[[], Predicted], *, calibrates: bool, emit: Emit
+    text_model: TextModel, predict: Callable[[], Predicted], *, calibrates: bool, emit: Emit
 ) -> tuple[Task, Predicted]:
     """Let a task choose what it takes from validation rows, and change the last layer by that.
 
     Args:
-        classifier: The best model of a run.
+        text_model: The best model of a run.
         predict: Returns logits and labels of the validation split.
         calibrates: Whether a temperature is fitted.
         emit: Receives what was found.
@@ -32,8 +32,8 @@ def finish_task(
     Returns:
         The task of the model as it is now, and its logits and labels.
     """
-    parameters, predict_first = classifier.output_parameters, cache(predict)
-    tuned = classifier.task.tuned(predict_first, calibrates=calibrates, emit=emit)
+    parameters, predict_first = text_model.output_parameters, cache(predict)
+    tuned = text_model.task.tuned(predict_first, calibrates=calibrates, emit=emit)
     if tuned.temperature == 1:
         return tuned.fold(parameters), predict()
     before, labels = predict_first()

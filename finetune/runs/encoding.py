@@ -17,7 +17,7 @@ from finetune.data.check import suggest_model
 from finetune.data.tables import TextColumns, column_of, texts_of, update_with_texts
 from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Advance, Emit, Info, WarningMessage, ignore
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 from finetune.model.tensor_store import TensorStore, key_of
 from finetune.runs.cache import open_tensor_store
 from finetune.tokenization.encode import EncodedTexts
@@ -32,7 +32,7 @@ PART_BYTES = 2**24
 def encode_rows(
     rows: Dataset,
     split: str,
-    classifier: Classifier,
+    text_model: TextModel,
     *,
     config: Config,
     emit: Emit,
@@ -44,22 +44,22 @@ def encode_rows(
     """
     texts = texts_of(rows)
     if len(rows) < MANY_TEXTS or not config.cache.feature_cache:
-        encoded = [_encode(texts, classifier, config.model, emit=emit)]
+        encoded = [_encode(texts, text_model, config.model, emit=emit)]
     else:
-        encoded = _Parts.of(texts, split, classifier, config, emit).read_or_encode(processes)
-    labels = classifier.task.labels(column_of(rows, "label"))
-    inputs = join_inputs([classifier.inputs(part) for part in encoded])
+        encoded = _Parts.of(texts, split, text_model, config, emit).read_or_encode(processes)
+    labels = text_model.task.labels(column_of(rows, "label"))
+    inputs = join_inputs([text_model.inputs(part) for part in encoded])
     examples = Examples(
         inputs_of=inputs.inputs_of,
         lengths=inputs.lengths,
         windows=inputs.windows,
         labels=labels,
-        weights=classifier.task.example_weights(labels),
+        weights=text_model.task.example_weights(labels),
         truncated_texts=sum(part.truncated_texts for part in encoded),
     )
-    remedies = _remedies(classifier, config.model, reads_pairs=texts.pairs is not None)
+    remedies = _remedies(text_model, config.model, reads_pairs=texts.pairs is not None)
     _report_long_texts(examples, split, remedies, emit=emit)
-    unknown_tokens = sum(part.count(classifier.tokenizer.unk_token_id) for part in encoded)
+    unknown_tokens = sum(part.count(text_model.tokenizer.unk_token_id) for part in encoded)
     found = suggest_model(unknown_tokens=unknown_tokens, tokens=int(examples.lengths.sum()))
     if found and split == "train":
         emit(WarningMessage(found.finding, remedy=found.remedy))
@@ -67,9 +67,9 @@ def encode_rows(
 
 
 def _encode(
-    texts: TextColumns, classifier: Classifier, options: ModelConfig, *, emit: Emit = ignore
+    texts: TextColumns, text_model: TextModel, options: ModelConfig, *, emit: Emit = ignore
 ) -> EncodedTexts:
-    return classifier.encode(
+    return text_model.encode(
         *texts, max_length=options.max_length, long_texts=long_texts_of(options), emit=emit
     )
 
@@ -86,7 +86,7 @@ class _Parts:
     """Texts in parts, each of which is an entry of the store."""
 
     parts: Sequence[TextColumns]
-    classifier: Classifier
+    text_model: TextModel
     options: ModelConfig
     store: TensorStore
     notes: dict[str, Any]
@@ -94,11 +94,11 @@ class _Parts:
 
     @classmethod
     def of(
-        cls, texts: TextColumns, split: str, classifier: Classifier, config: Config, emit: Emit
+        cls, texts: TextColumns, split: str, text_model: TextModel, config: Config, emit: Emit
     ) -> "_Parts":
         options, store = config.model, open_tensor_store(config.cache)
         notes = {"model": options.model, "mode": "token ids", "data": config.data.data}
-        return cls(_cut(texts), classifier, options, store, notes | {"split": split}, emit)
+        return cls(_cut(texts), text_model, options, store, notes | {"split": split}, emit)
 
     def read_or_encode(self, processes: Processes) -> list[EncodedTexts]:
         """Return the token ids of each part.
@@ -126,11 +126,11 @@ class _Parts:
         digest = hashlib.sha256()
         for column in columns:
             update_with_texts(digest, column)
-        max_length = min(self.options.max_length, self.classifier.max_tokens)
+        max_length = min(self.options.max_length, self.text_model.max_tokens)
         return key_of(
             [
                 f"{len(columns)} columns {digest.hexdigest()}",
-                f"tokenizer {self.classifier.source.tokenizer_sha256}",
+                f"tokenizer {self.text_model.source.tokenizer_sha256}",
                 f"max_length {max_length}, {long_texts_of(self.options)}",
                 *(f"{name} {version(name)}" for name in ("tokenizers", "transformers")),
                 f"finetune {version('finetune-mps')}",
@@ -142,7 +142,7 @@ class _Parts:
         tensors: Mapping[str, torch.Tensor] | None
         tensors = self.store.read(key, emit=self.emit)
         if tensors is None:
-            encoded = _encode(self.parts[number], self.classifier, self.options)
+            encoded = _encode(self.parts[number], self.text_model, self.options)
             try:
                 tensors = self._write(key, encoded, rows=len(self.parts[number].texts))
             except OSError as error:
@@ -151,9 +151,9 @@ class _Parts:
                 message = f"token ids {reason}: they stay in memory"
                 self.emit(WarningMessage(message, remedy=remedy))
                 return encoded
-        empty = _encode(self.parts[number].slice(0, 0), self.classifier, self.options)
+        empty = _encode(self.parts[number].slice(0, 0), self.text_model, self.options)
         found = empty.with_arrays({name: one.numpy() for name, one in tensors.items()})
-        self.classifier.check_ids(found)
+        self.text_model.check_ids(found)
         return found
 
     def _write(self, key: str, encoded: EncodedTexts, *, rows: int) -> Mapping[str, torch.Tensor]:
@@ -166,9 +166,9 @@ class _Parts:
         )
 
 
-def _remedies(classifier: Classifier, options: ModelConfig, *, reads_pairs: bool) -> list[str]:
+def _remedies(text_model: TextModel, options: ModelConfig, *, reads_pairs: bool) -> list[str]:
     """Return what can be done about truncated texts."""
-    can_be_longer = classifier.max_tokens > options.max_length
+    can_be_longer = text_model.max_tokens > options.max_length
     return [
         *(["raise --max-length"] if can_be_longer else []),
         *([] if reads_pairs else ["read all of it with --long-texts windows"]),

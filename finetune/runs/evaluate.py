@@ -73,11 +73,11 @@ def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: E
     place = f"{model.device.name} ({model.device.description})"
     emit(Info(f"evaluating {len(rows):,} rows of {split} on {place}"))
     examples = encode_rows(
-        rows, split, model.classifier, config=model.config, emit=emit,
+        rows, split, model.text_model, config=model.config, emit=emit,
         processes=model.predictor.processes,
     )  # fmt: skip
     with model.device.watch_work():
         logits = model.logits(examples)
-    scores = model.classifier.task.score(logits, examples.labels)
+    scores = model.text_model.task.score(logits, examples.labels)
     warn_unless_better(scores, emit=emit)
     return scores

@@ -17,8 +17,8 @@ from finetune.errors import (
     NotWritten,
     WorkDropped,
 )
-from finetune.model.load import Classifier
-from finetune.model.save import save_classifier
+from finetune.model.load import TextModel
+from finetune.model.save import save_model
 from finetune.runs.checkpoint import WRITE_ERRORS, discard_checkpoints_after, reason_of
 from finetune.runs.data import data_options
 from finetune.runs.folder import RunFolder
@@ -50,7 +50,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def unwritten_model_kept(folder: RunFolder, classifier: Classifier) -> Iterator[None]:
+def unwritten_model_kept(folder: RunFolder, text_model: TextModel) -> Iterator[None]:
     """Save a trained model elsewhere where its run folder can't be written, and say where.
 
     Raises:
@@ -60,7 +60,7 @@ def unwritten_model_kept(folder: RunFolder, classifier: Classifier) -> Iterator[
         yield
     except WRITE_ERRORS as error:
         has_model = folder.is_in_place and folder.model_folder.is_dir()
-        place = folder.model_folder if has_model else _save_elsewhere(folder, classifier)
+        place = folder.model_folder if has_model else _save_elsewhere(folder, text_model)
         where = f"the model lies in {place}" if place else "the model found no other place"
         way_on = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
         raise NotWritten(
@@ -69,7 +69,7 @@ def unwritten_model_kept(folder: RunFolder, classifier: Classifier) -> Iterator[
         ) from error
 
 
-def _save_elsewhere(folder: RunFolder, classifier: Classifier) -> Path | None:
+def _save_elsewhere(folder: RunFolder, text_model: TextModel) -> Path | None:
     """Save a model beside its run, or where the system has room for it; return where."""
     for parent in (folder.path.absolute().parent, tempfile.gettempdir(), Path.home()):
         try:
@@ -77,7 +77,7 @@ def _save_elsewhere(folder: RunFolder, classifier: Classifier) -> Path | None:
         except OSError:
             continue
         try:
-            save_classifier(classifier, made / "model")
+            save_model(text_model, made / "model")
         except WRITE_ERRORS:
             shutil.rmtree(made, ignore_errors=True)
         else:

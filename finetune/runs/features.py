@@ -15,7 +15,7 @@ from finetune.model.features import (
     key_of_frozen_layers,
     with_features,
 )
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 from finetune.model.mode import Mode
 from finetune.runs.cache import open_tensor_store
 from finetune.runs.feature_check import FeatureCheck
@@ -28,12 +28,12 @@ def stores_features(options: CacheConfig, mode: Mode) -> bool:
     return mode.freezes_layers and options.feature_cache
 
 
-def make_feature_extractor(classifier: Classifier) -> FeatureExtractor | None:
-    """Return a classifier split into frozen and trainable layers, or None if it can't be."""
+def make_feature_extractor(text_model: TextModel) -> FeatureExtractor | None:
+    """Return a model split into frozen and trainable layers, or None if it can't be."""
     return split_frozen(
-        classifier.model,
-        takes_4d_mask=classifier.structure.takes_4d_mask,
-        pads_left=classifier.tokenizer.padding_side == "left",
+        text_model.model,
+        takes_4d_mask=text_model.structure.takes_4d_mask,
+        pads_left=text_model.tokenizer.padding_side == "left",
     )
 
 
@@ -53,20 +53,20 @@ def stored_features(
     Raises:
         DeviceDiffers: If features that the device has computed differ from the CPU's.
     """
-    config, classifier = preparation.config, preparation.classifier
+    config, text_model = preparation.config, preparation.text_model
     if not stores_features(config.cache, preparation.mode):
-        return classifier.model, preparation.examples
-    extractor = make_feature_extractor(classifier)
+        return text_model.model, preparation.examples
+    extractor = make_feature_extractor(text_model)
     if extractor is None:
         emit(
             WarningMessage(
-                f"{type(classifier.model).__name__} can't be split into frozen and trainable "
+                f"{type(text_model.model).__name__} can't be split into frozen and trainable "
                 "layers: the frozen ones run at every step"
             )
         )
-        return classifier.model, preparation.examples
+        return text_model.model, preparation.examples
     found = _checked_features(preparation, extractor, batch_size, emit=emit)
-    return (extractor.trainable, found) if found else (classifier.model, preparation.examples)
+    return (extractor.trainable, found) if found else (text_model.model, preparation.examples)
 
 
 def _checked_features(
@@ -77,14 +77,14 @@ def _checked_features(
     emit: Emit,
 ) -> Mapping[str, Examples] | None:
     """Return the splits as features; None, with a warning, if these do not fit the disk."""
-    classifier, device = preparation.classifier, preparation.device
+    text_model, device = preparation.text_model, preparation.device
     precision = preparation.config.training.precision
     # The key is made of tensors on the CPU, and so are the features to compare with.
     key = key_of_frozen_layers(extractor, device=device, precision=precision)
     train = preparation.examples["train"]
     check = FeatureCheck.prepare(extractor, train) if preparation.checks_device else None
-    place(classifier.model, device.torch_device)
-    layers = FrozenLayers(extractor, key, device, precision, classifier.structure.takes_4d_mask)
+    place(text_model.model, device.torch_device)
+    layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
     try:
         examples = _all_features(preparation, layers, batch_size, emit=emit)
     except FeaturesDoNotFit:

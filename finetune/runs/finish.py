@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from finetune.evaluation.calibration import measure_calibration
 from finetune.events import stage
 from finetune.files import read_jsonl, write_json, write_jsonl
-from finetune.model.save import save_classifier
+from finetune.model.save import save_model
 from finetune.runs.calibration import Predicted, finish_task
 from finetune.runs.confidences import write_confidences
 from finetune.runs.failures import unwritten_model_kept
@@ -39,7 +39,7 @@ def finish(run: Run, *, write_pages: WritePages) -> RunResults:
     peak_bytes = run.training_state.device.memory.peak_bytes()
     run.checkpoints.load_best(run.training_state, run.progress)
     run, validation = _finish_task(run)
-    with unwritten_model_kept(run.folder, run.preparation.classifier):
+    with unwritten_model_kept(run.folder, run.preparation.text_model):
         results = _write_results(run, validation, peak_bytes, write_pages=write_pages)
     run.checkpoints.remove()
     return results
@@ -50,13 +50,13 @@ def _finish_task(run: Run) -> tuple[Run, Predicted | None]:
 
     The run that was given keeps the task for the seeds that are still to be trained.
     """
-    classifier, validation = run.preparation.classifier, None
+    text_model, validation = run.preparation.text_model, None
     if "validation" in run.examples:
         predict, calibrates = partial(run.predict, "validation"), run.config.training.calibrate
-        task, validation = finish_task(classifier, predict, calibrates=calibrates, emit=run.emit)
+        task, validation = finish_task(text_model, predict, calibrates=calibrates, emit=run.emit)
     else:
-        task = classifier.task.fold(classifier.output_parameters)
-    finished = replace(run.preparation, classifier=replace(classifier, task=task))
+        task = text_model.task.fold(text_model.output_parameters)
+    finished = replace(run.preparation, text_model=replace(text_model, task=task))
     return replace(run, preparation=finished), validation
 
 
@@ -93,9 +93,9 @@ def _write_results(
 
 def _write_model(run: Run, validation: Predicted | None) -> None:
     run.folder.check_in_place()
-    classifier = run.preparation.classifier
-    save_classifier(classifier, run.folder.model_folder)
-    write_inference(run.folder, run.config.model, max_tokens=classifier.max_tokens)
+    text_model = run.preparation.text_model
+    save_model(text_model, run.folder.model_folder)
+    write_inference(run.folder, run.config.model, max_tokens=text_model.max_tokens)
     if validation:
         write_confidences(run.folder, run.preparation.task, validation)
 

@@ -55,7 +55,7 @@ class Manifest:
         return cls(
             sources=describe_sources(preparation.sources),
             splits=digest_splits(preparation.splits, preparation.task),
-            model=describe_model(preparation.classifier.source),
+            model=describe_model(preparation.text_model.source),
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
             reads_pairs="text_pair" in preparation.splits["train"].column_names,

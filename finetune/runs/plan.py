@@ -22,7 +22,7 @@ from finetune.config.schema import (
 from finetune.data.load import SOURCES
 from finetune.devices.base import BatchShapes
 from finetune.model.freeze import mode_for_default_lr
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 from finetune.model.mode import Mode
 from finetune.model.source import MINILM
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
@@ -98,14 +98,14 @@ class TrainingPlan:
 
 
 def plan_training(
-    config: Config, examples: Mapping[str, Examples], classifier: Classifier, shapes: BatchShapes
+    config: Config, examples: Mapping[str, Examples], text_model: TextModel, shapes: BatchShapes
 ) -> TrainingPlan:
     """Work out a run's steps, with the defaults that depend on model and mode.
 
     Args:
         config: All options.
         examples: The splits as the model reads them.
-        classifier: The pretrained model.
+        text_model: The pretrained model.
         shapes: Which batches suit the device.
     """
     options, mode = config.training, mode_of(config.model)
@@ -115,13 +115,13 @@ def plan_training(
     num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
     return TrainingPlan(
         examples=examples["train"],
-        padded_lengths=_padded_lengths(examples, classifier, shapes, mode=mode),
+        padded_lengths=_padded_lengths(examples, text_model, shapes, mode=mode),
         effective_batch_size=per_step,
         pads_batches=shapes.pads_batches,
         num_train_epochs=num_train_epochs,
         hyperparameters=_hyperparameters(
             config,
-            classifier,
+            text_model,
             defaults,
             total_steps=options.max_steps or math.ceil(num_train_epochs * steps_per_epoch),
         ),
@@ -133,14 +133,14 @@ def plan_training(
 
 
 def _padded_lengths(
-    splits: Mapping[str, Examples], classifier: Classifier, shapes: BatchShapes, *, mode: Mode
+    splits: Mapping[str, Examples], text_model: TextModel, shapes: BatchShapes, *, mode: Mode
 ) -> list[int]:
     """Choose the padded lengths of all splits, so that evaluation brings no new shapes."""
     if shapes.max_shapes is not None and not mode.trains_encoder:
         # A head over stored features has a shape of its own: one vector a text.
         shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
     weights = [np.full(len(one.lengths), _PASSES[split]) for split, one in splits.items()]
-    return classifier.padded_lengths(
+    return text_model.padded_lengths(
         np.concatenate([one.lengths for one in splits.values()]),
         shapes,
         weights=np.concatenate(weights),
@@ -148,13 +148,13 @@ def _padded_lengths(
 
 
 def _hyperparameters(
-    config: Config, classifier: Classifier, defaults: ModeDefaults, *, total_steps: int
+    config: Config, text_model: TextModel, defaults: ModeDefaults, *, total_steps: int
 ) -> Hyperparameters:
     options = config.training
     default_rate = default_learning_rate(
-        mode_for_default_lr(classifier.structure, mode=mode_of(config.model)),
-        hidden_size=classifier.model.config.hidden_size,
-        classifier_input=classifier.structure.classifier_input,
+        mode_for_default_lr(text_model.structure, mode=mode_of(config.model)),
+        hidden_size=text_model.model.config.hidden_size,
+        output_layer_input=text_model.structure.output_layer_input,
     )
     return Hyperparameters(
         optimizer=options.optimizer,

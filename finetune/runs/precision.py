@@ -108,8 +108,8 @@ def _find_timing(preparation: Preparation, batch_size: BatchSize) -> PrecisionTi
 
     try:
         timing = time_precisions(
-            preparation.classifier.model,
-            head=preparation.classifier.structure.head,
+            preparation.text_model.model,
+            head=preparation.text_model.structure.head,
             losses=preparation.task.losses,
             hyperparameters=plan.hyperparameters,
             cut=cut,
@@ -165,10 +165,10 @@ def _parity_file(device: Device, precision: str) -> Path:
 
 def _key(preparation: Preparation, *, rows: int, padded_length: int) -> str:
     """Return a key of all that a timing depends on, but for the texts."""
-    classifier, options = preparation.classifier, preparation.config.training
+    text_model, options = preparation.text_model, preparation.config.training
     subject = {
-        "architecture": architecture_of(classifier.model.config.to_dict()),
-        "weights": classifier.source.weights_sha256,
+        "architecture": architecture_of(text_model.model.config.to_dict()),
+        "weights": text_model.source.weights_sha256,
         "mode": preparation.mode,
         "optimizer": options.optimizer,
         "gradient_checkpointing": bool(options.gradient_checkpointing),

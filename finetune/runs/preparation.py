@@ -17,7 +17,7 @@ from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Emit, Info, stage
 from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
-from finetune.model.load import Classifier, load_classifier
+from finetune.model.load import TextModel, load_model
 from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
 from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails, TextLengths
@@ -38,7 +38,7 @@ class Preparation:
         columns: Of a table, those that were read, by the options that name them.
         splits: ``train``, ``test`` and, unless its fraction is 0, ``validation``.
         examples: The splits as the model reads them.
-        classifier: The pretrained model with a new head, frozen as the mode says, on the CPU. A
+        text_model: The pretrained model with a new head, frozen as the mode says, on the CPU. A
             training changes it.
         encoding_seconds: Time that the token ids took.
         precision_timing: What the precision was chosen by; None where it was given.
@@ -52,7 +52,7 @@ class Preparation:
     sources: Sequence[DataSource]
     splits: DatasetDict
     examples: Mapping[str, Examples]
-    classifier: Classifier
+    text_model: TextModel
     encoding_seconds: float
     columns: Mapping[str, str] = field(default_factory=dict)
     precision_timing: PrecisionTiming | None = None
@@ -63,7 +63,7 @@ class Preparation:
     @property
     def task(self) -> Task:
         """What the labels are."""
-        return self.classifier.task
+        return self.text_model.task
 
     @property
     def mode(self) -> Mode:
@@ -73,7 +73,7 @@ class Preparation:
     @cached_property
     def plan(self) -> TrainingPlan:
         """The steps of a run."""
-        return plan_training(self.config, self.examples, self.classifier, self.device.shapes)
+        return plan_training(self.config, self.examples, self.text_model, self.device.shapes)
 
     @property
     def resolved_config(self) -> Config:
@@ -82,7 +82,7 @@ class Preparation:
             self.config,
             self.plan,
             data_commit=next((one.commit for one in self.sources if one.commit), None),
-            model_commit=self.classifier.source.commit,
+            model_commit=self.text_model.source.commit,
         )
 
     @property
@@ -94,7 +94,7 @@ class Preparation:
     @property
     def details(self) -> RunDetails:
         """What people want to see of a run beside its metrics, once all is chosen."""
-        parts = count_by_part(self.classifier.model, self.classifier.structure)
+        parts = count_by_part(self.text_model.model, self.text_model.structure)
         return RunDetails(
             choices=list(self.choices),
             lengths={name: TextLengths.of(one) for name, one in self.examples.items()},
@@ -112,8 +112,8 @@ class Preparation:
         The data, in files and as token ids, is shared.
         """
         config = replace(self.config, training=replace(self.config.training, seed=seed))
-        classifier = load_for_training(config, task=self.task, device=self.device, emit=emit)
-        return replace(self, config=config, classifier=classifier)
+        text_model = load_for_training(config, task=self.task, device=self.device, emit=emit)
+        return replace(self, config=config, text_model=text_model)
 
 
 def prepare(
@@ -143,28 +143,28 @@ def prepare(
         labels = loaded.task.labels(column_of(splits["train"], "label"))
         task = loaded.task.fitted(labels, is_balanced=is_balanced)
         task.chosen_metric(config.training.metric_for_best_model)
-        classifier = load_for_training(config, task=task, device=device, emit=emit)
+        text_model = load_for_training(config, task=task, device=device, emit=emit)
     if is_balanced:
         emit(Info("class weights: every class counts the same in the loss, instead of every row"))
     started = time.perf_counter()
     with stage("encode", emit):
         examples = {
             split: encode_rows(
-                rows, split, classifier, config=config, emit=emit, processes=processes
+                rows, split, text_model, config=config, emit=emit, processes=processes
             )
             for split, rows in splits.items()
         }
     seconds = time.perf_counter() - started
     return Preparation(
-        config, device, loaded.sources, splits, examples, classifier, seconds,
+        config, device, loaded.sources, splits, examples, text_model, seconds,
         columns=loaded.columns, origins=origins or {}, processes=processes,
     )  # fmt: skip
 
 
-def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit) -> Classifier:
+def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit) -> TextModel:
     """Load the pretrained model, draw its head, and freeze what does not train."""
     torch.manual_seed(config.training.seed)
-    classifier = load_classifier(
+    text_model = load_model(
         config.model.model,
         revision=config.model.revision,
         task=task,
@@ -172,14 +172,14 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
         emit=emit,
     )
     mode = mode_of(config.model)
-    freeze_parameters(classifier.model, classifier.structure, mode=mode)
+    freeze_parameters(text_model.model, text_model.structure, mode=mode)
     if config.training.gradient_checkpointing:
-        enable_gradient_checkpointing(classifier.model, device)
-    trained, total = count_parameters(classifier.model)
+        enable_gradient_checkpointing(text_model.model, device)
+    trained, total = count_parameters(text_model.model)
     emit(
         Info(
             f"model: {config.model.model}, mode {mode}, {trained:,} of {total:,} parameters train "
             f"({trained / total:.1%})"
         )
     )
-    return classifier
+    return text_model

@@ -71,11 +71,11 @@ class RunFacts:
         """Return the facts of a run."""
         from finetune.model.freeze import count_parameters
 
-        config, classifier = preparation.config, preparation.classifier
-        trained, total = count_parameters(classifier.model)
+        config, text_model = preparation.config, preparation.text_model
+        trained, total = count_parameters(text_model.model)
         return cls(
             data=config.data.data,
-            class_names=list(classifier.task.class_names),
+            class_names=list(text_model.task.class_names),
             model=config.model.model,
             mode=preparation.mode,
             device=preparation.device.name,

@@ -1,4 +1,4 @@
-"""A run: one training of a classifier.
+"""A run: one training of a model.
 
 ``Run.prepare`` begins one and ``Run.resume`` goes on with one; ``Run.train`` takes the steps.
 Then ``finish`` saves the best model and writes what was found.
@@ -48,7 +48,7 @@ _COPIES_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Run:
-    """One training of a classifier.
+    """One training of a model.
 
     Args:
         folder: Where it writes; held by this process.
@@ -257,7 +257,7 @@ def _make_training_state(preparation: Preparation, model: nn.Module) -> Training
     processes = preparation.processes
     training_state = prepare_training(
         model,
-        head=preparation.classifier.structure.head,
+        head=preparation.text_model.structure.head,
         device=preparation.device,
         precision=preparation.config.training.precision,
         losses=preparation.task.losses,

@@ -17,7 +17,7 @@ def choose_run_threads(preparation: Preparation, *, emit: Emit) -> Preparation:
 
     Return the preparation with what was measured.
     """
-    device, model = preparation.device, preparation.classifier.model
+    device, model = preparation.device, preparation.text_model.model
     train = preparation.examples["train"]
     middle = max(0, (len(train.lengths) - EXAMPLES) // 2)
     typical = np.argsort(train.lengths)[middle : middle + EXAMPLES]

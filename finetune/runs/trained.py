@@ -14,7 +14,7 @@ from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
-from finetune.model.load import Classifier, load_classifier
+from finetune.model.load import TextModel, load_model
 from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
 from finetune.runs.inference import with_inference
 from finetune.runs.manifest import Manifest
@@ -30,7 +30,7 @@ class TrainedModel:
     """
 
     config: Config
-    classifier: Classifier
+    text_model: TextModel
     device: Device
     predictor: Predictor
     reads_pairs: bool
@@ -54,7 +54,7 @@ class TrainedModel:
         config = with_inference(load_saved_config(folder), folder)
         task = load_saved_task(folder)
         try:
-            classifier = load_classifier(
+            text_model = load_model(
                 str(folder.model_folder),
                 revision=None,
                 task=task,
@@ -66,16 +66,16 @@ class TrainedModel:
             remedy = f"restore {folder.model_folder}, or make the run again"
             raise ModelUnsupported(error.message, remedy=remedy) from error
         chosen = select_device(device, emit=emit)
-        place(classifier.model, chosen.torch_device)
+        place(text_model.model, chosen.torch_device)
         predictor = Predictor(
-            classifier.model,
+            text_model.model,
             chosen,
             _usable_precision(config, chosen, emit=emit),
             BatchSize(config.training.eval_batch_size, "evaluation batch size", chosen, emit),
             processes.on(chosen),
         )
         reads_pairs = Manifest.read(folder.manifest_file).reads_pairs
-        return cls(config, classifier, chosen, predictor, reads_pairs)
+        return cls(config, text_model, chosen, predictor, reads_pairs)
 
     def answer(
         self,
@@ -93,13 +93,13 @@ class TrainedModel:
         found = self._answer_alone(texts[own], pairs and pairs[own]) if texts[own] else None
         pieces = self.predictor.processes.gather(found)
         logits = np.concatenate([one for one in pieces if one is not None])
-        return self.classifier.task.answers(texts, logits, all_scores=all_scores)
+        return self.text_model.task.answers(texts, logits, all_scores=all_scores)
 
     def _answer_alone(
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> NDArray[np.float32]:
         options = self.config.model
-        encoded = self.classifier.encode(
+        encoded = self.text_model.encode(
             texts, pairs, max_length=options.max_length, long_texts=long_texts_of(options)
         )
         lengths = encoded.lengths
@@ -107,7 +107,7 @@ class TrainedModel:
             # Any number of pieces of texts may follow: powers of two give them the same shapes.
             lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
         alone = replace(self.predictor, processes=ALONE)
-        return self._logits(self.classifier.inputs(encoded), lengths, alone)
+        return self._logits(self.text_model.inputs(encoded), lengths, alone)
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""
@@ -118,7 +118,7 @@ class TrainedModel:
     ) -> NDArray[np.float32]:
         """Return logits from batches of the padded lengths that suit texts of some lengths."""
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
-        padded_lengths = self.classifier.padded_lengths(lengths, self.device.shapes)
+        padded_lengths = self.text_model.padded_lengths(lengths, self.device.shapes)
         return predictor.logits(examples, padded_lengths=padded_lengths)
 
 

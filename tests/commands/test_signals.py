@@ -21,13 +21,13 @@ from finetune.runs.folder import RunFolder
 from finetune.training import interruption
 
 STAGES = {
-    "loading": "finetune.runs.preparation.load_classifier",
+    "loading": "finetune.runs.preparation.load_model",
     "encoding": "finetune.model.load.encode_texts",
     "frozen pass": "finetune.model.features.plan_extraction",
     "first step": "finetune.training.loop.step_with_retries",
     "validation": "finetune.tasks.metric.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",
-    "final model": "finetune.runs.finish.save_classifier",
+    "final model": "finetune.runs.finish.save_model",
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}

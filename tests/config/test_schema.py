@@ -57,21 +57,21 @@ def test_the_mode_follows_from_what_is_frozen(model: ModelConfig, mode: str) -> 
 def test_the_default_learning_rate_follows_from_mode_and_width(
     mode: str, hidden_size: int, rate: float
 ) -> None:
-    for classifier_input in (0.05, 1.0):
+    for output_layer_input in (0.05, 1.0):
         actual = default_learning_rate(
-            Mode(mode), hidden_size=hidden_size, classifier_input=classifier_input
+            Mode(mode), hidden_size=hidden_size, output_layer_input=output_layer_input
         )
         assert actual == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
-    ("classifier_input", "rate"), [(1.0, 7e-3), (0.07, 0.1), (0.123456, 0.057), (0.0, 0.01)]
+    ("output_layer_input", "rate"), [(1.0, 7e-3), (0.07, 0.1), (0.123456, 0.057), (0.0, 0.01)]
 )
 def test_the_rate_of_a_classifier_alone_follows_from_the_size_of_what_it_reads(
-    classifier_input: float, rate: float
+    output_layer_input: float, rate: float
 ) -> None:
     actual = default_learning_rate(
-        Mode("classifier"), hidden_size=768, classifier_input=classifier_input
+        Mode("classifier"), hidden_size=768, output_layer_input=output_layer_input
     )
     assert actual == rate
 

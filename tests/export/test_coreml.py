@@ -14,7 +14,7 @@ from tiny_models import ARCHITECTURES, save_tiny_model
 from finetune.errors import FinetuneError, ModelUnsupported, NotWritten
 from finetune.events import ignore
 from finetune.export.coreml import MODEL_FILE, read_program, write_coreml
-from finetune.model.load import Classifier, load_classifier
+from finetune.model.load import TextModel, load_model
 from finetune.tasks.single import Single
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.skipif(find_spec("coremltools") is None, reason="needs 
 FOLDED = {"deberta-v2": ["deberta.encoder.rel_embeddings.weight"]}
 
 
-def load(folder: Path) -> Classifier:
+def load(folder: Path) -> TextModel:
     task = Single(["a", "b", "c"])
-    return load_classifier(str(folder), revision=None, task=task, from_scratch=False, emit=ignore)
+    return load_model(str(folder), revision=None, task=task, from_scratch=False, emit=ignore)
 
 
 @pytest.mark.slow
@@ -37,10 +37,10 @@ def test_a_program_takes_texts_of_any_length_and_has_the_models_weights(
 ) -> None:
     import coremltools
 
-    classifier = load(save_tiny_model(tmp_path / "tiny", architecture))
-    write_coreml(classifier, tmp_path / "coreml", max_length=48)
+    text_model = load(save_tiny_model(tmp_path / "tiny", architecture))
+    write_coreml(text_model, tmp_path / "coreml", max_length=48)
     file = tmp_path / "coreml" / MODEL_FILE
-    program = read_program(file, classifier)
+    program = read_program(file, text_model)
     assert sorted(program.inputs) == ["attention_mask", "input_ids"]
     assert (program.shortest, program.longest) == (2, 48)
     assert program.folded == FOLDED.get(architecture, [])
@@ -55,23 +55,23 @@ def test_a_program_takes_texts_of_any_length_and_has_the_models_weights(
     assert (tmp_path / "coreml" / "tokenizer.json").is_file()
 
     with torch.no_grad():
-        next(iter(classifier.model.parameters()))[7, 7] += 0.01
+        next(iter(text_model.model.parameters()))[7, 7] += 0.01
     with pytest.raises(FinetuneError, match=r"it lacks .*embeddings.*weight"):
-        read_program(file, classifier)
+        read_program(file, text_model)
 
 
 def test_a_model_that_can_not_be_converted_is_refused_with_the_reason(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    classifier = load(tiny_folder)
+    text_model = load(tiny_folder)
 
     def refuse(*inputs: torch.Tensor, **named: torch.Tensor) -> None:
         raise NotImplementedError("Unsupported fx node fft\nand more")
 
-    monkeypatch.setattr(classifier.model, "forward", refuse)
+    monkeypatch.setattr(text_model.model, "forward", refuse)
     monkeypatch.setattr("finetune.export.coreml.import_converter", lambda: None)
     with pytest.raises(ModelUnsupported, match=r"BertForSeq.*: Unsupported fx node fft\n"):
-        write_coreml(classifier, tmp_path / "coreml", max_length=48)
+        write_coreml(text_model, tmp_path / "coreml", max_length=48)
     assert not (tmp_path / "coreml").exists()
 
 
@@ -101,13 +101,13 @@ def test_the_command_says_what_was_checked_and_what_not(
 def test_a_mac_gives_the_logits_of_pytorch(tmp_path: Path, tiny_folder: Path) -> None:
     import coremltools
 
-    classifier = load(tiny_folder)
-    write_coreml(classifier, tmp_path / "coreml", max_length=48)
+    text_model = load(tiny_folder)
+    write_coreml(text_model, tmp_path / "coreml", max_length=48)
     program = coremltools.models.MLModel(str(tmp_path / "coreml" / MODEL_FILE))
     for text in ("Who wrote Faust?", "by", "How old is the river Nile? " * 4):
-        inputs = classifier.tokenizer(text, truncation=True, max_length=48, return_tensors="pt")
+        inputs = text_model.tokenizer(text, truncation=True, max_length=48, return_tensors="pt")
         with torch.inference_mode():
-            expected = classifier.model(**inputs).logits.numpy()
+            expected = text_model.model(**inputs).logits.numpy()
         found = program.predict(
             {name: one.numpy().astype(np.int32) for name, one in inputs.items()}
         )

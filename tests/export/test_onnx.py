@@ -10,7 +10,7 @@ from tiny_models import ARCHITECTURES, save_tiny_model
 from finetune.errors import UsageError
 from finetune.events import ignore
 from finetune.export.onnx import MODEL_FILE, OnnxModel, write_onnx
-from finetune.model.load import Classifier, load_classifier
+from finetune.model.load import TextModel, load_model
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import inputs_of_texts
 
@@ -19,9 +19,9 @@ pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 TEXTS = ["Who wrote Faust?", "How old is the river Nile?", "by", "What does NASA stand for?" * 3]
 
 
-def load(folder: Path) -> Classifier:
+def load(folder: Path) -> TextModel:
     task = Single(["a", "b", "c"])
-    return load_classifier(str(folder), revision=None, task=task, from_scratch=False, emit=ignore)
+    return load_model(str(folder), revision=None, task=task, from_scratch=False, emit=ignore)
 
 
 @pytest.mark.slow
@@ -29,15 +29,15 @@ def load(folder: Path) -> Classifier:
 def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
     tmp_path: Path, architecture: str
 ) -> None:
-    classifier = load(save_tiny_model(tmp_path / "tiny", architecture))
-    write_onnx(classifier, tmp_path / "onnx", quantizes=False)
+    text_model = load(save_tiny_model(tmp_path / "tiny", architecture))
+    write_onnx(text_model, tmp_path / "onnx", quantizes=False)
     exported = OnnxModel(tmp_path / "onnx" / MODEL_FILE)
-    encoded = classifier.encode(TEXTS, max_length=64)
+    encoded = text_model.encode(TEXTS, max_length=64)
     examples = inputs_of_texts(encoded, takes_4d_mask=False)
     for indices in ([0], [2], [1, 0], [0, 1, 2, 3]):
         inputs = examples.inputs_of(np.array(indices), int(encoded.lengths[indices].max()))
         with torch.inference_mode():
-            expected = classifier.model(**inputs).logits
+            expected = text_model.model(**inputs).logits
         torch.testing.assert_close(exported(**inputs).logits, expected, atol=1e-5, rtol=1e-4)
 
 

@@ -281,7 +281,7 @@ def test_trained_layers_are_above_the_split_though_a_classifier_of_zeros_hides_t
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     with torch.no_grad():
-        for parameter in structure.classifier:
+        for parameter in structure.output_layer:
             model.get_parameter(parameter).zero_()
     extractor = split(model, structure)
     assert extractor.per_token

@@ -25,7 +25,7 @@ def expected_names(structure: Structure, mode: str) -> frozenset[str]:
         "last-1": third | above_and_head,
         "last-2": second | third | above_and_head,
         "head": structure.head,
-        "classifier": structure.classifier | structure.new,
+        "classifier": structure.output_layer | structure.new,
     }[mode]
 
 

