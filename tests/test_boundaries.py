@@ -139,6 +139,6 @@ def test_a_command_leaves_out_what_only_training_needs() -> None:
             # transformers itself imports accelerate when it loads a model.
             "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
             "finetune.api.bench_session": {"datasets", "evaluate", "pandas", "sklearn"},
-            "finetune.api.dry_run": TRAINING_ONLY,
+            "finetune.commands.dry_run": TRAINING_ONLY,
         }
     )

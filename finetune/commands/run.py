@@ -1,10 +1,16 @@
-"""``finetune run``."""
+"""``finetune run``: the command, and ``finetune.run``, which it calls.
 
+The libraries that training needs take seconds to import, so they are imported once the call is
+known to be right.
+"""
+
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import click
 
@@ -25,12 +31,17 @@ from finetune.commands.options import (
     output_options,
 )
 from finetune.commands.progress import showing
+from finetune.config.options import Options
 from finetune.distributed.launch import read_launch
-from finetune.errors import UsageError
+from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder
 from finetune.tasks.labels import listed_counts
 
 if TYPE_CHECKING:
+    from finetune.commands.dry_run import DryRun
+    from finetune.config.load import LoadedConfig
+    from finetune.runs.results import RunResults
     from finetune.runs.seeds import SeedResults
     from finetune.tasks.figures import Figure
 
@@ -67,7 +78,9 @@ IN_WORDS = {
     help="Train N seeds, from --seed on, with the same splits; print mean and 95% interval.",
 )
 @assignments_option
-@click.option("--dry-run", is_flag=True, help="Print what the run would do, and stop.")
+@click.option(
+    "--dry-run", "is_dry_run", is_flag=True, help="Print what the run would do, and stop."
+)
 @click.option(
     "--num-processes",
     type=click.IntRange(min=1),
@@ -78,7 +91,7 @@ IN_WORDS = {
 @output_options
 def command(
     *,
-    dry_run: bool,
+    is_dry_run: bool,
     seeds: int | None,
     num_processes: int,
     as_json: bool,
@@ -87,28 +100,26 @@ def command(
     **flags: Any,
 ) -> None:
     """Fine-tune a classifier and write a run folder."""
-    for option in ("seeds", "resume_from_checkpoint") if dry_run else ():
+    for option in ("seeds", "resume_from_checkpoint") if is_dry_run else ():
         if click.get_current_context().params[option] is not None:
             raise UsageError(
                 "--dry-run is for a new run of one seed",
                 remedy=f"leave out --dry-run or --{option.replace('_', '-')}",
             )
-    if num_processes > 1 and not dry_run and read_launch().world_size == 1:
+    if num_processes > 1 and not is_dry_run and read_launch().world_size == 1:
         sys.exit(_run_in_processes(num_processes, seeds, flags))
     with showing(quiet=quiet, no_progress=no_progress) as emit:
-        from finetune.api import run as api
-
         if seeds is not None:
-            found = api.run(seeds=seeds, emit=emit, **given(flags))
-        elif dry_run:
-            plan = api.dry_run(emit=emit, **given(flags)).to_json()
+            found = run(seeds=seeds, emit=emit, **given(flags))
+        elif is_dry_run:
+            plan = dry_run(emit=emit, **given(flags)).to_json()
         else:
-            results = api.run(emit=emit, **given(flags))
+            results = run(emit=emit, **given(flags))
     if seeds is not None:
         _show_seeds(found, as_json=as_json)
-    elif dry_run and as_json:
+    elif is_dry_run and as_json:
         show_json(plan)
-    elif dry_run:
+    elif is_dry_run:
         _show_plan(plan)
     elif as_json:
         show_json({**results.to_json(), "output_dir": results.output_dir})
@@ -136,16 +147,14 @@ def _show_plan(plan: dict[str, Any]) -> None:
 
 
 def _run_in_processes(count: int, seeds: int | None, flags: dict[str, Any]) -> int:
-    from finetune.api import run as api
-
     if seeds is not None:
         raise UsageError(
             "several seeds are trained by one process",
             remedy="leave out --seeds or --num-processes",
         )
     # What is wrong with the options is said once, and at once.
-    api.read_options(**given(flags))
-    from finetune.api.launch import run_in_processes
+    read_options(**given(flags))
+    from finetune.commands.launch import run_in_processes
 
     return run_in_processes(count, click.get_current_context().obj)
 
@@ -183,3 +192,157 @@ def _format_label(figure: "Figure", value: float) -> str:
     # The interval of few seeds may be wider than a share can be.
     shown = min(max(value, 0.0), 1.0) if figure.is_share else value
     return str(replace(figure, value=shown))
+
+
+@overload
+def run(
+    config: str | Path | None = None,
+    *,
+    seeds: None = None,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit = ignore,
+    **options: Unpack[Options],
+) -> "RunResults": ...
+
+
+@overload
+def run(
+    config: str | Path | None = None,
+    *,
+    seeds: int,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit = ignore,
+    **options: Unpack[Options],
+) -> "SeedResults": ...
+
+
+def run(
+    config: str | Path | None = None,
+    *,
+    seeds: int | None = None,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit = ignore,
+    **options: Unpack[Options],
+) -> "RunResults | SeedResults":
+    """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
+
+    Args:
+        config: A YAML file or the name of a recipe.
+        seeds: How many seeds to train, from ``seed`` on, with the same splits; each in a folder of
+            its own. A folder of them is resumed as that of a run.
+        resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it; of a
+            finished run, whose model a new run trains to more ``num_train_epochs``; ``auto``
+            for the run in ``output_dir``, or for the newest of its default name that has not
+            finished, and a new run where there is none.
+        assignments: More options, as ``section.option=value``.
+        emit: Is called with the events of ``finetune.events``.
+        options: The command's flags, with underscores: ``freeze_core=True``.
+
+    Raises:
+        FinetuneError: With an exit code and a remedy.
+    """
+    loaded = read_options(
+        config,
+        resume_from_checkpoint=resume_from_checkpoint,
+        assignments=assignments,
+        **options,
+    )
+    if seeds is not None:
+        return _run_seeds(loaded, seeds, resume_from=resume_from_checkpoint, emit=emit)
+    if read_launch().world_size > 1:
+        return _run_together(loaded, resume_from_checkpoint, emit=emit)
+    from finetune.commands.resuming import choose_work
+
+    work = choose_work(loaded, resume_from_checkpoint, emit=emit)
+    if work.results:
+        return work.results
+    from finetune.commands.training import train
+
+    return train(work, emit=emit)
+
+
+def _run_together(
+    given: "LoadedConfig", resume_from: str | Path | None, *, emit: Emit
+) -> "RunResults":
+    from finetune.commands.resuming import choose_work
+    from finetune.commands.training import train
+    from finetune.distributed.joining import join_processes
+
+    processes = join_processes()
+    # It depends on folders, which the main process is about to change.
+    work = processes.broadcast(lambda: choose_work(given, resume_from, emit=emit))
+    if work.results:
+        return work.results
+    return train(work, emit=emit if processes.is_main else ignore, processes=processes)
+
+
+def _run_seeds(
+    given: "LoadedConfig", count: int, *, resume_from: str | Path | None, emit: Emit
+) -> "SeedResults":
+    if count < 2:
+        raise UsageError(f"{count} seeds are not several", remedy="give --seeds 2 or more")
+    if (processes := read_launch().world_size) > 1:
+        raise UsageError(
+            f"several seeds are trained by one process, and there are {processes}",
+            remedy="leave out --seeds, or start without torchrun or accelerate launch",
+        )
+    from finetune.commands.resuming import check_changes, with_changes
+    from finetune.commands.seeds import find_seeds, train_seeds
+
+    config, begun = given.config, None
+    if resume_from is not None:
+        begun = find_seeds(config, count, resume_from=resume_from)
+        if begun is None:
+            emit(Info("there are no seeds to go on with: new runs begin"))
+        elif saved := begun.load_config():
+            check_changes(given, saved, RunFolder(begun.path))
+            config = with_changes(saved, given)
+    return train_seeds(config, count, begun=begun, origins=given.origins, emit=emit)
+
+
+def dry_run(
+    config: str | Path | None = None,
+    *,
+    assignments: Sequence[str] = (),
+    emit: Emit = ignore,
+    **options: Unpack[Options],
+) -> "DryRun":
+    """Prepare a run up to its first step, write nothing, and return what it would do.
+
+    Whatever would keep the run from starting is raised here too. The arguments are those of
+    :func:`run`.
+    """
+    loaded = read_options(config, assignments=assignments, **options)
+    from finetune.commands.dry_run import describe
+
+    return describe(loaded.config, emit=emit)
+
+
+def read_options(
+    config: str | Path | None = None,
+    *,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    **options: Unpack[Options],
+) -> "LoadedConfig":
+    """Return all options of a run, of which nothing is wrong without looking at data and model.
+
+    The arguments are those of :func:`run`.
+    """
+    from finetune.config.load import check_option, load_config
+
+    if config is not None and resume_from_checkpoint not in (None, "auto"):
+        raise ConfigurationInvalid(
+            "a run is resumed with its own configuration", remedy="leave out --config"
+        )
+    for option in options:
+        check_option(option, origin="finetune.run()")
+    return load_config(
+        file=None if config is None else str(config),
+        environment=os.environ,
+        flags=dict(options),
+        assignments=assignments,
+    )

@@ -14,7 +14,7 @@ from prepared_runs import prepare_tiny, train_prepared
 from tiny_training import OtherDevice
 
 import finetune
-from finetune.api.training import train_seed
+from finetune.commands.training import train_seed
 from finetune.devices.mps.device import MpsDevice
 from finetune.errors import DeviceDiffers, WorkDropped
 from finetune.events import Advance, Event, Step, ignore

@@ -36,7 +36,7 @@ from tiny_runs import (
 from tiny_training import FewShapesDevice, give_few_shapes
 from torch import nn
 
-from finetune.api.run import dry_run
+from finetune.commands.run import dry_run
 from finetune.devices import host_memory
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice

@@ -9,7 +9,7 @@ from prepared_runs import prepare_tiny
 from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
 
 import finetune
-from finetune.api.training import train_seed
+from finetune.commands.training import train_seed
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder

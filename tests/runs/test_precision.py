@@ -172,7 +172,7 @@ def test_nothing_is_timed_where_it_would_not_pay_or_is_not_asked_for(
 
 
 def test_a_dry_run_times_nothing(timing: PlantedTiming, tiny_folder: Path) -> None:
-    plan = finetune.api.run.dry_run(model=str(tiny_folder), data="questions", device="cpu")
+    plan = finetune.commands.run.dry_run(model=str(tiny_folder), data="questions", device="cpu")
     assert (timing.count, plan.facts.precision) == (0, "auto")
 
 

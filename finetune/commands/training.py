@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.api.folders import reserve
 from finetune.api.report import write_pages
-from finetune.api.resuming import Work
+from finetune.commands.folders import reserve
+from finetune.commands.resuming import Work
 from finetune.devices.mps.awake import kept_awake
 from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import ALONE, Processes

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.api.folders import default_name, find_named, named_folder
-from finetune.config.load import LoadedConfig
+from finetune.commands.folders import default_name, find_named, named_folder
 from finetune.config.schema import SECTION_OF_OPTION, Config, change_options, value_of
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Info
@@ -21,6 +20,7 @@ from finetune.runs.folder import (
 from finetune.runs.reserving import next_free_folder
 
 if TYPE_CHECKING:
+    from finetune.config.load import LoadedConfig
     from finetune.runs.results import RunResults
 
 AUTO = "auto"
@@ -64,7 +64,7 @@ class Work:
 
 
 def choose_work(
-    given: LoadedConfig, resume_from_checkpoint: str | Path | None, *, emit: Emit
+    given: "LoadedConfig", resume_from_checkpoint: str | Path | None, *, emit: Emit
 ) -> Work:
     """Return what to do with the options that are given: begin a run, or go on with one.
 
@@ -86,7 +86,7 @@ def choose_work(
     return _resume(folder, given, emit=emit)
 
 
-def _resume_or_begin(given: LoadedConfig, *, emit: Emit) -> Work:
+def _resume_or_begin(given: "LoadedConfig", *, emit: Emit) -> Work:
     if (found := _find_run(given.config)) is not None:
         return _resume(found, given, emit=emit)
     emit(Info("there is no run to resume: a new one begins"))
@@ -128,7 +128,7 @@ def _run_of(path: Path) -> Path:
     return path.absolute().parents[1] if is_checkpoint and not run.config_file.exists() else path
 
 
-def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Work:
+def _resume(folder: RunFolder, given: "LoadedConfig", *, emit: Emit) -> Work:
     saved = load_saved_config(folder)
     check_changes(given, saved, folder)
     if folder.has_finished:
@@ -141,12 +141,12 @@ def _resume(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Work:
     return Work(with_changes(saved, given), resumed=folder)
 
 
-def _wants_more_epochs(folder: RunFolder, given: LoadedConfig) -> bool:
+def _wants_more_epochs(folder: RunFolder, given: "LoadedConfig") -> bool:
     epochs = given.config.training.num_train_epochs
     return epochs not in (None, load_saved_config(folder).training.num_train_epochs)
 
 
-def _continued(folder: RunFolder, given: LoadedConfig, *, emit: Emit) -> Config:
+def _continued(folder: RunFolder, given: "LoadedConfig", *, emit: Emit) -> Config:
     """Return the configuration of a new run that trains the model of a finished one further."""
     from finetune.runs.results import read_results
 
@@ -189,7 +189,7 @@ def _spell_changes(saved: Config, config: Config) -> list[str]:
     ]
 
 
-def check_changes(given: LoadedConfig, saved: Config, folder: RunFolder) -> None:
+def check_changes(given: "LoadedConfig", saved: Config, folder: RunFolder) -> None:
     """Refuse options that would make the rest of a run another run than its beginning."""
     output = replace(saved.output, output_dir=str(folder.path.resolve()))
     begun = replace(saved, output=output)
@@ -210,7 +210,7 @@ def _is_same(now: Any, before: Any) -> bool:
     return before in (now, str(Path(now).expanduser().resolve())) or before.startswith(f"{now}@")
 
 
-def with_changes(saved: Config, given: LoadedConfig) -> Config:
+def with_changes(saved: Config, given: "LoadedConfig") -> Config:
     """Return a run's configuration with those of the given options that may change."""
     changing = given.origins.keys() & MAY_CHANGE_ON_RESUMING
     return change_options(

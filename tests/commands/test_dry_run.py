@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from tiny_runs import QUICK, run_tiny
 
-from finetune.api import run as api
+from finetune.commands import run as api
 from finetune.errors import DataNotFound, FinetuneError, ModelNotFound, RunFolderNotEmpty
 
 

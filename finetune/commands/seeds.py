@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.api.folders import default_name, find_named, named_folder
-from finetune.api.training import train_seed
+from finetune.commands.folders import default_name, find_named, named_folder
+from finetune.commands.training import train_seed
 from finetune.config.schema import Config
 from finetune.devices.mps.awake import kept_awake
 from finetune.errors import Interrupted, NotARun, RunFolderNotEmpty

@@ -1,4 +1,4 @@
-"""``finetune.api.launch``: what the launcher of several processes says of those that failed."""
+"""What the launcher of several processes says of those that failed."""
 
 import signal
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
-from finetune.api import launch
+from finetune.commands import launch
 from finetune.errors import ProcessLost, UsageError
 
 

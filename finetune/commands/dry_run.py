@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from finetune.api.folders import find_free
+from finetune.commands.folders import find_free
 from finetune.config.schema import Config
 from finetune.data.check import describe_lengths
 from finetune.events import Emit
