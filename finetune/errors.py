@@ -4,7 +4,6 @@
     ├── LossNotFinite                   1
     ├── WrongParametersChanged          1
     ├── DeviceDiffers                   1
-    ├── WorkDropped                     1
     ├── CheckpointDamaged               1
     ├── ProbeFailed                     1
     ├── NotWritten                      1
@@ -66,10 +65,6 @@ class WrongParametersChanged(FinetuneError):
 
 class DeviceDiffers(FinetuneError):
     """A device does not compute what the CPU computes."""
-
-
-class WorkDropped(FinetuneError):
-    """The system has dropped work of a device, whose results are wrong."""
 
 
 class CheckpointDamaged(FinetuneError):

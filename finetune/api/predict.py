@@ -146,21 +146,20 @@ def _answer(
 
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     count = FIRST_TEXTS
-    with model.device.watch_work():
-        for given in rows:
-            start = 0
-            while piece := _few_characters(given[start : start + count]):
-                _check_pairs(piece, reads_pairs=model.reads_pairs)
-                texts, pairs = [row.text for row in piece], [row.pair or "" for row in piece]
-                answers = model.answer(
-                    texts, pairs if model.reads_pairs else None, all_scores=all_scores
-                )
-                yield [
-                    replace(answer, text_pair=row.pair, columns=row.columns)
-                    for answer, row in zip(answers, piece, strict=True)
-                ]
-                start += len(piece)
-                count = min(2 * count, TEXTS_A_PIECE)
+    for given in rows:
+        start = 0
+        while piece := _few_characters(given[start : start + count]):
+            _check_pairs(piece, reads_pairs=model.reads_pairs)
+            texts, pairs = [row.text for row in piece], [row.pair or "" for row in piece]
+            answers = model.answer(
+                texts, pairs if model.reads_pairs else None, all_scores=all_scores
+            )
+            yield [
+                replace(answer, text_pair=row.pair, columns=row.columns)
+                for answer, row in zip(answers, piece, strict=True)
+            ]
+            start += len(piece)
+            count = min(2 * count, TEXTS_A_PIECE)
 
 
 def _check_pairs(rows: Sequence[Row], *, reads_pairs: bool) -> None:

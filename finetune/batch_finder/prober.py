@@ -206,8 +206,6 @@ class _Watch:
         return self.peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
 
     def find_oom_message(self) -> str | None:
-        """Return why work of the child was dropped, or what it printed of memory."""
+        """Return what the child printed of memory that ran out, if anything."""
         lines, texts = self._child.error_lines(), self._device.memory.out_of_memory_texts
-        return self._device.why_work_dropped(lines) or next(
-            (line for line in lines if any(text in line for text in texts)), None
-        )
+        return next((line for line in lines if any(text in line for text in texts)), None)

@@ -13,7 +13,6 @@ from finetune.bench.bert import SEED
 from finetune.bench.results import Phase, Row
 from finetune.bench.workload import Effort, Load, Workload
 from finetune.devices.base import Device
-from finetune.errors import WorkDropped
 
 Announce = Callable[[str], None]
 """Is given the name of the device that is about to compute, which may end the process."""
@@ -209,7 +208,6 @@ class _Trial:
     def _time(self, *, calls: int) -> float:
         self._announce(self.device.name)
         seconds = self.device.time_calls(self._steps[self._phase], calls=calls)
-        self.device.check_work(settles=True)
         return seconds
 
     def _add_note(self, note: str) -> None:
@@ -232,6 +230,4 @@ def _explain(error: Exception, device: Device) -> str:
         return f"{device.name} lacks an operation: {first_line}"
     if device.memory.is_out_of_memory(error):
         return f"out of memory: {first_line}"
-    if isinstance(error, WorkDropped):
-        return first_line
     return f"failed: {type(error).__name__}: {first_line}"

@@ -5,7 +5,6 @@ and with the ``rows`` of each workload, some of them again when all were timed.
 """
 
 import dataclasses
-from contextlib import ExitStack
 from typing import Any
 
 from finetune.batch_finder.child import begin_child
@@ -25,18 +24,16 @@ def main() -> None:
     pairs = [(one, [each for each in devices if one.is_for(each.name)]) for one in workloads]
     first, sound = pairs[0]
     pairs[0] = first, [one for one in sound if one.name not in task["skipped"]]
-    with ExitStack() as watched:
-        for device in devices:
-            # So that what does not fit fails, in place of a machine that swaps.
-            device.memory.set_memory_limit(device.memory.budget_bytes(None))
-            watched.enter_context(device.watch_work())
-        for rows in time_in_rounds(
-            pairs,
-            effort=choice.effort,
-            announce=lambda name: answer({"begun": name}),
-            until=task["until"],
-        ):
-            answer({"rows": [dataclasses.asdict(row) for row in rows]})
+    for device in devices:
+        # So that what does not fit fails, in place of a machine that swaps.
+        device.memory.set_memory_limit(device.memory.budget_bytes(None))
+    for rows in time_in_rounds(
+        pairs,
+        effort=choice.effort,
+        announce=lambda name: answer({"begun": name}),
+        until=task["until"],
+    ):
+        answer({"rows": [dataclasses.asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -2,14 +2,11 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import distributed, nn
-
-from finetune.devices.threads import ThreadChoice
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -71,30 +68,6 @@ class Device:
         self.synchronize()
         return time.perf_counter() - started
 
-    @contextmanager
-    def watch_work(self) -> Iterator[None]:
-        """Heed within this context what the system reports of work that it dropped.
-
-        Raises:
-            WorkDropped: At its end, where ``check_work`` has not raised it.
-        """
-        yield
-
-    def check_work(self, *, settles: bool = False) -> None:
-        """Raise if the system has dropped some of this device's work, so that results are wrong.
-
-        Args:
-            settles: Whether to wait for queued work, and for what is reported of it: before results
-                are kept.
-
-        Raises:
-            WorkDropped: The first time after it is known.
-        """
-
-    def why_work_dropped(self, lines: Iterable[str]) -> str | None:
-        """Return why work of this device was dropped, by what a process wrote on standard error."""
-        return None
-
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Choose attention's kernels in this process by the longest text, where there are several.
 
@@ -103,8 +76,8 @@ class Device:
                 PyTorch and transformers take by default.
         """
 
-    def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:
-        """Set the number of CPU threads with which work is fastest, where the device has any."""
+    def busy_hint(self) -> str | None:
+        """Return a hint if other processes have slowed this device since it was selected."""
         return None
 
     def make_group(self) -> distributed.ProcessGroup | None:

@@ -4,7 +4,8 @@ import os
 import platform
 import re
 import resource
-from collections.abc import Callable
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -12,11 +13,13 @@ import torch
 
 from finetune.devices import host, host_memory
 from finetune.devices.base import BatchShapes, Device, DeviceMemory, gibibytes
-from finetune.devices.threads import ThreadChoice, choose_threads
 
 # What processes that do the same hold differs by a per cent or two; a size that was seen to fit has
 # to fit the next time.
 _STEADY_SHARE = 0.98
+# Threads wait for one another after every operation, so that all wait for one that shares its core
+# with another process. With MiniLM on two busy cores, one thread was 4 times as fast as two.
+_BUSY_SHARE = 0.2
 _PROCESS = Path("/proc/self")
 # Linux: what is written here resets the process's record of its peak.
 _CLEAR = _PROCESS / "clear_refs"
@@ -37,10 +40,39 @@ class CpuDevice(Device):
         self.memory = CpuMemory()
         # Any: a new shape costs nothing, each padding token does.
         self.shapes = BatchShapes()
+        self._started = _CpuClock.now()
 
-    def choose_threads(self, work: Callable[[], object]) -> ThreadChoice | None:
-        """Set the number of threads by a timing, where other processes are busy."""
-        return choose_threads(work)
+    def busy_hint(self) -> str | None:
+        """Return a hint if other processes have taken a fifth of the CPU since ``__init__``."""
+        others = self._started.share_of_others()
+        if others < _BUSY_SHARE or torch.get_num_threads() == 1:
+            return None
+        return (
+            f"other processes use {others:.0%} of the CPU: fewer threads may be faster "
+            "(OMP_NUM_THREADS=1)"
+        )
+
+
+@dataclass(frozen=True)
+class _CpuClock:
+    """Seconds since some time in the past: of the day, of all busy cores, and of this process."""
+
+    wall: float
+    busy: float
+    own: float
+
+    @classmethod
+    def now(cls) -> "_CpuClock":
+        times = psutil.cpu_times()
+        own = sum(os.times()[:4])  # with those of children that have ended
+        return cls(time.monotonic(), sum(times) - times.idle - getattr(times, "iowait", 0.0), own)
+
+    def share_of_others(self) -> float:
+        """Return which fraction of the machine's CPU time other processes have used since then."""
+        now = self.now()
+        available = (now.wall - self.wall) * (psutil.cpu_count() or 1)
+        others = (now.busy - self.busy) - (now.own - self.own)
+        return min(1.0, others / available) if available else 0.0
 
 
 class CpuMemory(DeviceMemory):

@@ -49,7 +49,6 @@ class Predictor:
 
         Raises:
             LossNotFinite: If a logit is NaN or infinite.
-            WorkDropped: If the system has dropped work of the device.
             BatchDoesNotFit: If not even one example fits the device's memory.
         """
         order = np.argsort(-examples.lengths, kind="stable")
@@ -57,7 +56,6 @@ class Predictor:
         shares = [order[first :: self.processes.count] for first in range(self.processes.count)]
         own = shares[self.processes.index]
         found = self._predict(examples.some(own), padded_lengths) if len(own) else None
-        self.device.check_work(settles=True)
         pieces = [one for one in self.processes.gather(found) if one is not None]
         logits = np.empty((len(order), pieces[0].shape[1]), np.float32)
         for share, piece in zip(shares, pieces, strict=False):

@@ -210,7 +210,6 @@ class _Extraction:
             done += count
             if number % step == 0 or number == len(self.batches):
                 self.emit(Advance(done, total))
-        self.layers.device.check_work(settles=True)
 
     def _compute(self, store: TensorStore, *, key: str) -> torch.Tensor:
         """Compute features and keep them in the store, or in memory if it can't be written."""

@@ -1,7 +1,9 @@
 """environment.json: what a run's figures depend on besides the values of its options."""
 
+import os
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
@@ -40,6 +42,8 @@ def package_versions() -> dict[str, str]:
 
 def write_environment(file: Path, preparation: "Preparation") -> None:
     """Write versions, machine, where options come from, and what was chosen by measurements."""
+    import torch
+
     timing, processes = preparation.precision_timing, preparation.processes
     environment = {
         "python": platform.python_version(),
@@ -47,12 +51,26 @@ def write_environment(file: Path, preparation: "Preparation") -> None:
         "packages": package_versions(),
         **power_facts(),
         "device": preparation.device.description,
+        "threads": torch.get_num_threads(),
         "origins": dict(preparation.origins),
         "choices": [asdict(one) for one in preparation.choices],
         **({"processes": processes.count} if processes.count > 1 else {}),
         **({"precision_timing": asdict(timing)} if timing else {}),
     }
     write_json(file, environment)
+
+
+def restore_threads(file: Path) -> None:
+    """Compute with as many CPU threads as the run began with: sums of others differ in their bits.
+
+    ``OMP_NUM_THREADS`` goes first, and a machine with fewer cores keeps its own number.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    with suppress(OSError, ValueError, KeyError):
+        torch.set_num_threads(min(read_json(file)["threads"], os.cpu_count() or 1))
 
 
 def read_measured(file: Path) -> tuple[Sequence[AutoTunedOption], PrecisionTiming | None]:

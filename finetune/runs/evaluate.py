@@ -76,8 +76,7 @@ def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: E
         rows, split, model.text_model, config=model.config, emit=emit,
         processes=model.predictor.processes,
     )  # fmt: skip
-    with model.device.watch_work():
-        logits = model.logits(examples)
+    logits = model.logits(examples)
     scores = model.text_model.task.score(logits, examples.labels)
     warn_unless_better(scores, emit=emit)
     return scores

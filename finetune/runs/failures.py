@@ -15,7 +15,6 @@ from finetune.errors import (
     Interrupted,
     LossNotFinite,
     NotWritten,
-    WorkDropped,
 )
 from finetune.model.load import TextModel
 from finetune.model.save import save_model
@@ -90,22 +89,14 @@ def too_much_work_explained(folder: RunFolder, preparation: Preparation) -> Iter
     """Say what to do where memory ran out in work that can't be repeated in smaller pieces.
 
     Such as the optimizer's step: on a GPU, which reports errors late, its inputs are lost by then.
-    And where the system dropped work, which PyTorch does not report, so that nobody can repeat it.
 
     Raises:
         BatchDoesNotFit: In place of PyTorch's errors.
-        WorkDropped: In place of one that does not say how the run is resumed.
     """
     device, batch_size = preparation.device, preparation.config.training.batch_size
     smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
     try:
-        with device.watch_work():
-            yield
-    except WorkDropped as error:
-        if not folder.can_resume:
-            raise
-        remedy = f"resume with: {_resume_command(folder)} {smaller}"
-        raise WorkDropped(error.message, remedy=remedy) from error
+        yield
     except (RuntimeError, MemoryError) as error:
         if not device.memory.is_out_of_memory(error):
             raise
@@ -150,13 +141,9 @@ def device_fault_explained(
 
     Raises:
         DeviceDiffers: In place of one that does not name the last good checkpoint.
-        WorkDropped: In place of one that does not name the step.
     """
     try:
         yield
-    except WorkDropped as error:
-        message = f"before step {progress.steps + 1:,}: {error.message}"
-        raise WorkDropped(message, remedy=error.remedy) from error
     except DeviceDiffers as error:
         good = discard_checkpoints_after(
             folder.checkpoints_folder, step=progress.checked_steps or 0

@@ -21,7 +21,7 @@ from finetune.events import Emit, Info, stage
 from finetune.files import write_text_atomically
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.calibration import Predicted
-from finetune.runs.environment import read_measured, write_environment
+from finetune.runs.environment import read_measured, restore_threads, write_environment
 from finetune.runs.failures import (
     device_fault_explained,
     examples_explained,
@@ -35,7 +35,6 @@ from finetune.runs.precision import with_precision
 from finetune.runs.preparation import Preparation
 from finetune.runs.reserving import set_aside_previous_run
 from finetune.runs.saving import Checkpoints, nothing_to_resume
-from finetune.runs.threads import choose_run_threads
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
@@ -103,6 +102,7 @@ class Run:
         """
         processes = preparation.processes
         processes.broadcast(lambda: _check_resumable(preparation, folder))
+        restore_threads(folder.environment_file)
         choices, timing = processes.broadcast(lambda: read_measured(folder.environment_file))
         preparation = replace(preparation, precision_timing=timing, choices=choices)
         run = cls._build(preparation, folder, emit=emit)
@@ -119,8 +119,8 @@ class Run:
         batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
         longest_tokens = preparation.plan.padded_lengths[-1]
         preparation.device.choose_attention(longest_tokens=longest_tokens)
-        with stage("threads", emit):
-            preparation = choose_run_threads(preparation, emit=emit)
+        if hint := preparation.device.busy_hint():
+            emit(Info(hint))
         with stage("precision", emit):
             preparation = with_precision(preparation, batch_size, emit=emit)
         started = time.perf_counter()

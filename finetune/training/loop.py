@@ -103,7 +103,6 @@ def train(
         LossNotFinite: If a loss is NaN or infinite.
         WrongParametersChanged: If the first steps changed what is frozen, or not what trains.
         DeviceDiffers: If the device computes something else than the CPU.
-        WorkDropped: If the system has dropped work of the device.
         BatchDoesNotFit: If not even one example fits the device's memory.
     """
     batches = CheckedBatches(examples.of_rows(), settings.checked_lengths, settings.batch_size)
@@ -229,7 +228,6 @@ class _Saver:
 
     def check(self) -> None:
         """Raise if what would be saved is broken."""
-        self._training.state.device.check_work(settles=True)
         _check_parameters_finite(self._training)
         self._training.device_check.check_within(SHARE_BEFORE_SAVING)
 
@@ -271,7 +269,6 @@ class _StepLog:
         if not self._losses:
             return
         losses = torch.stack(self._losses).tolist()
-        self._state.device.check_work()
         self._check_losses(losses)
         now = time.perf_counter()
         seconds = now - self._since

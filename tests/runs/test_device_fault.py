@@ -1,26 +1,20 @@
 """What is left of a run whose device computes wrongly."""
 
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from odd_worker import METAL_TEXT
 from planted_faults import ZeroRows, plant
 from prepared_runs import prepare_tiny, train_prepared
 from tiny_training import OtherDevice
 
 import finetune
-from finetune.commands.training import train_seed
-from finetune.devices.mps.device import MpsDevice
-from finetune.errors import DeviceDiffers, WorkDropped
-from finetune.events import Advance, Event, Step, ignore
+from finetune.errors import DeviceDiffers
+from finetune.events import Event, Step, ignore
 from finetune.model.features import FrozenLayers
-from finetune.runs.folder import RunFolder
-from finetune.runs.journal import WarningLog
 from finetune.runs.preparation import Preparation
 from finetune.runs.reserving import reserve_folder
 from finetune.runs.run import Run
@@ -83,47 +77,3 @@ def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
     options["cache_dir"] = str(tmp_path / "other")
     with pytest.raises(DeviceDiffers, match="features of the frozen layers"):
         train_prepared(prepare_on_other(tiny_folder, **options), tmp_path / "wrong", emit=ignore)
-
-
-class DroppingDevice(OtherDevice):
-    """The processor, of which Metal drops work once it is planted."""
-
-    _errors = None
-    watch_work, check_work = MpsDevice.watch_work, MpsDevice.check_work
-
-
-def drop_work() -> None:
-    reason = "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpacting)"
-    os.write(2, METAL_TEXT.format(reason).encode())
-
-
-def test_run_whose_work_metal_drops_ends_and_is_resumed_from_before_it(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    preparation = replace(prepare_tiny(tiny_folder, num_train_epochs=4), device=DroppingDevice())
-    folder = RunFolder(tmp_path / "run")
-
-    def drop_once(event: Event) -> None:
-        if isinstance(event, Step) and event.step == 5:
-            drop_work()
-
-    with pytest.raises(WorkDropped, match=r"before step \d: Metal dropped work") as found:
-        train_seed(preparation, folder, log=WarningLog(drop_once))
-
-    command = f"finetune run --resume-from-checkpoint {folder.path} --batch-size"
-    assert found.value.remedy.startswith(f"resume with: {command}")
-    assert [one.name for one in (folder.path / "checkpoints").glob("step-*")] == ["step-4"]
-
-
-def test_features_of_dropped_work_are_not_stored(tiny_folder: Path, tmp_path: Path) -> None:
-    options = {"cache_dir": str(tmp_path / "cache"), "freeze_core": True}
-    preparation = replace(prepare_tiny(tiny_folder, **options), device=DroppingDevice())
-
-    def drop(event: Event) -> None:
-        if isinstance(event, Advance):
-            drop_work()
-
-    with pytest.raises(WorkDropped, match="Metal dropped work") as found:
-        train_seed(preparation, RunFolder(tmp_path / "run"), log=WarningLog(drop))
-    assert found.value.remedy == "use a smaller --batch-size"
-    assert not list((tmp_path / "cache").rglob("*.safetensors"))

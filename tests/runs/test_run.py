@@ -119,7 +119,7 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
     assert kinds == [Step, Step, Validation]
     started = [event.name for event in emitted if isinstance(event, StageStarted)]
     assert started == [
-        *("load", "encode", "threads", "precision", "features"),
+        *("load", "encode", "precision", "features"),
         *("train", "save", "evaluate", "report"),
     ]
     assert [event.name for event in emitted if isinstance(event, StageFinished)] == started

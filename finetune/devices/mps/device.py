@@ -1,8 +1,5 @@
 """The GPU of a Mac with Apple silicon as a device."""
 
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -15,8 +12,7 @@ from finetune.devices.host import cpu_name, macos_major
 from finetune.devices.mps.attention import use_default_attention, use_training_attention
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.devices.mps.memory import MpsMemory
-from finetune.devices.mps.metal_errors import MetalErrors, why_dropped
-from finetune.errors import UsageError, WorkDropped
+from finetune.errors import UsageError
 
 # Before it, fused AdamW ignores the gradients' scale and steps although some are infinite
 # (pytorch#186360), and an M5 computes linear layers at random in 16 bits (pytorch#180776, #181936).
@@ -39,7 +35,6 @@ class MpsDevice(Device):
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{chip or 'Apple'} GPU, {memory} unified memory"
         self.memory = MpsMemory()
-        self._errors: MetalErrors | None = None
         # bf16 needs macOS 14, without which the device is not usable at all.
         self.precisions = ("fp32", "bf16", "fp16")
         if TorchVersion(torch.__version__) < _FIRST_WITH_16_BITS:
@@ -65,39 +60,6 @@ class MpsDevice(Device):
             "a Mac's GPU is one device: it trains in one process",
             remedy="start one process, or use --device cpu",
         )
-
-    @contextmanager
-    def watch_work(self) -> Iterator[None]:
-        """Read standard error for what Metal writes of work that it dropped."""
-        if sys.__stderr__ is None:  # closed by who started this process
-            yield
-            return
-        errors = MetalErrors()
-        self._errors = errors
-        try:
-            with errors:
-                yield
-        except Exception:  # such as that a loss is NaN, which may follow from it
-            self.check_work()
-            raise
-        else:
-            self.check_work()
-        finally:
-            self._errors = None
-
-    def check_work(self, *, settles: bool = False) -> None:
-        """Raise if Metal has written that it dropped work."""
-        if self._errors is None:
-            return
-        if settles:
-            self.synchronize()
-            self._errors.settle()
-        if reason := self._errors.take():
-            raise WorkDropped(reason, remedy="use a smaller --batch-size")
-
-    def why_work_dropped(self, lines: Iterable[str]) -> str | None:
-        """Return why Metal has dropped work, by what a process wrote on standard error."""
-        return why_dropped(lines)
 
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Let training attend in few operations, whatever the length; None: as by default."""
