@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 import finetune
-from finetune.api.report import report
+from finetune.commands.report import report
 
 RUN = Path("runs/questions-minilm-last-2")
 FOLDER = Path(__file__).parent / "screenshots"

@@ -24,8 +24,7 @@ __all__ = ["compare", "evaluate", "find_batch", "predict", "run"]
 def __getattr__(name: str) -> Any:
     """Load the functions when they are first used: torch and transformers take seconds."""
     if name in __all__:
-        room = "commands" if name == "run" else "api"
-        function = getattr(import_module(f"finetune.{room}.{name}"), name)
+        function = getattr(import_module(f"finetune.commands.{name}"), name)
         return import_module("finetune.commands.python_api").shown_live(function)
     raise AttributeError(f"module 'finetune' has no attribute {name!r}")
 

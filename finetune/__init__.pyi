@@ -2,8 +2,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack, overload
 
-from finetune.api.evaluate import Evaluation
 from finetune.batch_finder.results import FoundBatches
+from finetune.commands.evaluate import Evaluation
 from finetune.config.options import ColumnOptions, Options
 from finetune.devices.names import DeviceName
 from finetune.events import Emit

@@ -118,7 +118,7 @@ def test_light_modules_import_nothing_heavy() -> None:
         "finetune.devices.names",
         "finetune.commands.main",
         # So that its child process can begin before PyTorch is imported.
-        "finetune.api.bench",
+        "finetune.commands.bench",
     )
     # Who needs less comes first.
     assert_not_loaded(
@@ -138,7 +138,7 @@ def test_a_command_leaves_out_what_only_training_needs() -> None:
         {
             # transformers itself imports accelerate when it loads a model.
             "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
-            "finetune.api.bench_session": {"datasets", "evaluate", "pandas", "sklearn"},
+            "finetune.commands.bench_session": {"datasets", "evaluate", "pandas", "sklearn"},
             "finetune.commands.dry_run": TRAINING_ONLY,
         }
     )

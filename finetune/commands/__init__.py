@@ -1,1 +1,1 @@
-"""The command line: parses, calls api/, and is alone in writing to the terminal."""
+"""One file per command: its Python function, its options, and what it prints."""

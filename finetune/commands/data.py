@@ -13,7 +13,7 @@ from finetune.commands.progress import showing
 from finetune.config.schema import DataConfig
 
 if TYPE_CHECKING:
-    from finetune.api.check_data import DataReport
+    from finetune.commands.check_data import DataReport
     from finetune.data.check import Findings, LengthFindings
 
 EXAMPLES = """\b
@@ -51,7 +51,7 @@ def check(
     training split too, and lengths in tokens. Of the model, only the tokenizer is loaded.
     """
     with showing(quiet=quiet, no_progress=no_progress) as emit:
-        from finetune.api.check_data import check_data
+        from finetune.commands.check_data import check_data
 
         report = check_data(load(flags, config=config).config, emit=emit)
     if as_json:

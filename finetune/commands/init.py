@@ -14,7 +14,7 @@ from finetune.commands.progress import showing
 from finetune.config.starter import check_is_new, write_new_file
 
 if TYPE_CHECKING:
-    from finetune.api.init import TableFacts
+    from finetune.commands.look_at_table import TableFacts
 
 EXAMPLES = """\b
 Examples:
@@ -51,7 +51,7 @@ def command(
     file = output or Path(f"{table.stem}.yaml")
     check_is_new(file)
     with showing(quiet=quiet, no_progress=no_progress) as emit:
-        from finetune.api.init import look_at_table, make_config
+        from finetune.commands.look_at_table import look_at_table, make_config
         from finetune.data.source import DataOptions
 
         options = DataOptions(str(table), label="", **given(flags))

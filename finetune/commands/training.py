@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.api.report import write_pages
 from finetune.commands.folders import reserve
+from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
 from finetune.devices.mps.awake import kept_awake
 from finetune.devices.mps.power import why_slowed

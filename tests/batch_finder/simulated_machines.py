@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from finetune.api import find_batch
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child
 from finetune.batch_finder.outcomes import Outcome
+from finetune.commands import find_batch
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
 

@@ -1,13 +1,182 @@
+"""``finetune evaluate``, as a function and as a command."""
+
 import json
 import shutil
+import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from datasets import Dataset
 from machines import LINUX, pretend
-from tiny_runs import Command
+from tiny_runs import Command, run_tiny
 
 import finetune
-from finetune.files import read_json
+from finetune.errors import DataError, NotARun, UsageError
+from finetune.files import read_json, read_jsonl
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_split_of_the_run_has_scores(split: str, finished_run: Path) -> None:
+    evaluation = finetune.evaluate(finished_run, split=split, device="cpu")
+    metrics = evaluation.to_json()
+    assert metrics["split"] == split
+    assert metrics.keys() >= {"accuracy", "macro_f1", "loss", "per_class", "confusion_matrix"}
+    expected = {"train": 64, "validation": 81, "test": 270}[split]
+    assert sum(map(sum, metrics["confusion_matrix"])) == metrics["samples"] == expected
+
+
+def test_a_split_that_is_not_there_is_answered_with_those_that_are(finished_run: Path) -> None:
+    with pytest.raises(UsageError, match="no dev split") as raised:
+        finetune.evaluate(finished_run, split="dev", device="cpu")
+    assert "validation" in raised.value.remedy
+    with pytest.raises(UsageError, match="both --split and --data"):
+        finetune.evaluate(finished_run, split="train", data="questions", device="cpu")
+
+
+def test_what_is_no_name_of_data_or_no_option_is_refused() -> None:
+    table: Any = Dataset.from_dict({"text": ["a"], "label": ["b"]})
+    for function, options in ((finetune.evaluate, {"run": "RUN"}), (finetune.run, {})):
+        with pytest.raises(UsageError, match="a Dataset, and a table is read from a file"):
+            function(data=table, **options)  # type: ignore[operator]
+    with pytest.raises(TypeError, match="text_colum"):
+        finetune.evaluate("RUN", text_colum="text")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("folder", [".", "missing"])
+def test_a_folder_without_a_run_is_refused(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(NotARun):
+        finetune.evaluate(tmp_path / folder, device="cpu")
+
+
+def test_an_unknown_device_is_refused(finished_run: Path) -> None:
+    device: Any = "tpu"
+    with pytest.raises(UsageError, match="tpu"):
+        finetune.evaluate(finished_run, device=device)
+
+
+CLASSES = ("person", "place", "time")
+
+
+def write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> Path:
+    path.write_text("\n".join(["text,label", *(f"{text},{label}" for text, label in rows)]) + "\n")
+    return path
+
+
+def made_up_rows(count: int) -> list[tuple[str, str]]:
+    words = ("who is the author", "what is the city", "when was the year")
+    return [(f"{words[n % 3]} {n}", CLASSES[n % 3]) for n in range(count)]
+
+
+@pytest.fixture(scope="module")
+def kept_table_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A run on ``rows.csv`` beside it, and one of it that was stopped."""
+    folder = tmp_path_factory.mktemp("table")
+    data = write_rows(folder / "rows.csv", made_up_rows(90))
+    run_tiny(folder / "run", model=tiny_folder, data=str(data), max_steps=3, save_strategy="epoch")
+    return folder
+
+
+@pytest.fixture
+def table_run(kept_table_run: Path) -> Path:
+    return kept_table_run / "run"
+
+
+def test_rows_appended_to_the_data_are_noticed_and_named(
+    kept_table_run: Path, tiny_folder: Path, command: Command
+) -> None:
+    table = kept_table_run / "rows.csv"
+    before = table.read_bytes()
+    stopped = kept_table_run / "stopped"
+
+    def stop(event: Any) -> None:
+        if getattr(event, "step", 0) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(finetune.errors.Interrupted):
+        run_tiny(
+            stopped, model=tiny_folder, data=str(table), max_train_samples=16, max_steps=3,
+            save_strategy="epoch", emit=stop,
+        )  # fmt: skip
+    with table.open("a") as file:
+        file.writelines(f"how is the food {n},person\n" for n in range(30))
+    try:
+        words = (f"changed since the run began: {table}", "the train split", "the test split")
+        refused = command("evaluate", kept_table_run / "run", "--device", "cpu")
+        refused.assert_refused(3, *words, "--data")
+        resumed = command("run", "--resume-from-checkpoint", stopped)
+        resumed.assert_refused(3, *words[:1], "the test split", "start a new run")
+        scores = finetune.evaluate(kept_table_run / "run", data=table, device="cpu").scores
+        assert scores.samples == 120
+    finally:
+        table.write_bytes(before)
+    assert command("evaluate", kept_table_run / "run", "--device", "cpu").code == 0
+    assert command("run", "--resume-from-checkpoint", stopped).code == 0
+
+
+def test_a_run_without_a_manifest_is_evaluated_unchecked(table_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(table_run, tmp_path / "run")
+    (run / "manifest.json").unlink()
+    expected = finetune.evaluate(table_run, device="cpu").scores
+    assert finetune.evaluate(run, device="cpu").scores == expected
+
+
+def test_other_data_is_scored_in_any_order(table_run: Path, tmp_path: Path) -> None:
+    rows = made_up_rows(30)
+    in_order = write_rows(tmp_path / "rows.csv", rows)
+    reversed_rows = write_rows(tmp_path / "reversed.csv", rows[::-1])
+    expected = finetune.evaluate(table_run, data=in_order, device="cpu").scores
+    scores = finetune.evaluate(table_run, data=str(reversed_rows), device="cpu").scores
+    assert expected.samples == 30
+    assert scores.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert scores.confusion_matrix == expected.confusion_matrix
+    assert sum(expected.confusion_matrix[0]) == 10
+
+
+def test_other_data_may_have_columns_of_other_names(
+    table_run: Path, tmp_path: Path, command: Command
+) -> None:
+    data = write_rows(tmp_path / "rows.csv", made_up_rows(30))
+    expected = finetune.evaluate(table_run, data=data, device="cpu").scores
+    data.write_text(data.read_text().replace("text,label", "label,answer"))
+    columns = {"text_column": "label", "label_column": "answer"}
+    assert finetune.evaluate(table_run, data=data, device="cpu", **columns).scores == expected
+    command("evaluate", table_run, "--text-column", "label").assert_refused(2, "--data")
+
+
+@pytest.mark.parametrize("label", CLASSES[:2])
+def test_other_data_of_a_single_class_is_scored_as_that_class(
+    label: str, table_run: Path, tmp_path: Path
+) -> None:
+    rows = [row for row in made_up_rows(30) if row[1] == label]
+    data = write_rows(tmp_path / "rows.csv", rows)
+    evaluation = finetune.evaluate(table_run, data=data, device="cpu")
+    assert evaluation.split == str(data)
+    scores = evaluation.scores
+    names = read_json(table_run / "all_results.json")["class_names"]
+    rows_by_class = [sum(row) for row in scores.confusion_matrix]
+    assert rows_by_class == [10 * (name == label) for name in names]
+    assert scores.per_class[label].support == 10
+
+
+def test_the_test_split_written_to_a_file_has_its_scores(table_run: Path, tmp_path: Path) -> None:
+    rows = read_jsonl(table_run / "predictions.jsonl")
+    data = write_rows(tmp_path / "rows.csv", [(row["text"], row["label"]) for row in rows])
+    scores = finetune.evaluate(table_run, data=data, device="cpu").scores
+    expected = finetune.evaluate(table_run, device="cpu").scores
+    assert scores.confusion_matrix == expected.confusion_matrix
+    assert scores.loss == pytest.approx(expected.loss, abs=1e-6)
+
+
+def test_unknown_labels_are_named_and_the_command_exits_with_3(
+    table_run: Path, tmp_path: Path, command: Command
+) -> None:
+    data = write_rows(tmp_path / "rows.csv", [("how", "manner"), ("who", "person"), ("x", "why")])
+    with pytest.raises(DataError, match="manner, why"):
+        finetune.evaluate(table_run, data=data, device="cpu")
+    outcome = command("evaluate", table_run, "--device", "cpu", "--data", data)
+    outcome.assert_refused(3, "manner, why", "person, place, time")
 
 
 def test_the_test_split_is_evaluated_unless_told_otherwise(

@@ -1,20 +1,411 @@
-"""``finetune find-batch``: one real search, the others on simulated machines."""
+"""``finetune find-batch``, as a function and as a command."""
 
 import json
 import signal
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
-from batch_finder.simulated_machines import SimulatedMachine, SimulatedProber, prober
+from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, prober
 from batch_finder.test_results import ESTIMATE, RESULT
 from held import FINETUNE, Hold, Start
+from tiny_models import save_tiny_model, tiny_config
 from tiny_runs import Command, Outcome
 
-from finetune.batch_finder.results import FoundBatches
+import finetune
+from finetune import events
+from finetune.batch_finder import parts
+from finetune.batch_finder.case import Case
+from finetune.batch_finder.estimate import EstimatedSizes
+from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
+from finetune.commands import batch_search as api
 from finetune.commands.find_batch import show_batches
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.distributed.processes import Processes
+from finetune.errors import (
+    BatchDoesNotFit,
+    ConfigurationInvalid,
+    FinetuneError,
+    HubNotReachable,
+    ModelUnsupported,
+    UsageError,
+)
+from finetune.events import Event, Info
+from finetune.tasks.single import Single
+
+__all__ = ["prober"]
+SMALL_MAC = "m1-8gb"
+# A text of 15 tokens: between its two special ones who, wrote, eight times the, name, two digits.
+TEXTS = [f"who wrote {'the ' * (number % 9)}name {number}" for number in range(60)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    lines = [f"{text},{('a', 'b')[number % 2]}" for number, text in enumerate(TEXTS)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["text,label", *lines]))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EstimatedSizes by a rule of thumb: 8 KiB a token."""
+
+    def estimate(case: Case, *, memory_bytes: int, limit: int) -> EstimatedSizes:
+        batch = min(limit, max(0, memory_bytes - GIB) // (2**13 * case.padded_length))
+        return EstimatedSizes(
+            batch=batch, lowest_batch=batch, highest_batch=batch, basis="a rule of thumb",
+            peak_bytes=memory_bytes,
+        )  # fmt: skip
+
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(parts, "estimate", estimate)
+
+
+@pytest.fixture
+def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TREC is neither in the cache nor within reach."""
+
+    def load_run_data(options: Any, *, emit: Any) -> Any:
+        raise HubNotReachable("TREC is not in the cache", remedy="go online")
+
+    monkeypatch.setattr(api, "load_run_data", load_run_data)
+
+
+def estimates(
+    machine: str | None = SMALL_MAC, *, emitted: list[Event] | None = None, **options: Any
+) -> tuple[EstimateResult, ...]:
+    emit = (emitted if emitted is not None else []).append
+    return finetune.find_batch(machine=machine, emit=emit, **options).estimates
+
+
+def search(emitted: list[Event] | None = None, **options: Any) -> tuple[BatchResult, ...]:
+    emit = (emitted if emitted is not None else []).append
+    return finetune.find_batch(
+        emit=emit, **{"device": "cpu", "fresh": True, "max_length": 16} | options
+    ).results
+
+
+def messages(emitted: list[Event]) -> list[str]:
+    return [one.message for one in emitted if isinstance(one, Info | events.WarningMessage)]
+
+
+@pytest.mark.parametrize(
+    ("options", "modes"),
+    [
+        ({}, ["full", "head"]),
+        ({"freeze_core": True}, ["head"]),
+        ({"train_layers": 2}, ["last-2"]),
+        ({"head": "classifier"}, ["classifier"]),
+    ],
+)
+def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
+    options: Mapping[str, Any], modes: list[str], prober: SimulatedProber, tiny_folder: Path
+) -> None:
+    results = search(model=tiny_folder, limit=3, **options)
+    assert [one.mode for one in results] == modes
+    assert [one.stores_features for one in results] == [mode != "full" for mode in modes]
+    assert [one.max_verified for one in results] == [3] * len(modes)
+
+
+def test_without_the_store_the_whole_model_is_searched(
+    prober: SimulatedProber, tiny_folder: Path
+) -> None:
+    [result] = search(model=tiny_folder, limit=3, freeze_core=True, feature_cache=False)
+    assert not result.stores_features
+    assert prober.cases[0].part == "whole"
+    assert (prober.cases[0].architecture["hidden_size"], prober.cases[0].classes) == (
+        tiny_config("bert").hidden_size, 6,
+    )  # fmt: skip
+
+
+def test_the_probes_take_the_loss_of_the_kind_that_the_data_has(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    labels = ["a|b", "a", "b"] * 20
+    rows = [f"{text},{label}" for text, label in zip(TEXTS, labels, strict=True)]
+    path.write_text("\n".join(["text,label", *rows]))
+    search(model=tiny_folder, data=path, freeze_core=True, feature_cache=False)
+    assert (prober.cases[0].task, prober.cases[0].classes) == ("multi", 2)
+
+
+def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
+    prober: SimulatedProber, tiny_folder: Path, table: Path
+) -> None:
+    emitted: list[Event] = []
+    [result, _] = finetune.find_batch(
+        model=tiny_folder, data=table, device="cpu", fresh=True, emit=emitted.append
+    ).results
+    # Of 60 rows, 6 are held out to test and 6 to validate.
+    assert (result.max_verified, result.padded_length) == (48, 15)
+    assert Info(f"the longest text of {table} has 15 tokens") in emitted
+
+
+def test_options_of_the_search_reach_the_child(prober: SimulatedProber, tiny_folder: Path) -> None:
+    [result, _] = search(model=tiny_folder, limit=1000, memory_limit="4GiB", precision="bf16")
+    assert prober.limit_bytes == result.budget_bytes == 4 * GIB
+    assert prober.cases[0].precision == "bf16"
+    with pytest.raises(ConfigurationInvalid, match="--memory-limit is 'much'"):
+        search(model="no such model", limit=1, memory_limit="much")
+
+
+def test_every_device_that_works_is_searched(
+    prober: SimulatedProber, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = CpuDevice()
+    second.name = "other"
+    monkeypatch.setattr(api, "usable_devices", lambda *, emit: [CpuDevice(), second])
+    results = search(model=tiny_folder, limit=1, device="auto", freeze_core=True)
+    assert [one.device for one in results] == ["cpu", "other"]
+
+
+def test_a_search_is_cached_unless_a_fresh_one_is_asked_for(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+) -> None:
+    options = {"model": tiny_folder, "limit": 1000, "cache_dir": tmp_path, "train_layers": 1,
+               "feature_cache": False}  # fmt: skip
+    probes = [len(search(fresh=fresh, **options)[0].probes) for fresh in (True, False, False, True)]
+    assert probes[0] == probes[1] == probes[3] > probes[2] == 1
+    assert len(list((tmp_path / "batches").iterdir())) == 1
+
+
+def test_the_results_are_kept_as_json_and_as_a_picture_where_there_is_a_folder(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "found"
+    found = finetune.find_batch(
+        model=tiny_folder, device="cpu", limit=9, max_length=16, fresh=True, output_dir=folder
+    )
+    assert json.loads((folder / "find-batch.json").read_text()) == found.to_json()
+    assert (folder / "find-batch.svg").is_file()
+
+
+class TwoProcesses(Processes):
+    """This one, and another whose device holds five examples."""
+
+    def on(self, device: Device) -> Processes:
+        return self
+
+    def broadcast(self, make: Callable[[], Any]) -> Any:
+        return make()
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, replace(value, max_verified=5, first_failed=6, recommended=4)]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_two_processes_find_the_least_and_the_main_one_keeps_it(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, index: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(api, "join_processes", lambda: TwoProcesses(index, 2))
+    emitted: list[Event] = []
+    [result, _] = search(emitted, model=tiny_folder, limit=9, output_dir=tmp_path / "found")
+    assert (result.max_verified, result.first_failed, result.recommended) == (5, 6, 4)
+    assert (tmp_path / "found").exists() == bool(emitted) == (index == 0)
+
+
+def test_nothing_is_kept_where_nothing_fits(
+    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+) -> None:
+    prober.machine = SimulatedMachine(capacity_share=0.001)
+    with pytest.raises(BatchDoesNotFit, match="not even a batch of one example") as refused:
+        search(model=tiny_folder, limit=9, output_dir=tmp_path / "found")
+    assert "--memory-limit" in refused.value.remedy
+    assert not (tmp_path / "found").exists()
+
+
+def test_one_mode_that_fits_is_enough(
+    prober: SimulatedProber, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = SimulatedMachine(capacity_share=0.001)
+    monkeypatch.setattr(
+        prober,
+        "probe",
+        lambda size: (none if prober.cases[-1].mode == "full" else prober.machine).probe(size),
+    )
+    assert [one.max_verified for one in search(model=tiny_folder, limit=9)] == [0, 9]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"machine": SMALL_MAC, "memory": "8GiB"}, "both name a machine"),
+        ({"limit": 0}, "--limit is 0"),
+        ({"batch": 3}, r"unknown option batch in finetune.find_batch\(\)"),
+        ({"max_length": "long"}, "max_length"),
+        ({"machine": "m1-9gb"}, "m1-9gb"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        finetune.find_batch(**options)
+
+
+def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = parts.estimate
+
+    def estimate(case: Case, **options: Any) -> EstimatedSizes:
+        if case.part != "whole":
+            raise ModelUnsupported("the frozen layers can't be split off", remedy="")
+        return whole(case, **options)
+
+    monkeypatch.setattr(parts, "estimate", estimate)
+    emitted: list[Event] = []
+    [found] = estimates(
+        model=tiny_folder, max_length=16, limit=50, freeze_core=True, emitted=emitted
+    )
+    assert not found.stores_features
+    [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
+    assert "can't be split off: the whole model runs at every step" in warning.message
+
+
+def test_features_are_estimated_stored_and_not(tiny_folder: Path) -> None:
+    found = estimates(model=tiny_folder, max_length=16, limit=50)
+    assert [(one.mode, one.stores_features) for one in found] == [
+        ("full", False), ("head", True), ("head", False),
+    ]  # fmt: skip
+    assert [one.features_batch is None for one in found] == [True, False, True]
+    [alone] = estimates(
+        model=tiny_folder, max_length=16, limit=50, freeze_core=True, feature_cache=False
+    )
+    assert (alone.mode, alone.stores_features) == ("head", False)
+
+
+def test_the_articles_length_stands_beside_that_of_the_data(tiny_folder: Path, table: Path) -> None:
+    own, article = estimates(
+        model=tiny_folder, data=table, freeze_core=True, feature_cache=False, limit=7
+    )
+    # This model has no more positions than 64.
+    assert (own.padded_length, article.padded_length) == (15, 64)
+    assert (own.batch, own.highest_batch) == (7, 7)
+
+
+def test_trec_is_measured_by_the_models_own_tokenizer(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "trec"
+    folder.mkdir()
+    (folder / "train_5500.label").write_text(
+        "LOC:city Which ?\n" + "".join(f"NUM:date {text} ?\n" for text in TEXTS),
+        encoding="iso-8859-1",
+    )
+    emitted: list[Event] = []
+    estimates(model=tiny_folder, data_dir=folder, freeze_core=True, feature_cache=False,
+              emitted=emitted)  # fmt: skip
+    assert Info("the longest text of trec has 16 tokens") in emitted
+
+
+@pytest.mark.usefixtures("offline_trec")
+@pytest.mark.parametrize(("options", "rows"), [({}, 5452), ({"max_train_samples": 9}, 9)])
+def test_where_trec_can_not_be_measured_its_texts_have_the_length_that_all_are_cut_to(
+    options: dict[str, Any], rows: int, tmp_path: Path
+) -> None:
+    model = save_tiny_model(tmp_path / "tiny", "bert")
+    emitted: list[Event] = []
+    found = estimates(model=model, freeze_core=True, feature_cache=False, emitted=emitted,
+                      **options)  # fmt: skip
+    assert {one.padded_length for one in found} == {64}
+    assert {one.highest_batch for one in found} == {rows}
+    warning = next(one for one in emitted if isinstance(one, events.WarningMessage))
+    assert warning.message.endswith("texts is not known: TREC is not in the cache")
+    assert "128 tokens" in warning.remedy
+
+
+def test_a_missing_tokenizer_leaves_trec_unmeasured_but_own_data_are_an_error(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "bare"
+    tiny_config("bert").save_pretrained(bare)
+    with pytest.raises(ModelUnsupported, match="tokenizer"):
+        estimates(model=bare, data=table)
+    rows = SimpleNamespace(splits={"train": {"text": TEXTS}}, task=Single([*"ab"]))
+    monkeypatch.setattr(api, "load_run_data", lambda options, emit: rows)
+    assert {one.padded_length for one in estimates(model=bare, limit=5)} == {64}
+
+
+@pytest.mark.usefixtures("offline_trec")
+def test_a_given_length_needs_no_data_and_is_the_only_one_within_the_models_positions(
+    tmp_path: Path,
+) -> None:
+    model = save_tiny_model(tmp_path / "tiny", "roberta")
+    options: dict[str, Any] = {"model": model, "freeze_core": True, "feature_cache": False}
+    [short] = estimates(max_length=20, **options)
+    [long] = estimates(max_length=512, **options)
+    # The positions of 64 that are behind the padding token's.
+    assert (short.padded_length, long.padded_length) == (20, 63)
+
+
+def test_other_data_that_are_missing_are_an_error(tiny_folder: Path) -> None:
+    with pytest.raises(FinetuneError, match=r"no_such\.csv"):
+        estimates(model=tiny_folder, data="no_such.csv", limit=7)
+
+
+@pytest.mark.parametrize(("given", "expected"), [({"limit": 7}, 7), ({"max_train_samples": 9}, 9)])
+def test_no_size_beyond_the_limit_or_the_rows_is_named(
+    given: dict[str, Any], expected: int, tiny_folder: Path
+) -> None:
+    [one] = estimates(
+        model=tiny_folder, max_length=16, freeze_core=True, feature_cache=False, **given
+    )
+    assert (one.batch, one.highest_batch) == (expected, expected)
+
+
+@pytest.mark.slow
+def test_the_articles_mac_takes_one_row_of_512_tokens_and_64_where_the_core_is_frozen() -> None:
+    """A base M1 with 8 GB took no two when all of BERT-base trained."""
+    found = estimates(max_length=512)
+    full, _, unsplit = found
+    assert full.lowest_batch <= 1 <= full.highest_batch
+    assert unsplit.lowest_batch <= 64 <= unsplit.highest_batch
+    for one in found:
+        assert one.lowest_batch <= one.batch <= one.highest_batch
+        assert (one.machine, one.padded_length) == (SMALL_MAC, 512)
+        assert one.basis
+
+
+@pytest.mark.parametrize(("machine", "limit", "warns"), [
+    ("m2-8gb", 2048, True), ("m2-8gb", 2047, False), ("m3-8gb", 5000, False),
+])  # fmt: skip
+def test_examples_that_fit_and_that_m1_and_m2_compute_wrongly_are_warned_of_once(
+    machine: str, limit: int, warns: bool, tiny_folder: Path
+) -> None:
+    emitted: list[Event] = []
+    estimates(
+        machine, model=tiny_folder, max_length=16, limit=limit, freeze_core=True, emitted=emitted
+    )
+    warnings = [event.message for event in emitted if isinstance(event, events.WarningMessage)]
+    assert warnings == (["more than 2,047 examples of 16 tokens fit"] if warns else [])
+
+
+def test_a_memory_names_a_mac_and_too_little_of_it_holds_nothing(tiny_folder: Path) -> None:
+    options: dict[str, Any] = {
+        "model": tiny_folder, "max_length": 16, "freeze_core": True, "feature_cache": False
+    }  # fmt: skip
+    [large] = estimates(None, memory="16GiB", **options)
+    [small] = estimates(None, memory="1GiB", **options)
+    [named] = estimates("m1-16gb", **options)
+    [bought] = estimates(None, memory="16 GB", **options)
+    [limited] = estimates(None, memory="16GiB", memory_limit="1GiB", **options)
+    assert named.budget_bytes == bought.budget_bytes == large.budget_bytes
+    assert limited.budget_bytes == 2**30
+    assert (large.machine, small.machine) == ("Mac with 16GiB", "Mac with 1GiB")
+    assert large.batch > small.batch == small.highest_batch == 0
+
+
+@pytest.mark.parametrize("memory", ["5", "1023MiB", "much", ""])
+def test_a_memory_that_no_mac_has_is_refused(memory: str) -> None:
+    with pytest.raises(ConfigurationInvalid) as refused:
+        estimates(None, memory=memory)
+    assert repr(memory) in refused.value.message
+
 
 __all__ = ["prober"]
 

@@ -1,8 +1,199 @@
+"""``finetune init``, as a function and as a command."""
+
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from tiny_runs import Command
+
+from finetune.commands import look_at_table as init
+from finetune.commands.check_data import check_data
+from finetune.commands.look_at_table import TableFacts, look_at_table, make_config
+from finetune.config.load import load_config
+from finetune.config.schema import Config
+from finetune.data.source import DataOptions
+from finetune.errors import DataError, DataNotFound
+from finetune.events import Event
+
+Row = dict[str, Any]
+
+
+def rows(*, praise: int = 10, blame: int = 10, text: str = "It was {} and {}.") -> list[Row]:
+    return [
+        {"no": number, "text": text.format(label, number), "label": label}
+        for label, count in (("praise", praise), ("blame", blame))
+        for number in range(count)
+    ]
+
+
+def look(
+    folder: Path, table: Sequence[Row], *, model: str | None = None, **columns: str
+) -> TableFacts:
+    file = folder / "table.jsonl"
+    file.write_text("\n".join(map(json.dumps, table)), encoding="utf-8")
+    options = DataOptions(str(file), "", **columns)
+    return look_at_table(options, model=model, emit=lambda event: None)
+
+
+def configured(facts: TableFacts, folder: Path) -> Config:
+    file = folder / "made.yaml"
+    file.write_text(make_config(facts), encoding="utf-8")
+    return load_config(file=str(file), environment={}, flags={}, assignments=()).config
+
+
+def test_a_table_is_seen_with_its_columns_classes_and_splits(tmp_path: Path) -> None:
+    facts = look(tmp_path, rows(praise=30))
+    assert facts.columns == ["no", "text", "label"]
+    assert (facts.text_column, facts.label_column) == ("text", "label")
+    assert facts.class_rows == {"blame": 10, "praise": 30}
+    assert facts.rows_of_a_run == {"train": 32, "validation": 4, "test": 4}
+    assert facts.examples == {"blame": "It was blame and 0.", "praise": "It was praise and 0."}
+    assert facts.longest_characters == len("It was praise and 29.")
+
+
+def test_the_reason_of_a_column_is_its_name_its_values_or_the_user(tmp_path: Path) -> None:
+    table = [{"Text": row["text"], "kind": row["label"]} for row in rows()]
+    facts = look(tmp_path, table)
+    assert facts.text_reason == "its name says so"
+    assert facts.label_reason == "20 rows have 2 different values"
+
+    facts = look(tmp_path, [{"remark": row["text"], "kind": row["label"]} for row in rows()])
+    assert facts.text_reason == "its values have 20 characters on average"
+
+    facts = look(tmp_path, table, text_column="Text", label_column="kind")
+    assert facts.text_reason == "as --text-column says"
+    assert facts.label_reason == "as --label-column says"
+
+
+def test_reading_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("text;label\n" + "".join(f"{row['text']};{row['label']}\n" for row in rows()))
+    emitted: list[Event] = []
+    look_at_table(DataOptions(str(file), ""), model=None, emit=emitted.append)
+    readings = [event for event in map(str, emitted) if f"reading {file}" in event]
+    assert len(readings) == 1
+    assert "encoding utf-8, delimiter semicolon" in readings[0]
+
+
+def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
+    options = DataOptions(str(tmp_path / "none.csv"), "")
+    with pytest.raises(DataNotFound):
+        look_at_table(options, model=None, emit=lambda event: None)
+    with pytest.raises(DataError, match="too few rows for a test split"):
+        look(tmp_path, rows(praise=2, blame=2))
+    with pytest.raises(DataError, match="every row"):
+        look(tmp_path, rows(blame=0))
+
+
+def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
+    tmp_path: Path,
+) -> None:
+    facts = look(tmp_path, rows())
+    content = yaml.safe_load(make_config(facts))
+    assert content == {
+        "data": {"data": facts.options.data, "text_column": "text", "label_column": "label"},
+        "model": None,
+        "training": None,
+    }
+
+
+def test_the_model_that_is_named_is_configured(tmp_path: Path) -> None:
+    config = configured(look(tmp_path, rows(), model="minilm"), tmp_path)
+    assert config.model.model == "minilm"
+
+
+def test_uneven_classes_are_weighed_only_if_the_user_says_so_and_are_told_the_price(
+    tmp_path: Path,
+) -> None:
+    uneven = look(tmp_path, rows(praise=200))
+    assert configured(uneven, tmp_path).training.class_weights == "none"
+    explained = " ".join(make_config(uneven).replace("#", "").split())
+    assert "the smallest class has 10 rows and the largest 200: balanced" in explained
+    assert "costs accuracy" in explained
+
+
+def test_texts_longer_than_the_model_reads_are_told_beside_the_option(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    long = [{"text": f"{'the river ' * 40}{number}", "label": "praise"} for number in range(10)]
+    facts = look(tmp_path, [*rows(), *long], model=str(tiny_folder))
+    assert 0.1 < facts.longer_share < 0.6
+    explained = " ".join(make_config(facts).replace("#", "").split())
+    assert f"about {facts.longer_share:.1%} of the texts are longer than the model" in explained
+    assert "long_texts: truncate" in explained
+
+
+def test_the_epochs_of_a_small_table_are_told(tmp_path: Path) -> None:
+    config = make_config(look(tmp_path, rows(praise=200)))
+    explained = " ".join(config.replace("#", "").split())
+    assert "Here it is 40, or at most 100 where only" in explained
+
+
+def test_long_texts_get_a_longer_limit_up_to_the_positions_of_bert(tmp_path: Path) -> None:
+    long = configured(look(tmp_path, rows(text="{} {} " + "word " * 200)), tmp_path)
+    assert Config().model.max_length < long.model.max_length < 512
+    longest = configured(look(tmp_path, rows(text="{} {} " + "word " * 900)), tmp_path)
+    assert longest.model.max_length == 512
+
+
+def test_a_text_in_chinese_is_not_taken_for_a_short_one(tmp_path: Path) -> None:
+    facts = look(tmp_path, rows(text="{} {}" + "好" * 200))
+    assert facts.suggested_max_length >= 200
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("{} {} 今天天气很好我们去公园", "bert-base-multilingual-cased"),
+        ("{} {} фильм мне очень понравился", "bert-base-multilingual-cased"),
+        ("{} {} maden var rigtig god på restauranten", Config().model.model),
+        ("{} {} 12 !", Config().model.model),
+    ],
+)
+def test_the_proposed_model_suits_the_script_of_the_texts(
+    tmp_path: Path, text: str, model: str
+) -> None:
+    assert configured(look(tmp_path, rows(text=text)), tmp_path).model.model == model
+
+
+def test_a_name_that_breaks_lines_stays_out_of_the_comments(tmp_path: Path) -> None:
+    table = [{"text": row["text"], "label": row["label"] + "\u2028data: {"} for row in rows()]
+    assert configured(look(tmp_path, table), tmp_path).data.label_column == "label"
+
+
+def test_init_and_check_count_the_same_tokens(tmp_path: Path, tiny_folder: Path) -> None:
+    facts = look(tmp_path, rows(text="{} {} " + "the river " * 3), model=str(tiny_folder))
+    config = configured(facts, tmp_path)
+    lengths = check_data(config, emit=lambda event: None).lengths
+    assert lengths is not None
+    assert facts.suggested_max_length == lengths.suggested_max_length
+
+
+def test_what_the_user_said_of_the_file_is_configured(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    lines = (f"отзыв {number},{number % 2}\n" for number in range(40))
+    file.write_text("".join(lines), encoding="koi8_r")
+    options = DataOptions(str(file), "", encoding="koi8_r", header=False)
+    facts = look_at_table(options, model=None, emit=lambda event: None)
+    assert facts.examples["1"] == "отзыв 1"
+    config = configured(facts, tmp_path).data
+    assert (config.encoding, config.header) == ("koi8_r", False)
+    assert (config.text_column, config.label_column) == ("column1", "column2")
+
+
+def test_of_a_large_table_a_sample_and_the_longest_texts_are_counted(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [{"no": 0, "text": "the " * words, "label": "praise"} for words in (*[30] * 10, 60)]
+    table = [*rows(praise=100), *long]
+    expected = look(tmp_path, table, model=str(tiny_folder)).suggested_max_length
+    monkeypatch.setattr(init, "SAMPLE_TEXTS", 20)
+    monkeypatch.setattr(init, "MAX_TEXTS", 1)
+    assert look(tmp_path, table, model=str(tiny_folder)).suggested_max_length == expected == 64
+
 
 SENTENCES = ("the river is long", "the food is called {}", "who wrote the word {}", "a city of {}")
 

@@ -1,13 +1,80 @@
-"""Tables that nobody here laid out train from what ``finetune init`` writes, without an edit."""
+"""Runs on tables of the user's."""
 
 import csv
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 from tiny_models import save_tiny_model
-from tiny_runs import Command
+from tiny_runs import Command, run_tiny
 from trec_files import TREC_DIR, needs_trec
+
+import finetune
+from finetune.commands.predict import read_texts
+
+WORDS = ("river", "city", "mountain", "animal", "color")
+
+
+def write_table(path: Path, *, rows: int) -> Path:
+    lines = [f'"the {WORDS[n % 5]}, {n}";{(40, 7)[n % 2]}' for n in range(rows)]
+    path.write_text("\n".join(["said;kind", *lines]), encoding="utf-8")
+    return path
+
+
+def test_a_csv_file_is_trained_on_and_found_again_from_another_folder(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "rows.csv", rows=60)
+    write_table(tmp_path / "test.csv", rows=10)
+    results = run_tiny(
+        Path("run"),
+        model=tiny_folder,
+        data="rows.csv",
+        test_file="test.csv",
+        text_column="said",
+        label_column="kind",
+        max_steps=2,
+    )
+    assert results["class_names"] == ["7", "40"]
+    assert results["test_samples"] == 10
+    saved = yaml.safe_load(Path("run/config.yaml").read_text())["data"]
+    assert saved["data"] == str(tmp_path / "rows.csv")
+    assert saved["test_file"] == str(tmp_path / "test.csv")
+    assert saved["validation_file"] is None
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    evaluation = finetune.evaluate("../run", device="cpu")
+    assert evaluation.scores.accuracy == results["test_accuracy"]
+    [answer] = finetune.predict("../run", ["the river"], device="cpu")
+    assert answer.label in ("7", "40")
+    assert json.loads((tmp_path / "run/predictions.jsonl").open().readline())["label"] == "40"
+
+
+def test_columns_that_a_run_has_guessed_are_read_of_other_tables_that_have_them(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    run, rows = tmp_path / "run", write_table(tmp_path / "rows.csv", rows=60)
+    run_tiny(run, model=tiny_folder, data=str(rows), max_steps=1)
+    more, other = tmp_path / "more.csv", tmp_path / "other.csv"
+    head, *lines = rows.read_text().splitlines()
+    remarks = (f"{line};a remark of many words on row {n}" for n, line in enumerate(lines))
+    more.write_text("\n".join([f"{head};remark", *remarks]))
+    other.write_text(rows.read_text().replace("said", "words"))
+
+    expected, *same = (
+        finetune.evaluate(run, data=table, device="cpu").scores for table in (rows, more, other)
+    )
+    assert same == [expected, expected]
+    expected, *same = (
+        [row.text for piece in read_texts(run, table) for row in piece]
+        for table in (rows, more, other)
+    )
+    assert same == [expected, expected]
+
 
 GREETINGS = (
     "صباح الخير", "শুভ সকাল", "Dobré ráno", "Godmorgen", "Schöne Grüße", "Καλημέρα", "Good morning",
@@ -23,7 +90,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return save_tiny_model(tmp_path / "model")
 
 
-def write_table(
+def write_columns(
     name: str, header: tuple[str, str], rows: Iterable[tuple[str, object]], *, delimiter: str = ","
 ) -> Path:
     with Path(name).open("w", encoding="utf-8", newline="") as file:
@@ -46,7 +113,8 @@ def train_from_init(command: Command, table: Path, model: Path) -> str:
 def test_trec_with_fine_labels_as_csv(command: Command, model: Path) -> None:
     lines = (TREC_DIR / "train_5500.label").read_text(encoding="latin-1").splitlines()
     pairs = (line.split(" ", 1) for line in lines)
-    table = write_table("trec.csv", ("question", "kind"), ((text, label) for label, text in pairs))
+    rows = ((text, label) for label, text in pairs)
+    table = write_columns("trec.csv", ("question", "kind"), rows)
     assert "50 classes" in train_from_init(command, table, model)
 
 
@@ -58,13 +126,13 @@ def test_texts_of_twenty_languages_with_emoji_and_line_breaks(
         for greeting in GREETINGS
         for number, emoji in enumerate(("😀", "👩🏽‍🚀", "🇨🇭", "❤️", "🎉", "🌍") * 2)
     )
-    table = write_table("greetings.csv", ("what was said", "where"), rows)
+    table = write_columns("greetings.csv", ("what was said", "where"), rows)
     assert "20 classes" in train_from_init(command, table, model)
 
 
 def test_numbers_with_gaps_as_labels_between_semicolons(command: Command, model: Path) -> None:
     rows = ((f"ticket {number} says what number {number % 3} says", (3, 70, 1000)[number % 3])
             for number in range(60))  # fmt: skip
-    table = write_table("tickets.csv", ("description", "queue"), rows, delimiter=";")
+    table = write_columns("tickets.csv", ("description", "queue"), rows, delimiter=";")
     emitted = train_from_init(command, table, model)
     assert "48 train, 6 validation, 6 test rows, 3 classes" in emitted

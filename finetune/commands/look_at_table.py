@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from finetune.api.check_data import NOT_CUT, find_tokenizer, warn_of_unknown_words
+from finetune.commands.check_data import NOT_CUT, find_tokenizer, warn_of_unknown_words
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     Config,

@@ -1,1 +1,0 @@
-"""The commands as Python functions, one file per command."""
