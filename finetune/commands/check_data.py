@@ -54,9 +54,9 @@ class DataReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune data check --json`` prints."""
-        report = asdict(self)
-        findings = report.pop("findings")
-        return {"schema_version": CHECK_SCHEMA_VERSION, **report, **findings}
+        report = {**asdict(self), **self.findings.to_json()}
+        del report["findings"]
+        return {"schema_version": CHECK_SCHEMA_VERSION, **report}
 
 
 def check_data(config: Config, *, emit: Emit) -> DataReport:

@@ -1,6 +1,6 @@
 """``finetune data``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from finetune.config.schema import DataConfig
 
 if TYPE_CHECKING:
     from finetune.commands.check_data import DataReport
-    from finetune.data.check import Findings, LengthFindings
+    from finetune.data.check import LengthFindings
 
 EXAMPLES = """\b
 Examples:
@@ -22,15 +22,6 @@ Examples:
   finetune data check --data reviews.csv            your own file
   finetune data check --data hub:owner/name --json
 """
-COUNTS = (
-    ("duplicates of an earlier row", "repeats", "rows"),
-    ("texts with duplicates", "repeats", "texts"),
-    ("duplicates ignoring case and spaces", "repeats", "rows_up_to_case"),
-    ("texts with contradictory labels", "conflicts", "texts"),
-    ("texts shorter than 3 characters", "short_texts", "rows"),
-    ("rows whose text is in train too", "overlap", "rows"),
-    ("rows that have another label there", "overlap", "disagreeing"),
-)
 
 
 @click.group(epilog=EXAMPLES)
@@ -73,15 +64,18 @@ def _show_report(report: "DataReport") -> None:
         show_table(("labels", *splits), rows, numbers=splits)
     run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())
     show_lines(f"rows of a run: {run}")
-    counts = {
-        title: [getattr(by_split.get(split), count, None) for split in splits]
-        for title, kind, count in COUNTS
-        if (by_split := getattr(found, kind))
-    }
-    _show_counts("texts", splits, counts)
+    counts: dict[str, dict[str, int]] = {}
+    for by_split in found.checks.values():
+        for split, finding in by_split.items():
+            for count in finding.counts:
+                if count.title:
+                    counts.setdefault(count.title, {})[split] = count.number
+    shown = {title: [own.get(split) for split in splits] for title, own in counts.items()}
+    _show_counts("texts", splits, shown)
     if report.lengths:
         _show_lengths(report.lengths)
-    if examples := [(description, shorten(text)) for description, text in _examples(found)]:
+    findings = [one for by_split in found.checks.values() for one in by_split.values()]
+    if examples := [(one.title, shorten(one.text)) for own in findings for one in own.examples]:
         show_lines()
         show_table(("example", "text"), examples)
     for suggestion in report.suggestions:
@@ -119,18 +113,3 @@ def _show_lengths(lengths: "LengthFindings") -> None:
         f"{lengths.splits['train'].max:,} tokens, "
         + (f"{limit} truncates {beyond:,} texts" if beyond else f"fits {limit}")
     )
-
-
-def _examples(found: "Findings") -> Iterator[tuple[str, str]]:
-    """Yield what is odd about a text, and the text."""
-    for split, repeats in found.repeats.items():
-        yield from ((f"duplicate in {split}", text) for text in repeats.examples)
-    for split, conflicts in found.conflicts.items():
-        for conflict in conflicts.examples:
-            yield f"{' and '.join(conflict.labels)} in {split}", conflict.text
-    for split, short in found.short_texts.items():
-        yield from ((f"short in {split}", text) for text in short.examples)
-    for split, overlap in found.overlap.items():
-        for shared in overlap.examples:
-            labels = " and ".join(shared.train_labels)
-            yield f"{labels} in train, {shared.label} in {split}", shared.text

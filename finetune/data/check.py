@@ -1,10 +1,13 @@
 """What is odd about data: repeats, contradictions, test rows that are in the training split.
 
-Two texts are the same here if they are for the splits that are held out: up to case and spaces.
+Two texts count as the same if they differ in case and spaces only, as for splits that are held out.
+A new check of texts is a function of (split, train) that returns a ``Finding``, and a line in
+``CHECKS``: the table, the JSON and the suggestions of ``finetune data check`` then have it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -16,71 +19,54 @@ from finetune.data.tables import TextColumns, column_of, texts_of
 from finetune.tasks.base import BALANCE_CLASSES, Task
 from finetune.tasks.labels import listed_counts
 
-EXAMPLES = 3
+MAX_EXAMPLES = 3
 SHORT_CHARACTERS = 3
 RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
-# A tail is long if the longest text has more than so many times the tokens of all but 0.5%.
+# A few texts count as long if the longest has more than so many times the tokens of 99.5% of them.
 LONG_TAIL = 2.0
 # Emoji and rare words are unknown to a model that suits the texts otherwise.
 MAX_UNKNOWN = 0.05
 
 
-WINDOWS = "--long-texts windows, which reads all of them"
+@dataclass(frozen=True)
+class Suggestion:
+    """What was found, and what a user can do about it."""
+
+    finding: str
+    remedy: str
 
 
 @dataclass(frozen=True)
-class Repeats:
-    """Rows that repeat an earlier row's text exactly, or ignoring case and spaces, and examples."""
+class Count:
+    """A number of rows or texts: its key in the JSON, and its title in the table if it has one."""
 
-    rows: int
-    texts: int
-    rows_up_to_case: int
-    texts_up_to_case: int
-    examples: list[str]
+    key: str
+    number: int
+    title: str = ""
 
 
 @dataclass(frozen=True)
-class Conflict:
-    """A text with several labels."""
+class Example:
+    """A text with what is odd about it, for the table, and as it is in the JSON."""
 
+    title: str
     text: str
-    labels: list[str]
+    json: Any
 
 
 @dataclass(frozen=True)
-class Conflicts:
-    """How many texts have several labels, and examples."""
+class Finding:
+    """What a check has found in a split: something, if the first count is not 0."""
 
-    texts: int
-    examples: list[Conflict]
+    counts: Sequence[Count]
+    examples: Sequence[Example]
+    suggestion: Suggestion | None = None
 
-
-@dataclass(frozen=True)
-class ShortTexts:
-    """Rows with a text shorter than ``SHORT_CHARACTERS``, and how many of them are empty."""
-
-    rows: int
-    empty: int
-    examples: list[str]
-
-
-@dataclass(frozen=True)
-class SharedText:
-    """A row whose text is in the training split, and the labels that it has there."""
-
-    text: str
-    label: str
-    train_labels: list[str]
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Rows whose texts are in the training split; ``disagreeing`` have a label they lack there."""
-
-    rows: int
-    disagreeing: int
-    examples: list[SharedText]
+    def to_json(self) -> dict[str, Any]:
+        """Return its counts and examples."""
+        counts = {count.key: count.number for count in self.counts}
+        return {**counts, "examples": [example.json for example in self.examples]}
 
 
 @dataclass(frozen=True)
@@ -94,26 +80,30 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class Suggestion:
-    """What was found, and what a user can do about it."""
-
-    finding: str
-    remedy: str
-
-
-@dataclass(frozen=True)
 class Findings:
-    """What was found: by split, except for the balance and oddities of the training labels."""
+    """What was found by split; balance and oddities are those of the training labels."""
 
     rows: dict[str, int]
     classes: dict[str, dict[str, int]]
-    repeats: dict[str, Repeats]
-    conflicts: dict[str, Conflicts]
-    short_texts: dict[str, ShortTexts]
-    overlap: dict[str, Overlap]
+    checks: dict[str, dict[str, Finding]]
     balance: Balance | None
     figures: dict[str, dict[str, float]]
     odd_labels: Sequence[Suggestion]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune data check --json`` prints of it."""
+        checks = {
+            name: {split: finding.to_json() for split, finding in by_split.items()}
+            for name, by_split in self.checks.items()
+        }
+        return {
+            "rows": self.rows,
+            "classes": self.classes,
+            **checks,
+            "balance": self.balance and asdict(self.balance),
+            "figures": self.figures,
+            "odd_labels": list(map(asdict, self.odd_labels)),
+        }
 
 
 @dataclass(frozen=True)
@@ -155,71 +145,181 @@ class LengthFindings:
 
 
 @dataclass(frozen=True)
-class _Split:
-    """A split's texts or pairs, numbers of texts and of labels over all splits, and label names."""
+class Split:
+    """A split as checks see it.
 
+    Args:
+        name: Of the split.
+        texts: Its texts or pairs.
+        numbers: Of the texts, int64 of shape [rows]: the same text has one number in all splits.
+        labels: Index of each row's label in ``label_names``: int64 of shape [rows].
+        label_names: The distinct labels of all splits.
+    """
+
+    name: str
     texts: TextColumns
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64]
-    names: Sequence[str]
+    label_names: Sequence[str]
 
     @property
     def labelled(self) -> NDArray[np.int64]:
         """The text and the label of each row as one number."""
-        return self.numbers * len(self.names) + self.labels
+        return self.numbers * len(self.label_names) + self.labels
 
-    def texts_at(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the texts of the first few of these rows."""
-        examples: list[str] = self.texts.take(rows[:EXAMPLES]).joined.to_pylist()
-        return examples
+    def examples(self, rows: NDArray[np.int64]) -> list[tuple[int, str]]:
+        """Return the first few of some rows with their texts."""
+        first = rows[:MAX_EXAMPLES]
+        return list(zip(first.tolist(), self.texts.take(first).joined.to_pylist(), strict=True))
 
     def labels_of(self, number: int) -> list[str]:
         """Return the names of the labels that a text has here."""
-        return sorted({self.names[label] for label in self.labels[self.numbers == number]})
+        return sorted({self.label_names[label] for label in self.labels[self.numbers == number]})
+
+
+def find_repeats(split: Split, train: Split) -> Finding:
+    """Count rows that repeat the text of an earlier one, exactly or up to case and spaces."""
+    exact = pc.value_counts(split.texts.joined).field("counts").to_numpy()
+    _, first_rows, counts = np.unique(split.numbers, return_index=True, return_counts=True)
+    repeated = np.sort(first_rows[counts > 1])
+    return Finding(
+        [
+            Count("rows", int((exact - 1).sum()), "duplicates of an earlier row"),
+            Count("texts", int((exact > 1).sum()), "texts with duplicates"),
+            Count(
+                "rows_up_to_case", int((counts - 1).sum()), "duplicates ignoring case and spaces"
+            ),
+            Count("texts_up_to_case", len(repeated)),
+        ],
+        [Example(f"duplicate in {split.name}", text, text) for _, text in split.examples(repeated)],
+    )
+
+
+def find_conflicts(split: Split, train: Split) -> Finding:
+    """Count texts that have several labels."""
+    labelled = np.unique(split.labelled)
+    label_counts = np.unique(labelled // len(split.label_names), return_counts=True)[1]
+    _, first_rows = np.unique(split.numbers, return_index=True)
+    rows = np.sort(first_rows[label_counts > 1])
+    examples = []
+    for row, text in split.examples(rows):
+        labels = split.labels_of(split.numbers[row])
+        title = f"{' and '.join(labels)} in {split.name}"
+        examples.append(Example(title, text, {"text": text, "labels": labels}))
+    return Finding(
+        [Count("texts", len(rows), "texts with contradictory labels")],
+        examples,
+        Suggestion(
+            f"texts of {split.name} with several labels: {len(rows):,}",
+            "decide on one label for each",
+        ),
+    )
+
+
+def find_short_texts(split: Split, train: Split) -> Finding:
+    """Count rows with a text of fewer than ``SHORT_CHARACTERS`` characters."""
+    characters = np.minimum.reduce(
+        [pc.utf8_length(pc.utf8_trim_whitespace(one)).to_numpy() for one in split.texts.columns]
+    )
+    rows = np.flatnonzero(characters < SHORT_CHARACTERS)
+    title = f"shorter than {SHORT_CHARACTERS} characters"
+    return Finding(
+        [
+            Count("rows", len(rows), f"texts {title}"),
+            Count("empty", int(np.count_nonzero(characters == 0))),
+        ],
+        [Example(f"short in {split.name}", text, text) for _, text in split.examples(rows)],
+        Suggestion(
+            f"texts of {split.name} {title}: {len(rows):,}",
+            "check that they say enough to be classified",
+        ),
+    )
+
+
+def find_overlap(split: Split, train: Split) -> Finding | None:
+    """Count rows whose text is in the training split too, and those with another label there."""
+    if split is train:
+        return None
+    shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
+    agrees = np.isin(split.labelled[shared], train.labelled)
+    disagreeing = int(np.count_nonzero(~agrees))
+    examples = []
+    for row, text in split.examples(shared[np.argsort(agrees, kind="stable")]):
+        label, there = split.label_names[split.labels[row]], train.labels_of(split.numbers[row])
+        title = f"{' and '.join(there)} in train, {label} in {split.name}"
+        shown = {"text": text, "label": label, "train_labels": there}
+        examples.append(Example(title, text, shown))
+    return Finding(
+        [
+            Count("rows", len(shared), "rows whose text is in train too"),
+            Count("disagreeing", disagreeing, "rows that have another label there"),
+        ],
+        examples,
+        Suggestion(
+            f"rows of {split.name} whose text is in train too: {len(shared):,}, with another label"
+            f" there: {disagreeing:,}",
+            "remove them from train: a model that has seen them looks better than it is",
+        ),
+    )
+
+
+# By their key in the JSON.
+CHECKS: Mapping[str, Callable[[Split, Split], Finding | None]] = {
+    "repeats": find_repeats,
+    "conflicts": find_conflicts,
+    "short_texts": find_short_texts,
+    "overlap": find_overlap,
+}
 
 
 def check_splits(splits: DatasetDict, task: Task) -> Findings:
     """Look for what is odd in splits, ``train`` among them, without a model."""
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
-    all_texts = number_splits({split: own.columns for split, own in texts.items()})
-    ends = np.cumsum([len(rows) for rows in splits.values()])[:-1]
-    distinct, numbers = np.unique(
+    text_numbers = number_splits({split: own.columns for split, own in texts.items()})
+    distinct, label_numbers = np.unique(
         np.concatenate(list(labels.values())), axis=0, return_inverse=True
     )
     names = [task.format_label(label) for label in distinct]
-    parts = {
-        split: _Split(texts[split], all_texts[split], own_labels, names)
-        for split, own_labels in zip(splits, np.split(numbers, ends), strict=True)
-    }
+    ends = np.cumsum([len(rows) for rows in splits.values()])[:-1]
+    parts = [
+        Split(split, texts[split], text_numbers[split], own_labels, names)
+        for split, own_labels in zip(splits, np.split(label_numbers, ends), strict=True)
+    ]
+    [train] = (part for part in parts if part.name == "train")
     classes = {split: task.count_classes(own) for split, own in labels.items()}
-    odd = [Suggestion(*one) for one in task.find_oddities(labels["train"])]
-    balance = weigh_classes(classes["train"]) if task.class_names else None
-    if balance:
-        odd = [*_about_balance(balance, remedy=BALANCE_CLASSES), *odd]
+    balance = measure_balance(classes["train"]) if task.class_names else None
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
-        repeats={split: _find_repeats(part) for split, part in parts.items()},
-        conflicts={split: _find_conflicts(part) for split, part in parts.items()},
-        short_texts={split: _find_short_texts(part) for split, part in parts.items()},
-        overlap={
-            split: _find_overlap(part, train=parts["train"])
-            for split, part in parts.items()
-            if split != "train"
+        checks={
+            name: {part.name: found for part in parts if (found := check(part, train))}
+            for name, check in CHECKS.items()
         },
         balance=balance,
         figures={split: task.describe(own) for split, own in labels.items()},
-        odd_labels=odd,
+        odd_labels=[
+            *(_suggest_balance(balance) if balance else ()),
+            *(Suggestion(*one) for one in task.find_oddities(labels["train"])),
+        ],
     )
 
 
-def weigh_classes(counts: Mapping[str, int]) -> Balance:
+def measure_balance(counts: Mapping[str, int]) -> Balance:
     """Compare the largest and the smallest class that has rows, by the rows of each class."""
     present = {name: count for name, count in counts.items() if count > 0}
     largest, smallest = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
     rare = {name: count for name, count in counts.items() if count < RARE_ROWS}
     return Balance(largest, smallest, present[largest] / present[smallest], rare)
+
+
+def _suggest_balance(balance: Balance) -> Iterator[Suggestion]:
+    if balance.ratio >= STRONG_IMBALANCE:
+        found = f"{balance.largest} has {balance.ratio:.1f} times the training rows of"
+        yield Suggestion(f"{found} {balance.smallest}", BALANCE_CLASSES)
+    if balance.rare:
+        found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(balance.rare)}"
+        yield Suggestion(found, "add rows of these classes, or merge them with others")
 
 
 def describe_lengths(lengths: NDArray[np.int64]) -> Lengths:
@@ -238,8 +338,9 @@ def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> SplitLeng
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
     """Return the smallest multiple of 8 that cuts no text, or 0.5% of them where a few are long.
 
-    ``lengths`` are the tokens of each training text, int64 of shape [rows]; the model takes
-    ``max_tokens``.
+    Args:
+        lengths: Tokens of each training text, int64 of shape [rows].
+        max_tokens: As many as the model reads at once.
 
     >>> suggest_max_length(np.array([13, 22, 41]), max_tokens=512)
     48
@@ -256,8 +357,8 @@ def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
     if share <= MAX_UNKNOWN:
         return None
     return Suggestion(
-        f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which sees nothing"
-        " of these words",
+        f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which can't tell"
+        " these words apart",
         "--model xlm-roberta-base, which is multilingual, or a model of the texts' language",
     )
 
@@ -265,93 +366,30 @@ def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
 def suggest_changes(
     findings: Findings, *, lengths: LengthFindings | None, reads_pairs: bool = False
 ) -> list[Suggestion]:
-    """Return what a user may want to change; ``None`` if the lengths are not known."""
-    changes = [*findings.odd_labels, *_about_texts(findings)]
+    """Return what a user may want to change; ``lengths`` are ``None`` without a tokenizer."""
+    changes = list(findings.odd_labels)
+    for by_split in findings.checks.values():
+        for one in by_split.values():
+            if one.suggestion and one.counts[0].number:
+                changes.append(one.suggestion)
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
-        found = (
-            f"training texts longer than {lengths.max_length} tokens, which are cut:"
-            f" {train.cut_rows:,} ({train.cut_share:.1%})"
+        changes.append(
+            Suggestion(
+                f"training texts truncated to {lengths.max_length} tokens: {train.cut_rows:,}"
+                f" ({train.cut_share:.1%})",
+                f"--max-length {lengths.suggested_max_length}",
+            )
         )
-        changes.append(Suggestion(found, f"--max-length {lengths.suggested_max_length}"))
     if lengths and lengths.beyond_model:
         share = lengths.beyond_model / findings.rows["train"]
-        found = (
-            f"training texts longer than the model reads at once: {lengths.beyond_model:,}"
-            f" ({share:.1%})"
-        )
-        remedy = "shorten the longer text of each" if reads_pairs else WINDOWS
-        changes.append(Suggestion(found, remedy))
-    return changes
-
-
-def _find_repeats(split: _Split) -> Repeats:
-    exact = pc.value_counts(split.texts.joined).field("counts").to_numpy()
-    numbers, first_rows, counts = np.unique(split.numbers, return_index=True, return_counts=True)
-    repeated = first_rows[counts > 1]
-    return Repeats(
-        rows=int((exact - 1).sum()),
-        texts=int((exact > 1).sum()),
-        rows_up_to_case=len(split.numbers) - len(numbers),
-        texts_up_to_case=len(repeated),
-        examples=split.texts_at(np.sort(repeated)),
-    )
-
-
-def _find_conflicts(split: _Split) -> Conflicts:
-    labelled = np.unique(split.labelled)
-    label_counts = np.unique(labelled // len(split.names), return_counts=True)[1]
-    _, first_rows = np.unique(split.numbers, return_index=True)
-    rows = np.sort(first_rows[label_counts > 1])
-    examples = [
-        Conflict(text, split.labels_of(split.numbers[row]))
-        for row, text in zip(rows.tolist(), split.texts_at(rows), strict=False)
-    ]
-    return Conflicts(len(rows), examples)
-
-
-def _find_short_texts(split: _Split) -> ShortTexts:
-    characters = np.minimum.reduce(
-        [pc.utf8_length(pc.utf8_trim_whitespace(one)).to_numpy() for one in split.texts.columns]
-    )
-    rows = np.flatnonzero(characters < SHORT_CHARACTERS)
-    return ShortTexts(len(rows), int(np.count_nonzero(characters == 0)), split.texts_at(rows))
-
-
-def _find_overlap(split: _Split, *, train: _Split) -> Overlap:
-    shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
-    agrees = np.isin(split.labelled[shared], train.labelled)
-    rows = shared[np.argsort(agrees, kind="stable")]  # those with another label there come first
-    examples = [
-        SharedText(text, split.names[split.labels[row]], train.labels_of(split.numbers[row]))
-        for row, text in zip(rows.tolist(), split.texts_at(rows), strict=False)
-    ]
-    return Overlap(len(shared), int(np.count_nonzero(~agrees)), examples)
-
-
-def _about_balance(balance: Balance, *, remedy: str) -> Iterator[Suggestion]:
-    largest, smallest = balance.largest, balance.smallest
-    if balance.ratio >= STRONG_IMBALANCE:
-        found = f"{largest} has {balance.ratio:.1f} times the training rows of {smallest}"
-        yield Suggestion(found, remedy)
-    if balance.rare:
-        found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(balance.rare)}"
-        yield Suggestion(found, "bring more rows of them, or join them with others")
-
-
-def _about_texts(findings: Findings) -> Iterator[Suggestion]:
-    for split, conflicts in findings.conflicts.items():
-        if conflicts.texts:
-            found = f"texts of {split} with several labels: {conflicts.texts:,}"
-            yield Suggestion(found, "decide on one label for each")
-    for split, short in findings.short_texts.items():
-        if short.rows:
-            found = f"texts of {split} shorter than {SHORT_CHARACTERS} characters: {short.rows:,}"
-            yield Suggestion(found, "look whether they say enough to be classified")
-    for split, shared in findings.overlap.items():
-        if shared.rows:
-            found = f"rows of {split} whose text is in train too: {shared.rows:,}"
-            yield Suggestion(
-                f"{found}, with another label there: {shared.disagreeing:,}",
-                "remove them from train: a model that has seen them looks better than it is",
+        changes.append(
+            Suggestion(
+                "training texts longer than the model can read at once:"
+                f" {lengths.beyond_model:,} ({share:.1%})",
+                "shorten the longer text of each pair"
+                if reads_pairs
+                else "--long-texts windows, which reads all of them",
             )
+        )
+    return changes

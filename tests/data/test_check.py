@@ -1,6 +1,7 @@
 """What a look at data finds."""
 
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,21 +9,15 @@ from datasets import DatasetDict
 from trec_files import TREC_DIR, needs_trec
 
 from finetune.data.check import (
-    WINDOWS,
     Balance,
-    Conflict,
-    Conflicts,
     Findings,
     LengthFindings,
-    Repeats,
-    SharedText,
-    ShortTexts,
     check_splits,
+    measure_balance,
     measure_lengths,
     suggest_changes,
     suggest_max_length,
     suggest_model,
-    weigh_classes,
 )
 from finetune.data.tables import make_table
 from finetune.data.trec import load_trec
@@ -40,37 +35,49 @@ def look(splits: DatasetDict) -> Findings:
     return check_splits(splits, Single(splits["train"].features["label"].names))
 
 
+def found_in(splits: DatasetDict, check: str, split: str = "train") -> dict[str, Any]:
+    found: dict[str, Any] = look(splits).to_json()[check][split]
+    return found
+
+
 def rows_of(texts: list[str], labels: str) -> list[tuple[str, str]]:
     return list(zip(texts, labels, strict=True))
 
 
 def test_repeats_are_counted_exactly_and_up_to_case() -> None:
     texts = ["Who?", "What?", "Who?", "who ?", "WHO?", "Who?", "what?"]
-    found = look(splits_of(train=rows_of(texts, "aaaaaab"))).repeats["train"]
-    assert found == Repeats(2, 1, 4, 2, examples=["Who?", "What?"])
+    assert found_in(splits_of(train=rows_of(texts, "aaaaaab")), "repeats") == {
+        **{"rows": 2, "texts": 1, "rows_up_to_case": 4, "texts_up_to_case": 2},
+        "examples": ["Who?", "What?"],
+    }
 
 
 @needs_trec
 def test_the_repeats_of_trec_are_those_that_are_known() -> None:
     fine = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None).splits
-    findings = look(fine)
-    assert findings.rows == {"train": 5452}
-    repeats = findings.repeats["train"]
-    assert (repeats.rows, repeats.texts) == (71, 63)
-    assert findings.conflicts["train"].texts == 1
-    assert findings.conflicts["train"].examples[0].labels == ["NUM:count", "NUM:other"]
+    found = look(fine).to_json()
+    assert found["rows"] == {"train": 5452}
+    repeats, conflicts = found["repeats"]["train"], found["conflicts"]["train"]
+    assert (repeats["rows"], repeats["texts"]) == (71, 63)
+    assert conflicts["texts"] == 1
+    assert conflicts["examples"][0]["labels"] == ["NUM:count", "NUM:other"]
 
 
 def test_a_text_with_several_labels_is_a_conflict() -> None:
     texts = ["Why?", "Who?", "who? ", "What?", "What?", "How?", "HOW?"]
-    found = look(splits_of(train=rows_of(texts, "dbaccef"))).conflicts["train"]
-    assert found == Conflicts(2, [Conflict("Who?", ["a", "b"]), Conflict("How?", ["e", "f"])])
+    assert found_in(splits_of(train=rows_of(texts, "dbaccef")), "conflicts") == {
+        "texts": 2,
+        "examples": [
+            {"text": "Who?", "labels": ["a", "b"]},
+            {"text": "How?", "labels": ["e", "f"]},
+        ],
+    }
 
 
 def test_short_texts_are_found_in_any_script() -> None:
     texts = ["ok", "", " \n", "yes", "好的", "早上好", "?"]
-    found = look(splits_of(train=rows_of(texts, "aaaaaab"))).short_texts["train"]
-    assert found == ShortTexts(rows=5, empty=2, examples=["ok", "", " \n"])
+    found = found_in(splits_of(train=rows_of(texts, "aaaaaab")), "short_texts")
+    assert found == {"rows": 5, "empty": 2, "examples": ["ok", "", " \n"]}
 
 
 def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
@@ -80,12 +87,14 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
         ("Who is it ?", "DESC"),
     ]
     test = [("who is it ?", "HUM"), ("What are the Twin Cities ?", "LOC"), ("When ?", "NUM")]
-    found = look(splits_of(train=train, test=test)).overlap["test"]
-    assert (found.rows, found.disagreeing) == (2, 1)
-    assert found.examples == [
-        SharedText("What are the Twin Cities ?", "LOC", ["DESC"]),
-        SharedText("who is it ?", "HUM", ["DESC", "HUM"]),
-    ]
+    assert found_in(splits_of(train=train, test=test), "overlap", "test") == {
+        "rows": 2,
+        "disagreeing": 1,
+        "examples": [
+            {"text": "What are the Twin Cities ?", "label": "LOC", "train_labels": ["DESC"]},
+            {"text": "who is it ?", "label": "HUM", "train_labels": ["DESC", "HUM"]},
+        ],
+    }
 
 
 def test_classes_are_counted_in_every_split() -> None:
@@ -94,11 +103,11 @@ def test_classes_are_counted_in_every_split() -> None:
     )
     assert findings.rows == {"train": 2, "test": 2}
     assert findings.classes == {"train": {"a": 0, "b": 2}, "test": {"a": 1, "b": 1}}
-    assert list(findings.overlap) == ["test"]
+    assert list(findings.checks["overlap"]) == ["test"]
 
 
 def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None:
-    balance = weigh_classes({"a": 60, "b": 4, "c": 0, "d": 10})
+    balance = measure_balance({"a": 60, "b": 4, "c": 0, "d": 10})
     assert balance == Balance("a", "b", ratio=15.0, rare={"b": 4, "c": 0})
 
 
@@ -170,7 +179,9 @@ def test_cut_texts_suggest_a_length() -> None:
 
 def test_texts_longer_than_the_model_reads_suggest_windows_unless_they_are_pairs() -> None:
     splits = splits_of(train=even_rows())
-    assert remedies(splits, max_length=512, longest=600) == [WINDOWS]
+    assert remedies(splits, max_length=512, longest=600) == [
+        "--long-texts windows, which reads all of them"
+    ]
     [remedy] = remedies(splits, max_length=512, longest=600, reads_pairs=True)
     assert remedy.startswith("shorten")
 
@@ -179,9 +190,9 @@ def test_texts_longer_than_the_model_reads_suggest_windows_unless_they_are_pairs
     ("train", "test", "remedy"),
     [
         ([*even_rows(), ("text 0", "b")], [], "decide on one label"),
-        ([*even_rows(), ("no", "b")], [], "look whether"),
+        ([*even_rows(), ("no", "b")], [], "check that"),
         (even_rows(), [("text 0", "b")], "remove them from train"),
-        ([*even_rows(), ("more 1", "c"), ("more 2", "c")], [], "bring more rows"),
+        ([*even_rows(), ("more 1", "c"), ("more 2", "c")], [], "add rows"),
     ],
 )
 def test_each_oddity_has_its_remedy(
@@ -198,13 +209,10 @@ def test_without_lengths_the_rest_is_suggested() -> None:
 
 
 def test_findings_become_json() -> None:
-    found = asdict(look(splits_of(train=even_rows(), test=[("text 0", "b")])))
+    found = look(splits_of(train=even_rows(), test=[("text 0", "b")])).to_json()
     assert list(found) == [
         *("rows", "classes", "repeats", "conflicts", "short_texts", "overlap", "balance"),
         *("figures", "odd_labels"),
-    ]
-    assert found["overlap"]["test"]["examples"] == [
-        {"text": "text 0", "label": "b", "train_labels": ["a"]}
     ]
 
 
