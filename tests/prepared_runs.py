@@ -10,8 +10,8 @@ from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.events import Emit, Event, Info, WarningMessage, ignore
 from finetune.runs.finish import finish
+from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation, prepare
-from finetune.runs.reserving import reserve_folder
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 
@@ -30,7 +30,7 @@ def prepare_tiny(model: Path, *, emit: Emit = ignore, **options: Any) -> Prepara
 
 def train_prepared(preparation: Preparation, folder: Path, *, emit: Emit = ignore) -> Run:
     """Train to the last step and return the run, which has not finished."""
-    with reserve_folder(folder, overwrite=False) as held:
+    with RunFolder(folder).create(overwrite=False) as held:
         run = Run.prepare(preparation, held, emit=emit)
         run.train()
     return run

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import finetune
 from finetune.commands.main import main
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
-from finetune.runs.folder import RunFolder, load_saved_task
+from finetune.runs.folder import RunFolder
 
 QUICK: dict[str, Any] = {
     "data": "questions",
@@ -99,7 +99,7 @@ def copy_run(run: Path, to: Path, *, answers: Sequence[Any] = (), **options: Any
     changed = [row | {"predicted": answer} for row, answer in zip(rows, answers, strict=False)]
     rows = changed + rows[len(changed) :]
     write_jsonl(to / "predictions.jsonl", rows)
-    metrics = load_saved_task(RunFolder(run)).weighted_metrics(rows)(np.ones((1, len(rows))))
+    metrics = RunFolder(run).read_task().weighted_metrics(rows)(np.ones((1, len(rows))))
     found = {f"test_{name}": value.item() for name, value in metrics.items()}
     write_json(to / "all_results.json", read_json(run / "all_results.json") | found)
     config = (run / "config.yaml").read_text(encoding="utf-8")

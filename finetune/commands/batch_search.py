@@ -39,7 +39,7 @@ from finetune.runs.batch_sizes import bounds_of
 from finetune.runs.cache import cache_folder
 from finetune.runs.data import load_run_data
 from finetune.runs.features import stores_features
-from finetune.runs.reserving import check_writable
+from finetune.runs.folder import check_writable
 from finetune.tasks.single import Single
 from finetune.tokenization.encode import encode_texts
 

@@ -15,7 +15,7 @@ from finetune.devices.names import DEVICE_NAMES
 from finetune.errors import Interrupted
 from finetune.events import Emit, ignore
 from finetune.files import write_json, write_text_atomically
-from finetune.runs.reserving import check_writable
+from finetune.runs.folder import check_writable
 from finetune.training.interruption import signal_of
 
 if TYPE_CHECKING:

@@ -6,13 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from finetune.config.schema import Config, mode_of
-from finetune.runs.folder import RUNS_FOLDER, RunFolder
-from finetune.runs.reserving import (
-    check_run_folder,
-    next_free_folder,
-    reserve_folder,
-    reserve_new_folder,
-)
+from finetune.runs.folder import RUNS_FOLDER, RunFolder, next_free_folder
 
 
 def named_folder(config: Config) -> Path | None:
@@ -36,11 +30,11 @@ def find_named(name: str) -> Iterator[Path]:
 
 
 def reserve(config: Config) -> AbstractContextManager[RunFolder]:
-    """Hold the folder of a new run; see ``reserve_folder`` and ``reserve_new_folder``."""
+    """Create and lock the folder of a new run."""
     path = named_folder(config)
     if path is None:
-        return reserve_new_folder(RUNS_FOLDER, default_name(config))
-    return reserve_folder(path, overwrite=config.output.overwrite)
+        return RunFolder.create_next(RUNS_FOLDER, default_name(config))
+    return RunFolder(path).create(overwrite=config.output.overwrite)
 
 
 def find_free(config: Config) -> Path:
@@ -48,5 +42,5 @@ def find_free(config: Config) -> Path:
     path = named_folder(config)
     if path is None:
         return next_free_folder(RUNS_FOLDER, default_name(config))
-    check_run_folder(RunFolder(path), overwrite=config.output.overwrite)
+    RunFolder(path).check_can_create(overwrite=config.output.overwrite)
     return path

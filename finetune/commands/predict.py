@@ -25,7 +25,7 @@ from finetune.distributed.launch import read_launch
 from finetune.errors import DataError, DataUnreadable, UsageError
 from finetune.escaping import escape_controls, escape_line
 from finetune.events import Emit, Info, ignore
-from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task, open_run_folder
+from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.evaluation.answer_file import Write
@@ -131,7 +131,7 @@ def predict_stream(
         return pieces
     from finetune.runs.confidences import find_lowest_probabilities
 
-    task = load_saved_task(folder)
+    task = folder.read_task()
     lowest = find_lowest_probabilities(folder, task, limits, emit=emit)
     return _withhold(pieces, task, lowest, emit=emit)
 
@@ -228,7 +228,7 @@ def read_texts(
     from finetune.data.stream import read_rows
     from finetune.runs.manifest import Manifest
 
-    saved, manifest = load_saved_config(folder).data, Manifest.read(folder.manifest_file)
+    saved, manifest = folder.read_config().data, Manifest.read(folder.manifest_file)
     options = DataOptions(
         str(file),
         saved.label,

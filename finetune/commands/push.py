@@ -13,7 +13,7 @@ from finetune.commands.options import output_options
 from finetune.commands.progress import showing
 from finetune.errors import NotARun, UsageError
 from finetune.events import Emit, Info, WarningMessage, ignore
-from finetune.runs.folder import RunFolder, load_saved_config, open_run_folder
+from finetune.runs.folder import RunFolder, open_run_folder
 
 SCHEMA_VERSION = 1
 
@@ -124,7 +124,7 @@ def dry_run(upload: Upload) -> Push:
 
 
 def _check_data_may_go(folder: RunFolder, *, allow_private_data: bool) -> None:
-    if load_saved_config(folder).data.private_data and not allow_private_data:
+    if folder.read_config().data.private_data and not allow_private_data:
         raise UsageError(
             f"the data of {folder.path} are marked as private, and its report shows texts",
             remedy="leave the report out with --without-report, or give --allow-private-data",

@@ -11,7 +11,6 @@ from finetune.commands.options import output_options
 from finetune.commands.progress import showing
 from finetune.events import WarningMessage
 from finetune.runs.folder import RunFolder, open_run_folder
-from finetune.runs.reserving import lock
 
 if TYPE_CHECKING:
     from finetune.runs.results import RunResults
@@ -37,7 +36,7 @@ def report(run: str | Path) -> Path:
     from finetune.runs.results import read_results
 
     results = read_results(folder)
-    with lock(folder):
+    with folder.lock():
         return write_pages(folder, results)
 
 

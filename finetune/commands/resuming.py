@@ -12,12 +12,11 @@ from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Info
 from finetune.runs.folder import (
     RunFolder,
-    load_saved_config,
+    next_free_folder,
     open_run_folder,
     read_seeds,
     seeds_file,
 )
-from finetune.runs.reserving import next_free_folder
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
@@ -129,7 +128,7 @@ def _run_of(path: Path) -> Path:
 
 
 def _resume(folder: RunFolder, given: "LoadedConfig", *, emit: Emit) -> Work:
-    saved = load_saved_config(folder)
+    saved = folder.read_config()
     check_changes(given, saved, folder)
     if folder.has_finished:
         from finetune.runs.results import read_results
@@ -143,14 +142,14 @@ def _resume(folder: RunFolder, given: "LoadedConfig", *, emit: Emit) -> Work:
 
 def _wants_more_epochs(folder: RunFolder, given: "LoadedConfig") -> bool:
     epochs = given.config.training.num_train_epochs
-    return epochs not in (None, load_saved_config(folder).training.num_train_epochs)
+    return epochs not in (None, folder.read_config().training.num_train_epochs)
 
 
 def _continued(folder: RunFolder, given: "LoadedConfig", *, emit: Emit) -> Config:
     """Return the configuration of a new run that trains the model of a finished one further."""
     from finetune.runs.results import read_results
 
-    saved, done_epochs = load_saved_config(folder), read_results(folder).training.epoch
+    saved, done_epochs = folder.read_config(), read_results(folder).training.epoch
     own = {"num_train_epochs", "output_dir", "overwrite"}
     origins = {option: one for option, one in given.origins.items() if option not in own}
     check_changes(replace(given, origins=origins), saved, folder)

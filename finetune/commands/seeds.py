@@ -16,14 +16,6 @@ from finetune.runs.folder import RUNS_FOLDER, RunFolder, seeds_file
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import prepare
-from finetune.runs.reserving import (
-    delete_previous_run,
-    lock,
-    previous_run_put_back,
-    reserve_folder,
-    reserve_new_folder,
-    set_aside_previous_run,
-)
 from finetune.runs.seeds import SeedResults, SeedsFolder
 from finetune.training.interruption import signal_of
 
@@ -82,7 +74,7 @@ def train_seeds(
     with kept_awake(), _hold(config, begun) as held:
         parent = SeedsFolder(held.path)
         runs = [parent.run(seed) for seed in seeds]
-        with previous_run_put_back(held, runs), _interruption_explained(parent, runs):
+        with _interruption_explained(parent, runs):
             _train_missing(config, seeds, held, origins=origins, is_new=begun is None, emit=emit)
         return parent.read(seeds, metric=config.training.metric_for_best_model)
 
@@ -104,7 +96,7 @@ def _train_missing(
         return
     preparation = prepare(_with_seed(config, missing[0]), origins=origins, emit=shared)
     if is_new:
-        set_aside_previous_run(held)
+        held.set_aside_previous()
     elif before := parent.first_begun():
         saved = Manifest.read(before.manifest_file)
         saved.check(Manifest.of(preparation), remedy="restore it, or train in another folder")
@@ -115,7 +107,7 @@ def _train_missing(
         if seed != missing[0]:
             preparation = preparation.with_seed(seed, emit=log)
         preparation = train_seed(preparation, parent.run(seed), log=log)
-        delete_previous_run(held)
+        held.delete_previous()
         parent.write(parent.read(seeds, metric=metric))
 
 
@@ -129,13 +121,13 @@ def _default_name(config: Config) -> str:
 
 def _hold(config: Config, begun: SeedsFolder | None) -> AbstractContextManager[RunFolder]:
     if begun is not None:
-        return lock(RunFolder(begun.path))
+        return RunFolder(begun.path).lock()
     path = named_folder(config)
     if path is None:
-        return reserve_new_folder(RUNS_FOLDER, _default_name(config))
+        return RunFolder.create_next(RUNS_FOLDER, _default_name(config))
     folder = RunFolder(path)
     if config.output.overwrite and (seeds_file(path).is_file() or folder.previous_run.is_dir()):
-        return lock(folder)
+        return folder.lock()
     if seeds_file(path).is_file():
         raise RunFolderNotEmpty(
             f"{path} already holds runs of several seeds",
@@ -146,7 +138,7 @@ def _hold(config: Config, begun: SeedsFolder | None) -> AbstractContextManager[R
         raise RunFolderNotEmpty(
             f"{path} holds a single run", remedy="choose another folder with --output-dir"
         )
-    return reserve_folder(path, overwrite=False)
+    return RunFolder(path).create(overwrite=False)
 
 
 @contextmanager
@@ -164,7 +156,7 @@ def _interruption_explained(parent: SeedsFolder, runs: Sequence[RunFolder]) -> I
         raise Interrupted(
             f"{str(stop) or 'stopped'}; {finished} of {len(runs)} seeds have finished",
             remedy=f"resume with: {command} {shlex.quote(str(parent.path))}"
-            if any(one.holds_progress for one in runs)
+            if any(one.has_progress for one in runs)
             else "start again with --overwrite: nothing was saved yet",
             signal_number=signal_of(stop),
         ) from None

@@ -22,7 +22,6 @@ from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
-from finetune.runs.reserving import lock, reserve_folder
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 from finetune.runs.tracking import tracked
@@ -62,7 +61,7 @@ def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) 
         KeyboardInterrupt: If a signal stopped it.
     """
     resumes = folder.can_resume
-    held = lock(folder) if resumes else reserve_folder(folder.path, overwrite=True)
+    held = folder.lock() if resumes else RunFolder(folder.path).create(overwrite=True)
     with held as folder, too_much_work_explained(folder, preparation):
         run = _start(preparation, folder, resumes=resumes, log=log)
         _complete(run)
@@ -104,5 +103,5 @@ def _hold(work: Work, processes: Processes) -> Iterator[RunFolder]:
     if not processes.is_main:
         yield processes.broadcast(lambda: RunFolder(Path()))
         return
-    with lock(work.resumed) if work.resumed else reserve(work.config) as folder:
+    with work.resumed.lock() if work.resumed else reserve(work.config) as folder:
         yield processes.broadcast(lambda: folder)

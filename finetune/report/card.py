@@ -14,7 +14,7 @@ from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
 from finetune.report.names import hub_id, name_of_data, name_of_model, without_folders
 from finetune.report.templates import TEMPLATES, capitalize
-from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.runs.folder import RunFolder
 from finetune.runs.inference import with_inference
 from finetune.runs.manifest import Manifest
 from finetune.runs.results import RunResults
@@ -30,7 +30,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
 
     The card may be published: of a path on this machine it names at most the last part.
     """
-    config = load_saved_config(folder)
+    config = folder.read_config()
     options = with_inference(config, folder).model
     name = folder.path.resolve().name
     card = _MARKDOWN.get_template("card.md.j2").render(

@@ -25,7 +25,7 @@ from finetune.report.sections import (
     describe_speed,
 )
 from finetune.report.templates import TEMPLATES
-from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import RunResults
 from finetune.tasks.figures import MAX_MISTAKES
@@ -40,7 +40,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         NotARun: If a file of the run is missing or can't be read.
     """
     name = folder.path.resolve().name
-    config = load_saved_config(folder)
+    config = folder.read_config()
     try:
         predictions = read_jsonl(folder.predictions_file)
         mistakes = results.task.mistakes(predictions)

@@ -11,7 +11,7 @@ from finetune.errors import DataError, NotARun
 from finetune.events import Emit, Info
 from finetune.runs.data import data_options, load_run_data
 from finetune.runs.encoding import encode_rows
-from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
+from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Scores, warn_unless_better
@@ -30,7 +30,7 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
         NotARun: If the run has no such split.
         DataDiffers: If the data is no longer what the run was made from.
     """
-    config = load_saved_config(folder)
+    config = folder.read_config()
     data = load_run_data(config.data, emit=emit)
     splits = data.splits
     if split not in splits:
@@ -52,11 +52,11 @@ def evaluate_data(
     Raises:
         DataError: If the data can't be read, or has classes that the model lacks.
     """
-    options = data_options(load_saved_config(folder).data)
+    options = data_options(folder.read_config().data)
     manifest = Manifest.read(folder.manifest_file)
     rows = load_rows(
         replace(options, data=source, earlier_columns=manifest.columns, **columns),
-        task=load_saved_task(folder),
+        task=folder.read_task(),
         emit=emit,
     )
     if ("text_pair" in rows.column_names) != (reads_pairs := manifest.reads_pairs):

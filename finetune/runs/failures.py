@@ -1,11 +1,8 @@
 """What a user can do when a run is interrupted, runs out of memory or diverges."""
 
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from finetune.data.load import find_places
 from finetune.errors import (
@@ -16,8 +13,6 @@ from finetune.errors import (
     LossNotFinite,
     NotWritten,
 )
-from finetune.model.load import TextModel
-from finetune.model.save import save_model
 from finetune.runs.checkpoint import WRITE_ERRORS, discard_checkpoints_after, reason_of
 from finetune.runs.data import data_options
 from finetune.runs.folder import RunFolder
@@ -49,8 +44,8 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def unwritten_model_kept(folder: RunFolder, text_model: TextModel) -> Iterator[None]:
-    """Save a trained model elsewhere where its run folder can't be written, and say where.
+def write_errors_explained(folder: RunFolder) -> Iterator[None]:
+    """Tell the user what is saved and how to go on when a finished run can't be written.
 
     Raises:
         NotWritten: In place of what the disk raised.
@@ -58,30 +53,12 @@ def unwritten_model_kept(folder: RunFolder, text_model: TextModel) -> Iterator[N
     try:
         yield
     except WRITE_ERRORS as error:
-        has_model = folder.is_in_place and folder.model_folder.is_dir()
-        place = folder.model_folder if has_model else _save_elsewhere(folder, text_model)
-        where = f"the model lies in {place}" if place else "the model found no other place"
-        way_on = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
+        where = f"the model is in {folder.model_folder}; " if folder.model_folder.is_dir() else ""
+        then = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
         raise NotWritten(
             f"{folder.path} can't be written: {reason_of(error)}",
-            remedy=f"{where}; make room or the folder writable{way_on}",
+            remedy=f"{where}make room or the folder writable{then}",
         ) from error
-
-
-def _save_elsewhere(folder: RunFolder, text_model: TextModel) -> Path | None:
-    """Save a model beside its run, or where the system has room for it; return where."""
-    for parent in (folder.path.absolute().parent, tempfile.gettempdir(), Path.home()):
-        try:
-            made = Path(tempfile.mkdtemp(prefix=f"{folder.path.name}-model-", dir=parent))
-        except OSError:
-            continue
-        try:
-            save_model(text_model, made / "model")
-        except WRITE_ERRORS:
-            shutil.rmtree(made, ignore_errors=True)
-        else:
-            return made / "model"
-    return None
 
 
 @contextmanager

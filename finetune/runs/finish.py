@@ -14,10 +14,9 @@ from finetune.files import read_jsonl, write_json, write_jsonl
 from finetune.model.save import save_model
 from finetune.runs.calibration import Predicted, finish_task
 from finetune.runs.confidences import write_confidences
-from finetune.runs.failures import unwritten_model_kept
+from finetune.runs.failures import write_errors_explained
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_inference
-from finetune.runs.reserving import delete_previous_run
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.run import Run
 from finetune.tasks.base import Labels, warn_unless_better
@@ -34,12 +33,12 @@ def finish(run: Run, *, write_pages: WritePages) -> RunResults:
             finished only afterwards.
 
     Raises:
-        NotWritten: If its folder can't be written; the error says where the model is.
+        NotWritten: If its folder can't be written.
     """
     peak_bytes = run.training_state.device.memory.peak_bytes()
     run.checkpoints.load_best(run.training_state, run.progress)
     run, validation = _finish_task(run)
-    with unwritten_model_kept(run.folder, run.preparation.text_model):
+    with write_errors_explained(run.folder):
         results = _write_results(run, validation, peak_bytes, write_pages=write_pages)
     run.checkpoints.remove()
     return results
@@ -87,12 +86,11 @@ def _write_results(
         write_json(folder.results_file, results.to_json())
         with stage("report", run.emit):
             write_pages(folder, results)
-        delete_previous_run(folder)
+        folder.delete_previous()
     return results
 
 
 def _write_model(run: Run, validation: Predicted | None) -> None:
-    run.folder.check_in_place()
     text_model = run.preparation.text_model
     save_model(text_model, run.folder.model_folder)
     write_inference(run.folder, run.config.model, max_tokens=text_model.max_tokens)

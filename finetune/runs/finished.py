@@ -13,7 +13,7 @@ from finetune.config.schema import Config
 from finetune.errors import NotARun
 from finetune.events import Emit, WarningMessage
 from finetune.files import read_json, read_jsonl
-from finetune.runs.folder import RunFolder, load_saved_config
+from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, read_results
 from finetune.tasks.base import WeightedMetrics
 
@@ -43,7 +43,7 @@ class FinishedRun:
         Raises:
             NotARun: If a file is missing or can't be read.
         """
-        results, config = read_results(folder), load_saved_config(folder)
+        results, config = read_results(folder), folder.read_config()
         try:
             digest = read_json(folder.manifest_file)["splits"]["test"]
             predictions = read_jsonl(folder.predictions_file)

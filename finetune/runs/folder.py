@@ -1,13 +1,16 @@
-"""The run folder: where each file lies, and what is read of it first."""
+"""A run folder: where each file lies, who may write to it, and how it is read."""
 
-import errno
 import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from finetune.errors import ModelUnsupported, NotARun
-from finetune.files import read_json
+from finetune.errors import NotARun, NotWritten, RunFolderInUse, RunFolderNotEmpty, UsageError
+from finetune.files import PARTIAL_SUFFIX, read_json, read_jsonl
 
 if TYPE_CHECKING:
     from finetune.config.schema import Config
@@ -15,15 +18,16 @@ if TYPE_CHECKING:
 
 # Where runs are written, in the current folder.
 RUNS_FOLDER = Path("runs")
+LOCK_NAME = ".lock"
+# macOS puts .DS_Store into every folder that the Finder has shown.
+IGNORED_NAMES = frozenset({LOCK_NAME, ".DS_Store"})
+
+T = TypeVar("T")
 
 
 @dataclass
 class RunFolder:
-    """Where each file of one run lies.
-
-    Args:
-        path: The folder; it need not exist.
-    """
+    """The folder of one run, which need not exist."""
 
     path: Path
 
@@ -48,43 +52,20 @@ class RunFolder:
         self.tensorboard_folder = self.path / "tensorboard"
         # A folder step-N with what is needed to resume after N steps.
         self.checkpoints_folder = self.path / "checkpoints"
-        # An earlier run, until the one that takes its place has a model.
+        # An earlier run, until the one that overwrites it has a model.
         self.previous_run = self.path / "previous"
-        self.layout = [one for name, one in vars(self).items() if name != "path"]
+        self._layout = [one for name, one in vars(self).items() if name != "path"]
         # The trained parameters of the best model so far; gone when the run has finished.
         self.best_checkpoint = self.checkpoints_folder / "best"
-        self._held_inode: int | None = None
+        # How the model reads texts, and how sure it was of its predictions for validation rows.
+        self.inference_file = self.model_folder / "inference.json"
+        self.confidences_file = self.model_folder / "confidences.json"
 
-    def hold(self) -> None:
-        """Remember which folder this is, so that another is not taken for it."""
-        self._held_inode = self.path.stat().st_ino
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the folder is there, and is the one that was held if one was."""
-        try:
-            return self._held_inode in (None, self.path.stat().st_ino)
-        except OSError:
-            return False
-
-    def check_in_place(self) -> None:
-        """Raise ``FileNotFoundError`` if the folder was moved or deleted, or replaced since."""
-        if not self.is_in_place:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
-
-    @property
-    def inference_file(self) -> Path:
-        """Beside the model: how it reads texts."""
-        return self.model_folder / "inference.json"
-
-    @property
-    def confidences_file(self) -> Path:
-        """Beside the model: how sure it was of its answers to validation rows."""
-        return self.model_folder / "confidences.json"
+    # What there is.
 
     @property
     def has_finished(self) -> bool:
-        """Whether the run has written all that it leaves."""
+        """Whether the run has written all its files."""
         return self.results_file.is_file() and not self.best_checkpoint.exists()
 
     @property
@@ -93,18 +74,264 @@ class RunFolder:
         names = (one.name for one in self.checkpoints_folder.glob("step-*"))
         # A kill leaves step-N.partial.
         has_checkpoint = any(name.removeprefix("step-").isdecimal() for name in names)
-        return has_checkpoint and self.config_file.is_file() and self.is_in_place
+        return has_checkpoint and self.config_file.is_file()
 
     @property
-    def holds_progress(self) -> bool:
-        """Whether there is a checkpoint to resume from, or a model."""
-        return self.can_resume or self.model_folder.exists()
+    def has_model(self) -> bool:
+        """Whether there is a model: of this run, or of one of several seeds in this folder."""
+        return self.model_folder.exists() or any(self.path.glob("seed-*/model"))
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether there is a model or a checkpoint, of this run or of one of several seeds."""
+        runs = [self, *map(RunFolder, self.path.glob("seed-*"))]
+        return self.has_model or any(run.can_resume for run in runs)
+
+    # Who may write to it.
+
+    @contextmanager
+    def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
+        """Create and lock the folder of a new run; delete it again if it stays empty.
+
+        Args:
+            overwrite: Take a folder that holds an earlier run.
+
+        Raises:
+            RunFolderNotEmpty: If the folder holds a run and may not be overwritten, or holds
+                something that no run wrote.
+            RunFolderInUse: If another process is writing to it.
+        """
+        self.check_can_create(overwrite=overwrite)
+        missing = _missing(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _not_created(self.path, error) from error
+        with _deleted_if_empty(missing), self.lock():
+            # Another process may have finished a run here since the first look.
+            self.check_can_create(overwrite=overwrite)
+            yield self
+
+    @classmethod
+    @contextmanager
+    def create_next(cls, parent: Path, name: str) -> Iterator["RunFolder"]:
+        """Create and lock the first of ``parent/name``, ``parent/name-2``, ... that is free.
+
+        Raises:
+            UsageError: If the folder can't be created.
+        """
+        check_writable(parent)
+        missing = _missing(parent)
+        for path in _numbered(parent, name):
+            try:
+                # One system call, which fails if another process was first. Parents are created
+                # here too: another process that gives up may just have deleted them.
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _not_created(path, error) from error
+            folder = cls(path)
+            with _deleted_if_empty([path, *missing]), folder.lock():
+                yield folder
+            return
+
+    @contextmanager
+    def lock(self) -> Iterator["RunFolder"]:
+        """Keep other processes from writing to the folder, which exists.
+
+        If the work fails before it has anything to keep, the run that it overwrites comes back.
+        The kernel frees the lock of a process that dies, so that a lock file left behind stops
+        nobody.
+
+        Raises:
+            RunFolderInUse: At once, if another process holds the lock.
+            NotWritten: If the folder may not be written.
+        """
+        from filelock import FileLock, Timeout
+
+        file_lock = FileLock(self.path / LOCK_NAME, blocking=False)
+        try:
+            file_lock.acquire()
+        except Timeout:
+            raise RunFolderInUse(
+                f"another process is writing to {self.path}",
+                remedy="wait until it has finished, or choose another folder with --output-dir",
+            ) from None
+        except PermissionError as error:
+            raise NotWritten(
+                f"{self.path} may not be written", remedy="copy the run folder, and name the copy"
+            ) from error
+        try:
+            yield self
+        except BaseException:
+            self._restore_previous()
+            raise
+        finally:
+            # While it is locked: once released, it may be another process's lock.
+            Path(file_lock.lock_file).unlink(missing_ok=True)
+            file_lock.release()
+
+    def check_can_create(self, *, overwrite: bool) -> None:
+        """Make sure, and change nothing, that a new run may have the folder.
+
+        Raises:
+            RunFolderNotEmpty: As for ``create``.
+            UsageError: If the folder can't be created or written to.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderNotEmpty(
+                f"{self.path} is a file", remedy="choose a folder with --output-dir"
+            )
+        check_writable(self.path)
+        names = {one.name for one in self.path.iterdir()} if self.path.exists() else set()
+        if names <= IGNORED_NAMES:
+            return
+        names = {name.removesuffix(PARTIAL_SUFFIX) for name in names}
+        is_run = not names.isdisjoint({self.config_file.name, LOCK_NAME})
+        if not is_run or not names <= {one.name for one in self._layout} | IGNORED_NAMES:
+            raise RunFolderNotEmpty(
+                f"{self.path} holds files that are not a run's",
+                remedy="choose another folder with --output-dir, or move the files away",
+            )
+        if not overwrite:
+            raise RunFolderNotEmpty(
+                f"{self.path} already holds a run",
+                remedy="continue it with --resume-from-checkpoint, delete it with --overwrite, "
+                "or choose another folder with --output-dir",
+            )
+
+    # The run that is overwritten.
+
+    def set_aside_previous(self) -> None:
+        """Move an earlier run to ``previous/``, unless one with a model is already there."""
+        if self.previous_run.exists() and not self.has_model:
+            self._delete_entries()
+            return
+        self.delete_previous()
+        if entries := self._entries():
+            self.previous_run.mkdir()
+            for entry in entries:
+                os.replace(entry, self.previous_run / entry.name)
+
+    def delete_previous(self) -> None:
+        """Delete the run that was overwritten; links, not what they point to."""
+        if self.previous_run.exists():
+            shutil.rmtree(self.previous_run)
+
+    def _restore_previous(self) -> None:
+        """Move an earlier run back if the new one has neither a model nor a checkpoint."""
+        if not self.previous_run.exists() or self.has_progress:
+            return
+        self._delete_entries()
+        for entry in self.previous_run.iterdir():
+            os.replace(entry, self.path / entry.name)
+        self.previous_run.rmdir()
+
+    def _entries(self) -> list[Path]:
+        kept = {LOCK_NAME, self.previous_run.name}
+        return [entry for entry in self.path.iterdir() if entry.name not in kept]
+
+    def _delete_entries(self) -> None:
+        for entry in self._entries():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    # What is read of it.
+
+    def read(self, file: Path, parse: Callable[[Any], T]) -> T:
+        """Read a JSON or JSON lines file of the run.
+
+        Args:
+            file: One of the run's files.
+            parse: Gets the value of a JSON file or the list of rows of a JSON lines file.
+
+        Raises:
+            NotARun: If the file is missing, damaged, or refused by ``parse``.
+        """
+        try:
+            return parse(read_jsonl(file) if file.suffix == ".jsonl" else read_json(file))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise NotARun(
+                f"{file} is missing or can't be read",
+                remedy="restore the file, or make the run again",
+            ) from error
+
+    def read_config(self) -> "Config":
+        """Return the configuration of the run.
+
+        Raises:
+            ConfigurationInvalid: If it can't be read.
+            NotARun: If it does not say which data and which model the run has.
+        """
+        from finetune.config.load import load_config
+
+        file = str(self.config_file)
+        loaded = load_config(file=file, environment={}, flags={}, assignments=())
+        if not {"data", "model"} <= loaded.origins.keys():
+            raise NotARun(
+                f"{file} does not say which data and which model the run has",
+                remedy="restore the file, or make the run again",
+            )
+        return loaded.config
+
+    def read_task(self) -> "Task":
+        """Return the task of the run's model, from the model's ``config.json``."""
+        from finetune.tasks.choose import read_task
+
+        return self.read(self.model_folder / "config.json", read_task)
+
+
+def check_writable(path: Path) -> None:
+    """Make sure, and change nothing, that a folder can be created, or written to.
+
+    Raises:
+        UsageError: If not.
+    """
+    existing = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UsageError(
+            f"{path} can't be created or written to, because of {existing}",
+            remedy="choose another folder with --output-dir",
+        )
+
+
+def next_free_folder(parent: Path, name: str) -> Path:
+    """Return the first of ``parent/name``, ``parent/name-2``, ... that does not exist."""
+    return next(path for path in _numbered(parent, name) if not path.exists())
+
+
+def _numbered(parent: Path, name: str) -> Iterator[Path]:
+    yield parent / name
+    yield from (parent / f"{name}-{number}" for number in count(2))
+
+
+def _missing(path: Path) -> list[Path]:
+    return [one for one in (path, *path.parents) if not one.exists()]
+
+
+def _not_created(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{path} can't be created: {error.strerror}",
+        remedy="choose another folder with --output-dir",
+    )
+
+
+@contextmanager
+def _deleted_if_empty(folders: Sequence[Path]) -> Iterator[None]:
+    """Delete folders at the end, the inner first, unless something was written into them."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for folder in folders:
+                folder.rmdir()
 
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
-    """Return the run that a folder holds, the best of several seeds.
-
-    One that was interrupted has no model yet.
+    """Return the run that a folder holds; for a folder of several seeds, the best of them.
 
     Raises:
         NotARun: If there is no such folder, or it holds no run, or the model is missing.
@@ -155,11 +382,11 @@ def read_seeds(path: Path) -> list[int]:
     Raises:
         NotARun: If its file can't be read.
     """
-    return _read_seeds_file(path)[0]
+    return RunFolder(path).read(seeds_file(path), _parse_seeds)[0]
 
 
 def _best_of_seeds(path: Path) -> Path:
-    seeds, best = _read_seeds_file(path)
+    seeds, best = RunFolder(path).read(seeds_file(path), _parse_seeds)
     if best is None:
         raise NotARun(
             f"{path} holds runs of several seeds, and which is the best is not known",
@@ -168,52 +395,9 @@ def _best_of_seeds(path: Path) -> Path:
     return path / best
 
 
-def _read_seeds_file(path: Path) -> tuple[list[int], str | None]:
-    """Return the seeds, one at least, and the folder of the best."""
-    try:
-        found = read_json(seeds_file(path))
-        seeds, best = [int(seed) for seed in found["seeds"]], found["best"]
-        if best not in (None, *map(seed_name, seeds)) or not seeds:
-            raise ValueError(best)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotARun(
-            f"{seeds_file(path)} can't be read",
-            remedy="name one of the runs beside it, or start anew with --overwrite",
-        ) from error
+def _parse_seeds(found: Any) -> tuple[list[int], str | None]:
+    """Return the seeds, at least one, and the folder name of the best."""
+    seeds, best = [int(seed) for seed in found["seeds"]], found["best"]
+    if best not in (None, *map(seed_name, seeds)) or not seeds:
+        raise ValueError(best)
     return seeds, best
-
-
-def load_saved_config(folder: RunFolder) -> "Config":
-    """Return the configuration that a run was made with.
-
-    Raises:
-        ConfigurationInvalid: If it can't be read.
-        NotARun: If it does not say which data and which model the run has.
-    """
-    from finetune.config.load import load_config
-
-    file = str(folder.config_file)
-    loaded = load_config(file=file, environment={}, flags={}, assignments=())
-    if not {"data", "model"} <= loaded.origins.keys():
-        raise NotARun(
-            f"{file} does not say which data and which model the run has",
-            remedy="restore the file, or make the run again",
-        )
-    return loaded.config
-
-
-def load_saved_task(folder: RunFolder) -> "Task":
-    """Return the task of a run's model.
-
-    Raises:
-        ModelUnsupported: If its config can't be read.
-    """
-    from finetune.tasks.choose import read_task
-
-    try:
-        return read_task(read_json(folder.model_folder / "config.json"))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelUnsupported(
-            f"the model of {folder.path} is damaged: its config.json can't be read",
-            remedy="make the run again",
-        ) from error

@@ -38,7 +38,6 @@ class Journal:
         """Write the rows that are still to write; return whether all are written."""
         file = self._folder.metrics_file
         try:
-            self._folder.check_in_place()
             append_jsonl(file, self._unwritten)
         except OSError as error:
             if not self._has_warned:
@@ -84,7 +83,6 @@ class WarningLog:
     def _write(self) -> None:
         if self._folder and self._unwritten:
             with suppress(OSError):  # on a full disk, of which the journal warns: with a later one
-                self._folder.check_in_place()
                 append_jsonl(self._folder.warnings_file, self._unwritten)
                 self._unwritten.clear()
 

@@ -11,7 +11,7 @@ from finetune.evaluation.calibration import Calibration
 from finetune.files import read_json
 from finetune.model.mode import Mode
 from finetune.runs.details import RunDetails
-from finetune.runs.folder import RunFolder, load_saved_task
+from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Scores, Task
 from finetune.training.precision_result import PrecisionTiming
 
@@ -159,7 +159,7 @@ def read_results(folder: RunFolder) -> RunResults:
             for part in (RunFacts, TrainingMetrics)
         )
         timing = TypeAdapter(PrecisionTiming | None).validate_python(facts["precision_timing"])
-        task = load_saved_task(folder)
+        task = folder.read_task()
         return RunResults(
             task=task,
             facts=RunFacts(**facts | {"precision_timing": timing}),

@@ -33,7 +33,6 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.precision import with_precision
 from finetune.runs.preparation import Preparation
-from finetune.runs.reserving import set_aside_previous_run
 from finetune.runs.saving import Checkpoints, nothing_to_resume
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
@@ -87,7 +86,7 @@ class Run:
     def _write_origin(self) -> None:
         """Write what the run is made from, with which versions on which machine."""
         folder, preparation = self.folder, self.preparation
-        set_aside_previous_run(folder)
+        folder.set_aside_previous()
         write_text_atomically(folder.config_file, dump_config(preparation.resolved_config))
         Manifest.of(preparation).write(folder.manifest_file)
         write_environment(folder.environment_file, preparation)

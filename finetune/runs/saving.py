@@ -209,7 +209,6 @@ class Checkpoints:
     ) -> WarningMessage | None:
         """Write a checkpoint; return why that was not possible."""
         try:
-            self.folder.check_in_place()
             path.parent.mkdir(exist_ok=True)
             # After a power cut the journal has all rows up to the checkpoint.
             flush_to_disk(self.folder.metrics_file)

@@ -8,7 +8,7 @@ from typing import Any
 from finetune.config.schema import Config
 from finetune.evaluation.statistics import Interval, mean_interval
 from finetune.files import write_json
-from finetune.runs.folder import RunFolder, load_saved_config, read_seeds, seed_name, seeds_file
+from finetune.runs.folder import RunFolder, read_seeds, seed_name, seeds_file
 from finetune.runs.results import RunResults, best_of, read_results
 
 SCHEMA_VERSION = 1
@@ -75,7 +75,7 @@ class SeedsFolder:
         """Return the configuration of the first seed; None if no run has begun."""
         if (begun := self.first_begun()) is None:
             return None
-        config = load_saved_config(begun)
+        config = begun.read_config()
         # The folder of the first may be gone.
         first = read_seeds(self.path)[0]
         return replace(config, training=replace(config.training, seed=first))

@@ -15,7 +15,7 @@ from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
 from finetune.model.load import TextModel, load_model
-from finetune.runs.folder import RunFolder, load_saved_config, load_saved_task
+from finetune.runs.folder import RunFolder
 from finetune.runs.inference import with_inference
 from finetune.runs.manifest import Manifest
 from finetune.tasks.base import Answer
@@ -51,8 +51,8 @@ class TrainedModel:
             ModelUnsupported: If the model's files are damaged.
             DeviceNotAvailable: If the device can't be used here.
         """
-        config = with_inference(load_saved_config(folder), folder)
-        task = load_saved_task(folder)
+        config = with_inference(folder.read_config(), folder)
+        task = folder.read_task()
         try:
             text_model = load_model(
                 str(folder.model_folder),

@@ -7,7 +7,6 @@ import pytest
 from tiny_runs import Command
 
 from finetune.runs.folder import RunFolder
-from finetune.runs.reserving import lock
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_a_run_that_has_not_finished_has_no_report(
     command: Command, moved_run: Path, tmp_path: Path
 ) -> None:
     command("report", tmp_path).assert_refused(2, "not a run folder")
-    with lock(RunFolder(moved_run)):
+    with RunFolder(moved_run).lock():
         command("report", moved_run).assert_refused(2, "another process")
     (moved_run / "all_results.json").unlink()
     command("report", moved_run).assert_refused(2, "all_results.json")

@@ -15,8 +15,8 @@ import finetune
 from finetune.errors import DeviceDiffers
 from finetune.events import Event, Step, ignore
 from finetune.model.features import FrozenLayers
+from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
-from finetune.runs.reserving import reserve_folder
 from finetune.runs.run import Run
 from finetune.training import loop
 
@@ -46,7 +46,7 @@ def test_run_of_a_device_that_begins_to_err_goes_on_from_its_last_good_checkpoin
         if isinstance(event, Step) and event.step == 14:
             monkeypatch.setattr(loop, "SHARE_AT_REPORTS", math.inf)
 
-    with reserve_folder(folder, overwrite=False) as held:
+    with RunFolder(folder).create(overwrite=False) as held:
         run = Run.prepare(preparation, held, emit=plant_once)
         with pytest.raises(DeviceDiffers) as found:
             run.train()

@@ -45,7 +45,6 @@ from finetune.events import Advance, Emit, Event, Info, Step, WarningMessage, ig
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
-from finetune.runs.reserving import lock
 from finetune.runs.run import Run
 from finetune.tokenization.examples import Examples
 
@@ -558,7 +557,7 @@ def test_a_stopped_run_resumes_with_or_without_stored_features(
         train_prepared(first.with_seed(42, emit=ignore), tmp_path / "run", emit=stop)
     second = prepare_tiny(tiny_folder, feature_cache=second_has_cache, **options)
     folder = RunFolder(tmp_path / "run")
-    with lock(folder):
+    with folder.lock():
         run = Run.resume(second, folder, emit=ignore)
         run.train()
     if first_has_cache == second_has_cache:

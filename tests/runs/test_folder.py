@@ -1,11 +1,290 @@
-"""Opening the folder of a run."""
+"""The folder of a run: created, locked, overwritten, opened and read."""
 
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from finetune.errors import NotARun
+from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
 from finetune.runs.folder import RunFolder, open_run_folder, seeds_file
+
+
+def make_run(path: Path, content: str = "training: {}\n") -> RunFolder:
+    folder = RunFolder(path)
+    path.mkdir(parents=True, exist_ok=True)
+    folder.config_file.write_text(content)
+    folder.model_folder.mkdir()
+    (folder.model_folder / "config.json").write_text("{}")
+    return folder
+
+
+def content_of(path: Path) -> list[str]:
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
+
+
+def overwrite(path: Path) -> None:
+    with RunFolder(path).create(overwrite=True) as folder:
+        folder.set_aside_previous()
+        folder.delete_previous()
+
+
+def test_new_folder_is_created_with_its_parents_and_kept_once_something_is_in_it(
+    tmp_path: Path,
+) -> None:
+    with RunFolder(tmp_path / "runs" / "first").create(overwrite=False) as folder:
+        assert content_of(folder.path) == [".lock"]
+        folder.config_file.touch()
+
+    assert content_of(tmp_path) == ["runs", "runs/first", "runs/first/config.yaml"]
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    with (
+        pytest.raises(error),
+        RunFolder(tmp_path / "runs" / "first").create(overwrite=False),
+    ):
+        raise error
+
+    assert content_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("leftover", [".lock", ".DS_Store"])
+def test_empty_folder_of_the_user_may_be_used_and_is_not_deleted(
+    tmp_path: Path, leftover: str
+) -> None:
+    (tmp_path / leftover).touch()
+
+    with RunFolder(tmp_path).create(overwrite=False):
+        pass
+
+    assert tmp_path.is_dir()
+
+
+def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> None:
+    make_run(tmp_path)
+
+    with pytest.raises(RunFolderNotEmpty) as refusal, RunFolder(tmp_path).create(overwrite=False):
+        pass
+
+    for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
+        assert flag in refusal.value.remedy
+
+
+def test_overwritten_run_stays_until_the_new_one_deletes_it(tmp_path: Path) -> None:
+    make_run(tmp_path)
+
+    with RunFolder(tmp_path).create(overwrite=True) as folder:
+        folder.set_aside_previous()
+        assert content_of(tmp_path) == [
+            ".lock", "previous", "previous/config.yaml", "previous/model",
+            "previous/model/config.json",
+        ]  # fmt: skip
+        folder.config_file.touch()
+        folder.delete_previous()
+
+    assert content_of(tmp_path) == ["config.yaml"]
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_overwritten_run_comes_back_when_the_new_one_leaves_nothing(
+    tmp_path: Path, is_begun: bool
+) -> None:
+    before = content_of(make_run(tmp_path).path)
+
+    def fail() -> None:
+        with RunFolder(tmp_path).create(overwrite=True) as folder:
+            if is_begun:
+                folder.set_aside_previous()
+                folder.config_file.touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+    assert content_of(tmp_path) == before
+
+
+def test_overwritten_run_outlives_new_ones_that_were_killed_without_a_model(
+    tmp_path: Path,
+) -> None:
+    folder = make_run(tmp_path)
+    for _ in range(3):
+        folder.set_aside_previous()
+        folder.config_file.write_text("killed")
+    assert (folder.previous_run / "model" / "config.json").is_file()
+
+    folder.model_folder.mkdir()
+    folder.set_aside_previous()
+
+    assert (folder.previous_run / "config.yaml").read_text() == "killed"
+
+
+def test_overwrite_empties_the_folder_of_a_run_killed_while_it_wrote_its_first_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / "config.yaml.partial").write_text("train")
+
+    overwrite(tmp_path / "run")
+
+    assert content_of(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("may_overwrite", [True, False])
+@pytest.mark.parametrize(
+    "names", [["thesis.tex"], ["config.yaml", "main.py"], [".lock", "notes"], ["model"]]
+)
+def test_folder_with_other_files_is_never_touched(
+    tmp_path: Path, names: list[str], may_overwrite: bool
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("dear")
+
+    with (
+        pytest.raises(RunFolderNotEmpty) as refusal,
+        RunFolder(tmp_path).create(overwrite=may_overwrite),
+    ):
+        pass
+
+    assert "--overwrite" not in refusal.value.remedy
+    assert content_of(tmp_path) == sorted(names)
+
+
+def test_overwrite_deletes_a_link_and_keeps_what_it_points_to(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "weights").write_text("dear")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    (run / "model").symlink_to(elsewhere)
+
+    overwrite(run)
+
+    assert content_of(run) == []
+    assert (elsewhere / "weights").read_text() == "dear"
+
+
+def test_check_changes_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    before = content_of(tmp_path)
+
+    folder.check_can_create(overwrite=True)
+    RunFolder(tmp_path / "new" / "run").check_can_create(overwrite=False)
+    with pytest.raises(RunFolderNotEmpty):
+        folder.check_can_create(overwrite=False)
+
+    assert content_of(tmp_path) == before
+
+
+def test_run_that_is_going_on_is_not_overwritten(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+
+    with folder.lock(), pytest.raises(RunFolderInUse):
+        overwrite(tmp_path)
+
+    assert folder.config_file.exists()
+
+
+def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("dear")
+
+    with pytest.raises(RunFolderNotEmpty, match="is a file"):
+        overwrite(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda path: RunFolder(path / "file" / "run").create(overwrite=False),
+        lambda path: RunFolder.create_next(path / "file", "run"),
+        lambda path: RunFolder(path / "link").create(overwrite=False),
+    ],
+)
+def test_folder_that_can_not_be_created_is_refused(
+    tmp_path: Path, create: Callable[..., Any]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+
+    with pytest.raises(UsageError, match="can't be created"), create(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("runs", [8, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_folders_created_at_once_differ(tmp_path: Path, runs: int) -> None:
+    workers = min(runs, 64)
+    all_hold_one = threading.Barrier(workers)
+
+    def create(number: int) -> str:
+        with RunFolder.create_next(tmp_path / "runs", "trec") as folder:
+            if number < workers:
+                all_hold_one.wait(timeout=30)
+            folder.config_file.open("x").close()
+            return folder.path.name
+
+    with ThreadPoolExecutor(workers) as threads:
+        names = {*threads.map(create, range(runs))}
+
+    assert names == {"trec", *(f"trec-{number}" for number in range(2, runs + 1))}
+
+
+def test_a_parent_that_another_process_deletes_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, parents = os.mkdir, [tmp_path / "runs"]
+
+    def delete_before(path: Path, mode: int = 0o777) -> None:
+        if Path(path).name == "trec" and parents:
+            parents.pop().rmdir()
+        mkdir(path, mode)
+
+    parents[0].mkdir()
+    monkeypatch.setattr(os, "mkdir", delete_before)
+    with RunFolder.create_next(tmp_path / "runs", "trec") as folder:
+        assert folder.path.is_dir()
+
+
+def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+
+    with folder.lock(), pytest.raises(RunFolderInUse), folder.lock():
+        pass
+    with pytest.raises(KeyError), folder.lock():
+        raise KeyError
+    with folder.lock():
+        assert content_of(tmp_path) == [".lock"]
+
+    assert content_of(tmp_path) == []
+
+
+def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
+    code = (
+        "import time; from pathlib import Path; from finetune.runs.folder import RunFolder\n"
+        f"with RunFolder(Path({str(tmp_path)!r})).lock():\n"
+        "    print('locked', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    with pytest.raises(RunFolderInUse), RunFolder(tmp_path).lock():
+        pass
+    process.kill()
+    process.communicate()
+
+    with RunFolder(tmp_path).lock():
+        pass
 
 
 def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> None:
@@ -32,31 +311,30 @@ def test_a_name_may_begin_with_the_users_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = RunFolder(tmp_path / "run")
-    folder.model_folder.mkdir(parents=True)
-    folder.config_file.touch()
+    folder = make_run(tmp_path / "run")
     assert open_run_folder(Path("~/run")) == folder
 
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"seeds": [], "best": null}', '{"seeds": ["a"], "best": null}',
+    [None, "{", "[]", '{"seeds": [], "best": null}', '{"seeds": ["a"], "best": null}',
      '{"seeds": [1], "best": "../other"}', '{"seeds": [1], "best": []}'],
 )  # fmt: skip
-def test_a_file_of_seeds_that_makes_no_sense_is_refused(content: str, tmp_path: Path) -> None:
-    seeds_file(tmp_path).write_text(content)
-    with pytest.raises(NotARun, match=r"seeds\.json can't be read"):
-        open_run_folder(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["missing", "."])
-def test_folder_without_a_run_does_not_open(tmp_path: Path, name: str) -> None:
-    with pytest.raises(NotARun):
-        open_run_folder(tmp_path / name)
+def test_a_file_that_is_missing_or_makes_no_sense_is_named(
+    content: str | None, tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path)
+    if content is not None:
+        seeds_file(tmp_path).write_text(content)
+        with pytest.raises(NotARun, match=r"seeds\.json is missing or can't be read"):
+            open_run_folder(tmp_path)
+    else:
+        with pytest.raises(NotARun, match=r"metrics\.jsonl is missing or can't be read"):
+            folder.read(folder.metrics_file, list)
 
 
 @pytest.mark.parametrize("name", ["", "b", "a/model"])
-def test_what_is_no_run_is_answered_with_the_runs_in_it_and_near(tmp_path: Path, name: str) -> None:
+def test_error_for_a_folder_without_a_run_names_runs_nearby(tmp_path: Path, name: str) -> None:
     (tmp_path / "a" / "model").mkdir(parents=True)
     RunFolder(tmp_path / "a").config_file.touch()
     with pytest.raises(NotARun) as caught:

@@ -13,7 +13,6 @@ from finetune.errors import FinetuneError
 from finetune.events import Event, Step, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.reserving import check_run_folder
 from finetune.runs.tracking import tracked
 
 UPDATE = Step(
@@ -137,4 +136,4 @@ def test_tensorboard_reads_the_run_from_its_folder(
     [tested] = found.Scalars("test/accuracy")
     results = read_json(run / "all_results.json")
     assert (tested.step, tested.value) == (4, pytest.approx(results["test_accuracy"]))
-    check_run_folder(RunFolder(run), overwrite=True)
+    RunFolder(run).check_can_create(overwrite=True)
