@@ -109,8 +109,8 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
         set_seed,
     )
 
+    from finetune.config.mode import Mode
     from finetune.model.freeze import freeze_parameters
-    from finetune.model.mode import Mode
     from finetune.model.structure import find_structure
 
     set_seed(recipe.seed)

@@ -21,9 +21,9 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import live_peaks
 from finetune.batch_finder.trial import build_trial
 from finetune.batch_finder.worker import measure
+from finetune.config.mode import Mode
 from finetune.devices.host import keep_freed_memory
 from finetune.devices.select import select_device
-from finetune.model.mode import Mode
 
 SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},

@@ -29,6 +29,7 @@ from finetune.bench.bert import (
     repeat,
     texts_of,
 )
+from finetune.config.mode import Mode
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
@@ -38,7 +39,6 @@ from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.mode import Mode
 from finetune.model.tensor_store import TensorStore
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch

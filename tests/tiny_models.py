@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.model.mode import Mode
+from finetune.config.mode import Mode
 
 VOCABULARY_SIZE = 300
 COMMON_WORDS = (

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from tiny_models import VOCABULARY_SIZE, tiny_model
 from torch import nn
 
+from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import FewShapes
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch

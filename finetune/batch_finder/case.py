@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from finetune.model.mode import Mode
+from finetune.config.mode import Mode
 
 Part = Literal["whole", "features", "trainable"]
 

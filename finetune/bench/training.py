@@ -26,12 +26,12 @@ from finetune.bench.bert import (
 )
 from finetune.bench.published import ARTICLE_TEXTS, ARTICLE_TOKENS
 from finetune.bench.workload import Load, Steps, Workload, build_module
+from finetune.config.mode import Mode
 from finetune.devices.base import Device, place
 from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.mode import Mode
 from finetune.model.tensor_store import TensorStore
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch

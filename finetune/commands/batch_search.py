@@ -10,6 +10,7 @@ from finetune.batch_finder.child import Child
 from finetune.batch_finder.find import Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches, least_of
+from finetune.config.mode import Mode
 from finetune.config.schema import Config, mode_of, precision_without_timing
 from finetune.config.sizes import parse_size
 from finetune.data.tables import texts_of
@@ -30,7 +31,6 @@ from finetune.errors import (
 )
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import write_json, write_text_atomically
-from finetune.model.mode import Mode
 from finetune.model.shape import load_shape, most_positions
 from finetune.model.source import load_tokenizer
 from finetune.report.batches import draw_batches

@@ -10,6 +10,7 @@ import click
 from finetune.commands.console import LITERAL, show_json, show_lines, show_table
 from finetune.commands.options import complete_model, debug_option, given, json_option
 from finetune.commands.progress import showing
+from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     ModelConfig,
@@ -21,7 +22,6 @@ from finetune.devices.check import Check
 from finetune.devices.names import DEVICE_NAMES, PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.escaping import escape_line
-from finetune.model.mode import Mode
 
 if TYPE_CHECKING:
     from finetune.doctor.operators import Operator, OperatorReport

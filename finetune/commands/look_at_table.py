@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from finetune.commands.check_data import NOT_CUT, find_tokenizer, warn_of_unknown_words
+from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     Config,
@@ -30,7 +31,6 @@ from finetune.data.tables import (
     texts_of,
 )
 from finetune.events import Emit, Info
-from finetune.model.mode import Mode
 from finetune.runs.data import split_options
 from finetune.tasks.single import Single
 from finetune.tokenization.encode import encode_texts

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from finetune.config.mode import Mode
 from finetune.devices.names import DeviceName, Precision, PrecisionName
-from finetune.model.mode import Mode
 from finetune.tokenization.long_texts import Handling, LongTexts, Pooling
 
 DEFAULT_BATCH_SIZE = 32

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from finetune import events
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.trial import prepare_trial
+from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import (
@@ -35,7 +36,6 @@ from finetune.devices.mps.known_faults import Call, KnownFault, known_faults
 from finetune.devices.mps.operators import Status, status_of
 from finetune.doctor.models import CLASSES, SEED, max_tokens, with_stars
 from finetune.model.factory import loss_of
-from finetune.model.mode import Mode
 from finetune.model.shape import random_classifier
 from finetune.model.structure import find_structure
 from finetune.training.training_state import TrainingState

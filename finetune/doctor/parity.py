@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
@@ -14,7 +15,6 @@ from finetune.devices.select import check_precision, select_device
 from finetune.doctor.models import CLASSES, SEED, pretrained_classifier, with_stars
 from finetune.doctor.rehearsal import Rehearsal, Tensors, plan_rehearsal
 from finetune.events import Emit, Info
-from finetune.model.mode import Mode
 from finetune.model.shape import random_classifier
 from finetune.runs.precision import note_parity
 from finetune.training.tolerances import (

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
+from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.doctor.models import CLASSES, max_tokens
 from finetune.evaluation.predict import predict_logits
 from finetune.model.freeze import freeze_parameters
-from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch, choose_padded_lengths

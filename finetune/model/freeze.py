@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from finetune.config.mode import Mode
 from finetune.errors import ConfigurationInvalid
-from finetune.model.mode import Mode
 from finetune.model.structure import Structure
 
 

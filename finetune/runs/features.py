@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from finetune.config.mode import Mode
 from finetune.config.schema import CacheConfig
 from finetune.devices.base import gibibytes, place
 from finetune.devices.batch_size import BatchSize
@@ -16,7 +17,6 @@ from finetune.model.features import (
     with_features,
 )
 from finetune.model.load import TextModel
-from finetune.model.mode import Mode
 from finetune.runs.cache import open_tensor_store
 from finetune.runs.feature_check import FeatureCheck
 from finetune.runs.preparation import Preparation

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.config.mode import Mode
 from finetune.config.schema import (
     PATH_OPTIONS,
     Config,
@@ -23,7 +24,6 @@ from finetune.data.load import SOURCES
 from finetune.devices.base import BatchShapes
 from finetune.model.freeze import mode_for_default_lr
 from finetune.model.load import TextModel
-from finetune.model.mode import Mode
 from finetune.model.source import MINILM
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
 from finetune.tokenization.examples import Examples

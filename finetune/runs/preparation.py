@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from datasets import DatasetDict
 
+from finetune.config.mode import Mode
 from finetune.config.schema import Config, mode_of
 from finetune.data.source import DataSource
 from finetune.data.tables import column_of
@@ -18,7 +19,6 @@ from finetune.events import Emit, Info, stage
 from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_model
-from finetune.model.mode import Mode
 from finetune.runs.data import load_run_data
 from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails, TextLengths
 from finetune.runs.encoding import encode_rows

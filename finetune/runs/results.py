@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from finetune.config.mode import Mode
 from finetune.errors import NotARun
 from finetune.evaluation.calibration import Calibration
 from finetune.files import read_json
-from finetune.model.mode import Mode
 from finetune.runs.details import RunDetails
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Scores, Task

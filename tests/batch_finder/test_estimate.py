@@ -23,10 +23,10 @@ from finetune.batch_finder.estimate import (
 from finetune.batch_finder.live_memory import LiveMemory
 from finetune.batch_finder.memory_model import MemoryModel
 from finetune.batch_finder.trial import build_trial
+from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.names import DEVICE_NAMES
 from finetune.errors import ModelUnsupported
-from finetune.model.mode import Mode
 
 NO_LIMIT = 10**9
 MIB = 2**20

@@ -22,9 +22,9 @@ from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.search import Found
+from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ProbeFailed
-from finetune.model.mode import Mode
 
 __all__ = ["prober"]
 CASE = tiny_case()

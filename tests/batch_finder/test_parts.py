@@ -12,11 +12,11 @@ from finetune.batch_finder.estimate import EstimatedSizes
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult
+from finetune.config.mode import Mode
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
 from finetune.events import Event
-from finetune.model.mode import Mode
 
 __all__ = ["prober"]
 CASE = tiny_case(mode=Mode("head"))

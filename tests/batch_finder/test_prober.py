@@ -30,7 +30,7 @@ from odd_worker import HANGS
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.prober import Prober
 from finetune.devices.cpu import CpuDevice
-from finetune.model.mode import Mode
+from finetune.config.mode import Mode
 
 case = Case("cpu", {}, 6, Mode("full"), 16, "fp32", "adamw", gradient_checkpointing=False)
 with Prober(

@@ -13,10 +13,10 @@ from finetune.batch_finder import worker
 from finetune.batch_finder.case import Part, architecture_of
 from finetune.batch_finder.trial import ExtractionTrial, Trial, build_model, build_trial
 from finetune.batch_finder.worker import measure
+from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupported
-from finetune.model.mode import Mode
 
 
 def tiny_trial(architecture: str = "bert", **changes: Any) -> Trial:

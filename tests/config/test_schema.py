@@ -3,6 +3,7 @@ from dataclasses import fields
 
 import pytest
 
+from finetune.config.mode import Mode
 from finetune.config.schema import (
     SECTION_OF_OPTION,
     Config,
@@ -12,7 +13,6 @@ from finetune.config.schema import (
     mode_defaults,
     mode_of,
 )
-from finetune.model.mode import Mode
 
 SECTIONS = {name: kind for name, kind in typing.get_type_hints(Config).items()}
 OPTIONS = [option for kind in SECTIONS.values() for option in fields(kind)]

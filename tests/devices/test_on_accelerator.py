@@ -12,11 +12,11 @@ from tiny_runs import TEXTS, have_same_bits, run_tiny, weights_of
 from tiny_training import random_examples, take_steps, tiny_training_state
 
 import finetune
+from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
 from finetune.doctor.parity import check_parity
 from finetune.doctor.rehearsal import plan_rehearsal
-from finetune.model.mode import Mode
 from finetune.training.guard import ParameterGuard
 
 GPUS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mps", "cuda")]

@@ -13,11 +13,11 @@ from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.trial import build_model, prepare_trial
+from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import dispatching_as_mps, name_on_mps, run_on_cpu
 from finetune.devices.mps.operators import status_of
 from finetune.doctor.operators import _fake_copy, _Parts, _Recorder
-from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 
 # An operation more than today's fails; one less is to be entered here.

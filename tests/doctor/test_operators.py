@@ -11,6 +11,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from finetune.config.mode import Mode
 from finetune.doctor import operators
 from finetune.doctor.operators import (
     Operator,
@@ -20,7 +21,6 @@ from finetune.doctor.operators import (
 )
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.model.factory import load_factory, loss_of
-from finetune.model.mode import Mode
 
 MODES = ("full", "last-1", "head", "classifier")
 # What bf16 dispatches, fp16 does too.

@@ -14,13 +14,13 @@ from tiny_training import FewShapesDevice
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.doctor.parity import ParityReport, check_parity, compare
 from finetune.doctor.rehearsal import Rehearsal, plan_rehearsal
 from finetune.errors import ConfigurationInvalid
 from finetune.events import Event
-from finetune.model.mode import Mode
 from finetune.training.tolerances import TOLERANCES
 
 

@@ -21,10 +21,10 @@ from transformers import (
     XLNetConfig,
 )
 
+from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.collate import collate, prepare_mask

@@ -3,11 +3,11 @@ from pathlib import Path
 from tiny_models import tiny_model
 from tiny_training import FewShapesDevice, random_examples
 
+from finetune.config.mode import Mode
 from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters
-from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore
 

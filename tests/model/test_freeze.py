@@ -4,6 +4,7 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_model
 from tiny_training import random_examples
 
+from finetune.config.mode import Mode
 from finetune.errors import ConfigurationInvalid
 from finetune.model.freeze import (
     count_parameters,
@@ -11,7 +12,6 @@ from finetune.model.freeze import (
     mode_for_default_lr,
     set_training,
 )
-from finetune.model.mode import Mode
 from finetune.model.structure import Structure, find_structure
 
 MODES = ("full", "last-1", "last-2", "head", "classifier")

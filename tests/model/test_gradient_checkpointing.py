@@ -11,12 +11,12 @@ from tiny_training import random_examples
 from torch import nn
 from transformers import AlbertConfig, AlbertForSequenceClassification
 
+from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ModelUnsupported
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
-from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.tokenization.examples import Inputs
 

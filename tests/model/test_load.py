@@ -26,10 +26,10 @@ from transformers import (
 )
 
 from finetune import events
+from finetune.config.mode import Mode
 from finetune.errors import ModelUnsupported
 from finetune.model.freeze import freeze_parameters
 from finetune.model.load import TextModel, load_model
-from finetune.model.mode import Mode
 from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]

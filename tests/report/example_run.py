@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from finetune.config.mode import Mode
 from finetune.evaluation.calibration import (
     BeforeAndAfter,
     Calibration,
@@ -10,7 +11,6 @@ from finetune.evaluation.calibration import (
     measure_reliability,
 )
 from finetune.files import write_json, write_jsonl
-from finetune.model.mode import Mode
 from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails, TextLengths
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics

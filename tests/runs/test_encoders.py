@@ -12,9 +12,9 @@ from tiny_runs import weights_of
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import finetune
+from finetune.config.mode import Mode
 from finetune.files import read_jsonl
 from finetune.model.freeze import trained_names
-from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 
 MODES: dict[str, dict[str, Any]] = {

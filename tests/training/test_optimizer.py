@@ -8,9 +8,9 @@ from tiny_models import tiny_model
 from torch import nn
 
 from finetune.batch_finder.live_memory import LiveMemory
+from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.model.freeze import freeze_parameters
-from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.training.optimizer import (
     build_optimizer,

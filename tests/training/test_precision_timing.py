@@ -11,11 +11,11 @@ from tiny_models import tiny_model
 from tiny_runs import have_same_bits
 from tiny_training import CLASSES, copied_parameters, random_examples
 
+from finetune.config.mode import Mode
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.events import ignore
 from finetune.model.freeze import freeze_parameters
-from finetune.model.mode import Mode
 from finetune.model.structure import find_structure
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import Batch
