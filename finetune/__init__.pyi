@@ -4,7 +4,7 @@ from typing import Unpack, overload
 
 from finetune.batch_finder.results import FoundBatches
 from finetune.commands.evaluate import Evaluation
-from finetune.config.options import ColumnOptions, Options
+from finetune.config.options import Options
 from finetune.devices.names import DeviceName
 from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
@@ -41,10 +41,12 @@ def evaluate(
     *,
     split: str | None = None,
     data: str | Path | None = None,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    label_column: str | None = None,
     device: DeviceName = "auto",
     emit: Emit | None = None,
     progress: bool | None = None,
-    **columns: Unpack[ColumnOptions],
 ) -> Evaluation: ...
 def predict(
     run: str | Path,

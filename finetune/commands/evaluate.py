@@ -1,23 +1,20 @@
-"""``finetune evaluate``."""
+"""``finetune evaluate``: a run's model scored on a split of its data, or on other data."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import show_json, show_scores
+from finetune.commands.console import show_scores
 from finetune.commands.options import (
+    Display,
     completes,
     device_option,
-    given,
-    output_options,
     text_column_option,
     text_pair_column_option,
+    with_display,
 )
-from finetune.commands.progress import showing
-from finetune.config.load import refuse_table
-from finetune.config.options import ColumnOptions
 from finetune.devices.names import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
@@ -26,18 +23,17 @@ from finetune.runs.folder import open_run_folder
 if TYPE_CHECKING:
     from finetune.tasks.base import Scores
 
-
 SCHEMA_VERSION = 1
+EXAMPLES = """\b
+Examples:
+  finetune evaluate runs/demo                    its test split
+  finetune evaluate runs/demo --data later.csv   other rows and their labels
+"""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A run's model on a split.
-
-    Args:
-        split: Name of the split, or the file that was scored.
-        scores: The metrics.
-    """
+    """Metrics of a run's model on a split, or on the file or data set named in its place."""
 
     split: str
     scores: "Scores"
@@ -52,29 +48,37 @@ def evaluate(
     *,
     split: str | None = None,
     data: str | Path | None = None,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    label_column: str | None = None,
     device: DeviceName = "auto",
     emit: Emit = ignore,
-    **columns: Unpack[ColumnOptions],
 ) -> Evaluation:
     """Evaluate a run's model, as ``finetune evaluate`` does.
 
     Args:
         run: The run folder.
-        split: ``test``, the default, ``validation`` or ``train`` of the data that the run was made
-            from.
+        split: ``test``, the default, ``validation`` or ``train`` of the run's data.
         data: Other data to score, all rows of it, in place of a split of the run.
+        text_column: Of the other data, if it is not named as in the run's data.
+        text_pair_column: Likewise.
+        label_column: Likewise.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
-        emit: Is called with the events of ``finetune.events``.
-        columns: Of the other data, where they are not those of the run.
+        emit: Receives the events of ``finetune.events``.
 
     Raises:
         UsageError: If both a split and other data are given, or columns without other data.
         DataDiffers: If the run's data is no longer what the run was made from.
         FinetuneError: With an exit code and a remedy.
     """
-    for option in columns:
-        if option not in ColumnOptions.__annotations__:
-            raise TypeError(f"evaluate() got an unexpected keyword argument {option!r}")
+    from finetune.config.load import refuse_table
+
+    names = {
+        "text_column": text_column,
+        "text_pair_column": text_pair_column,
+        "label_column": label_column,
+    }
+    columns = {option: name for option, name in names.items() if name is not None}
     if split is not None and data is not None:
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"
@@ -88,17 +92,9 @@ def evaluate(
 
     if data is None:
         split = split or "test"
-        scores = evaluate_split(folder, split, device=device, emit=emit)
-        return Evaluation(split, scores)
+        return Evaluation(split, evaluate_split(folder, split, device=device, emit=emit))
     scores = evaluate_data(folder, str(data), columns, device=device, emit=emit)
     return Evaluation(str(data), scores)
-
-
-EXAMPLES = """\b
-Examples:
-  finetune evaluate runs/demo                    its test split
-  finetune evaluate runs/demo --data later.csv   other rows and their labels
-"""
 
 
 @click.command(epilog=EXAMPLES)
@@ -118,23 +114,11 @@ Examples:
 @text_pair_column_option
 @click.option("--label-column", help="Column of the labels.  [default: the run's]")
 @device_option
-@output_options
-def command(
-    run: Path,
-    *,
-    split: str | None,
-    data: str | None,
-    device: DeviceName,
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
-    **columns: str | None,
-) -> None:
+@with_display
+def command(*, display: Display, **options: Any) -> None:
     """Evaluate the model in the run folder RUN on a split of its data, or on other data."""
-    with showing(quiet=quiet, no_progress=no_progress) as emit:
-        found = evaluate(run, split=split, data=data, device=device, emit=emit, **given(columns))
-    if as_json:
-        show_json(found.to_json())
-    else:
-        where = found.split if data else f"{found.split} split"
-        show_scores(f"{where}, {found.scores.samples:,} rows", found.scores)
+    with display.progress() as emit:
+        found = evaluate(**options, emit=emit)
+    where = found.split if options["data"] else f"{found.split} split"
+    title = f"{where}, {found.scores.samples:,} rows"
+    display.show(found, lambda: show_scores(title, found.scores))

@@ -3,14 +3,19 @@
 import os
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import Field, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from contextlib import AbstractContextManager
+from dataclasses import Field, dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
 
+from finetune.commands.console import show_json
+from finetune.commands.progress import showing
 from finetune.config.schema import SECTION_OF_OPTION, Config
 from finetune.devices.names import DEVICE_NAMES
+from finetune.events import Emit
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
@@ -111,6 +116,47 @@ def chosen_options(*names: str) -> Callable[[Command], Command]:
 def output_options(command: Command) -> Command:
     """Give a command the flags for its output."""
     return json_option(quiet_option(no_progress_option(debug_option(command))))
+
+
+class Result(Protocol):
+    """What a command's function returns."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        ...
+
+
+@dataclass(frozen=True)
+class Display:
+    """How a command shows its progress and its result, by the flags for its output."""
+
+    as_json: bool
+    quiet: bool
+    no_progress: bool
+
+    def progress(self) -> AbstractContextManager[Emit]:
+        """Yield an ``Emit`` that shows events on standard error."""
+        return showing(quiet=self.quiet, no_progress=self.no_progress)
+
+    def show(self, result: Result, as_text: Callable[[], None]) -> None:
+        """Print a result, as JSON if that was asked for."""
+        if self.as_json:
+            show_json(result.to_json())
+        else:
+            as_text()
+
+
+def with_display(command: Command) -> Command:
+    """Give a command the flags for its output, and pass it the ``display`` that they describe.
+
+    It goes below the other decorators.
+    """
+
+    @wraps(command)
+    def call(*, as_json: bool, quiet: bool, no_progress: bool, **options: Any) -> Any:
+        return command(display=Display(as_json, quiet, no_progress), **options)
+
+    return output_options(call)
 
 
 def load(

@@ -1,4 +1,4 @@
-"""``finetune report``."""
+"""``finetune report``: a finished run's report and model card, written again."""
 
 import webbrowser
 from pathlib import Path
@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 import click
 
 from finetune.commands.console import show_json, show_lines
-from finetune.commands.options import output_options
-from finetune.commands.progress import showing
+from finetune.commands.options import Display, with_display
 from finetune.events import WarningMessage
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.runs.results import RunResults
 
+SCHEMA_VERSION = 1
+EXAMPLES = """\b
+Examples:
+  finetune report runs/demo --open
+  finetune report runs/demo --json
+"""
+
 
 def report(run: str | Path) -> Path:
-    """Write the report and the model card of a finished run anew, as ``finetune report`` does.
+    """Write the report and the model card of a finished run again, and return the report's path.
 
     Both are made from the files of the run folder alone, which may have been moved.
-
-    Args:
-        run: The run folder.
-
-    Returns:
-        The path of the page.
 
     Raises:
         NotARun: If the folder holds no run that has finished.
@@ -41,7 +41,7 @@ def report(run: str | Path) -> Path:
 
 
 def write_pages(folder: RunFolder, results: "RunResults") -> Path:
-    """Write what people read of a run, from the files of its folder; return the report's path."""
+    """Write a run's report and model card from its other files; return the report's path."""
     from finetune.report.card import write_model_card
     from finetune.report.page import write_report
 
@@ -50,25 +50,17 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
     return path
 
 
-SCHEMA_VERSION = 1
-EXAMPLES = """\b
-Examples:
-  finetune report runs/demo --open
-  finetune report runs/demo --json
-"""
-
-
 @click.command(epilog=EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--open", "opens", is_flag=True, help="Show the page in the browser.")
-@output_options
-def command(run: Path, *, opens: bool, as_json: bool, **output: bool) -> None:
-    """Write report.html and the model card of the run folder RUN anew, from its other files."""
-    with showing(**output) as emit:
+@with_display
+def command(*, run: Path, opens: bool, display: Display) -> None:
+    """Write report.html and the model card of the run folder RUN again, from its other files."""
+    with display.progress() as emit:
         page = report(run)
         if opens and not webbrowser.open(page.resolve().as_uri()):
             emit(WarningMessage("no browser was found", remedy=f"open {page} yourself"))
-    if as_json:
+    if display.as_json:
         show_json({"schema_version": SCHEMA_VERSION, "report": str(page)})
     else:
         show_lines(f"report: {page}")

@@ -13,14 +13,6 @@ from finetune.tokenization.long_texts import Handling, Pooling
 AnyPath = str | PathLike[str]
 
 
-class ColumnOptions(TypedDict, total=False):
-    """The columns of a table that is read in place of a run's own."""
-
-    text_column: str | None
-    text_pair_column: str | None
-    label_column: str | None
-
-
 class Options(TypedDict, total=False):
     """The options of ``finetune run``, with underscores; what is left out has its default."""
 

@@ -1,10 +1,10 @@
 """The metrics of a finished run on a split of its data, or on other data."""
 
 from dataclasses import replace
+from typing import Any
 
 from datasets import Dataset
 
-from finetune.config.options import ColumnOptions
 from finetune.data.load import load_rows
 from finetune.distributed.joining import join_processes
 from finetune.errors import DataError, NotARun
@@ -45,7 +45,7 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
 
 
 def evaluate_data(
-    folder: RunFolder, source: str, columns: ColumnOptions, *, device: str, emit: Emit
+    folder: RunFolder, source: str, columns: dict[str, Any], *, device: str, emit: Emit
 ) -> Scores:
     """Evaluate a run's model on all rows of other data, read as the run's own but for columns.
 
