@@ -33,8 +33,7 @@ from finetune.config.mode import Mode
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.distributed.joining import join_processes
-from finetune.distributed.processes import Processes
+from finetune.distributed.processes import Processes, join_processes
 from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
@@ -91,7 +90,7 @@ def time_steps(
     # The first pass captures each shape.
     seconds = 0.0
     for _ in range(2):
-        processes.wait()
+        processes.barrier()
         started = time.perf_counter()
         moved = move_batches(examples, batches, device=device, processes=processes)
         size = BatchSize(rows, "batch size", device, ignore)
@@ -121,7 +120,7 @@ def time_features(
         examples = make_examples(count, data_dir)
         padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
         device.choose_attention(longest_tokens=padded_lengths[-1])
-        processes.wait()
+        processes.barrier()
         started = time.perf_counter()
         with_features(
             examples,

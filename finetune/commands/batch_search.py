@@ -19,8 +19,7 @@ from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.select import select_device, usable_devices
-from finetune.distributed.joining import join_processes
-from finetune.distributed.processes import Processes
+from finetune.distributed.processes import Processes, join_processes
 from finetune.errors import (
     BatchDoesNotFit,
     ConfigurationInvalid,

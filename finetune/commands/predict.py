@@ -157,7 +157,7 @@ def _answer(
     all_scores: bool,
     emit: Emit,
 ) -> "Iterator[list[Answer]]":
-    from finetune.distributed.joining import join_processes
+    from finetune.distributed.processes import join_processes
     from finetune.runs.trained import TrainedModel
 
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())

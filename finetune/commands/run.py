@@ -269,7 +269,7 @@ def _run_together(
 ) -> "RunResults":
     from finetune.commands.resuming import choose_work
     from finetune.commands.training import train
-    from finetune.distributed.joining import join_processes
+    from finetune.distributed.processes import join_processes
 
     processes = join_processes()
     # It depends on folders, which the main process is about to change.

@@ -18,7 +18,6 @@ from finetune.devices.base import (
     why_operation_fails,
 )
 from finetune.devices.cuda_graphs import CudaGraphs
-from finetune.distributed.launch import read_launch
 from finetune.errors import UsageError
 
 # What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
@@ -179,15 +178,16 @@ def _take_own_gpu() -> Unusable | None:
 
     A scheduler may also show each process nothing but its own.
     """
-    launch, gpus = read_launch(), torch.cuda.device_count()
-    if launch.world_size == 1:
-        return None
-    if launch.local_world_size > gpus > 1:
+    local_rank = int(os.environ.get("LOCAL_RANK") or 0)
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    gpus = torch.cuda.device_count()
+    if local_processes > gpus > 1:
         return Unusable(
-            f"{launch.local_world_size} processes were started on this host, which has {gpus} GPUs",
+            f"{local_processes} processes were started on this host, which has {gpus} GPUs",
             remedy="start one process for each GPU",
         )
-    torch.cuda.set_device(launch.local_rank % gpus)
+    if local_rank:
+        torch.cuda.set_device(local_rank % gpus)
     return None
 
 

@@ -1,1 +1,1 @@
-"""Several processes of one run: how they are started, how they join, what they do together."""
+"""Several processes of one run: how they are launched, how they join, what they do together."""

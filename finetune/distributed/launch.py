@@ -1,4 +1,4 @@
-"""What a launcher, such as torchrun, has said of this process; free of torch."""
+"""What a launcher, such as torchrun, has set for this process; free of torch."""
 
 import os
 import sys
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from finetune.errors import UsageError
 
-# Of torchrun and of what it starts; with one of them left a child would wait for the group.
-_OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# torchrun's variables. With one of them left, a child would wait for the group.
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_GROUP_PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-_PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Which of several processes this is: those of all hosts, and those of this host."""
+    """The rank of this process among those of all hosts, and among those of this host."""
 
     rank: int = 0
     world_size: int = 1
@@ -28,20 +28,19 @@ class Launch:
 
 
 def read_launch() -> Launch:
-    """Return what the launcher has said; without one there is one process.
+    """Return what the launcher has set; without one there is one process.
 
     Raises:
-        UsageError: If the environment has something else than numbers.
+        UsageError: If a variable is not a number.
     """
-    said = {name: os.environ[name] for name in _OF_A_GROUP if os.environ.get(name)}
+    texts = {name: os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name)}
     try:
-        numbers = {name: int(number) for name, number in said.items()}
+        return Launch(**{name.lower(): int(text) for name, text in texts.items()})
     except ValueError:
         raise UsageError(
-            f"the environment does not number the processes: {said}",
-            remedy=f"unset {', '.join(said)}; torchrun and accelerate launch set them",
+            f"the environment does not number the processes: {texts}",
+            remedy=f"unset {', '.join(texts)}; torchrun and accelerate launch set them",
         ) from None
-    return Launch(**{name.lower(): number for name, number in numbers.items()})
 
 
 def is_elastic() -> bool:
@@ -63,14 +62,14 @@ def import_environment() -> dict[str, str]:
 
 
 def environment_outside_group() -> dict[str, str]:
-    """Return the environment for a child that takes no part in the group, and has the same GPU."""
+    """Return the environment for a child that does not join the group and has the same GPU."""
     launch = read_launch()
     if launch.world_size == 1:
         return dict(os.environ)
     outside = {
         name: value
         for name, value in os.environ.items()
-        if name not in _OF_A_GROUP and not name.startswith(_PREFIXES)
+        if name not in _RANK_VARIABLES and not name.startswith(_GROUP_PREFIXES)
     }
     visible = outside.get(_VISIBLE_GPUS, "")
     gpus = visible.split(",") if visible else list(map(str, range(launch.local_world_size)))

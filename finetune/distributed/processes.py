@@ -1,6 +1,10 @@
-"""What the processes of a run do together: add up, agree, wait for one another."""
+"""The processes of a run: how they join, and their collective operations."""
 
+import atexit
+import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,37 +14,43 @@ from typing import TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from finetune.devices.base import Device, DeviceMemory, OutOfMemoryElsewhere
+from finetune.distributed.launch import Launch, is_elastic, read_launch
 from finetune.errors import ProcessLost
 
 Value = TypeVar("Value")
-# Where in gloo's source an error arose.
+# The place in gloo's source that its messages begin with.
 _PLACE = re.compile(r"^\[\S+\] ")
 
-# Where all do the same work at the same time, one that is so much later than this one is lost.
+# Where all ranks do the same work, one that is so much later than this one counts as lost.
 SECONDS_LATE = 20
 _TIMES_OWN_WORK = 2
-# What only one does, such as a search or a download, may keep the others waiting for so long.
-MAX_SECONDS = 4 * 3600
+# How long the others wait for what one rank does alone, such as a search or a download.
+MAX_SECONDS = 1800
+# Importing PyTorch from a cold disk takes one host minutes longer than another.
+_JOINING_SECONDS = 300
+_LAUNCHER_CHECK_SECONDS = 1.0
+_THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that train one model; alone, each of its methods does nothing.
+    """The processes that train one model; with one process, each method does nothing.
 
     The default group, over gloo, carries values of the host. A process that fails leaves the group
     as it ends, which the others notice.
 
     Args:
-        index: Of this process; 0 is the main one, which alone writes and prints.
-        count: How many there are on all hosts.
-        of_device: The group that adds up tensors on the device; None for the default group.
+        index: The rank of this process; rank 0 is the main one, which alone writes and prints.
+        count: The number of processes on all hosts.
+        device_group: The group that sums tensors on the device; None for the default group.
     """
 
     index: int = 0
     count: int = 1
-    of_device: distributed.ProcessGroup | None = None
+    device_group: distributed.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -51,48 +61,30 @@ class Processes:
         """Return the same processes with a group for tensors on a device.
 
         Raises:
-            UsageError: If the device is one, and can't be had by several.
+            UsageError: If several processes can't use that device.
         """
-        return self if self.count == 1 else replace(self, of_device=device.make_group())
+        return self if self.count == 1 else replace(self, device_group=device.make_group())
 
     def slice(self, length: int) -> slice:
-        """Return this process's share of a sequence, contiguous; the last may be empty.
+        """Return this process's contiguous share of a sequence; the last may be empty.
 
-        All but the last are of one size, so that batches that are filled up have one shape.
+        All but the last have the same size, so that padded batches have one shape.
         """
         size = -(-length // self.count)
         return slice(self.index * size, (self.index + 1) * size)
 
-    def add_up(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by its sum over all processes, in place; does not wait for a GPU."""
+    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by its sum over all ranks, in place; does not wait for a GPU."""
         if self.count == 1:
             return
         with raise_if_rank_died():
-            work = distributed.all_reduce(tensor, group=self.of_device, async_op=True)
+            work = distributed.all_reduce(tensor, group=self.device_group, async_op=True)
             assert work is not None
-            # On a GPU a limit would have the host wait.
-            work.wait() if self.of_device else work.wait(timedelta(seconds=SECONDS_LATE))
+            # With a timeout the host would wait for a GPU.
+            work.wait() if self.device_group else work.wait(timedelta(seconds=SECONDS_LATE))
 
-    def broadcast(self, make: Callable[[], Value]) -> Value:
-        """Return what ``make`` returns in the main process, which alone calls it."""
-        if self.count == 1:
-            return make()
-        values = [make() if self.is_main else None]
-        with raise_if_rank_died():
-            distributed.broadcast_object_list(values, src=0)
-        return values[0]  # type: ignore[return-value]
-
-    def gather(self, value: Value) -> list[Value]:
-        """Return the values of all processes, by index."""
-        if self.count == 1:
-            return [value]
-        values: list[Value | None] = [None] * self.count
-        with raise_if_rank_died():
-            distributed.all_gather_object(values, value)
-        return values  # type: ignore[return-value]
-
-    def highest(self, number: int, *, seconds: float = MAX_SECONDS) -> int:
-        """Return the highest of a number of each process; wait for the others so many seconds."""
+    def all_reduce_max(self, number: int, *, seconds: float = MAX_SECONDS) -> int:
+        """Return the highest value over all ranks; wait at most so many seconds for the others."""
         if self.count == 1:
             return number
         numbers = torch.tensor(number)
@@ -103,42 +95,61 @@ class Processes:
         return int(numbers.item())
 
     def any(self, flag: bool, *, seconds: float = MAX_SECONDS) -> bool:
-        """Return whether a flag is set in any process; wait for the others so many seconds."""
-        return bool(self.highest(int(flag), seconds=seconds))
+        """Return whether a flag is set on any rank; wait at most so many seconds."""
+        return bool(self.all_reduce_max(int(flag), seconds=seconds))
 
-    def wait(self, *, seconds: float = MAX_SECONDS) -> None:
-        """Wait until all processes have come here, at most so many seconds."""
-        self.highest(0, seconds=seconds)
+    def barrier(self, *, seconds: float = MAX_SECONDS) -> None:
+        """Wait until all ranks have come here, at most so many seconds."""
+        self.all_reduce_max(0, seconds=seconds)
+
+    def broadcast(self, make: Callable[[], Value]) -> Value:
+        """Return what ``make`` returns on the main rank, which alone calls it."""
+        if self.count == 1:
+            return make()
+        values = [make() if self.is_main else None]
+        with raise_if_rank_died():
+            distributed.broadcast_object_list(values, src=0)
+        return values[0]  # type: ignore[return-value]
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the values of all ranks, by rank."""
+        if self.count == 1:
+            return [value]
+        values: list[Value | None] = [None] * self.count
+        with raise_if_rank_died():
+            distributed.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
 
     @contextmanager
     def oom_on_all_ranks(
         self, memory: DeviceMemory, *, seconds: float | None = None
     ) -> Iterator[None]:
-        """Do work that all do at the same time; memory that runs out in one fails it in all.
+        """Run work that all ranks do at the same time; running out of memory on one fails all.
 
-        Nothing in it may wait for other processes. At its end one process waits for the others so
-        many seconds; by default twice as many as its own work has taken, and 20.
+        The work may not wait for other ranks. At its end a rank waits for the others, by default
+        for 20 seconds and twice the time that its own work took.
 
         Raises:
-            OutOfMemoryElsewhere: If memory ran out in another process.
-            ProcessLost: If another process has ended, or is far later than this one.
+            OutOfMemoryElsewhere: If another rank ran out of memory.
+            ProcessLost: If another rank has ended, or is far later than this one.
         """
         started = time.monotonic()
+
+        def is_any(flag: bool) -> bool:
+            own_seconds = time.monotonic() - started
+            return self.any(flag, seconds=seconds or SECONDS_LATE + _TIMES_OWN_WORK * own_seconds)
+
         try:
             yield
         except (RuntimeError, MemoryError) as error:
             if memory.is_out_of_memory(error):
-                self.any(True, seconds=seconds or _patience(since=started))
+                is_any(True)
             raise
-        if self.any(False, seconds=seconds or _patience(since=started)):
+        if is_any(False):
             raise OutOfMemoryElsewhere
 
 
 ALONE = Processes()
-
-
-def _patience(*, since: float) -> float:
-    return SECONDS_LATE + _TIMES_OWN_WORK * (time.monotonic() - since)
 
 
 @contextmanager
@@ -150,6 +161,62 @@ def raise_if_rank_died() -> Iterator[None]:
         raise ProcessLost(
             "another process of the run has ended, or no longer answers "
             f"({_PLACE.sub('', str(error)).partition('. ')[0].splitlines()[0]})",
-            remedy="see the error of that process; --resume-from-checkpoint auto lets a run go on "
-            "from its last checkpoint",
+            remedy="see the error of that process; --resume-from-checkpoint auto continues from "
+            "the last checkpoint",
         ) from error
+
+
+def join_processes() -> Processes:
+    """Join the processes that a launcher has started, if there are several.
+
+    ``torchrun --max-restarts`` needs ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``: the store that it
+    otherwise keeps holds the addresses of the processes before the restart.
+
+    Raises:
+        ProcessLost: If the others don't join too.
+    """
+    launch = read_launch()
+    if launch.world_size == 1:
+        return ALONE
+    if not distributed.is_initialized():
+        if is_elastic():
+            _stop_without_launcher()
+        _divide_threads(launch)
+        try:
+            distributed.init_process_group("gloo", timeout=timedelta(seconds=_JOINING_SECONDS))
+        except (RuntimeError, ValueError) as error:
+            raise ProcessLost(
+                f"process {launch.rank} of {launch.world_size} can't join the others: "
+                f"{str(error).splitlines()[0]}",
+                remedy="see the errors of the others, and whether each host reaches MASTER_ADDR",
+            ) from error
+        _set_pg_timeout(timedelta(seconds=MAX_SECONDS))
+        atexit.register(_leave_group)
+    return Processes(launch.rank, launch.world_size)
+
+
+def _leave_group() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _stop_without_launcher() -> None:
+    """Stop this process as a signal would, once its launcher has been killed."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_LAUNCHER_CHECK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _divide_threads(launch: Launch) -> None:
+    """Divide the cores among the processes of this host, unless the user or torchrun has."""
+    if _THREADS in os.environ:
+        return
+    threads = max(1, torch.get_num_threads() // launch.local_world_size)
+    torch.set_num_threads(threads)
+    # For child processes; without it Accelerate would warn, and choose a number, at every use.
+    os.environ[_THREADS] = str(threads)

@@ -115,7 +115,7 @@ class _Parts:
         for number in own:
             found[number] = self._get(number, keys[number])
             self.emit(Advance(sum(rows[one] for one in found), sum(rows[one] for one in own)))
-        processes.wait()
+        processes.barrier()
         others = (number for number in numbers if number not in own)
         found |= {number: self._get(number, keys[number]) for number in others}
         return [found[number] for number in numbers]

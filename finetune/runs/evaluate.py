@@ -6,7 +6,7 @@ from typing import Any
 from datasets import Dataset
 
 from finetune.data.load import load_rows
-from finetune.distributed.joining import join_processes
+from finetune.distributed.processes import join_processes
 from finetune.errors import DataError, NotARun
 from finetune.events import Emit, Info
 from finetune.runs.data import data_options, load_run_data

@@ -185,13 +185,13 @@ class Run:
                 )
             )
             stop = DistributedStopFlag(
-                request, partial(self.processes.highest, seconds=SECONDS_LATE)
+                request, partial(self.processes.all_reduce_max, seconds=SECONDS_LATE)
             )
             settings = self._loop_settings(should_stop=stop)
             with self.checkpoints:
                 train(self.training_state, self.examples["train"], self.progress, settings)
             # None ends, and with it all, before the last checkpoint is written.
-            self.processes.wait()
+            self.processes.barrier()
             if stop.number and not self._is_over():
                 raise Stopped(
                     stop.number,

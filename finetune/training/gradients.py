@@ -67,7 +67,7 @@ def add_up_gradients(
         flat: What it returned; changed in place.
         processes: Those that add up.
     """
-    processes.add_up(flat)
+    processes.all_reduce_sum(flat)
     own = _gradients(optimizer)
     torch._foreach_copy_(own, _views(flat, own))
 

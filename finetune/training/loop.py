@@ -119,7 +119,7 @@ def train(
             saver.check()
             _validate(training)
         # The main process may take its time to keep the best model.
-        training_state.processes.wait()
+        training_state.processes.barrier()
         stops = settings.should_stop()
         if settings.saves_each_epoch or stops:
             saver.save()
@@ -166,7 +166,7 @@ def _train_epoch(training: _Training, log: "_StepLog", saver: "_Saver") -> None:
             log.write()
             # The main process may take its time to compare its device with the CPU.
             is_compared = not device.is_reference
-            processes.wait(seconds=MAX_SECONDS if is_compared else SECONDS_LATE)
+            processes.barrier(seconds=MAX_SECONDS if is_compared else SECONDS_LATE)
         if settings.should_stop():
             return
         if saver.is_due():
@@ -234,7 +234,7 @@ class _Saver:
     def save(self) -> None:
         self.check()
         self._training.settings.save_progress(self._training.progress)
-        self._training.state.processes.wait()
+        self._training.state.processes.barrier()
         self._saved_at = time.monotonic()
 
 

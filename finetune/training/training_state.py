@@ -118,7 +118,7 @@ class TrainingState:
         return copy_gradients(self.optimizer, dtype=torch.bfloat16 if is_half else torch.float32)
 
     def _add_up(self, loss: torch.Tensor, flat: torch.Tensor) -> None:
-        self.processes.add_up(loss)
+        self.processes.all_reduce_sum(loss)
         add_up_gradients(self.optimizer, flat, self.processes)
 
     @property
