@@ -9,7 +9,6 @@ from tiny_runs import QUICK
 from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.events import Emit, Event, Info, WarningMessage, ignore
-from finetune.runs.finish import finish
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
@@ -31,7 +30,7 @@ def prepare_tiny(model: Path, *, emit: Emit = ignore, **options: Any) -> Prepara
 def train_prepared(preparation: Preparation, folder: Path, *, emit: Emit = ignore) -> Run:
     """Train to the last step and return the run, which has not finished."""
     with RunFolder(folder).create(overwrite=False) as held:
-        run = Run.prepare(preparation, held, emit=emit)
+        run = Run.start(preparation, held, emit=emit)
         run.train()
     return run
 
@@ -43,7 +42,7 @@ def train_tiny(folder: Path, *, model: Path, emit: Emit = ignore, **options: Any
 
 def finish_run(run: Run) -> RunResults:
     """Finish a run, without model card and report."""
-    return finish(run, write_pages=lambda *_: None)
+    return run.finish(write_pages=lambda *_: None)
 
 
 def parameters_of(run: Run) -> dict[str, torch.Tensor]:

@@ -13,24 +13,21 @@ from finetune.commands.folders import reserve
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
 from finetune.devices.mps.awake import kept_awake
-from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import ALONE, Processes
-from finetune.events import Emit, WarningMessage
-from finetune.runs.failures import interruption_explained, too_much_work_explained
-from finetune.runs.finish import finish
+from finetune.events import Emit
+from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
-from finetune.runs.run import Run
-from finetune.runs.tracking import tracked
+from finetune.runs.run import train_and_finish
 
 
 def train(work: Work, *, emit: Emit, processes: Processes = ALONE) -> RunResults:
     """Train a new run, or one that was interrupted, to its end.
 
-    The folder of a new run is reserved first, and given back if nothing came of it.
+    The folder of a new run is created first, and deleted if nothing came of it.
 
     Args:
         work: Which run, and with which options.
@@ -46,8 +43,10 @@ def train(work: Work, *, emit: Emit, processes: Processes = ALONE) -> RunResults
         preparation = prepare(work.config, origins=work.origins, emit=log, processes=processes)
         if work.continued:
             _check_data(preparation, work.continued)
-        with too_much_work_explained(folder, preparation):
-            return _complete(_start(preparation, folder, resumes=bool(work.resumed), log=log))
+        results, _ = train_and_finish(
+            preparation, folder, resumes=bool(work.resumed), write_pages=write_pages, log=log
+        )
+        return results
 
 
 def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) -> Preparation:
@@ -61,19 +60,11 @@ def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) 
         KeyboardInterrupt: If a signal stopped it.
     """
     resumes = folder.can_resume
-    held = folder.lock() if resumes else RunFolder(folder.path).create(overwrite=True)
-    with held as folder, too_much_work_explained(folder, preparation):
-        run = _start(preparation, folder, resumes=resumes, log=log)
-        _complete(run)
-        return run.preparation
-
-
-def _start(preparation: Preparation, folder: RunFolder, *, resumes: bool, log: WarningLog) -> Run:
-    start = Run.resume if resumes else Run.prepare
-    run = start(preparation, folder, emit=log)
-    if run.processes.is_main:
-        log.write_to(folder)
-    return run
+    with folder.lock() if resumes else folder.create(overwrite=True):
+        _, preparation = train_and_finish(
+            preparation, folder, resumes=resumes, write_pages=write_pages, log=log
+        )
+        return preparation
 
 
 def _check_data(preparation: Preparation, continued: RunFolder) -> None:
@@ -81,20 +72,6 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
     now = replace(Manifest.of(preparation), model={})
     saved = Manifest.read(continued.manifest_file)
     saved.check(now, remedy=f"{remedy} {continued.model_folder}")
-
-
-def _complete(run: Run) -> RunResults:
-    config, is_main = run.preparation.resolved_config, run.processes.is_main
-    with tracked(config, run.folder, emit=run.emit, is_main=is_main) as tracking:
-        run = replace(run, emit=tracking)
-        run.train()
-        if reason := why_slowed():
-            run.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))
-        results = finish(run, write_pages=write_pages)
-        tracking.report_test(
-            results.test.metrics, step=run.progress.steps, epoch=results.training.epoch
-        )
-    return results
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from finetune.tasks.base import Scores, Task
 from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:
+    from finetune.runs.plan import TrainingPlan
     from finetune.runs.preparation import Preparation
+    from finetune.training.snapshot import Progress
 
 SCHEMA_VERSION = 1
 Name = TypeVar("Name")
@@ -42,6 +44,23 @@ class TrainingMetrics:
     train_loss: float
     train_batch_size: int
     train_peak_bytes: int | None
+
+    @classmethod
+    def of(
+        cls, progress: "Progress", plan: "TrainingPlan", batch_size: int, peak_bytes: int | None
+    ) -> "TrainingMetrics":
+        """Return what the steps of a run took."""
+        samples, epochs = len(plan.examples.labels), progress.steps / plan.steps_per_epoch
+        return cls(
+            epoch=epochs,
+            train_samples=samples,
+            train_runtime=progress.seconds,
+            train_samples_per_second=samples * epochs / progress.seconds,
+            train_steps_per_second=progress.steps / progress.seconds,
+            train_loss=progress.loss_sum / progress.steps,
+            train_batch_size=batch_size,
+            train_peak_bytes=peak_bytes,
+        )
 
 
 @dataclass(frozen=True)

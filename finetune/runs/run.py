@@ -1,7 +1,8 @@
-"""A run: one training of a model.
+"""One training of a classifier, from what is prepared to its results.
 
-``Run.prepare`` begins one and ``Run.resume`` goes on with one; ``Run.train`` takes the steps.
-Then ``finish`` saves the best model and writes what was found.
+``Run.start`` makes all ready for the first step, ``Run.resume`` for the step after a checkpoint,
+``Run.train`` takes the steps, and ``Run.finish`` saves and evaluates the best model.
+``train_and_finish`` is the way through all of them.
 """
 
 import time
@@ -10,50 +11,104 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
 
 from finetune.config.load import dump_config
 from finetune.config.schema import Config
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE, Processes
+from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
-from finetune.events import Emit, Info, stage
-from finetune.files import write_text_atomically
+from finetune.events import Emit, Info, WarningMessage, stage
+from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
+from finetune.model.save import save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
-from finetune.runs.calibration import Predicted
+from finetune.runs.calibration import Predicted, finish_task
+from finetune.runs.confidences import write_confidences
 from finetune.runs.environment import read_measured, restore_threads, write_environment
 from finetune.runs.failures import (
     device_fault_explained,
     examples_explained,
+    too_much_work_explained,
+    write_errors_explained,
 )
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
-from finetune.runs.journal import Journal, continue_journal
+from finetune.runs.inference import write_inference
+from finetune.runs.journal import Journal, WarningLog, continue_journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.precision import with_precision
 from finetune.runs.preparation import Preparation
+from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.saving import Checkpoints, nothing_to_resume
+from finetune.runs.tracking import tracked
+from finetune.tasks.base import warn_unless_better
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.snapshot import Progress
 from finetune.training.training_state import TrainingState, prepare_training
 
+WritePages = Callable[[RunFolder, RunResults], object]
+
 # A scheduler sends a signal to all processes, and their launcher sends it to each once more.
 _COPIES_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training of a model.
+def train_and_finish(
+    preparation: Preparation,
+    folder: RunFolder,
+    *,
+    resumes: bool,
+    write_pages: WritePages,
+    log: WarningLog,
+) -> tuple[RunResults, Preparation]:
+    """Train a model to its end, evaluate it and write its results.
 
     Args:
-        folder: Where it writes; held by this process.
+        preparation: Device, data and model; the model is moved and changed.
+        folder: Locked by the main process; the run that it overwrites is deleted at the end.
+        resumes: Whether to go on from the newest checkpoint in the folder.
+        write_pages: Writes the report and the model card from the files of the folder.
+        log: Receives progress events, and writes the warnings to the folder.
+
+    Returns:
+        The results, and the preparation with what was chosen by measurements, for the next seed.
+
+    Raises:
+        Stopped: By a signal; the progress is saved.
+        FinetuneError: With an exit code and a remedy.
+    """
+    with too_much_work_explained(folder, preparation):
+        run = (Run.resume if resumes else Run.start)(preparation, folder, emit=log)
+        is_main = run.processes.is_main
+        if is_main:
+            log.write_to(folder)
+        config = run.preparation.resolved_config
+        with tracked(config, folder, emit=log, is_main=is_main) as tracking:
+            run = replace(run, emit=tracking)
+            run.train()
+            if reason := why_slowed():
+                message = f"{reason}, so training may have taken longer than it could"
+                run.emit(WarningMessage(message))
+            results = run.finish(write_pages=write_pages)
+            tracking.report_test(
+                results.test.metrics, step=run.progress.steps, epoch=results.training.epoch
+            )
+        return results, run.preparation
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a classifier.
+
+    Args:
+        folder: Where it writes; locked by the main process.
         examples: The splits as the model in training reads them: token ids, or features.
-        training_state: What trains: the model, or its trainable layers.
+        training_state: The model in training, or its trainable layers, with the optimizer.
         batch_size: Examples in one forward and backward.
-        predictor: Gives logits for validation and test.
+        predictor: Computes the logits of the validation and test splits.
     """
 
     folder: RunFolder
@@ -66,34 +121,39 @@ class Run:
     progress: Progress
     emit: Emit
 
-    @classmethod
-    def prepare(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        """Make all ready for the first step, and write what the run is made from.
+    @property
+    def config(self) -> Config:
+        """The run's options."""
+        return self.preparation.config
 
-        Args:
-            preparation: Device, data and model; the model is moved and changed.
-            folder: Held by this process; an earlier run in it is deleted when this one has a model.
-            emit: Receives progress events.
+    @property
+    def plan(self) -> TrainingPlan:
+        """The run's steps."""
+        return self.preparation.plan
+
+    @property
+    def processes(self) -> Processes:
+        """Those that train together; the main one alone writes."""
+        return self.preparation.processes
+
+    @classmethod
+    def start(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
+        """Make all ready for the first step, and write what the run is made from.
 
         Raises:
             BatchDoesNotFit: If not even one example fits.
         """
         run = cls._build(preparation, folder, emit=emit)
         if run.processes.is_main:
-            run._write_origin()
+            folder.set_aside_previous()
+            write_text_atomically(folder.config_file, dump_config(run.preparation.resolved_config))
+            Manifest.of(run.preparation).write(folder.manifest_file)
+            write_environment(folder.environment_file, run.preparation)
         return run
-
-    def _write_origin(self) -> None:
-        """Write what the run is made from, with which versions on which machine."""
-        folder, preparation = self.folder, self.preparation
-        folder.set_aside_previous()
-        write_text_atomically(folder.config_file, dump_config(preparation.resolved_config))
-        Manifest.of(preparation).write(folder.manifest_file)
-        write_environment(folder.environment_file, preparation)
 
     @classmethod
     def resume(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        """Restore an interrupted run, whose folder this process holds, from its last checkpoint.
+        """Restore an interrupted run from its newest checkpoint.
 
         Raises:
             DataDiffers: If data or model are not those that the run began with.
@@ -114,29 +174,40 @@ class Run:
 
     @classmethod
     def _build(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
+        device, processes = preparation.device, preparation.processes
+        if hint := device.busy_hint():
+            emit(Info(hint))
         preparation = with_batch_sizes(preparation, emit=emit)
         batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
-        longest_tokens = preparation.plan.padded_lengths[-1]
-        preparation.device.choose_attention(longest_tokens=longest_tokens)
-        if hint := preparation.device.busy_hint():
-            emit(Info(hint))
+        device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
         with stage("precision", emit):
             preparation = with_precision(preparation, batch_size, emit=emit)
         started = time.perf_counter()
         with stage("features", emit):
             model, examples = stored_features(preparation, eval_batch_size, emit=emit)
         seconds = preparation.encoding_seconds + time.perf_counter() - started
-        training_state = _make_training_state(preparation, model)
-        device, processes = preparation.device, preparation.processes
-        precision = preparation.config.training.precision
-        predictor = Predictor(training_state.model, device, precision, eval_batch_size, processes)
+        options = preparation.config.training
+        training_state = prepare_training(
+            model,
+            head=preparation.text_model.structure.head,
+            device=device,
+            precision=options.precision,
+            losses=preparation.task.losses,
+            hyperparameters=preparation.plan.hyperparameters,
+            processes=processes,
+        )
+        if not processes.is_main:
+            # With the same dropout on every rank the gradient would be noisier.
+            torch.manual_seed(options.seed + processes.index)
         return cls(
             folder=folder,
             preparation=preparation,
             examples=examples,
             training_state=training_state,
             batch_size=batch_size,
-            predictor=predictor,
+            predictor=Predictor(
+                training_state.model, device, options.precision, eval_batch_size, processes
+            ),
             checkpoints=Checkpoints(
                 folder,
                 keep=preparation.config.output.save_total_limit,
@@ -147,28 +218,16 @@ class Run:
             emit=emit,
         )
 
-    @property
-    def config(self) -> Config:
-        """The run's options."""
-        return self.preparation.config
-
-    @property
-    def plan(self) -> TrainingPlan:
-        """The run's steps."""
-        return self.preparation.plan
-
-    @property
-    def processes(self) -> Processes:
-        """Those that train together; the main one alone writes."""
-        return self.preparation.processes
-
     def train(self) -> None:
         """Take the steps that are left, with validation and checkpoints.
 
         Raises:
             Stopped: By a signal; the progress is saved.
         """
-        schedule = self.plan.schedule
+        plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
+        total_steps = plan.schedule.total_steps
+        journal = Journal(self.folder, self.emit) if self.processes.is_main else None
+        saves = output.save_strategy == "epoch"
         with (
             stage("train", self.emit),
             examples_explained(self.preparation),
@@ -179,48 +238,49 @@ class Run:
         ):
             self.emit(
                 Info(
-                    f"training: {schedule.total_steps:,} steps of "
-                    f"{self.plan.effective_batch_size} examples, learning rate {schedule.peak:g}, "
-                    f"{self.plan.real_token_share():.1%} of the tokens are not padding"
+                    f"training: {total_steps:,} steps of {plan.effective_batch_size} examples, "
+                    f"learning rate {plan.schedule.peak:g}, "
+                    f"{plan.real_token_share():.1%} of the tokens are not padding"
                 )
             )
             stop = DistributedStopFlag(
                 request, partial(self.processes.all_reduce_max, seconds=SECONDS_LATE)
             )
-            settings = self._loop_settings(should_stop=stop)
-            with self.checkpoints:
+            settings = LoopSettings(
+                batch_size=self.batch_size,
+                steps_per_epoch=plan.steps_per_epoch,
+                logging_steps=output.logging_steps,
+                patience=plan.early_stopping_patience,
+                plan_epoch=plan.batches,
+                validate=self._validate if "validation" in self.examples else None,
+                save_best=partial(checkpoints.save_best, self.training_state),
+                save_progress=partial(self._save_checkpoint, journal=journal),
+                saves_each_epoch=saves,
+                save_every_steps=output.save_steps if saves else None,
+                save_seconds=60 * output.save_minutes if saves else 0,
+                checked_lengths=plan.padded_lengths if self.preparation.checks_device else (),
+                should_stop=stop,
+                emit=journal or self.emit,
+            )
+            with checkpoints:
                 train(self.training_state, self.examples["train"], self.progress, settings)
-            # None ends, and with it all, before the last checkpoint is written.
+            # If a rank exited now, the launcher would kill the main one before the last checkpoint
+            # is on disk.
             self.processes.barrier()
             if stop.number and not self._is_over():
                 raise Stopped(
                     stop.number,
-                    f"stopped after step {self.progress.steps:,} of {schedule.total_steps:,}",
+                    f"stopped after step {self.progress.steps:,} of {total_steps:,}",
                 )
 
-    def _loop_settings(self, *, should_stop: Callable[[], bool]) -> LoopSettings:
-        checkpoints, output = self.checkpoints, self.config.output
-        journal = Journal(self.folder, self.emit) if self.processes.is_main else None
-        saves = output.save_strategy == "epoch"
-        return LoopSettings(
-            batch_size=self.batch_size,
-            steps_per_epoch=self.plan.steps_per_epoch,
-            logging_steps=output.logging_steps,
-            patience=self.plan.early_stopping_patience,
-            plan_epoch=self.plan.batches,
-            validate=self._validate if "validation" in self.examples else None,
-            save_best=lambda progress: checkpoints.save_best(self.training_state, progress),
-            save_progress=lambda progress: self._save_progress(progress, journal),
-            saves_each_epoch=saves,
-            save_every_steps=output.save_steps if saves else None,
-            save_seconds=60 * output.save_minutes if saves else 0,
-            checked_lengths=self.plan.padded_lengths if self.preparation.checks_device else (),
-            should_stop=should_stop,
-            emit=journal or self.emit,
-        )
+    def _validate(self) -> ValidationResult:
+        task = self.preparation.task
+        metrics = task.score(*self.predict("validation")).metrics
+        metric = task.chosen_metric(self.config.training.metric_for_best_model)
+        return ValidationResult(task.sign_of(metric) * metrics[metric], metrics)
 
-    def _save_progress(self, progress: Progress, journal: Journal | None) -> None:
-        # Without its rows a checkpoint would not be resumed as it was left.
+    def _save_checkpoint(self, progress: Progress, *, journal: Journal | None) -> None:
+        # A checkpoint ahead of the journal would leave a gap in it after resuming.
         if self.processes.broadcast(lambda: journal is not None and journal.write()):
             self.checkpoints.save(self.training_state, progress, is_over=self._is_over())
 
@@ -231,47 +291,100 @@ class Run:
             patience=self.plan.early_stopping_patience,
         )
 
-    def _validate(self) -> ValidationResult:
-        metrics = self.preparation.task.score(*self.predict("validation")).metrics
-        return ValidationResult(self.metric_sign * metrics[self._metric], metrics)
-
-    @property
-    def _metric(self) -> str:
-        """The one by which the best model is chosen."""
-        return self.preparation.task.chosen_metric(self.config.training.metric_for_best_model)
-
-    @property
-    def metric_sign(self) -> int:
-        """1, or -1 where a lower value of the metric that chooses the best model is better."""
-        return self.preparation.task.sign_of(self._metric)
-
     def predict(self, split: str) -> Predicted:
         """Return logits and labels of a split."""
         examples = self.examples[split]
         logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
         return logits, examples.labels
 
+    def finish(self, *, write_pages: WritePages) -> RunResults:
+        """Save the best model, evaluate it on validation and test split, and write the results.
 
-def _make_training_state(preparation: Preparation, model: nn.Module) -> TrainingState:
-    processes = preparation.processes
-    training_state = prepare_training(
-        model,
-        head=preparation.text_model.structure.head,
-        device=preparation.device,
-        precision=preparation.config.training.precision,
-        losses=preparation.task.losses,
-        hyperparameters=preparation.plan.hyperparameters,
-        processes=processes,
-    )
-    if not processes.is_main:
-        # The same dropout for other examples would make the noise of a step larger.
-        torch.manual_seed(preparation.plan.seed + processes.index)
-    return training_state
+        The run counts as finished only once the pages are written.
+
+        Raises:
+            NotWritten: If the folder can't be written.
+        """
+        folder, emit, is_main = self.folder, self.emit, self.processes.is_main
+        peak_bytes = self.preparation.device.memory.peak_bytes()
+        self.checkpoints.load_best(self.training_state, self.progress)
+        preparation, validation = self._calibrate()
+        task, text_model = preparation.task, preparation.text_model
+        with write_errors_explained(folder):
+            if is_main:
+                with stage("save", emit):
+                    save_model(text_model, folder.model_folder)
+                    write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
+                    if validation:
+                        write_confidences(folder, task, validation)
+            with stage("evaluate", emit):
+                test = self.predict("test")
+            results = RunResults(
+                task=task,
+                facts=RunFacts.of(preparation),
+                training=TrainingMetrics.of(
+                    self.progress, self.plan, self.batch_size.examples, peak_bytes
+                ),
+                details=preparation.details,
+                validation=task.score(*validation) if validation else None,
+                test=task.score(*test),
+                calibration=measure_calibration(task, validation, test) if validation else None,
+                output_dir=str(folder.path),
+            )
+            # Once the run counts as finished nothing more is said of it.
+            warn_unless_better(results.test, emit=emit)
+            if is_main:
+                write_jsonl(folder.predictions_file, _prediction_rows(preparation, test))
+                write_json(folder.state_file, self._trainer_state())
+                write_json(folder.results_file, results.to_json())
+                with stage("report", emit):
+                    write_pages(folder, results)
+                folder.delete_previous()
+        self.checkpoints.remove()
+        return results
+
+    def _calibrate(self) -> tuple[Preparation, Predicted | None]:
+        """Choose temperature and thresholds on the validation split and apply them to the model.
+
+        The run itself keeps its task, which the next seed starts from.
+        """
+        text_model, validation = self.preparation.text_model, None
+        if "validation" in self.examples:
+            predict = partial(self.predict, "validation")
+            calibrates = self.config.training.calibrate
+            task, validation = finish_task(
+                text_model, predict, calibrates=calibrates, emit=self.emit
+            )
+        else:
+            task = text_model.task.fold(text_model.output_parameters)
+        calibrated = replace(self.preparation, text_model=replace(text_model, task=task))
+        return calibrated, validation
+
+    def _trainer_state(self) -> dict[str, object]:
+        progress, task = self.progress, self.preparation.task
+        metric = task.chosen_metric(self.config.training.metric_for_best_model)
+        return {
+            "global_step": progress.steps,
+            "max_steps": self.plan.schedule.total_steps,
+            "num_train_epochs": self.plan.num_train_epochs,
+            "epoch": progress.steps / self.plan.steps_per_epoch,
+            "best_metric": progress.best_score and task.sign_of(metric) * progress.best_score,
+            "best_global_step": progress.best_step,
+            "log_history": read_jsonl(self.folder.metrics_file),
+        }
 
 
 def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
-    """Raise unless a run has a checkpoint, and was made from the same as this one."""
     if not folder.can_resume:
         raise nothing_to_resume(folder)
     saved = Manifest.read(folder.manifest_file)
     saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
+
+
+def _prediction_rows(preparation: Preparation, test: Predicted) -> list[dict[str, object]]:
+    """Return the test split's columns with predictions and losses, a dict for each text."""
+    task, (logits, labels) = preparation.task, test
+    columns = preparation.splits["test"].remove_columns("label").with_format("arrow")[:]
+    losses = task.losses(torch.tensor(logits), torch.tensor(labels)).tolist()
+    rows = zip(columns.to_pylist(), task.predictions(logits, labels), losses, strict=True)
+    return [{**texts, **predictions, "loss": loss} for texts, predictions, loss in rows]

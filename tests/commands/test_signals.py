@@ -27,7 +27,7 @@ STAGES = {
     "first step": "finetune.training.loop.step_with_retries",
     "validation": "finetune.tasks.metric.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",
-    "final model": "finetune.runs.finish.save_model",
+    "final model": "finetune.runs.run.save_model",
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}

@@ -47,7 +47,7 @@ def test_run_of_a_device_that_begins_to_err_goes_on_from_its_last_good_checkpoin
             monkeypatch.setattr(loop, "SHARE_AT_REPORTS", math.inf)
 
     with RunFolder(folder).create(overwrite=False) as held:
-        run = Run.prepare(preparation, held, emit=plant_once)
+        run = Run.start(preparation, held, emit=plant_once)
         with pytest.raises(DeviceDiffers) as found:
             run.train()
 
