@@ -9,7 +9,7 @@ COVERAGE := .coverage.json
 CACHES := $(COVERAGE) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run find-batch bench doctor test test-slow test-mps browser screenshots check format resolve-mac constraints clean
+.PHONY: help setup demo run find-batch bench doctor test test-slow test-mps browser screenshots check types format resolve-mac constraints clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ check: setup ## Lint, check the format, the types, who imports whom, and the wor
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
+
+types: setup ## Write the options of the schema into the types of the Python API
+	$(BIN)/python tests/option_types.py
 
 format: setup ## Format the code and sort the imports
 	$(BIN)/ruff check --fix

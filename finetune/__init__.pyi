@@ -1,10 +1,10 @@
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 from finetune.batch_finder.results import FoundBatches
 from finetune.commands.evaluate import Evaluation
-from finetune.config.options import Options
 from finetune.devices.names import DeviceName
 from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
@@ -13,6 +13,73 @@ from finetune.runs.seeds import SeedResults
 from finetune.tasks.base import Answer
 
 __version__: str
+
+AnyPath = str | PathLike[str]
+
+# Written by `make types` from the schema.
+class Options(TypedDict, total=False):
+    data: AnyPath
+    validation_file: AnyPath | None
+    test_file: AnyPath | None
+    text_column: str | None
+    text_pair_column: str | None
+    label_column: str | None
+    task: str
+    encoding: str | None
+    header: bool | None
+    split_column: str | None
+    label_names: AnyPath | None
+    skip_unknown_labels: bool
+    data_dir: AnyPath | None
+    label: str
+    max_train_samples: int | None
+    validation_fraction: float
+    test_fraction: float
+    split_seed: int
+    private_data: bool
+    model: AnyPath
+    revision: str | None
+    from_scratch: bool
+    freeze_core: bool
+    head: Literal["whole", "classifier"]
+    train_layers: int | None
+    max_length: int
+    long_texts: Literal["truncate", "head-tail", "windows"]
+    stride: int
+    pooling: Literal["mean", "max"]
+    device: Literal["auto", "mps", "cpu", "cuda"]
+    precision: Literal["auto", "fp32", "bf16", "fp16"]
+    batch_size: int | Literal["auto"]
+    check_device: bool
+    gradient_checkpointing: bool | None
+    effective_batch_size: int | None
+    eval_batch_size: int
+    optimizer: Literal["adamw", "adafactor"]
+    learning_rate: float | None
+    head_lr_multiplier: float | None
+    num_train_epochs: float | None
+    max_steps: int | None
+    warmup_fraction: float
+    weight_decay: float | None
+    max_grad_norm: float
+    class_weights: Literal["none", "balanced"]
+    metric_for_best_model: str | None
+    early_stopping_patience: int | None
+    calibrate: bool
+    seed: int
+    output_dir: AnyPath | None
+    overwrite: bool
+    logging_steps: int
+    report_to: Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
+    save_strategy: Literal["epoch", "no"]
+    save_minutes: float
+    save_steps: int | None
+    save_total_limit: int
+    feature_cache: bool
+    cache_dir: AnyPath | None
+    cache_gib: float
+    memory_limit: str | None
+    time_limit: float
 
 @overload
 def run(

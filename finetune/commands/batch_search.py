@@ -10,9 +10,9 @@ from finetune.batch_finder.child import Child
 from finetune.batch_finder.find import Finder
 from finetune.batch_finder.parts import estimate_parts, search_parts
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches, least_of
+from finetune.config.load import parse_size
 from finetune.config.mode import Mode
 from finetune.config.schema import Config, mode_of, precision_without_timing
-from finetune.config.sizes import parse_size
 from finetune.data.tables import texts_of
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
@@ -210,7 +210,7 @@ def _warn_of_wrong_results(device: Device, estimates: list[EstimateResult], *, e
 def _mac_with(memory: str) -> Mac:
     # As Apple writes it, and as the names of Macs have it.
     gibibytes = re.sub(r"(?i)(?<=[\d ])gb$", "GiB", memory.strip())
-    memory_bytes = parse_size(gibibytes, origin="--memory")
+    memory_bytes = parse_size(gibibytes, source="--memory")
     if memory_bytes < MIN_MEMORY_BYTES:
         problem = f"--memory is {memory!r}, which is less than any Mac has"
         raise ConfigurationInvalid(problem, remedy="write for example 16GiB")

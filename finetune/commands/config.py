@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from finetune.commands.console import show_json, show_table
-from finetune.commands.help import GroupedCommand
 from finetune.commands.options import (
+    GroupedCommand,
     assignments_option,
     config_option,
     config_options,
@@ -17,11 +17,13 @@ from finetune.commands.options import (
     json_option,
     load,
 )
+from finetune.config.schema import OPTIONS
+from finetune.errors import UsageError
 from finetune.escaping import escape_line
 
 EXAMPLES = """\b
 Examples:
-  finetune config show -c trec_head --seed 7    each value and its origin
+  finetune config show -c trec_head --seed 7    each value and its source
   finetune config cp trec_head mine.yaml        start from a recipe
   finetune config validate mine.yaml            is it valid
   finetune config schema > finetune.schema.json
@@ -44,23 +46,29 @@ def command() -> None:
 @json_option
 @debug_option
 def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
-    """Show the value of each option and its origin.
+    """Show the value of each option and its source.
 
-    The origin is default, a file, an environment variable or a flag; a later one overrides.
+    The source is default, a file, an environment variable or a flag; a later one overrides.
     """
-    from finetune.config.describe import describe_options
-
-    options = describe_options(load(flags, config=config, assignments=assignments))
+    loaded = load(flags, config=config, assignments=assignments)
+    options = [
+        dict(
+            section=option.section,
+            option=name,
+            value=option.value_in(loaded.config),
+            origin=loaded.sources.get(name, "default"),
+        )
+        for name, option in OPTIONS.items()
+    ]
     if as_json:
         show_json({"schema_version": 1, "options": options})
         return
-    rows = []
-    section = ""
+    rows, section = [], ""
     for one in options:
         value = one["value"] if isinstance(one["value"], str) else json.dumps(one["value"])
         is_first, section = one["section"] != section, one["section"]
         rows.append((section if is_first else "", one["option"], value, one["origin"]))
-    show_table(("section", "option", "value", "origin"), rows)
+    show_table(("section", "option", "value", "source"), rows)
 
 
 @command.command(epilog=EXAMPLES)
@@ -74,7 +82,7 @@ def validate(*, files: tuple[str, ...]) -> None:
     from finetune.config.load import load_config
 
     for file in files:
-        load_config(file=file, environment={}, flags={}, assignments=())
+        load_config(file=file)
         click.echo(f"{escape_line(file)}: valid")
 
 
@@ -82,7 +90,7 @@ def validate(*, files: tuple[str, ...]) -> None:
 @debug_option
 def schema() -> None:
     """Print the JSON Schema of the YAML files, for editors."""
-    from finetune.config.describe import make_json_schema
+    from finetune.config.yaml_files import make_json_schema
 
     click.echo(json.dumps(make_json_schema(), indent=2))
 
@@ -91,7 +99,7 @@ def schema() -> None:
 @debug_option
 def list_recipes() -> None:
     """List the recipes that come with the package."""
-    from finetune.config.recipes import describe_recipes
+    from finetune.config.yaml_files import describe_recipes
 
     recipes = describe_recipes()
     width = max(map(len, recipes))
@@ -105,9 +113,12 @@ def list_recipes() -> None:
 @debug_option
 def copy(*, name: str, file: Path | None) -> None:
     """Copy the recipe NAME to a new FILE, by default NAME.yaml in the current folder."""
-    from finetune.config.recipes import copy_recipe
+    from finetune.config.yaml_files import describe_recipes, recipes_folder, write_new_file
 
+    if name not in (recipes := describe_recipes()):
+        remedy = f"take one of {', '.join(recipes)}"
+        raise UsageError(f"there is no recipe {name}", remedy=remedy)
     file = file or Path(f"{name}.yaml")
-    copy_recipe(name, to=file)
+    write_new_file(file, (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     run = f"finetune run --config {shlex.quote(str(file))}"
     click.echo(escape_line(f"written: {file}; run it with: {run}"))

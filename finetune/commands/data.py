@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands.console import as_text, shorten, show_json, show_lines, show_table
-from finetune.commands.help import GroupedCommand
-from finetune.commands.options import chosen_options, config_option, load, output_options
+from finetune.commands.options import (
+    GroupedCommand,
+    chosen_options,
+    config_option,
+    load,
+    output_options,
+)
 from finetune.commands.progress import showing
 from finetune.config.schema import DataConfig
 

@@ -3,17 +3,16 @@
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from finetune.batch_finder.child import Child, starting
 from finetune.batch_finder.worker import MODULE
 from finetune.commands.console import show_json, show_lines, show_table
-from finetune.commands.help import GroupedCommand
 from finetune.commands.options import (
+    GroupedCommand,
     chosen_options,
     complete_folder,
     completes,
@@ -22,9 +21,7 @@ from finetune.commands.options import (
     output_options,
 )
 from finetune.commands.progress import showing
-from finetune.config.load import check_option, load_config
-from finetune.config.options import Options
-from finetune.config.schema import CacheConfig, DataConfig, ModelConfig, SearchConfig
+from finetune.config.schema import OPTIONS
 from finetune.devices.mps.chips import MACS
 from finetune.distributed.launch import read_launch
 from finetune.errors import UsageError
@@ -42,7 +39,7 @@ def find_batch(
     limit: int | None = None,
     fresh: bool = False,
     emit: Emit = ignore,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> "FoundBatches":
     """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
 
@@ -63,8 +60,8 @@ def find_batch(
         ProbeFailed: If a probe failed for another reason than memory.
         ProcessLost: If another process, of several that torchrun has started, has ended.
     """
-    for option in options:
-        check_option(option, origin="finetune.find_batch()")
+    from finetune.config.load import load_config
+
     if machine is not None and memory is not None:
         raise UsageError("--for and --memory both name a machine", remedy="give one of them")
     if limit is not None and limit < 1:
@@ -72,7 +69,7 @@ def find_batch(
     output_dir = options.pop("output_dir", None)
     file = None if config is None else str(config)
     loaded = load_config(file=file, environment=os.environ, flags=options, assignments=())
-    given = loaded.config, "max_length" in loaded.origins, limit, emit
+    given = loaded.config, "max_length" in loaded.sources, limit, emit
     if machine is not None or memory is not None:
         from finetune.commands.batch_search import Request, estimate_batches
 
@@ -94,18 +91,15 @@ Examples:
   finetune find-batch --data reviews.csv --train-layers 2
   finetune find-batch --for m1-8gb     a Mac that is not here
 """
-OPTIONS = [
-    option.name
-    for section in (DataConfig, ModelConfig, SearchConfig, CacheConfig)
-    for option in fields(section)
-]
+SECTIONS = ("data", "model", "search", "cache")
+SEARCH_OPTIONS = [one.name for one in OPTIONS.values() if one.section in SECTIONS]
 SEARCH_COLUMNS = ("tokens", "largest", "fails", "GiB", "of", "fastest", "use", "probes", "s")
 ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)
 @config_option
-@chosen_options(*OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
+@chosen_options(*SEARCH_OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
 @click.option("--limit", type=int, help="Largest size tried. Default: the rows of the data.")
 @click.option("--fresh", is_flag=True, help="Search again, even if an earlier search found sizes.")
 @click.option(

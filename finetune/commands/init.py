@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands.console import shorten, show_facts, show_json, show_lines, show_table
-from finetune.commands.help import GroupedCommand
-from finetune.commands.options import chosen_options, given, output_options
+from finetune.commands.options import GroupedCommand, chosen_options, given, output_options
 from finetune.commands.progress import showing
-from finetune.config.starter import check_is_new, write_new_file
+from finetune.config.yaml_files import check_is_new, write_new_file
 
 if TYPE_CHECKING:
     from finetune.commands.look_at_table import TableFacts

@@ -19,7 +19,7 @@ from finetune.config.schema import (
     ModelConfig,
     mode_defaults,
 )
-from finetune.config.starter import make_starter
+from finetune.config.yaml_files import make_starter
 from finetune.data.check import suggest_max_length
 from finetune.data.source import DataOptions, LoadedData
 from finetune.data.split import split_table

@@ -4,16 +4,16 @@ import os
 import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
 
 from finetune.commands.console import show_json
 from finetune.commands.progress import showing
-from finetune.config.schema import SECTION_OF_OPTION, Config
+from finetune.config.schema import OPTIONS, Option
 from finetune.devices.names import DEVICE_NAMES
 from finetune.events import Emit
 
@@ -40,20 +40,14 @@ def completes(kind: Literal["file", "dir", "plain"], words: Iterable[str] = ()) 
 def _complete_config(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    from finetune.config.recipes import describe_recipes
+    from finetune.config.yaml_files import describe_recipes
 
     return completes("file", describe_recipes())(context, parameter, incomplete)
 
 
 # Of flags that take any text.
 complete_folder = completes("dir")
-complete_model = completes("dir", ["minilm"])
-_COMPLETIONS = {
-    "data": completes("file", ["trec", "questions"]),
-    "model": complete_model,
-    **dict.fromkeys(("validation_file", "test_file", "label_names"), completes("file")),
-    **dict.fromkeys(("data_dir", "output_dir", "cache_dir"), complete_folder),
-}
+complete_model = completes("dir", OPTIONS["model"].names)
 
 config_option = click.option(
     "-c",
@@ -103,14 +97,29 @@ def chosen_options(*names: str) -> Callable[[Command], Command]:
     """Return a decorator that adds a flag for each of these options of the schema."""
 
     def add_flags(command: Command) -> Command:
-        for section in reversed(get_type_hints(Config).values()):
-            kinds = get_type_hints(section)
-            for option in reversed(fields(section)):
-                if option.name in names:
-                    command = _flag(option, _kind(kinds[option.name]))(command)
+        for option in reversed(OPTIONS.values()):
+            if option.name in names:
+                command = _flag(option)(command)
         return command
 
     return add_flags
+
+
+class GroupedCommand(click.Command):
+    """Lists its own options first, then those of the schema under the names of their sections."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a list of options for each group."""
+        groups: dict[str, list[tuple[str, str]]] = {"options": []}
+        groups |= {option.section: [] for option in OPTIONS.values()}
+        for parameter in self.get_params(context):
+            if (record := parameter.get_help_record(context)) is not None:
+                option = OPTIONS.get(parameter.name or "")
+                groups[option.section if option else "options"].append(record)
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name.capitalize()):
+                    formatter.write_dl(records)
 
 
 def output_options(command: Command) -> Command:
@@ -175,30 +184,33 @@ def given(flags: dict[str, Any]) -> dict[str, Any]:
     return {option: value for option, value in flags.items() if value is not None}
 
 
-def _flag(option: Field[Any], kind: Any) -> Callable[[Command], Command]:
-    name, help_text = option.name.replace("_", "-"), option.metadata["help"]
+def _flag(option: Option) -> Callable[[Command], Command]:
+    kind, help_text = _flag_type(option.type), option.help
     if kind is bool:
+        name = option.flag.removeprefix("--")
         help_text += f"  [default: {name}]" * (option.default is True)
         return click.option(f"--{name}/--no-{name}", option.name, default=None, help=help_text)
     if option.default is not None:
         help_text += f"  [default: {option.default}]"
     return click.option(
-        f"--{name}",
+        option.flag,
         option.name,
         type=kind,
         default=None,
         help=help_text,
-        shell_complete=_COMPLETIONS.get(option.name),
+        shell_complete=completes(option.path, option.names) if option.path else None,
     )
 
 
-def _kind(hint: Any) -> Any:
+def _flag_type(hint: Any) -> Any:
     """Return the type of a flag: a plain type, or a choice."""
+    if get_origin(hint) is Annotated:
+        return get_args(hint)[0]
     if get_origin(hint) is Literal:
         return click.Choice(list(map(str, get_args(hint))))
     members = [one for one in get_args(hint) if one is not types.NoneType]
-    # Of a number or a word, the configuration makes what it is.
-    return (_kind(members[0]) if len(members) == 1 else str) if members else hint
+    # The configuration tells a number from a word.
+    return (_flag_type(members[0]) if len(members) == 1 else str) if members else hint
 
 
-config_options = chosen_options(*SECTION_OF_OPTION)
+config_options = chosen_options(*OPTIONS)

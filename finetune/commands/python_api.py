@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import wraps
 from inspect import Parameter, Signature, getdoc, signature
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from finetune.commands.progress import showing
-from finetune.config.schema import Config
+from finetune.config.schema import OPTIONS
 from finetune.events import Emit, ignore
 
 _HELP = """
@@ -43,16 +42,14 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _parameters(shape: Signature) -> Iterator[Parameter]:
     """Yield the parameters of a function as it is called, each option by name."""
-    defaults = {
-        option.name: option.default
-        for section in get_type_hints(Config).values()
-        for option in fields(section)
-    }
     for one in shape.parameters.values():
         if one.kind is Parameter.VAR_KEYWORD:
-            for name, kind in get_type_hints(get_args(one.annotation)[0]).items():
+            for option in OPTIONS.values():
                 yield Parameter(
-                    name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind
+                    option.name,
+                    Parameter.KEYWORD_ONLY,
+                    default=option.default,
+                    annotation=option.type,
                 )
         elif one.name == "emit":
             yield one.replace(default=None, annotation="Emit | None")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.commands.folders import default_name, find_named, named_folder
-from finetune.config.schema import SECTION_OF_OPTION, Config, change_options, value_of
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Info
 from finetune.runs.folder import (
@@ -23,24 +23,6 @@ if TYPE_CHECKING:
     from finetune.runs.results import RunResults
 
 AUTO = "auto"
-MAY_CHANGE_ON_RESUMING = frozenset(
-    {
-        "device",
-        "batch_size",
-        "check_device",
-        "gradient_checkpointing",
-        "eval_batch_size",
-        "logging_steps",
-        "report_to",
-        "save_strategy",
-        "save_minutes",
-        "save_steps",
-        "save_total_limit",
-        "feature_cache",
-        "cache_dir",
-        "cache_gib",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -73,14 +55,14 @@ def choose_work(
         ConfigurationInvalid: If an option would make another run of the one that goes on.
     """
     if resume_from_checkpoint is None:
-        return Work(given.config, origins=given.origins)
+        return Work(given.config, origins=given.sources)
     if resume_from_checkpoint == AUTO:
         return _resume_or_begin(given, emit=emit)
     path = Path(resume_from_checkpoint).expanduser()
     _refuse_seeds(path)
     folder = open_run_folder(_run_of(path), needs_model=False)
     if folder.has_finished and _wants_more_epochs(folder, given):
-        origins = dict.fromkeys(SECTION_OF_OPTION, str(folder.config_file)) | given.origins
+        origins = dict.fromkeys(OPTIONS, str(folder.config_file)) | given.sources
         return Work(_continued(folder, given, emit=emit), origins=origins, continued=folder)
     return _resume(folder, given, emit=emit)
 
@@ -89,7 +71,7 @@ def _resume_or_begin(given: "LoadedConfig", *, emit: Emit) -> Work:
     if (found := _find_run(given.config)) is not None:
         return _resume(found, given, emit=emit)
     emit(Info("there is no run to resume: a new one begins"))
-    return Work(_over_a_killed_start(given.config), origins=given.origins)
+    return Work(_over_a_killed_start(given.config), origins=given.sources)
 
 
 def _find_run(config: Config) -> RunFolder | None:
@@ -151,8 +133,8 @@ def _continued(folder: RunFolder, given: "LoadedConfig", *, emit: Emit) -> Confi
 
     saved, done_epochs = folder.read_config(), read_results(folder).training.epoch
     own = {"num_train_epochs", "output_dir", "overwrite"}
-    origins = {option: one for option, one in given.origins.items() if option not in own}
-    check_changes(replace(given, origins=origins), saved, folder)
+    sources = {option: one for option, one in given.sources.items() if option not in own}
+    check_changes(replace(given, sources=sources), saved, folder)
     more_epochs = (given.config.training.num_train_epochs or 0) - done_epochs
     if more_epochs <= 0:
         raise UsageError(
@@ -180,24 +162,24 @@ def _continued(folder: RunFolder, given: "LoadedConfig", *, emit: Emit) -> Confi
 
 def _spell_changes(saved: Config, config: Config) -> list[str]:
     """Return in words which options of a run that goes on differ from its own."""
-    values = {one: (value_of(saved, one), value_of(config, one)) for one in SECTION_OF_OPTION}
+    values = [(one, one.value_in(saved), one.value_in(config)) for one in OPTIONS.values()]
     return [
-        f"{option} {now} in place of {before}"
-        for option, (before, now) in values.items()
+        f"{option.name} {now} in place of {before}"
+        for option, before, now in values
         if now != before
     ]
 
 
 def check_changes(given: "LoadedConfig", saved: Config, folder: RunFolder) -> None:
     """Refuse options that would make the rest of a run another run than its beginning."""
-    output = replace(saved.output, output_dir=str(folder.path.resolve()))
-    begun = replace(saved, output=output)
-    for option, origin in given.origins.items():
-        now, before = (value_of(config, option) for config in (given.config, begun))
-        may_change = option in MAY_CHANGE_ON_RESUMING or now in (None, AUTO)
+    begun = change_options(saved, {"output_dir": str(folder.path.resolve())})
+    for name, source in given.sources.items():
+        option = OPTIONS[name]
+        now, before = option.value_in(given.config), option.value_in(begun)
+        may_change = option.resumable or now in (None, AUTO)
         if not (may_change or _is_same(now, before)):
             raise ConfigurationInvalid(
-                f"{origin} changes a run that has begun",
+                f"{source} changes a run that has begun",
                 remedy="leave it out, or start a new run with it",
             )
 
@@ -211,7 +193,5 @@ def _is_same(now: Any, before: Any) -> bool:
 
 def with_changes(saved: Config, given: "LoadedConfig") -> Config:
     """Return a run's configuration with those of the given options that may change."""
-    changing = given.origins.keys() & MAY_CHANGE_ON_RESUMING
-    return change_options(
-        saved, lambda option, value: value_of(given.config, option) if option in changing else value
-    )
+    changes = [OPTIONS[name] for name in given.sources if OPTIONS[name].resumable]
+    return change_options(saved, {one.name: one.value_in(given.config) for one in changes})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import click
 
@@ -21,8 +21,8 @@ from finetune.commands.console import (
     show_scores,
     show_table,
 )
-from finetune.commands.help import GroupedCommand
 from finetune.commands.options import (
+    GroupedCommand,
     assignments_option,
     completes,
     config_option,
@@ -31,7 +31,6 @@ from finetune.commands.options import (
     output_options,
 )
 from finetune.commands.progress import showing
-from finetune.config.options import Options
 from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, Info, ignore
@@ -202,7 +201,7 @@ def run(
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> "RunResults": ...
 
 
@@ -214,7 +213,7 @@ def run(
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> "SeedResults": ...
 
 
@@ -225,7 +224,7 @@ def run(
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> "RunResults | SeedResults":
     """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
 
@@ -300,7 +299,7 @@ def _run_seeds(
         elif saved := begun.load_config():
             check_changes(given, saved, RunFolder(begun.path))
             config = with_changes(saved, given)
-    return train_seeds(config, count, begun=begun, origins=given.origins, emit=emit)
+    return train_seeds(config, count, begun=begun, origins=given.sources, emit=emit)
 
 
 def dry_run(
@@ -308,7 +307,7 @@ def dry_run(
     *,
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> "DryRun":
     """Prepare a run up to its first step, write nothing, and return what it would do.
 
@@ -326,20 +325,18 @@ def read_options(
     *,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
-    **options: Unpack[Options],
+    **options: Any,
 ) -> "LoadedConfig":
     """Return all options of a run, of which nothing is wrong without looking at data and model.
 
     The arguments are those of :func:`run`.
     """
-    from finetune.config.load import check_option, load_config
+    from finetune.config.load import load_config
 
     if config is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationInvalid(
             "a run is resumed with its own configuration", remedy="leave out --config"
         )
-    for option in options:
-        check_option(option, origin="finetune.run()")
     return load_config(
         file=None if config is None else str(config),
         environment=os.environ,

@@ -4,7 +4,7 @@ from difflib import get_close_matches
 
 import click
 
-from finetune.config.trainer_names import OPTION_OF_TRAINER
+from finetune.config.schema import OPTION_OF_TRAINER
 from finetune.errors import UsageError
 
 

@@ -5,8 +5,9 @@ classes. Names are unique over all sections, so that ``--max-length`` needs no s
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -18,9 +19,13 @@ from finetune.tokenization.long_texts import Handling, LongTexts, Pooling
 DEFAULT_BATCH_SIZE = 32
 
 
-def _option(default: Any, description: str) -> Any:
-    return field(default=default, metadata={"help": description})
+def _option(default: Any, description: str, **marks: Any) -> Any:
+    """Make the field of an option; the marks are fields of ``Option``."""
+    return field(default=default, metadata={"help": description, **marks})
 
+
+_resumable_option = partial(_option, resumable=True)
+_table_option = partial(_option, goes_with=("a file", "a dataset of the Hub"))
 
 # The upper bounds refuse what would overflow in kernels, timeouts or byte counts later.
 Count = Annotated[int, Ge(1), Lt(2**31)]
@@ -31,65 +36,81 @@ Positive = Annotated[float, Gt(0.0), Le(1e6)]
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which texts, which labels, and how they are split."""
+    """Which texts and labels, and how they are split."""
 
     data: str = _option(
         "trec",
         "trec; questions (part of the package); a .csv, .tsv, .jsonl, .parquet or .xlsx file, also "
         "in a .gz or .zip; a folder of text files in folders of classes; or hub:OWNER/NAME, "
-        "optionally with :PART and @REVISION, for a data set of the Hub.",
+        "optionally with :PART and @REVISION, for a dataset of the Hub.",
+        path="file",
+        names=("trec", "questions"),
+        trainer_names=("dataset_name", "train_file"),
     )
     validation_file: str | None = _option(
-        None, "Validation split of data from a file. Default: held out from the training rows."
+        None,
+        "Validation split of data from a file. Default: held out from the training rows.",
+        path="file",
+        goes_with=("a file",),
     )
     test_file: str | None = _option(
-        None, "Test split of data from a file. Default: held out from the rows of the file."
-    )
-    text_column: str | None = _option(
         None,
-        "Column of the texts in files and data sets of the Hub, by name or number; of several, "
+        "Test split of data from a file. Default: held out from the rows of the file.",
+        path="file",
+        goes_with=("a file",),
+    )
+    text_column: str | None = _table_option(
+        None,
+        "Column of the texts in files and datasets of the Hub, by name or number; of several, "
         "title,body, the texts are joined by a line end. Default: guessed and reported.",
     )
-    text_pair_column: str | None = _option(
+    text_pair_column: str | None = _table_option(
         None,
         "Column of the second text of pairs. Default: found by well-known names such as sentence1 "
         "and sentence2, if --text-column is not given.",
     )
-    label_column: str | None = _option(
+    label_column: str | None = _table_option(
         None,
         "Column of the labels; several columns of 0 and 1 with commas between their names. "
         "Default: guessed and reported.",
     )
     task: str = _option(
         "auto",
-        "Kind of the labels: single (one class a text), multi (any number of classes), "
-        "regression (a number), or auto, which finds it from their column and reports it.",
+        "Task type: single (one class per text), multi (any number of classes), regression (a "
+        "number), or auto, which infers it from the label column and reports it.",
     )
-    encoding: str | None = _option(
+    encoding: str | None = _table_option(
         None, "Encoding of text files, such as gb18030. Default: detected, and printed."
     )
-    header: bool | None = _option(
+    header: bool | None = _table_option(
         None, "Whether the first row of CSV and TSV names the columns. Default: detected."
     )
-    split_column: str | None = _option(
+    split_column: str | None = _table_option(
         None,
         "Column that says whether a row is of the train, validation or test split; none for no "
         "column. Default: found by its name, such as split, and its values.",
     )
-    label_names: str | None = _option(
-        None, "File with the name of a class on each line, for labels that are their numbers."
+    label_names: str | None = _table_option(
+        None,
+        "File with one class name per line, for labels that are numbers.",
+        path="file",
     )
-    skip_unknown_labels: bool = _option(
-        False, "Skip rows of other splits whose label no training row has, instead of refusing."
+    skip_unknown_labels: bool = _table_option(
+        False, "Skip validation and test rows whose label no training row has, instead of failing."
     )
     data_dir: str | None = _option(
-        None, "Folder with TREC's raw files, train_5500.label and TREC_10.label."
+        None,
+        "Folder with TREC's raw files, train_5500.label and TREC_10.label.",
+        path="dir",
+        goes_with=("trec",),
     )
     label: str = _option(
-        "label-coarse", "Labels of TREC: label-coarse (6 classes) or label-fine (50 classes)."
+        "label-coarse",
+        "Labels of TREC: label-coarse (6 classes) or label-fine (50 classes).",
+        goes_with=("trec",),
     )
     max_train_samples: Count | None = _option(
-        None, "Train on N rows: of TREC the first, else a random sample of every class."
+        None, "Train on N rows. TREC: the first N; otherwise a stratified sample."
     )
     validation_fraction: Annotated[float, Ge(0.0), Lt(1.0)] = _option(
         0.1, "Fraction of the training rows held out for validation; 0 for none."
@@ -108,7 +129,11 @@ class ModelConfig:
     """Which pretrained model, and which part of it trains."""
 
     model: str = _option(
-        "bert-base-uncased", "Hub id or folder of a text encoder, or minilm (works offline)."
+        "bert-base-uncased",
+        "Hub id or folder of a text encoder, or minilm (works offline).",
+        path="dir",
+        names=("minilm",),
+        trainer_names=("model_name", "model_name_or_path"),
     )
     revision: str | None = _option(None, "Branch, tag or commit of the model on the Hub.")
     from_scratch: bool = _option(
@@ -124,7 +149,9 @@ class ModelConfig:
         None, "Train only the last N layers of the encoder, and the head."
     )
     max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(
-        128, "Maximum length of a text in tokens; the rest is truncated."
+        128,
+        "Maximum length of a text in tokens; the rest is truncated.",
+        trainer_names=("max_seq_length",),
     )
     long_texts: Handling = _option(
         "truncate",
@@ -139,45 +166,54 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How the parameters are updated."""
+    """How the model trains."""
 
-    device: DeviceName = _option("auto", "Device to train on; auto takes cuda, then mps, then cpu.")
+    device: DeviceName = _resumable_option(
+        "auto",
+        "Device to train on; auto takes cuda, then mps, then cpu.",
+        trainer_names=("no_cuda", "use_cpu", "use_mps_device"),
+    )
     precision: PrecisionName = _option(
         "auto",
         "Precision of the forward pass (autocast); the weights stay fp32. auto times fp32 and bf16 "
         "at the start of a run; on mps it is fp32 unless finetune doctor --parity has passed in "
         "bf16.",
+        trainer_names=("bf16", "fp16"),
     )
-    batch_size: Count | Literal["auto"] = _option(
+    batch_size: Count | Literal["auto"] = _resumable_option(
         DEFAULT_BATCH_SIZE,
         "Examples per forward and backward pass on the device; auto searches for the fastest "
         "that fits.",
+        trainer_names=("per_device_train_batch_size",),
     )
-    check_device: bool = _option(
+    check_device: bool = _resumable_option(
         True,
-        "Compare a GPU with the CPU on a few examples now and then, and stop if it computes "
-        "wrongly.",
+        "Compare a GPU with the CPU on a few examples, and stop if it computes wrongly.",
     )
-    gradient_checkpointing: bool | None = _option(
+    gradient_checkpointing: bool | None = _resumable_option(
         None,
-        "Compute the layers again in the backward pass, which takes less memory and more time. "
+        "Recompute the layers in the backward pass, which takes less memory and more time. "
         "Default: off; batch size auto switches it on where that is faster.",
     )
     effective_batch_size: Count | None = _option(
         None,
         "Examples per step; a multiple of the batch size uses gradient accumulation. "
         "Default: batch size.",
+        trainer_names=("gradient_accumulation_steps",),
     )
-    eval_batch_size: Count = _option(
+    eval_batch_size: Count = _resumable_option(
         64,
         "Examples per forward pass in evaluation and prediction. On mps a run evaluates with the "
         "batch size of training.",
+        trainer_names=("per_device_eval_batch_size",),
     )
     optimizer: Literal["adamw", "adafactor"] = _option(
-        "adamw", "Optimizer; adafactor's state takes next to no memory."
+        "adamw", "Optimizer; adafactor's state takes next to no memory.", trainer_names=("optim",)
     )
     learning_rate: Positive | None = _option(
-        None, "Peak learning rate. Default: by mode and hidden size, and reported."
+        None,
+        "Peak learning rate. Default: by mode and hidden size, and reported.",
+        trainer_names=("lr",),
     )
     head_lr_multiplier: Positive | None = _option(
         None,
@@ -188,10 +224,17 @@ class TrainingConfig:
         None,
         "Passes over the training split. Default: 3, more for few rows; for a head alone 100, "
         "fewer for many rows.",
+        trainer_names=("epochs",),
     )
-    max_steps: Count | None = _option(None, "Stop after N steps; overrides the number of epochs.")
+    max_steps: Count | None = _option(
+        None,
+        "Stop after N steps; overrides the number of epochs.",
+        trainer_names=("max_train_steps",),
+    )
     warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
-        0.1, "Fraction of the steps in which the learning rate rises to its peak."
+        0.1,
+        "Fraction of the steps in which the learning rate rises to its peak.",
+        trainer_names=("warmup_ratio", "warmup_steps"),
     )
     weight_decay: Annotated[float, Ge(0.0), Le(1e6)] | None = _option(
         None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
@@ -199,14 +242,14 @@ class TrainingConfig:
     max_grad_norm: Positive = _option(1.0, "Gradients are clipped to this norm.")
     class_weights: Literal["none", "balanced"] = _option(
         "none",
-        "balanced weights the loss of each class by the inverse of its frequency; where a text may "
-        "have several, all rows with a class count as much as all rows without it.",
+        "balanced weights the loss of each class by the inverse of its frequency; for multi, rows "
+        "with a class count as much as rows without it.",
     )
     metric_for_best_model: str | None = _option(
         None,
-        "Validation metric that selects the model to keep: accuracy, macro_f1 or loss; for "
-        "several classes a text micro_f1 and others; for numbers pearson, spearman or mae. "
-        "Default: accuracy, micro_f1 or pearson.",
+        "Validation metric that selects the model to keep: accuracy, macro_f1 or loss; for multi "
+        "micro_f1 and others; for regression pearson, spearman or mae. Default: accuracy, "
+        "micro_f1 or pearson.",
     )
     early_stopping_patience: Annotated[int, Ge(0), Lt(2**31)] | None = _option(
         None,
@@ -215,9 +258,9 @@ class TrainingConfig:
     )
     calibrate: bool = _option(
         True,
-        "Divide the last layer by a temperature fitted on the validation rows (from 100 rows and 5 "
-        "wrong answers on), so that the probabilities say how often answers are right; the answers "
-        "stay the same.",
+        "Scale the output layer by a temperature fitted on the validation rows, so that the "
+        "probabilities match the accuracy; predictions stay the same. Needs 100 rows and 5 wrong "
+        "predictions.",
     )
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
 
@@ -227,25 +270,32 @@ class OutputConfig:
     """Where the results go and how often progress is reported and saved."""
 
     output_dir: str | None = _option(
-        None, "Run folder. Default: a new folder runs/DATA-MODEL-MODE."
+        None,
+        "Run folder. Default: a new folder runs/DATA-MODEL-MODE.",
+        path="dir",
+        trainer_names=("run_name",),
     )
-    overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
-    logging_steps: Count = _option(10, "Report the training loss every N steps.")
-    report_to: Tracker = _option(
+    overwrite: bool = _option(
+        False,
+        "Delete the contents of the run folder and start over.",
+        trainer_names=("overwrite_output_dir",),
+    )
+    logging_steps: Count = _resumable_option(10, "Report the training loss every N steps.")
+    report_to: Tracker = _resumable_option(
         "none",
         "Tracker that gets the loss, the validations and the hyperparameters too; tensorboard "
         "writes them into the run folder.",
     )
-    save_strategy: Literal["epoch", "no"] = _option(
+    save_strategy: Literal["epoch", "no"] = _resumable_option(
         "epoch",
         "epoch writes a checkpoint after every epoch, and as --save-minutes and --save-steps say; "
-        "no only where the run is stopped.",
+        "no writes one only if the run is stopped.",
     )
-    save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _option(
+    save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _resumable_option(
         10.0, "Write a checkpoint every N minutes too; 0 for never."
     )
-    save_steps: Count | None = _option(None, "Write a checkpoint every N steps too.")
-    save_total_limit: Count = _option(
+    save_steps: Count | None = _resumable_option(None, "Write a checkpoint every N steps too.")
+    save_total_limit: Count = _resumable_option(
         2, "Keep the N newest checkpoints; that of the best model is kept in any case."
     )
 
@@ -254,17 +304,18 @@ class OutputConfig:
 class CacheConfig:
     """Whether and where the features of frozen layers are stored."""
 
-    feature_cache: bool = _option(
+    feature_cache: bool = _resumable_option(
         True,
-        "Compute the features of the frozen layers once and store them, and the token ids of large "
-        "tables; if off, they are computed at every step, and texts are encoded in every run.",
+        "Store the features of the frozen layers and the token ids of large tables; if off, "
+        "features are computed at every step, and texts are encoded in every run.",
     )
-    cache_dir: str | None = _option(
+    cache_dir: str | None = _resumable_option(
         None,
         "Folder of stored features, token ids and batch sizes. Default: finetune in the Hub's "
         "assets cache.",
+        path="dir",
     )
-    cache_gib: Positive = _option(
+    cache_gib: Positive = _resumable_option(
         10.0,
         "Maximum size of stored features and token ids in GiB; the least recently used are deleted "
         "first.",
@@ -293,29 +344,66 @@ class Config:
     search: SearchConfig = field(default_factory=SearchConfig)
 
 
-SECTION_OF_OPTION: dict[str, str] = {
-    option.name: name
-    for name, section in get_type_hints(Config).items()
-    for option in fields(section)
+@dataclass(frozen=True)
+class Option:
+    """An option of the schema, as its field declares it.
+
+    Args:
+        type: Its type, with the range of numbers.
+        resumable: Whether it may change when a run is resumed.
+        path: Whether its value is a file or a folder.
+        names: Words that have a meaning of their own, in place of a path.
+        goes_with: The sources of data that it is for; empty for all.
+        trainer_names: What transformers and its examples call it.
+    """
+
+    section: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+    resumable: bool = False
+    path: Literal["", "file", "dir"] = ""
+    names: tuple[str, ...] = ()
+    goes_with: tuple[str, ...] = ()
+    trainer_names: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_path(self) -> bool:
+        """Whether its value is always the name of a file or folder."""
+        return bool(self.path) and not self.names
+
+    def value_in(self, config: Config) -> Any:
+        """Return its value in a configuration."""
+        return getattr(getattr(config, self.section), self.name)
+
+
+OPTIONS: dict[str, Option] = {
+    one.name: Option(section, one.name, hint, one.default, **one.metadata)
+    for section, kind in get_type_hints(Config).items()
+    for one, hint in zip(
+        fields(kind), get_type_hints(kind, include_extras=True).values(), strict=True
+    )
 }
 
-# Those whose values are names of files and folders; of data and models they may be.
-PATH_OPTIONS = frozenset(
-    {"data_dir", "validation_file", "test_file", "label_names", "output_dir", "cache_dir"}
-)
+
+# Of transformers and its examples.
+OPTION_OF_TRAINER = {name: one.name for one in OPTIONS.values() for name in one.trainer_names}
 
 
-def value_of(config: Config, option: str) -> Any:
-    """Return the value of an option, whose section its name implies."""
-    return getattr(getattr(config, SECTION_OF_OPTION[option]), option)
-
-
-def change_options(config: Config, change: Callable[[str, Any], Any]) -> Config:
-    """Return a configuration whose values are what a function returns for option and value."""
-    sections = {
-        name: replace(section, **{one: change(one, value) for one, value in vars(section).items()})
-        for name, section in vars(config).items()
-    }
+def change_options(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a configuration in which these options have these values."""
+    sections: dict[str, Any] = {}
+    for name, value in values.items():
+        section = OPTIONS[name].section
+        sections[section] = replace(
+            sections.get(section, getattr(config, section)), **{name: value}
+        )
     return replace(config, **sections)
 
 
@@ -366,10 +454,10 @@ def default_learning_rate(mode: Mode, *, hidden_size: int, output_layer_input: f
 
 @dataclass(frozen=True)
 class ModeDefaults:
-    """What an option that is not given is in a mode; as they are here, if the encoder trains.
+    """Values of the options that are not given; these are for a mode that trains the encoder.
 
-    Beside an encoder, which is pretrained, a new head takes ten times its learning rate: on TREC
-    half a point of accuracy over 10 splits, the same with 5 and 20 (``docs/LOG.md``).
+    A new head takes ten times the learning rate of the pretrained encoder: half a point of accuracy
+    on TREC over 10 splits; 5 and 20 times gave the same (``docs/measurements.md``).
     """
 
     num_train_epochs: float = 3.0
@@ -378,33 +466,28 @@ class ModeDefaults:
     early_stopping_patience: int = 0
 
 
-# A head over stored features is trained until it improves no more: the epochs are a maximum.
+# A head over stored features trains until it stops improving: 100 epochs are a maximum.
 HEAD_DEFAULTS = ModeDefaults(
     num_train_epochs=100.0, head_lr_multiplier=1.0, weight_decay=0.0, early_stopping_patience=30
 )
-# Those of 100 epochs of TREC. More rows need fewer epochs, and have a validation in each.
-MAX_UPDATES_OF_A_HEAD = 14_000
+# The steps of 100 epochs of TREC. Larger data needs fewer epochs, and is validated after each.
+MAX_STEPS_OF_A_HEAD = 14_000
 
-
-# Few rows need more epochs: with at least so many steps, five sets of 150 to 1,000 rows came
-# within a point of the best of 3, 10, 20 and 40 epochs; TREC has that many in three (docs/LOG.md).
-MIN_UPDATES = 250
+# Few rows need more epochs: from 250 steps on, five datasets of 150 to 1,000 rows came within a
+# point of their best of 3, 10, 20 and 40 epochs. TREC takes three (docs/measurements.md).
+MIN_STEPS = 250
 MAX_EPOCHS_OF_FEW_ROWS = 40
 PATIENCE_OF_FEW_ROWS = 8
 
 
 def mode_defaults(mode: Mode, *, steps_per_epoch: int) -> ModeDefaults:
-    """Return the defaults that depend on the mode, the learning rate aside, and on the rows."""
-    if not mode.trains_encoder:
-        return _head_defaults(steps_per_epoch)
-    epochs = float(min(math.ceil(MIN_UPDATES / steps_per_epoch), MAX_EPOCHS_OF_FEW_ROWS))
-    if epochs <= ModeDefaults.num_train_epochs:
-        return ModeDefaults()
-    return ModeDefaults(num_train_epochs=epochs, early_stopping_patience=PATIENCE_OF_FEW_ROWS)
-
-
-def _head_defaults(steps_per_epoch: int) -> ModeDefaults:
-    epochs = max(1, min(MAX_UPDATES_OF_A_HEAD // steps_per_epoch, HEAD_DEFAULTS.num_train_epochs))
-    share = epochs / HEAD_DEFAULTS.num_train_epochs
-    patience = math.ceil(share * HEAD_DEFAULTS.early_stopping_patience)
+    """Return the defaults that depend on the mode and the number of rows."""
+    if mode.trains_encoder:
+        epochs = float(min(math.ceil(MIN_STEPS / steps_per_epoch), MAX_EPOCHS_OF_FEW_ROWS))
+        if epochs <= ModeDefaults.num_train_epochs:
+            return ModeDefaults()
+        return ModeDefaults(num_train_epochs=epochs, early_stopping_patience=PATIENCE_OF_FEW_ROWS)
+    max_epochs = HEAD_DEFAULTS.num_train_epochs
+    epochs = max(1, min(MAX_STEPS_OF_A_HEAD // steps_per_epoch, max_epochs))
+    patience = math.ceil(epochs / max_epochs * HEAD_DEFAULTS.early_stopping_patience)
     return replace(HEAD_DEFAULTS, num_train_epochs=epochs, early_stopping_patience=patience)

@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from finetune.config.schema import PATH_OPTIONS, Config, change_options
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.data.source import HUB_PREFIX
 from finetune.model.source import MINILM, MINILM_REPOSITORY
 
@@ -37,7 +37,8 @@ def name_of_data(data: str) -> str:
 
 def without_folders(config: Config) -> Config:
     """Return options that name files and folders by the last part of their paths."""
-    return change_options(config, without_folder)
+    names = {one.name: without_folder(one.name, one.value_in(config)) for one in OPTIONS.values()}
+    return change_options(config, names)
 
 
 def without_folder(option: str, value: Any) -> Any:
@@ -46,7 +47,7 @@ def without_folder(option: str, value: Any) -> Any:
         return name_of_data(value)
     if option == "model":
         return name_of_model(value)
-    return Path(value).name if option in PATH_OPTIONS and value else value
+    return Path(value).name if OPTIONS[option].is_path and value else value
 
 
 def remove_folders(message: str, config: Config) -> str:

@@ -8,8 +8,8 @@ from functools import partial
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Bounds, Finder
 from finetune.batch_finder.search import Found
+from finetune.config.load import parse_size
 from finetune.config.schema import SearchConfig, precision_without_timing
-from finetune.config.sizes import parse_size
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
@@ -196,5 +196,5 @@ def _least(found: Sequence[FoundSizes]) -> FoundSizes:
 def bounds_of(options: SearchConfig, *, limit: int, first: int | None) -> Bounds:
     """Return where a search ends; raise ConfigurationInvalid if its limit of memory is no size."""
     memory = options.memory_limit
-    memory_bytes = None if memory is None else parse_size(memory, origin="--memory-limit")
+    memory_bytes = None if memory is None else parse_size(memory, source="--memory-limit")
     return Bounds(limit, first, memory_bytes, options.time_limit)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.schema import SECTION_OF_OPTION, value_of
+from finetune.config.schema import OPTIONS
 from finetune.errors import DataDiffers, NotARun, UsageError
 from finetune.evaluation.statistics import (
     Interval,
@@ -192,9 +192,9 @@ def _check_test_rows(runs: Sequence[FinishedRun], names: Sequence[str]) -> None:
 
 def _differing_options(runs: Sequence[FinishedRun]) -> dict[str, list[Any]]:
     values = {
-        option: [value_of(run.config, option) for run in runs]
-        for option in SECTION_OF_OPTION
-        if option not in _OPTIONS_LEFT_OUT
+        option.name: [option.value_in(run.config) for run in runs]
+        for option in OPTIONS.values()
+        if option.name not in _OPTIONS_LEFT_OUT
     }
     return {option: own for option, own in values.items() if any(value != own[0] for value in own)}
 

@@ -269,8 +269,8 @@ class RunFolder:
         from finetune.config.load import load_config
 
         file = str(self.config_file)
-        loaded = load_config(file=file, environment={}, flags={}, assignments=())
-        if not {"data", "model"} <= loaded.origins.keys():
+        loaded = load_config(file=file)
+        if not {"data", "model"} <= loaded.sources.keys():
             raise NotARun(
                 f"{file} does not say which data and which model the run has",
                 remedy="restore the file, or make the run again",

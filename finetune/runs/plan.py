@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from finetune.config.mode import Mode
 from finetune.config.schema import (
-    PATH_OPTIONS,
+    OPTIONS,
     Config,
     ModeDefaults,
     change_options,
@@ -179,32 +179,24 @@ def with_plan(
     Data and model of the Hub are pinned to their commits. It depends neither on defaults by model
     and mode, nor on the folder in which the command was typed, and names no folder for its output.
     """
-    config = change_options(config, _with_absolute_path)
+    paths = {one.name: one.value_in(config) for one in OPTIONS.values() if one.is_path}
     model, hyperparameters = config.model.model, plan.hyperparameters
-    return replace(
-        config,
-        data=replace(config.data, data=_pinned(config.data.data, commit=data_commit)),
-        model=replace(
-            config.model,
-            model=model if model == MINILM else _absolute(model),
-            revision=model_commit,
-        ),
-        training=replace(
-            config.training,
-            gradient_checkpointing=bool(config.training.gradient_checkpointing),
-            effective_batch_size=plan.effective_batch_size,
-            num_train_epochs=plan.num_train_epochs,
-            learning_rate=hyperparameters.schedule.peak,
-            head_lr_multiplier=hyperparameters.head_lr_multiplier,
-            weight_decay=hyperparameters.weight_decay,
-            early_stopping_patience=plan.early_stopping_patience,
-        ),
-        output=replace(config.output, output_dir=None, overwrite=False),
-    )
-
-
-def _with_absolute_path(option: str, value: Any) -> Any:
-    return _absolute(value) if option in PATH_OPTIONS and value else value
+    pinned: dict[str, Any] = {
+        **{option: path and _absolute(path) for option, path in paths.items()},
+        "data": _pinned(config.data.data, commit=data_commit),
+        "model": model if model == MINILM else _absolute(model),
+        "revision": model_commit,
+        "gradient_checkpointing": bool(config.training.gradient_checkpointing),
+        "effective_batch_size": plan.effective_batch_size,
+        "num_train_epochs": plan.num_train_epochs,
+        "learning_rate": hyperparameters.schedule.peak,
+        "head_lr_multiplier": hyperparameters.head_lr_multiplier,
+        "weight_decay": hyperparameters.weight_decay,
+        "early_stopping_patience": plan.early_stopping_patience,
+        "output_dir": None,
+        "overwrite": False,
+    }
+    return change_options(config, pinned)
 
 
 def _pinned(data: str, *, commit: str | None) -> str:

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from finetune.config.load import dump_config
 from finetune.config.schema import Config
+from finetune.config.yaml_files import dump_config
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE, Processes

@@ -8,7 +8,7 @@ from click.shell_completion import BashComplete
 from tiny_runs import Command
 
 from finetune.commands.main import COMMANDS, cli
-from finetune.config.schema import SECTION_OF_OPTION
+from finetune.config.schema import OPTIONS
 from finetune.devices.names import DEVICE_NAMES
 
 HEAVY = ("torch", "transformers", "pydantic", "datasets", "numpy", "rich")
@@ -41,7 +41,7 @@ def test_subcommands_complete() -> None:
 
 @pytest.mark.parametrize("command", ["run", "config show"])
 def test_every_option_of_the_schema_completes(command: str) -> None:
-    flags = {"--" + option.replace("_", "-") for option in SECTION_OF_OPTION}
+    flags = {option.flag for option in OPTIONS.values()}
     assert flags <= completions(f"{command} --")
 
 

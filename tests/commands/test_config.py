@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command
 
-from finetune.config.recipes import recipes_folder
+from finetune.config.yaml_files import recipes_folder
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,4 @@
 import json
-import typing
-from dataclasses import fields
 from typing import Any
 
 import click
@@ -9,9 +7,7 @@ from click.testing import CliRunner
 
 from finetune.commands.options import config_options, given
 from finetune.commands.run import command as run_command
-from finetune.config.schema import Config
-
-OPTIONS = [option for kind in typing.get_type_hints(Config).values() for option in fields(kind)]
+from finetune.config.schema import OPTIONS
 
 
 @click.command()
@@ -57,10 +53,10 @@ def test_a_flag_is_read_as_the_type_of_its_option(
 
 def test_every_option_of_the_schema_is_a_flag_of_run_with_its_default_in_the_help() -> None:
     flags = {one.name: one for one in run_command.params}
-    for option in OPTIONS:
+    for option in OPTIONS.values():
         flag = flags[option.name]
         assert isinstance(flag, click.Option)
-        assert flag.opts == ["--" + option.name.replace("_", "-")]
+        assert flag.opts == [option.flag]
         if option.default is not None and not isinstance(option.default, bool):
             assert f"[default: {option.default}]" in str(flag.help)
     assert [one.name for one in flags.values() if not getattr(one, "help", None)] == []

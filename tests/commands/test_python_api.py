@@ -3,11 +3,12 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
+from option_types import STUB, make_stub
 
 import finetune
 from finetune.commands import python_api
 from finetune.commands.python_api import shown_live
-from finetune.config.schema import SECTION_OF_OPTION, ModelConfig
+from finetune.config.schema import OPTIONS, ModelConfig
 from finetune.events import Emit, Event, Info, ignore
 
 
@@ -69,4 +70,8 @@ def test_type_checkers_see_the_functions_as_they_are() -> None:
         names |= {one.args.vararg.arg} if one.args.vararg else set()
         shown = set(signature(getattr(finetune, one.name)).parameters)
         assert names <= shown, one.name
-        assert shown - names <= (set(SECTION_OF_OPTION) if one.args.kwarg else set()), one.name
+        assert shown - names <= (set(OPTIONS) if one.args.kwarg else set()), one.name
+
+
+def test_type_checkers_see_the_options_of_the_schema() -> None:
+    assert STUB.read_text(encoding="utf-8") == make_stub(), "try: make types"

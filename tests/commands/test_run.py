@@ -273,7 +273,7 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
 
 @pytest.mark.parametrize("options", [{"batchsize": 8}, {"learning_rte": 1e-5}, {"freeze": True}])
 def test_an_option_that_does_not_exist_is_refused_before_any_work(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationInvalid, match=r"unknown option .* finetune.run\(\)"):
+    with pytest.raises(ConfigurationInvalid, match="unknown option"):
         finetune.run(**options)
 
 

@@ -7,8 +7,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from finetune.config.load import dump_config, load_config
+from finetune.config.load import load_config
 from finetune.config.schema import Config
+from finetune.config.yaml_files import dump_config
 from finetune.report.card import write_model_card
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults

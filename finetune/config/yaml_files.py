@@ -1,0 +1,163 @@
+"""The YAML files of configurations: read, written, and the recipes that come with the package."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import finetune
+from finetune.config.schema import OPTIONS, Config
+from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.files import write_text_atomically
+
+# A table that is named by mistake may be too large to parse.
+MAX_FILE_BYTES = 2**20
+MAX_LINE = 100
+
+
+def read_yaml(path: Path) -> Any:
+    """Return a file's mappings, lists, text and None.
+
+    Raises:
+        ConfigurationInvalid: If it can't be read, or is not YAML.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ValueError("it is larger than 1 MiB")
+        return yaml.load(content.decode(), Loader=_ConfigLoader)
+    except OSError as error:
+        raise ConfigurationInvalid(
+            f"{path} can't be read: {error.strerror}", remedy="check the name after --config"
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationInvalid(
+            f"{path} is not a YAML configuration: {' '.join(str(error).split())}",
+            remedy="correct the file; `finetune config cp` copies one that works",
+        ) from error
+
+
+class _ConfigLoader(yaml.BaseLoader):
+    """Reads every scalar but null as text, from which the schema makes numbers and booleans.
+
+    So ``no`` is a word and ``1e-5`` a number, as in YAML 1.2, and no tag has an effect.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping: dict[Hashable, Any] = {}
+        for key, value in node.value:
+            if (name := str(key.value)) in mapping:
+                problem = f"duplicate key {name}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            mapping[name] = self.construct_object(value, deep=True)
+        return mapping
+
+
+_NULL = "tag:yaml.org,2002:null"
+_ConfigLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag == _NULL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_ConfigLoader.add_constructor(_NULL, lambda loader, node: None)
+
+
+def dump_config(config: Config) -> str:
+    """Return a configuration as YAML that ``load_config`` reads back."""
+    return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def recipes_folder() -> Path:
+    """Return where the recipes are: inside an installed package, beside a checkout's."""
+    package = Path(finetune.__file__).parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def find_recipe(name: str) -> Path:
+    """Return a path if there is such a file, else the file of the recipe of that name."""
+    path = Path(name)
+    if os.path.exists(path) and not os.path.isdir(path):  # a file, or a pipe such as /dev/stdin
+        return path
+    recipes = describe_recipes()
+    is_a_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
+    if is_a_name and path.stem in recipes:
+        return recipes_folder() / f"{path.stem}.yaml"
+    raise ConfigurationInvalid(
+        f"there is no configuration file {name}",
+        remedy=f"name a YAML file, or one of the recipes {', '.join(recipes)}",
+    )
+
+
+def describe_recipes() -> dict[str, str]:
+    """Return the first comment line of every recipe, by the recipe's name."""
+    return {
+        path.stem: path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for path in sorted(recipes_folder().glob("*.yaml"))
+    }
+
+
+def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading: str) -> str:
+    """Return YAML with the options of ``values``, their help as comments, defaults commented out.
+
+    A note is added to the help of its option.
+    """
+    parts = [_comment(heading, indent="")]
+    for section in fields(Config):
+        entries = []
+        for option in OPTIONS.values():
+            if option.section == section.name and option.name in values:
+                value = values[option.name]
+                line = yaml.safe_dump({option.name: value}, allow_unicode=True, width=sys.maxsize)
+                entries.append(
+                    _comment(f"{option.help} {notes.get(option.name, '')}", indent="  ")
+                    + textwrap.indent(line, "  # " if value == option.default else "  ")
+                )
+        if entries:
+            parts.append(f"{section.name}:\n" + "\n".join(entries))
+    return "\n".join(parts)
+
+
+def _comment(text: str, *, indent: str) -> str:
+    lines = textwrap.wrap(text, width=MAX_LINE - len(indent) - 2, break_on_hyphens=False)
+    return "".join(f"{indent}# {line}\n" for line in lines)
+
+
+def check_is_new(path: Path) -> None:
+    """Raise ``UsageError`` if a file exists."""
+    if path.exists():
+        raise UsageError(f"{path} already exists", remedy="delete it, or name another file")
+
+
+def write_new_file(path: Path, text: str) -> None:
+    """Write a file; raise ``UsageError`` if it exists or its folder can't be written."""
+    check_is_new(path)
+    try:
+        write_text_atomically(path, text)
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        message = f"{path} can't be written: {error.strerror}"
+        raise UsageError(message, remedy="name a file in a writable folder") from error
+
+
+def make_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the files, from which editors complete, explain and check.
+
+    Numbers must be written as numbers, where ``load_config`` takes their text as well.
+    """
+    import pydantic
+
+    schema = pydantic.TypeAdapter(Config).json_schema() | {"additionalProperties": False}
+    for section in fields(Config):
+        reference = schema["properties"][section.name]
+        definition = schema["$defs"][reference["$ref"].rpartition("/")[2]]
+        definition["additionalProperties"] = False
+        for name, option in definition["properties"].items():
+            option["description"] = OPTIONS[name].help
+        # A section with all of its options commented out is empty, not an object.
+        schema["properties"][section.name] = {"anyOf": [reference, {"type": "null"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

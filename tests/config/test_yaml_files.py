@@ -1,0 +1,251 @@
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from finetune.config.load import load_config
+from finetune.config.schema import OPTIONS, Config, mode_of
+from finetune.config.yaml_files import (
+    MAX_LINE,
+    find_recipe,
+    make_json_schema,
+    make_starter,
+    recipes_folder,
+    write_new_file,
+)
+from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.events import ignore
+from finetune.runs.data import load_run_data
+
+RECIPES = sorted(recipes_folder().glob("*.yaml"))
+
+
+def load(name: str) -> Config:
+    return load_config(file=name).config
+
+
+def test_the_recipes_are_found() -> None:
+    assert {path.stem for path in RECIPES} == {
+        *("offline", "trec_full", "trec_head", "trec_top2"),
+        *("go_emotions_multi", "imdb_windows", "mrpc_pairs", "stsb_scores"),
+    }
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
+    load(str(path))
+    assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "model", "mode"),
+    [
+        ("offline", "questions", "minilm", "full"),
+        ("trec_full", "trec", "bert-base-uncased", "full"),
+        ("trec_head", "trec", "bert-base-uncased", "head"),
+        ("trec_top2", "trec", "bert-base-uncased", "last-2"),
+    ],
+)
+def test_a_recipe_makes_what_its_name_says(name: str, data: str, model: str, mode: str) -> None:
+    config = load(name)
+    assert (config.data.data, config.model.model, mode_of(config.model)) == (data, model, mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "label", "values", "task"),
+    [
+        ("go_emotions_multi", ["text"], "labels", (["joy", "fear"], ["joy"]), "multi"),
+        ("imdb_windows", ["text"], "label", ("neg", "pos"), "single"),
+        ("mrpc_pairs", ["sentence1", "sentence2"], "label", ("no", "yes"), "single"),
+        ("stsb_scores", ["sentence1", "sentence2"], "score", (0.5, 0.75), "regression"),
+    ],
+)
+def test_a_recipe_reads_the_columns_of_its_dataset(
+    name: str, texts: Sequence[str], label: str, values: Sequence[Any], task: str, tmp_path: Path
+) -> None:
+    """A table of ours with these columns stands in for that of the Hub."""
+    rows = [
+        json.dumps({label: values[number % 2]} | {key: f"{key} {number}" for key in texts})
+        for number in range(60)
+    ]
+    table = tmp_path / "rows.jsonl"
+    table.write_text("\n".join(rows))
+    loaded = load_run_data(replace(load(name).data, data=str(table)), emit=ignore)
+    assert loaded.task.name == task
+    assert ("text_pair" in loaded.splits["train"].column_names) == (len(texts) == 2)
+
+
+@pytest.mark.parametrize("name", ["trec_head", "trec_head.yaml", "configs/trec_head.yaml"])
+def test_a_recipe_is_found_by_its_name_from_anywhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe(name) == recipes_folder() / "trec_head.yaml"
+
+
+def test_a_file_of_the_users_comes_before_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trec_head.yaml").write_text("training: {seed: 7}")
+    assert load("trec_head.yaml").training.seed == 7
+
+
+def test_an_unknown_recipe_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigurationInvalid, match="no configuration file trec_haed") as raised:
+        find_recipe("trec_haed")
+    assert all(path.stem in raised.value.remedy for path in RECIPES)
+
+
+@pytest.mark.parametrize("name", ["mine/offline.yaml", "offline.yml", "offline.json", "."])
+def test_a_missing_file_of_the_users_is_not_replaced_by_a_recipe(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationInvalid):
+        find_recipe(name)
+
+
+DEFAULTS = {
+    option: value for section in asdict(Config()).values() for option, value in section.items()
+}
+
+
+def load_text(text: str, folder: Path) -> Config:
+    file = folder / "starter.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load(str(file))
+
+
+def starter(values: dict[str, Any], **notes: str) -> str:
+    return make_starter(values, notes=notes, heading="Made for a test.")
+
+
+def test_what_is_not_the_default_is_loaded(tmp_path: Path) -> None:
+    config = load_text(starter({"data": "mine.csv", "max_length": 64}), tmp_path)
+    assert (config.data.data, config.model.max_length) == ("mine.csv", 64)
+
+
+def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone(tmp_path: Path) -> None:
+    text = starter(DEFAULTS)
+    assert yaml.safe_load(text) == {section.name: None for section in fields(Config)}
+    names = [f"  # {option}: " for option in DEFAULTS]
+    active = [
+        line.replace("# ", "", 1) if line.startswith(tuple(names)) else line
+        for line in text.splitlines()
+    ]
+    assert yaml.safe_load("\n".join(active)) == asdict(Config())
+
+
+@pytest.mark.parametrize(
+    "name", ["yes", "1", "", " a", "a: b", "# a", "größe", "😀", "a\nb", "a " * 99, "'\""]
+)
+def test_any_name_of_a_column_is_read_back(name: str, tmp_path: Path) -> None:
+    assert load_text(starter({"text_column": name}), tmp_path).data.text_column == name
+
+
+def test_each_option_is_explained_by_its_help_and_a_note() -> None:
+    lines = starter({"max_length": 64, "seed": 7}, seed="Any number will do.").splitlines()
+    comments = " ".join(line.strip(" #") for line in lines)
+    assert "Maximum length of a text in tokens; the rest is truncated. max_length: 64" in comments
+    assert "order of the examples and dropout. Any number will do. seed: 7" in comments
+
+
+def test_no_comment_is_longer_than_a_line() -> None:
+    text = starter(DEFAULTS, seed="word " * 99)
+    assert max(map(len, text.splitlines())) <= MAX_LINE
+
+
+def test_options_stand_in_the_order_of_the_schema() -> None:
+    sections = yaml.safe_load(starter({option: "other" for option in reversed(OPTIONS)}))
+    assert [option for options in sections.values() for option in options] == list(OPTIONS)
+
+
+def test_a_section_without_options_is_left_out() -> None:
+    assert yaml.safe_load(starter({"label": "x"})) == {"data": {"label": "x"}}
+
+
+def test_a_new_file_holds_the_text(tmp_path: Path) -> None:
+    write_new_file(tmp_path / "new.yaml", "# größe\n")
+    assert (tmp_path / "new.yaml").read_bytes() == "# größe\n".encode()
+
+
+def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mine")
+    with pytest.raises(UsageError, match="already exists"):
+        write_new_file(file, "other")
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_that_is_not_there_is_a_wrong_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be written: No such file or directory"):
+        write_new_file(tmp_path / "missing" / "new.yaml", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def validator() -> Draft202012Validator:
+    schema = make_json_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_schema_admits_every_recipe(path: Path, validator: Draft202012Validator) -> None:
+    validator.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"data": None},
+        {"training": {"learning_rate": None}},
+        {"training": {"learning_rate": 1}},
+    ],
+    ids=str,
+)
+def test_the_schema_admits_what_loads(
+    content: dict[str, Any], validator: Draft202012Validator, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(content))
+    load(str(file))
+    assert validator.is_valid(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"trainig": {}},
+        {"training": {"lerning_rate": 1e-3}},
+        {"data": {"learning_rate": 1e-3}},
+        {"training": {"batch_size": 0}},
+        {"training": {"precision": "fp8"}},
+        {"data": {"validation_fraction": 1.0}},
+        {"model": {"freeze_core": "perhaps"}},
+        {"model": []},
+        [],
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_typos_and_values_out_of_range(
+    content: Any, validator: Draft202012Validator
+) -> None:
+    assert not validator.is_valid(content)
+
+
+def test_the_schema_explains_every_option_as_the_help_does() -> None:
+    definitions = make_json_schema()["$defs"].values()
+    explained = {
+        name: option["description"]
+        for definition in definitions
+        for name, option in definition["properties"].items()
+    }
+    assert explained == {name: option.help for name, option in OPTIONS.items()}
