@@ -10,7 +10,7 @@ from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
 from finetune.runs.results import RunResults
 from finetune.runs.seeds import SeedResults
-from finetune.tasks.base import Answer
+from finetune.tasks.base import Prediction
 
 __version__: str
 
@@ -125,7 +125,7 @@ def predict(
     target_precision: float | None = None,
     emit: Emit | None = None,
     progress: bool | None = None,
-) -> list[Answer]: ...
+) -> list[Prediction]: ...
 def compare(
     *runs: str | Path,
     baseline: Baseline = "first",

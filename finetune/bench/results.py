@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from finetune.errors import UsageError
-from finetune.tasks.figures import Table
+from finetune.tasks.tables import Table
 
 Group = Literal["mlp", "inference", "training", "apple"]
 Phase = Literal["training", "evaluation"]

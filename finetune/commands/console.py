@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from finetune.escaping import escape_controls, escape_line
-from finetune.tasks.figures import plain
+from finetune.tasks.tables import format_number
 
 if TYPE_CHECKING:
-    from finetune.tasks.base import Scores
+    from finetune.tasks.scores import Scores
 
 LINE_WITHOUT_END = 1_000_000
 MAX_EXAMPLE = 60
@@ -76,8 +76,10 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 
 def show_scores(title: str, scores: "Scores") -> None:
     """Print the overall and the per-class metrics of a split on standard output."""
-    figures = (f"  {one.name} {one}" + f" ({one.note})" * bool(one.note) for one in scores.figures)
-    show_lines(title, *figures)
+    values = (
+        f"  {one.metric.title} {one}" + f" ({one.note})" * bool(one.note) for one in scores.values
+    )
+    show_lines(title, *values)
     if table := scores.table:
         show_lines()
         rows = [[*map(shorten, row)] for row in table.rows]
@@ -102,5 +104,5 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {as_text(one)}" for key, one in value.items())
     if isinstance(value, float):
-        return plain(value)
+        return format_number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

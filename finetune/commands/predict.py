@@ -29,7 +29,7 @@ from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.runs.confidences import ConfidenceLimits
-    from finetune.tasks.base import Answer
+    from finetune.tasks.base import Prediction
 
 # The texts of a chunk are batched by length. The first chunk is small, so that predictions come
 # soon; long texts make it smaller, so that memory does not grow with them.
@@ -54,7 +54,7 @@ def predict(
     min_confidence: float | None = None,
     target_precision: float | None = None,
     emit: Emit = ignore,
-) -> "list[Answer]":
+) -> "list[Prediction]":
     """Classify texts, as ``finetune predict`` does.
 
     Args:
@@ -96,7 +96,7 @@ def predict_stream(
     all_scores: bool = False,
     limits: "ConfidenceLimits | None" = None,
     emit: Emit = ignore,
-) -> "Iterator[Sequence[Answer]]":
+) -> "Iterator[Sequence[Prediction]]":
     """Return the predictions for rows in chunks, in their order, while the rows are read.
 
     The arguments are those of :func:`predict`; ``rows`` yields as many as there are at a time.
@@ -118,23 +118,24 @@ def _predict(
     device: DeviceName,
     all_scores: bool,
     emit: Emit,
-) -> "Iterator[Sequence[Answer]]":
+) -> "Iterator[Sequence[Prediction]]":
     """Yield predictions; the model abstains below the lowest probability of each class."""
     from finetune.distributed.processes import join_processes
     from finetune.runs.trained import TrainedModel
+    from finetune.tasks.base import abstain
 
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     texts = abstained = 0
     for chunk in _chunks(rows):
         _check_pairs(chunk, reads_pairs=model.reads_pairs)
         pairs = [row.pair or "" for row in chunk] if model.reads_pairs else None
-        predictions = model.answer([row.text for row in chunk], pairs, all_scores=all_scores)
+        predictions = model.predict([row.text for row in chunk], pairs, all_scores=all_scores)
         predictions = [
             replace(prediction, text_pair=row.pair, columns=row.columns)
             for prediction, row in zip(predictions, chunk, strict=True)
         ]
         if lowest is not None:
-            predictions = model.text_model.task.abstain(predictions, lowest)
+            predictions = abstain(predictions, lowest)
             abstained += sum(one.result["label"] is None for one in predictions)
         texts += len(predictions)
         yield predictions
@@ -299,7 +300,7 @@ def command(
         if reads_stdin and sys.stdin.isatty():
             emit(Info("classifies each line that is typed; Ctrl-D ends"))
         if output is not None:
-            from finetune.evaluation.answer_file import check_output
+            from finetune.evaluation.prediction_file import check_output
 
             check_output(output, source=file)
         rows: Iterable[Sequence[Row]]
@@ -317,9 +318,9 @@ def command(
         )
         write = _show_json if display.as_json else _show_lines()
         if output is not None and read_launch().is_main:
-            from finetune.evaluation.answer_file import answer_file
+            from finetune.evaluation.prediction_file import prediction_file
 
-            write = stack.enter_context(answer_file(output))
+            write = stack.enter_context(prediction_file(output))
         for predictions in chunks:
             progress.close()  # a live line would stand between the predictions
             write(predictions)
@@ -333,17 +334,17 @@ def _read_standard_input(encoding: str | None) -> Iterator[list[Row]]:
     return read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
 
 
-def _show_json(predictions: "Sequence[Answer]") -> None:
-    from finetune.evaluation.answer_file import json_line
+def _show_json(predictions: "Sequence[Prediction]") -> None:
+    from finetune.evaluation.prediction_file import json_line
 
     click.echo(escape_controls("\n".join(map(json_line, predictions))))
 
 
-def _show_lines() -> "Callable[[Sequence[Answer]], None]":
+def _show_lines() -> "Callable[[Sequence[Prediction]], None]":
     """Return what shows predictions in columns: aligned on a terminal, elsewhere between tabs."""
     is_first = True
 
-    def show(predictions: "Sequence[Answer]") -> None:
+    def show(predictions: "Sequence[Prediction]") -> None:
         nonlocal is_first
         rows = [_cells(prediction) for prediction in predictions]
         titles = [title if is_first else "" for title, _ in rows[0]]
@@ -358,7 +359,7 @@ def _show_lines() -> "Callable[[Sequence[Answer]], None]":
     return show
 
 
-def _cells(prediction: "Answer") -> list[tuple[str, str]]:
+def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
     """Return titles and cells; the probabilities of all classes replace that of the best."""
     words: list[tuple[str, str]] = []
     numbers: dict[str, float] = {}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
     from finetune.runs.results import RunResults
     from finetune.runs.seeds import SeedResults
-    from finetune.tasks.figures import Figure
+    from finetune.tasks.scores import MetricValue
 
 EXAMPLES = """\b
 Examples:
@@ -165,20 +165,17 @@ def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
     from finetune.runs.folder import seed_name
 
     runs = list(found.runs.values())
-    figures, means = runs[0].test.figures, found.test
-    rows = [[seed_name(seed), *map(str, run.test.figures)] for seed, run in found.runs.items()]
-    rows.append(["mean", *(_format_label(one, means[one.key].value) for one in figures)])
-    limits = [(one, means[one.key]) for one in figures]
+    values, means = runs[0].test.values, found.test
+    rows = [[seed_name(seed), *map(str, run.test.values)] for seed, run in found.runs.items()]
+    rows.append(["mean", *(_format_mean(one, means[one.metric.name].value) for one in values)])
+    limits = [(one, means[one.metric.name]) for one in values]
     rows.append(
         [
             "95% interval",
-            *(
-                f"{_format_label(one, it.low)} to {_format_label(one, it.high)}"
-                for one, it in limits
-            ),
+            *(f"{_format_mean(one, it.low)} to {_format_mean(one, it.high)}" for one, it in limits),
         ]
     )
-    columns = ("run", *(one.name for one in figures))
+    columns = ("run", *(one.metric.title for one in values))
     show_lines(f"test split of {runs[0].facts.data}, {runs[0].test.samples:,} rows", "")
     show_table(columns, rows, numbers=columns[1:])
     best = "not known, there is no validation split"
@@ -187,10 +184,10 @@ def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
     show_lines(f"best on validation: {best}", f"run folders: {found.output_dir}")
 
 
-def _format_label(figure: "Figure", value: float) -> str:
-    # The interval of few seeds may be wider than a share can be.
-    shown = min(max(value, 0.0), 1.0) if figure.is_share else value
-    return str(replace(figure, value=shown))
+def _format_mean(metric_value: "MetricValue", mean: float) -> str:
+    # The interval of a few seeds may go beyond 0% or 100%.
+    shown = min(max(mean, 0.0), 1.0) if metric_value.metric.is_fraction else mean
+    return str(replace(metric_value, value=shown))
 
 
 @overload

@@ -33,7 +33,7 @@ from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256
 from finetune.tasks.base import Task
-from finetune.tasks.choose import AUTO, find_kind
+from finetune.tasks.choose import AUTO, find_task_type
 from finetune.tasks.labels import MAX_LISTED
 from finetune.tasks.single import Single
 
@@ -63,7 +63,7 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
     """
     kind = _kind_of(options.data)
     if kind in SOURCES and options.task not in (AUTO, Single.name):
-        find_kind(options.task)
+        find_task_type(options.task)
         raise UsageError(
             f"--data {options.data} has classes, and --task is {options.task}",
             remedy="leave --task out",
@@ -101,7 +101,7 @@ def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) ->
         emit=emit,
     )
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
-    emit(Info(f"data: {options.data}, {counts} rows, {given.task.label_kinds}"))
+    emit(Info(f"data: {options.data}, {counts} rows, {given.task.label_summary}"))
     loaded = replace(given, splits=splits)
     del given  # the rows before they were split
     return_freed_memory()
@@ -122,7 +122,7 @@ def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
     rows, names = loaded.splits["train"], task.class_names
     if loaded.task.name != task.name:
         raise DataError(
-            f"{options.data} has {loaded.task.label_kinds}, the model's task is {task.name}",
+            f"{options.data} has {loaded.task.label_summary}, the model's task is {task.name}",
             remedy="name data of the same kind",
         )
     if unknown := [name for name in loaded.task.class_names if name not in names]:

@@ -201,6 +201,6 @@ def _hold_out_some(
     zero = ", or 0 for none" if purpose == "validation" else ""
     raise DataError(
         f"there are too few rows for a {purpose} split of {max(round(rows), 1):,}: {count:,} rows,"
-        f" {len(np.unique(given.texts)):,} different texts, {given.task.label_kinds}",
+        f" {len(np.unique(given.texts)):,} different texts, {given.task.label_summary}",
         remedy=f"bring more rows or choose another --{purpose}-fraction{zero}",
     )

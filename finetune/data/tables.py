@@ -34,7 +34,7 @@ from finetune.devices import host
 from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
-from finetune.tasks.choose import choose_kind
+from finetune.tasks.choose import choose_task_type
 from finetune.tasks.labels import distinct_values, listed_counts
 
 # What UTF-8 of other scripts looks like where it was read as Windows-1252.
@@ -228,7 +228,7 @@ def _choose_kind(
     names: Sequence[str] | None,
     emit: Emit,
 ) -> type[Task]:
-    kind, reason = choose_kind(options.task, distinct_values(labels), names=names)
+    kind, reason = choose_task_type(options.task, distinct_values(labels), names=names)
     emit(Info(f"task: {kind.name}, {reason}"))
     return kind
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.intervals import wilson_interval
+from finetune.tasks.metrics import wilson_interval
 
 # As in Guo et al. 2017.
 BINS = 15
@@ -187,12 +187,8 @@ def _before_and_after(task: Task, logits: NDArray[np.float32], labels: Labels) -
 
 
 def _scores(task: Task, logits: NDArray[np.float32], labels: Labels) -> CalibrationScores:
-    import torch
-
-    found = task.confidences(logits, labels)
-    assert found is not None, "a task with a temperature has probabilities"
-    loss = task.losses(torch.tensor(logits), torch.tensor(labels)).mean().item()
-    return CalibrationScores(loss, measure_reliability(found.probabilities, found.is_right))
+    loss = float(task.evaluation_losses(logits, labels).mean(dtype=np.float64))
+    return CalibrationScores(loss, measure_reliability(*task.confidences(logits, labels)))
 
 
 def threshold_for_precision(

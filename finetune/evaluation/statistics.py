@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.tasks.base import WeightedMetrics
+from finetune.tasks.metrics import WeightedMetrics
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

@@ -74,7 +74,7 @@ def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Ve
 
 def _labels(task: Task, logits: NDArray[np.float32]) -> list[dict[str, Any]]:
     """Return what of each row's answer is not a number."""
-    answers = task.answers([""] * len(logits), logits)
+    answers = task.predict([""] * len(logits), logits)
     return [
         {name: one for name, one in answer.result.items() if not isinstance(one, float)}
         for answer in answers

@@ -183,7 +183,7 @@ def load_model(
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
     text_model = TextModel(model, tokenizer, structure, task, source)
     if has_own_outputs and not structure.new & structure.output_layer:
-        task.unfold(text_model.output_parameters, saved=saved)
+        task.unscale_output_layer(text_model.output_parameters, saved=saved)
     return text_model
 
 

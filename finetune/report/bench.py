@@ -8,7 +8,7 @@ from finetune.bench.results import BenchResults, Phase, Row
 from finetune.bench.tables import CPU, Key, by_device, first_faster, speedup_of, tabulate
 from finetune.report.chart import Axis, Chart, Series, chart_of
 from finetune.report.templates import TEMPLATES
-from finetune.tasks.figures import Table
+from finetune.tasks.tables import Table
 
 # What the bars of a network take of the distance to the next.
 _BARS_SHARE = 0.8

@@ -66,11 +66,11 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
             dataset_name=data,
             dataset_config=part or None,
             dataset_split="test",
-            metric_type=figure.type,
-            metric_name=capitalize(figure.name),
-            metric_value=figure.value,
+            metric_type=one.metric.hub_name,
+            metric_name=capitalize(one.metric.title),
+            metric_value=one.value,
         )
-        for figure in test.figures
+        for one in test.values
     ]
     return ModelCardData(
         model_name=name,
@@ -79,7 +79,7 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
         library_name="transformers",
         pipeline_tag="text-classification",
         tags=["finetune-mps"],
-        metrics=[*dict.fromkeys(figure.type for figure in test.figures)],
+        metrics=[*dict.fromkeys(one.metric.hub_name for one in test.values)],
         eval_results=metrics,
     )
 

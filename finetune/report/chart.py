@@ -8,7 +8,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from finetune.report.templates import TEMPLATES
-from finetune.tasks.figures import plain
+from finetune.tasks.tables import format_number
 
 Points = Sequence[tuple[float, float]]
 # Units of the view box are about pixels of a phone; the margins are for ticks and names.
@@ -64,7 +64,7 @@ class Axis:
     name: str
     low: float | None = None
     high: float | None = None
-    show: Callable[[float], str] = plain
+    show: Callable[[float], str] = format_number
     is_log: bool = False
 
 

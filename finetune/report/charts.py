@@ -1,6 +1,6 @@
 """The charts of a report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from finetune.evaluation.calibration import Reliability, coverage_curve
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.runs.details import TextLengths
-from finetune.tasks.figures import Figure
+from finetune.tasks.metrics import METRICS
 
 Rows = Sequence[Mapping[str, Any]]
 # Of which the style sheet has colours.
@@ -18,24 +18,25 @@ MAX_CURVES = 3
 MIN_ANSWERS = 10
 
 
-def draw_curves(rows: Rows, figures: Sequence[Figure]) -> list[Chart]:
+def draw_curves(rows: Rows, metrics: Iterable[str]) -> list[Chart]:
     """Return the loss over the steps and, where there were validations, their metrics.
 
     Args:
         rows: Of ``metrics.jsonl``.
-        figures: The metrics; the first of those that have a curve share one scale.
+        metrics: Names of metrics; the first of those that have a curve share one scale.
     """
     losses = [
         Series("training", _points(rows, "loss")),
         Series("validation", _points(rows, "eval_loss")),
     ]
-    drawn = [one for one in figures if one.has_curve][:MAX_CURVES]
-    metrics = [Series(one.name, _points(rows, f"eval_{one.key}")) for one in drawn]
-    shares = any(one.is_share for one in drawn)
-    values = Axis("metric", show=in_percent) if shares else Axis("metric")
+    drawn = [METRICS[name] for name in metrics if METRICS[name].has_curve][:MAX_CURVES]
+    curves = [Series(one.title, _points(rows, f"eval_{one.name}")) for one in drawn]
+    values = (
+        Axis("metric", show=in_percent) if any(one.is_fraction for one in drawn) else Axis("metric")
+    )
     return [
         *chart_of("Loss", losses, _steps(rows), Axis("loss")),
-        *chart_of("Validation metrics", metrics, _steps(rows), values),
+        *chart_of("Validation metrics", curves, _steps(rows), values),
     ]
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from finetune.evaluation.statistics import Interval
 from finetune.report.templates import TEMPLATES, capitalize
 from finetune.runs.compare import ComparedRun, Comparison, DifferingRow
-from finetune.tasks.figures import Figure, Table, plain
+from finetune.tasks.metrics import METRICS, Metric
+from finetune.tasks.scores import MetricValue
+from finetune.tasks.tables import Table, format_number
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -40,10 +42,11 @@ def tabulate(comparison: Comparison) -> list[Table]:
 
 def _tabulate_metrics(comparison: Comparison) -> Table:
     rows = [
-        (capitalize(figure.name) if run is comparison.runs[0] else "", run.name, str(figure),
-         _spell_difference(run, figure))
-        for figures in zip(*map(_figures_of, comparison.runs), strict=True)
-        for run, figure in zip(comparison.runs, figures, strict=True)
+        (capitalize(METRICS[name].title) if run is comparison.runs[0] else "", run.name,
+         str(MetricValue(METRICS[name], run.test.metrics[name])),
+         _format_difference(run, METRICS[name]))
+        for name in comparison.runs[0].test.metrics
+        for run in comparison.runs
     ]  # fmt: skip
     note = (
         "Differences are paired: both models on the same resamples of the test rows. In brackets "
@@ -55,30 +58,25 @@ def _tabulate_metrics(comparison: Comparison) -> Table:
     return Table(_title(comparison), columns, rows, text_columns=2, note=note)
 
 
-def _figures_of(run: ComparedRun) -> Sequence[Figure]:
-    loss = Figure("loss", "loss", "loss", run.test.loss, is_share=False)
-    return (*run.test.figures, loss)
-
-
 def _title(comparison: Comparison) -> str:
     return f"Metrics on {comparison.samples:,} test rows"
 
 
-def _spell_difference(run: ComparedRun, figure: Figure) -> str:
+def _format_difference(run: ComparedRun, metric: Metric) -> str:
     if run.versus is None:
         return ""
-    difference = run.versus.differences.get(figure.key)
-    return _spell_interval(difference, figure) if difference else "–"
+    difference = run.versus.differences.get(metric.name)
+    return _format_interval(difference, metric) if difference else "–"
 
 
-def _spell_interval(one: Interval, figure: Figure) -> str:
+def _format_interval(one: Interval, metric: Metric) -> str:
     """Return a difference such as ``+1.2 [−0.4, +2.9]``, of shares in percentage points."""
-    low, value, high = (_spell_signed(each, figure) for each in (one.low, one.value, one.high))
+    low, value, high = (_format_signed(each, metric) for each in (one.low, one.value, one.high))
     return f"{value} [{low}, {high}]"
 
 
-def _spell_signed(value: float, figure: Figure) -> str:
-    text = f"{100 * value:+.1f}" if figure.is_share else plain(value, sign="+", digits=3)
+def _format_signed(value: float, metric: Metric) -> str:
+    text = f"{100 * value:+.1f}" if metric.is_fraction else format_number(value, sign="+", digits=3)
     return text.replace("-", "−")
 
 
@@ -89,7 +87,7 @@ def _tabulate_counts(comparison: Comparison) -> Table:
         for run in comparison.runs
         if (versus := run.versus)
     ]
-    if not comparison.task.has_right_answers:
+    if not comparison.task.is_right_or_wrong:
         titles = ("run", f"nearer in {name}", "nearer in it")
         return Table("Rows where one is nearer", titles, [row[: len(titles)] for row in rows])
     columns = ("run", f"right only in {name}", "right only in it", "McNemar's p")
@@ -110,7 +108,7 @@ def _tabulate_rows(comparison: Comparison, run: ComparedRun) -> Iterator[Table]:
     versus, baseline = run.versus, comparison.baseline
     if versus is None:
         return
-    word, other = ("right", "wrong") if comparison.task.has_right_answers else ("nearer", "farther")
+    word, other = ("right", "wrong") if comparison.task.is_right_or_wrong else ("nearer", "farther")
     columns = ("text", "true", baseline, run.name)
     for title, count, rows in (
         (f"{word} in {run.name}, {other} in {baseline}", versus.better, versus.better_rows),
@@ -133,5 +131,5 @@ def _format_label(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return plain(value)
+        return format_number(value)
     return "–" if value is None else str(value)

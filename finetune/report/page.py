@@ -28,7 +28,7 @@ from finetune.report.templates import TEMPLATES
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import RunResults
-from finetune.tasks.figures import MAX_MISTAKES
+from finetune.tasks.tables import MAX_MISTAKES
 
 
 def write_report(folder: RunFolder, results: RunResults) -> Path:
@@ -54,7 +54,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
             remedy="restore it, or make the run again",
         ) from error
     sections = chain(
-        [Section("curves", "Curves", charts=draw_curves(journal, results.test.figures))],
+        [Section("curves", "Curves", charts=draw_curves(journal, results.test.metrics))],
         describe_results(results, predictions, mistakes),
         describe_probabilities(results.calibration, predictions),
         [describe_speed(results, journal)],

@@ -22,8 +22,8 @@ from finetune.report.charts import (
 )
 from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails
 from finetune.runs.results import RunResults
-from finetune.tasks.figures import Matrix, Table, percent, plain
-from finetune.tasks.intervals import format_interval
+from finetune.tasks.scores import Scores
+from finetune.tasks.tables import Table, format_interval, format_number, percent
 
 SHOWN_PROBABILITIES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -43,7 +43,7 @@ class Section:
     note: str = ""
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
-    matrix: Matrix | None = None
+    matrix: Scores | None = None
     command: str = ""
     summary: str = ""
 
@@ -57,14 +57,16 @@ def describe_results(results: RunResults, predictions: Rows, mistakes: Table) ->
     """Yield what the model does right and wrong on the test split."""
     test = results.test
     if test.table:
-        note = "The interval, Wilson's, is that of the recall." if test.matrix else ""
+        note = "The interval, Wilson's, is that of the recall." if test.confusion_matrix else ""
         yield Section("classes", test.table.title, note, tables=[test.table])
     note = (
         "A row is a true class, a column a predicted one; the stronger the shade, the larger the "
         "share of the row. A number leads to its rows."
     )
-    yield Section("confusion", "Confusion matrix", note, matrix=test.matrix)
-    points = results.task.points(predictions)
+    yield Section(
+        "confusion", "Confusion matrix", note, matrix=test if test.confusion_matrix else None
+    )
+    points = [(row["label"], row["predicted"]) for row in predictions if not test.per_class]
     yield Section("numbers", "True and predicted numbers", charts=draw_scatter(points))
     yield Section("mistakes", mistakes.title, mistakes.note, tables=[mistakes])
 
@@ -150,8 +152,9 @@ def describe_details(details: RunDetails | None) -> Iterator[Section]:
     if details is None:
         return
     rows = [
-        (split, f"{one.texts:,}", f"{one.windows:,}" if one.windows else "–", plain(one.median),
-         plain(one.p95), f"{one.longest:,}", f"{one.cut:,} ({percent(one.cut / one.texts)})")
+        (split, f"{one.texts:,}", f"{one.windows:,}" if one.windows else "–",
+         format_number(one.median), format_number(one.p95), f"{one.longest:,}",
+         f"{one.cut:,} ({percent(one.cut / one.texts)})")
         for split, one in details.lengths.items()
     ]  # fmt: skip
     columns = ("split", "texts", "windows", "median", "95%", "longest", "cut")
@@ -190,7 +193,7 @@ def _rows_of(choice: AutoTunedOption) -> Iterator[tuple[str, str, str, str]]:
         is_chosen = value == choice.value
         yield (
             choice.subject, f"{value} (chosen)" if is_chosen else value,
-            f"{plain(measured)} {choice.quantity}", choice.note if is_chosen else "",
+            f"{format_number(measured)} {choice.quantity}", choice.note if is_chosen else "",
         )  # fmt: skip
 
 

@@ -33,17 +33,17 @@ def finish_task(
         The task of the model as it is now, and its logits and labels.
     """
     parameters, predict_first = text_model.output_parameters, cache(predict)
-    tuned = text_model.task.tuned(predict_first, calibrates=calibrates, emit=emit)
+    tuned = text_model.task.calibrate(predict_first, fits_temperature=calibrates, emit=emit)
     if tuned.temperature == 1:
-        return tuned.fold(parameters), predict()
+        return tuned.scale_output_layer(parameters), predict()
     before, labels = predict_first()
     saved = [one.detach().clone() for one in parameters]
-    folded = tuned.fold(parameters)
+    folded = tuned.scale_output_layer(parameters)
     after, _ = predict()
     if not are_proportional(before, after, factor=folded.temperature):
         emit(Info("the probabilities are not calibrated: the logits do not follow the last layer"))
         _restore(parameters, saved)
-        return replace(tuned, temperature=1.0).fold(parameters), (before, labels)
+        return replace(tuned, temperature=1.0).scale_output_layer(parameters), (before, labels)
     temperature = f"{folded.temperature:.3g}, a temperature that is fitted on the validation rows"
     emit(Info(f"calibration: the logits are divided by {temperature}"))
     changed = _count_changes((tuned, before), (folded, after), labels)
@@ -74,7 +74,7 @@ def _count_changes(
 ) -> int:
     """Return how many rows have another answer."""
     answers = zip(
-        *([row["predicted"] for row in task.predictions(logits, labels)]
+        *([row["predicted"] for row in task.prediction_rows(logits, labels)]
           for task, logits in (before, after)), strict=True,
     )  # fmt: skip
     return sum(one != other for one, other in answers)

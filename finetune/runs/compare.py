@@ -18,8 +18,9 @@ from finetune.evaluation.statistics import (
 )
 from finetune.runs.finished import FinishedRun
 from finetune.runs.results import best_of
-from finetune.tasks.base import Scores, Task
-from finetune.tasks.figures import text_of
+from finetune.tasks.base import Task
+from finetune.tasks.scores import Scores
+from finetune.tasks.tables import text_of
 
 SCHEMA_VERSION = 1
 Baseline = Literal["first", "best"]
@@ -219,7 +220,7 @@ class _Pairing:
         task = self.baseline.results.task
         errors, base = (task.row_errors(one.predictions) for one in (run, self.baseline))
         is_better, is_worse = errors < base, errors > base
-        if task.has_right_answers:
+        if task.is_right_or_wrong:
             is_better, is_worse = (errors == 0) & (base > 0), (errors > 0) & (base == 0)
         better, worse = (int(np.count_nonzero(mask)) for mask in (is_better, is_worse))
         gaps = np.abs(errors - base)
@@ -227,7 +228,7 @@ class _Pairing:
             differences=self._differences(run),
             better=better,
             worse=worse,
-            p_value=mcnemar_p_value(better, worse) if task.has_right_answers else None,
+            p_value=mcnemar_p_value(better, worse) if task.is_right_or_wrong else None,
             better_rows=self._differing_rows(run, np.where(is_better, gaps, 0)),
             worse_rows=self._differing_rows(run, np.where(is_worse, gaps, 0)),
         )

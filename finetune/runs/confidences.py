@@ -76,14 +76,16 @@ def write_confidences(folder: RunFolder, task: Task, validation: Predicted) -> N
         task: Of the model as it is saved.
         validation: Logits and labels of the validation split.
     """
-    found = task.confidences(*validation) if task.can_abstain else None
-    if found is None:
+    if not task.can_abstain:
         return
+    probabilities, is_right = task.confidences(*validation)
+    predicted = task.read_logits(validation[0]).predicted
     classes = {}
     for number, name in enumerate(task.class_names):
-        own = found.classes == number
-        probabilities, is_right = found.probabilities[own], found.is_right[own]
-        classes[name] = asdict(ClassConfidences(probabilities.tolist(), is_right.tolist()))
+        own = predicted == number
+        classes[name] = asdict(
+            ClassConfidences(probabilities[own].tolist(), is_right[own].tolist())
+        )
     content = {"schema_version": SCHEMA_VERSION, "classes": classes}
     write_json(folder.confidences_file, content)
 

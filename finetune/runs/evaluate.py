@@ -14,7 +14,7 @@ from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
 from finetune.runs.trained import TrainedModel
-from finetune.tasks.base import Scores, warn_unless_better
+from finetune.tasks.scores import Scores, warn_unless_better
 
 
 def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:

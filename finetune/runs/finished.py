@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from finetune.config.schema import Config
 from finetune.errors import NotARun
 from finetune.events import Emit, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, read_results
-from finetune.tasks.base import WeightedMetrics
+from finetune.tasks.metrics import WeightedMetrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +44,7 @@ class FinishedRun:
         try:
             digest = read_json(folder.manifest_file)["splits"]["test"]
             predictions = read_jsonl(folder.predictions_file)
-            weighted_metrics = _with_loss(results.task.weighted_metrics(predictions), predictions)
+            weighted_metrics = results.task.weighted_metrics(predictions)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise NotARun(
                 f"{folder.manifest_file.name} or {folder.predictions_file.name} of {folder.path} "
@@ -61,20 +58,6 @@ class FinishedRun:
                 remedy="restore the file, or make the run again",
             )
         return cls(folder.path, config, results, digest, predictions, weighted_metrics)
-
-
-def _with_loss(
-    metrics: WeightedMetrics, predictions: Sequence[Mapping[str, Any]]
-) -> WeightedMetrics:
-    """Return metrics with the mean loss, unless a run of an older version has not kept it."""
-    if "loss" not in predictions[0]:
-        return metrics
-    losses = np.array([row["loss"] for row in predictions], np.float64)
-
-    def compute(weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        return {**metrics(weights), "loss": weights @ losses / weights.sum(axis=1)}
-
-    return compute
 
 
 def find_finished_runs(paths: Sequence[Path], *, emit: Emit) -> list[RunFolder]:

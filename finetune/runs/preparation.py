@@ -25,6 +25,7 @@ from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
+from finetune.tasks.metrics import choose_metric
 from finetune.tokenization.examples import Examples
 from finetune.training.precision_result import PrecisionTiming
 
@@ -141,8 +142,8 @@ def prepare(
         loaded = load_run_data(config.data, emit=emit)
         splits = loaded.splits
         labels = loaded.task.labels(column_of(splits["train"], "label"))
-        task = loaded.task.fitted(labels, is_balanced=is_balanced)
-        task.chosen_metric(config.training.metric_for_best_model)
+        task = loaded.task.with_training_labels(labels, is_balanced=is_balanced)
+        choose_metric(config.training.metric_for_best_model, task)
         text_model = load_for_training(config, task=task, device=device, emit=emit)
     if is_balanced:
         emit(Info("class weights: every class counts the same in the loss, instead of every row"))

@@ -12,7 +12,9 @@ from finetune.evaluation.calibration import Calibration
 from finetune.files import read_json
 from finetune.runs.details import RunDetails
 from finetune.runs.folder import RunFolder
-from finetune.tasks.base import Scores, Task
+from finetune.tasks.base import Task
+from finetune.tasks.metrics import choose_metric
+from finetune.tasks.scores import Scores
 from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:
@@ -160,9 +162,8 @@ def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
     if not runs or len(scores) < len(runs):
         return None
     task = next(iter(runs.values())).task
-    metric = task.chosen_metric(metric)
-    sign = task.sign_of(metric)
-    return max(scores, key=lambda name: sign * scores[name][metric])
+    chosen = choose_metric(metric, task)
+    return max(scores, key=lambda name: chosen.sign * scores[name][chosen.name])
 
 
 def read_results(folder: RunFolder) -> RunResults:
@@ -183,8 +184,8 @@ def read_results(folder: RunFolder) -> RunResults:
             task=task,
             facts=RunFacts(**facts | {"precision_timing": timing}),
             training=TypeAdapter(TrainingMetrics).validate_python(training),
-            validation=_read_scores(found, task, "eval") if "eval_loss" in found else None,
-            test=_read_scores(found, task, "test"),
+            validation=_read_scores(found, "eval") if "eval_loss" in found else None,
+            test=_read_scores(found, "test"),
             output_dir=str(folder.path),
             details=TypeAdapter(RunDetails | None).validate_python(found.get("details")),
             calibration=TypeAdapter(Calibration | None).validate_python(found.get("calibration")),
@@ -195,7 +196,7 @@ def read_results(folder: RunFolder) -> RunResults:
         ) from error
 
 
-def _read_scores(found: Mapping[str, Any], task: Task, split: str) -> Scores:
+def _read_scores(found: Mapping[str, Any], split: str) -> Scores:
     prefix = f"{split}_"
     own = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
-    return TypeAdapter(task.scores_type).validate_python(own)
+    return Scores.from_json(own)

@@ -43,7 +43,8 @@ from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.saving import Checkpoints, nothing_to_resume
 from finetune.runs.tracking import tracked
-from finetune.tasks.base import warn_unless_better
+from finetune.tasks.metrics import choose_metric
+from finetune.tasks.scores import warn_unless_better
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
@@ -276,8 +277,8 @@ class Run:
     def _validate(self) -> ValidationResult:
         task = self.preparation.task
         metrics = task.score(*self.predict("validation")).metrics
-        metric = task.chosen_metric(self.config.training.metric_for_best_model)
-        return ValidationResult(task.sign_of(metric) * metrics[metric], metrics)
+        chosen = choose_metric(self.config.training.metric_for_best_model, task)
+        return ValidationResult(chosen.sign * metrics[chosen.name], metrics)
 
     def _save_checkpoint(self, progress: Progress, *, journal: Journal | None) -> None:
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
@@ -356,19 +357,19 @@ class Run:
                 text_model, predict, calibrates=calibrates, emit=self.emit
             )
         else:
-            task = text_model.task.fold(text_model.output_parameters)
+            task = text_model.task.scale_output_layer(text_model.output_parameters)
         calibrated = replace(self.preparation, text_model=replace(text_model, task=task))
         return calibrated, validation
 
     def _trainer_state(self) -> dict[str, object]:
-        progress, task = self.progress, self.preparation.task
-        metric = task.chosen_metric(self.config.training.metric_for_best_model)
+        progress, name = self.progress, self.config.training.metric_for_best_model
+        sign = choose_metric(name, self.preparation.task).sign
         return {
             "global_step": progress.steps,
             "max_steps": self.plan.schedule.total_steps,
             "num_train_epochs": self.plan.num_train_epochs,
             "epoch": progress.steps / self.plan.steps_per_epoch,
-            "best_metric": progress.best_score and task.sign_of(metric) * progress.best_score,
+            "best_metric": progress.best_score and sign * progress.best_score,
             "best_global_step": progress.best_step,
             "log_history": read_jsonl(self.folder.metrics_file),
         }
@@ -383,8 +384,6 @@ def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
 
 def _prediction_rows(preparation: Preparation, test: Predicted) -> list[dict[str, object]]:
     """Return the test split's columns with predictions and losses, a dict for each text."""
-    task, (logits, labels) = preparation.task, test
     columns = preparation.splits["test"].remove_columns("label").with_format("arrow")[:]
-    losses = task.losses(torch.tensor(logits), torch.tensor(labels)).tolist()
-    rows = zip(columns.to_pylist(), task.predictions(logits, labels), losses, strict=True)
-    return [{**texts, **predictions, "loss": loss} for texts, predictions, loss in rows]
+    rows = zip(columns.to_pylist(), preparation.task.prediction_rows(*test), strict=True)
+    return [{**texts, **predictions} for texts, predictions in rows]

@@ -18,7 +18,7 @@ from finetune.model.load import TextModel, load_model
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import with_inference
 from finetune.runs.manifest import Manifest
-from finetune.tasks.base import Answer
+from finetune.tasks.base import Prediction
 from finetune.tokenization.examples import ModelInputs
 
 
@@ -77,13 +77,13 @@ class TrainedModel:
         reads_pairs = Manifest.read(folder.manifest_file).reads_pairs
         return cls(config, text_model, chosen, predictor, reads_pairs)
 
-    def answer(
+    def predict(
         self,
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         *,
         all_scores: bool = False,
-    ) -> Sequence[Answer]:
+    ) -> Sequence[Prediction]:
         """Return the answer to each text or pair, maybe with the scores of all classes.
 
         There is at least one text; ``pairs`` are the second texts.
@@ -93,7 +93,7 @@ class TrainedModel:
         found = self._answer_alone(texts[own], pairs and pairs[own]) if texts[own] else None
         pieces = self.predictor.processes.gather(found)
         logits = np.concatenate([one for one in pieces if one is not None])
-        return self.text_model.task.answers(texts, logits, all_scores=all_scores)
+        return self.text_model.task.predict(texts, logits, all_scores=all_scores)
 
     def _answer_alone(
         self, texts: Sequence[str], pairs: Sequence[str] | None

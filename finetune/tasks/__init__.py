@@ -1,1 +1,1 @@
-"""Kinds of text classification: each is one file, and nothing else depends on which it is."""
+"""Task types (one label, several labels, a number): each is one file; and all metrics."""

@@ -1,17 +1,19 @@
-"""What a kind of text classification is: the interface that each kind implements in one file."""
+"""A task type, such as one label a text: the interface that each implements in one file."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.errors import ConfigurationInvalid
-from finetune.events import Emit, WarningMessage
-from finetune.tasks.figures import Figure, Matrix, Table
+from finetune.events import Emit
 from finetune.tasks.labels import find_odd_names
+from finetune.tasks.metrics import METRICS, Needs, ProblemType, WeightedMetrics, compute_metrics
+from finetune.tasks.scores import ClassScores, Scores
+from finetune.tasks.tables import Table
 from finetune.tasks.temperature import read_temperature, scale_parameters
 
 if TYPE_CHECKING:
@@ -20,9 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 Labels = NDArray[Any]
-# Metrics by name, [resamples], of how often each row counts: [resamples, rows].
-WeightedMetrics = Callable[[NDArray[np.float64]], dict[str, NDArray[np.float64]]]
-ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+Logits = NDArray[np.float32]
 # What makes all classes count the same in the loss.
 BALANCE_CLASSES = "--class-weights balanced"
 # The pipeline of transformers that a saved model is for.
@@ -30,70 +30,36 @@ PIPELINE = "text-classification"
 
 
 @dataclass(frozen=True)
-class Scores(ABC):
-    """The metrics of a model on a split of ``samples`` rows; its fields are those of JSON files."""
-
-    samples: int
-    loss: float
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Return what only metrics of its kind have, such as ``accuracy``."""
-
-    @property
-    @abstractmethod
-    def figures(self) -> Sequence[Figure]:
-        """The metrics of the whole split, the most telling first."""
-
-    @property
-    @abstractmethod
-    def table(self) -> Table | None:
-        """The metrics of its classes."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the whole split by name, ``loss`` among them."""
-        return {figure.key: figure.value for figure in self.figures} | {"loss": self.loss}
-
-    @property
-    def warning(self) -> str:
-        """What a model that is no better than an answer without a model is; empty if it is."""
-        return ""
-
-    @property
-    def matrix(self) -> Matrix | None:
-        """The confusion matrix, where there is one."""
-        return None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Answer(ABC):
-    """What a model says of a text.
+class Prediction:
+    """What a model says of a text: each value is an attribute too, such as ``label``.
 
     Args:
         text: The text.
+        values: ``label`` and its ``probability``, ``labels``, or ``value``. The label is None
+            where the model abstains.
+        probabilities: Of each class by name, if they were asked for.
         columns: The other columns of the text's row by name.
         text_pair: The second text of a pair.
     """
 
     text: str
+    values: Mapping[str, Any]
+    probabilities: Mapping[str, float] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     text_pair: str | None = field(default=None, kw_only=True)
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Return what only answers of its kind have, such as ``label``."""
+    def __getattr__(self, name: str) -> Any:
+        """Return one of the values, such as ``label``."""
+        values = self.__dict__.get("values", {})
+        if name not in values:
+            raise AttributeError(f"this prediction has no {name!r}")
+        return values[name]
 
     @property
-    @abstractmethod
     def result(self) -> dict[str, Any]:
-        """The answer by name: texts, lists of texts, numbers, or numbers of each class."""
+        """All that the model says, by name."""
+        given = {} if self.probabilities is None else {"probabilities": self.probabilities}
+        return {**self.values, **given}
 
     @property
     def texts(self) -> dict[str, str]:
@@ -103,45 +69,41 @@ class Answer(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune predict --json`` prints."""
-        answer = {**self.texts, **self.result}
-        return answer | self.columns_beside(answer)
+        own = {**self.texts, **self.result}
+        return own | self.columns_beside(own)
 
-    def columns_beside(self, answer: Collection[str]) -> dict[str, Any]:
-        """Return the row's other columns under names that the answer leaves.
-
-        The true ``label`` beside a label becomes ``input_label``, which a row that was an answer
-        before may have already.
-        """
+    def columns_beside(self, taken: Collection[str]) -> dict[str, Any]:
+        """Return the row's other columns; a name that is taken gets the prefix ``input_``."""
         columns: dict[str, Any] = {}
         for name, value in self.columns.items():
-            while name in answer or name in columns:
+            while name in taken or name in columns:
                 name = f"input_{name}"
             columns[name] = value
         return columns
 
 
 @dataclass(frozen=True)
-class Confidences:
-    """How sure a model is of its answers, and whether they are right.
+class Outputs:
+    """What logits say of each row.
 
     Args:
-        classes: The number of the class that each is about: int64 of shape [answers].
-        probabilities: That the answer is right, as the model says, in 0..1: float64 of [answers].
-        is_right: Whether it is: of shape [answers].
+        predicted: Class numbers [rows], yes or no for each class [rows, classes], or numbers.
+        probabilities: Of each class, [rows, classes]; None where labels are numbers.
+        confidences: The probability of the predicted class, [rows], where there is exactly one.
     """
 
-    classes: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-    is_right: NDArray[np.bool_]
+    predicted: NDArray[Any]
+    probabilities: NDArray[np.float32] | None = None
+    confidences: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A kind of text classification, with the classes or numbers of one data set.
+    """A task type, with the classes or numbers of one data set.
 
-    A kind is a subclass, which its ``name`` makes known to ``--task`` and to saved models. Labels
-    pass through three forms: ``parse`` makes those of files into one Arrow type, ``encode`` these
-    into the column of a ``Dataset``, and ``labels`` that into an array that the loss reads.
+    A type is a subclass, which its ``name`` makes known to ``--task`` and to saved models. Labels
+    have three forms: ``parse`` turns those of files into one Arrow type, ``encode`` these into the
+    column of a ``Dataset``, and ``labels`` that into an array that the loss and the metrics read.
 
     Args:
         class_names: The classes in the order of their numbers; none where labels are numbers.
@@ -150,19 +112,18 @@ class Task(ABC):
 
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
-    metric_names: ClassVar[Sequence[str]]
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"loss"})
-    scores_type: ClassVar[type[Scores]]
+    result_name: ClassVar[str]
+    """The name of a prediction in JSON."""
     can_abstain: ClassVar[bool] = False
-    """Whether a text has one answer, with a probability."""
-    has_right_answers: ClassVar[bool] = True
-    """Whether an answer is either right or wrong."""
+    """Whether a text has exactly one class, with a probability."""
+    is_right_or_wrong: ClassVar[bool] = True
+    """Whether a prediction is either right or wrong."""
 
     class_names: Sequence[str] = ()
     temperature: float = field(default=1.0, kw_only=True)
 
     def __init_subclass__(cls) -> None:
-        KINDS[cls.name] = cls
+        TASK_TYPES[cls.name] = cls
 
     # What is saved with a model.
 
@@ -178,7 +139,7 @@ class Task(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What else the answers depend on, in JSON's types: by default the temperature."""
+        """What else the predictions depend on, in JSON's types."""
         return {"temperature": self.temperature}
 
     @classmethod
@@ -189,7 +150,7 @@ class Task(ABC):
     def configure(self, config: "PreTrainedConfig") -> None:
         """Write into a model's config what its users, such as a pipeline, need to read its logits.
 
-        What transformers has no name for stands in ``task_specific_params``.
+        What transformers has no name for is in ``task_specific_params``.
         """
         config.id2label = dict(enumerate(self.output_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
@@ -205,18 +166,18 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
-        """Return the labels of each file in the type of this kind, null where a row has none."""
+        """Return the labels of each file in the Arrow type of this task, null if a row has none."""
 
     @classmethod
     @abstractmethod
     def of_labels(
         cls, labels: "pyarrow.ChunkedArray", *, names: Sequence[str] | None = None
     ) -> "Task":
-        """Return the task that parsed training labels make.
+        """Return the task of parsed training labels, none of them null.
 
         Args:
-            labels: As ``parse`` returns them, none of them null.
-            names: All classes in their order, where a file names them.
+            labels: As ``parse`` returns them.
+            names: All classes in their order, if a file names them.
         """
 
     @abstractmethod
@@ -225,7 +186,7 @@ class Task(ABC):
 
     @abstractmethod
     def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
-        """Return what ``encode`` was given."""
+        """Undo ``encode``."""
 
     @property
     @abstractmethod
@@ -234,28 +195,40 @@ class Task(ABC):
 
     @abstractmethod
     def labels(self, column: "pyarrow.ChunkedArray") -> Labels:
-        """Return a ``Dataset``'s labels as the loss reads them: of shape [rows, ...]."""
-
-    @abstractmethod
-    def format_label(self, label: Any) -> str:
-        """Return one of ``labels`` as people write it."""
+        """Return a ``Dataset``'s labels as an array: of shape [rows, ...]."""
 
     def find_unknown(
         self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
     ) -> "pyarrow.ChunkedArray":
-        """Return what of each row's parsed label no training row has, as text; null if nothing."""
+        """Return, as text, the classes of each row that no training row has; null if none."""
         import pyarrow
 
         return pyarrow.chunked_array([pyarrow.nulls(len(labels), "string")])
 
-    # How rows are split, and what is odd about their labels.
+    @abstractmethod
+    def to_json(self, labels: Labels) -> list[Any]:
+        """Return labels or predictions as ``predictions.jsonl`` has them: names or numbers."""
+
+    @abstractmethod
+    def from_json(self, values: Sequence[Any]) -> Labels:
+        """Undo ``to_json``.
+
+        Raises:
+            KeyError: If there is a class that the task lacks.
+        """
+
+    def format_label(self, label: Any) -> str:
+        """Return one of ``labels`` as people write it."""
+        return str(self.to_json(np.asarray(label)[None])[0])
+
+    # What the labels of a split are like.
 
     def strata(self, labels: Labels) -> NDArray[np.int64]:
-        """Return the group of each row; a split takes its share of every group: [rows]."""
+        """Return the group of each row, [rows]: a split takes its fraction of every group."""
         return np.zeros(len(labels), np.int64)
 
     def find_constant(self, labels: Labels) -> str | None:
-        """Return what all rows have in common if nothing can be learned of them."""
+        """Return what all rows have in common if there is nothing to learn from them."""
         is_constant = len(labels) > 0 and bool((labels == labels[0]).all())
         return f"the label {self.format_label(labels[0])!r}" if is_constant else None
 
@@ -268,99 +241,30 @@ class Task(ABC):
         return {}
 
     def describe(self, labels: Labels) -> dict[str, float]:
-        """Return figures of the labels of a split, beside the rows of each class."""
+        """Return statistics of the labels, beside the rows of each class."""
         return {}
 
     def find_oddities(self, labels: Labels) -> Iterator[tuple[str, str]]:
-        """Yield what is odd about training labels, and what can be done: by default, odd names."""
+        """Yield what is odd about training labels, with a suggestion."""
         yield from find_odd_names(self.class_names)
 
     # How a model learns them.
 
     @abstractmethod
-    def fitted(self, labels: Labels, *, is_balanced: bool) -> "Task":
-        """Return the task with what its loss takes from the training rows.
+    def with_training_labels(self, labels: Labels, *, is_balanced: bool) -> "Task":
+        """Return the task with what its loss takes from the training labels.
 
         Args:
             labels: Of the training rows.
-            is_balanced: Whether all classes are to count the same, however many rows they have.
+            is_balanced: Whether all classes count the same, however many rows they have.
 
         Raises:
-            ConfigurationInvalid: If they are to be balanced, and this kind has no way to.
+            ConfigurationInvalid: If they can't be balanced.
         """
-
-    def chosen_metric(self, name: str | None) -> str:
-        """Return the metric that chooses the best model, by default the first.
-
-        Raises:
-            ConfigurationInvalid: If this kind has no such metric.
-        """
-        if name is None:
-            return self.metric_names[0]
-        name = name.replace("-", "_")
-        if name not in self.metric_names:
-            raise ConfigurationInvalid(
-                f"--task {self.name} has no metric {name!r} for --metric-for-best-model",
-                remedy=f"choose one of {', '.join(self.metric_names)}",
-            )
-        return name
-
-    def sign_of(self, metric: str) -> int:
-        """Return 1, or -1 for a metric of which a lower value is better."""
-        return -1 if metric in self.lower_is_better else 1
-
-    def tuned(
-        self,
-        validate: Callable[[], tuple[NDArray[np.float32], Labels]],
-        *,
-        calibrates: bool,
-        emit: Emit,
-    ) -> "Task":
-        """Return the task with what is chosen on the validation split, once a model has learned.
-
-        Args:
-            validate: Returns logits and labels of that split.
-            calibrates: Whether a temperature is fitted too.
-            emit: Receives the reason where none is.
-        """
-        return self
-
-    def fold(self, parameters: "Sequence[torch.nn.Parameter]") -> "Task":
-        """Change the last layer's parameters, in place, so that its users need not know the task.
-
-        By default they are divided by the temperature: the logits are calibrated.
-
-        Returns:
-            The task of the model as it is saved.
-        """
-        scale_parameters(parameters, 1 / self.temperature)
-        return self
-
-    def unfold(
-        self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
-    ) -> None:
-        """Undo ``fold``, in place, for a pretrained head that trains on with another task.
-
-        Args:
-            parameters: Those of the head's last layer.
-            saved: The ``parameters`` of the task that the head was saved with, as far as known.
-        """
-        scale_parameters(parameters, read_temperature(saved) / self.temperature)
-
-    def sample_labels(self, count: int) -> Labels:
-        """Return labels as the loss reads them, of examples that are none: [count, ...].
-
-        By default they are numbers of classes.
-        """
-        return np.arange(count) % len(self.output_names)
-
-    def example_weights(self, labels: Labels) -> NDArray[np.float32]:
-        """Return what each example counts in the loss, by default 1: [examples]."""
-        return np.ones(len(labels), np.float32)
 
     @abstractmethod
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
-        """Return the loss of each example, without weights: fp32 of shape [examples].
+        """Return the training loss of each example: fp32 of shape [examples].
 
         Nothing here may depend on the values of the tensors, or copy to their device after the
         first call: a step may be captured.
@@ -370,81 +274,184 @@ class Task(ABC):
             labels: As ``labels`` gives them, on the same device.
         """
 
-    # How its logits are read.
+    def example_weights(self, labels: Labels) -> NDArray[np.float32]:
+        """Return the weight of each example in the loss: [examples]."""
+        return np.ones(len(labels), np.float32)
+
+    def sample_labels(self, count: int) -> Labels:
+        """Return made-up labels as the loss reads them: [count, ...]."""
+        return np.arange(count) % len(self.output_names)
+
+    def calibrate(
+        self, predict: Callable[[], tuple[Logits, Labels]], *, fits_temperature: bool, emit: Emit
+    ) -> "Task":
+        """Return the task with thresholds and temperature of a trained model.
+
+        Args:
+            predict: Returns logits and labels of the validation split.
+            fits_temperature: Whether a temperature is wanted.
+            emit: Receives the reason if there is none.
+        """
+        return self
+
+    def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> "Task":
+        """Change the output layer in place so that its logits are what users of the model expect.
+
+        By default it is divided by the temperature, which calibrates the logits.
+
+        Returns:
+            The task of the model as it is saved.
+        """
+        scale_parameters(parameters, 1 / self.temperature)
+        return self
+
+    def unscale_output_layer(
+        self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
+    ) -> None:
+        """Undo ``scale_output_layer`` for a saved output layer that is trained further.
+
+        Args:
+            parameters: Of the output layer.
+            saved: The ``parameters`` of the task that it was saved with, as far as known.
+        """
+        scale_parameters(parameters, read_temperature(saved) / self.temperature)
+
+    # How logits are read.
 
     @abstractmethod
-    def score(self, logits: NDArray[np.float32], labels: Labels) -> Scores:
+    def read_logits(self, logits: Logits) -> Outputs:
+        """Return what logits, [rows, outputs], say of each row."""
+
+    def evaluation_losses(self, logits: Logits, labels: Labels) -> NDArray[np.float32]:
+        """Return the loss of each row without class weights: [rows]."""
+        import torch
+
+        # Copied: labels that Arrow holds are read-only, of which PyTorch warns.
+        losses = self.losses(torch.tensor(logits), torch.tensor(labels))
+        return np.asarray(losses.numpy(), np.float32)
+
+    def score(self, logits: Logits, labels: Labels) -> Scores:
         """Compare logits, [rows, outputs], with the true labels.
 
         Raises:
             ValueError: If there are no rows.
         """
+        if not len(labels):
+            raise ValueError("there are no rows to compute metrics of")
+        outputs = self.read_logits(logits)
+        found: dict[Needs, NDArray[Any]] = {
+            "predictions": outputs.predicted, "losses": self.evaluation_losses(logits, labels)
+        }  # fmt: skip
+        if outputs.probabilities is not None:
+            found["probabilities"] = outputs.probabilities
+        metrics = compute_metrics(self.problem_type, labels, found)
+        baseline, weights = self.baseline_predictions(labels), np.ones((1, len(labels)))
+        return Scores(
+            samples=len(labels),
+            metrics={name: value.item() for name, value in metrics.items()},
+            baselines={
+                name: METRICS[name].compute(labels, baseline, weights).item()
+                for name in metrics
+                if METRICS[name].baseline
+            },
+            per_class=self.score_classes(labels, outputs),
+            confusion_matrix=self.confusion_matrix(labels, outputs),
+        )
 
     @abstractmethod
-    def answers(
-        self, texts: Sequence[str], logits: NDArray[np.float32], *, all_scores: bool = False
-    ) -> Sequence[Answer]:
-        """Return what logits, [texts, outputs], say of each text, maybe of each class."""
+    def baseline_predictions(self, labels: Labels) -> NDArray[Any]:
+        """Return predictions that are the same for each row, as good as that can be."""
 
-    @abstractmethod
-    def predictions(self, logits: NDArray[np.float32], labels: Labels) -> Iterator[dict[str, Any]]:
-        """Yield true label and answer of each row, as ``predictions.jsonl`` has them."""
-
-    def confidences(self, logits: NDArray[np.float32], labels: Labels) -> Confidences | None:
-        """Return how sure the answers are; None where they have no probability."""
+    def score_classes(self, labels: Labels, outputs: Outputs) -> dict[str, ClassScores] | None:
+        """Return the metrics of each class."""
         return None
 
-    def abstain(self, answers: Sequence[Answer], lowest: Mapping[str, float]) -> list[Answer]:
-        """Return the answers, those without a label that are less sure than the lowest of a class.
+    def confusion_matrix(self, labels: Labels, outputs: Outputs) -> list[list[int]] | None:
+        """Return the rows of each true class by predicted class."""
+        return None
 
-        Only where ``can_abstain``.
+    def predict(
+        self, texts: Sequence[str], logits: Logits, *, all_scores: bool = False
+    ) -> list[Prediction]:
+        """Return what logits, [texts, outputs], say of each text, if asked for of each class."""
+        outputs = self.read_logits(logits)
+        values = [{self.result_name: one} for one in self.to_json(outputs.predicted)]
+        if outputs.confidences is not None:
+            for own, confidence in zip(values, outputs.confidences.tolist(), strict=True):
+                own["probability"] = confidence
+        found: Sequence[Mapping[str, float] | None] = [None] * len(texts)
+        if all_scores and outputs.probabilities is not None:
+            rows = outputs.probabilities.tolist()
+            found = [dict(zip(self.class_names, row, strict=True)) for row in rows]
+        return [Prediction(*one) for one in zip(texts, values, found, strict=True)]
 
-        Args:
-            answers: Of this task.
-            lowest: The lowest probability of an answer of each class, by name.
+    def prediction_rows(self, logits: Logits, labels: Labels) -> list[dict[str, Any]]:
+        """Return the rows of ``predictions.jsonl``, without their texts."""
+        outputs = self.read_logits(logits)
+        columns = {
+            "label": self.to_json(labels),
+            "predicted": self.to_json(outputs.predicted),
+        }
+        if outputs.confidences is not None:
+            columns["probability"] = outputs.confidences.tolist()
+        columns["loss"] = self.evaluation_losses(logits, labels).tolist()
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def confidences(
+        self, logits: Logits, labels: Labels
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the probabilities of predictions, and whether these are right: each [predictions].
+
+        Only where labels are classes.
         """
         raise NotImplementedError
 
-    # How two models are compared.
+    # How models are compared.
 
-    @abstractmethod
-    def row_errors(self, predictions: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-        """Return how wrong each row of ``predictions.jsonl`` is, 0 where it is right: [rows]."""
+    def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+        """Return how wrong each row of ``predictions.jsonl`` is, 0 if it is right: [rows]."""
+        labels, predicted = self._read_rows(rows)
+        errors = np.abs(np.asarray(labels, np.float64) - predicted)
+        return errors if errors.ndim == 1 else np.asarray(errors.sum(axis=1))
 
-    @abstractmethod
-    def weighted_metrics(self, predictions: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
-        """Return, of the metrics that rows of ``predictions.jsonl`` decide, what computes them.
+    def weighted_metrics(self, rows: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
+        """Return a function that computes the metrics of resampled rows of ``predictions.jsonl``.
 
         Raises:
             KeyError: If a row has a class that the task lacks.
         """
+        labels, predicted = self._read_rows(rows)
+        found: dict[Needs, NDArray[Any]] = {
+            "predictions": predicted, "losses": np.array([row["loss"] for row in rows])
+        }  # fmt: skip
+        return partial(compute_metrics, self.problem_type, labels, found)
+
+    def _read_rows(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Labels, Labels]:
+        label, predicted = ([row[name] for row in rows] for name in ("label", "predicted"))
+        return self.from_json(label), self.from_json(predicted)
 
     # What people read about it.
 
     @property
-    def label_kinds(self) -> str:
+    def label_summary(self) -> str:
         """What the labels are, in a few words."""
         return f"{len(self.class_names)} classes"
 
     def description(self, subject: str) -> str:
         """Return what a model of this task is; the subject is ``texts`` or ``pairs of texts``."""
-        return f"A classifier of {subject} with {self.label_kinds}"
+        return f"A classifier of {subject} with {self.label_summary}"
 
     @property
     @abstractmethod
     def limits(self) -> Sequence[str]:
-        """Sentences on what its answers do not say."""
+        """Sentences on what its predictions do not say."""
 
     @abstractmethod
-    def mistakes(self, predictions: Sequence[Mapping[str, Any]]) -> Table:
+    def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         """Return the worst of the rows of ``predictions.jsonl``."""
 
-    def points(self, predictions: Sequence[Mapping[str, Any]]) -> Sequence[tuple[float, float]]:
-        """Return each row's true and predicted number, where labels are numbers."""
-        return ()
 
-
-KINDS: dict[str, type[Task]] = {}
+TASK_TYPES: dict[str, type[Task]] = {}
 
 
 def read_class_names(config: Mapping[str, Any]) -> list[str]:
@@ -453,17 +460,41 @@ def read_class_names(config: Mapping[str, Any]) -> list[str]:
     return [names[str(number)] for number in range(len(names))]
 
 
-def by_class(
-    names: Sequence[str], probabilities: NDArray[np.float32], *, is_wanted: bool
-) -> list[dict[str, float] | None]:
-    """Return the probabilities of each row, [rows, classes], by name; None unless wanted."""
-    if not is_wanted:
-        return [None] * len(probabilities)
-    return [dict(zip(names, row, strict=True)) for row in probabilities.tolist()]
+def score_classes(
+    names: Sequence[str],
+    counts: Sequence[NDArray[np.float64]],
+    **others: Sequence[float],
+) -> dict[str, ClassScores]:
+    """Return the metrics of each class from how often it is right, predicted and true.
+
+    Args:
+        names: Of the classes.
+        counts: As ``metrics.count_classes`` returns them for one resample.
+        others: Other fields of ``ClassScores``, a value for each class.
+    """
+    right, predicted, true = (one[0] for one in counts)
+    columns = {
+        "precision": right / np.maximum(predicted, 1),
+        "recall": right / np.maximum(true, 1),
+        "f1": 2 * right / np.maximum(predicted + true, 1),
+        "support": true.astype(np.int64),
+        **{name: np.asarray(values) for name, values in others.items()},
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    scores = (ClassScores(**dict(zip(columns, row, strict=True))) for row in rows)
+    return dict(zip(names, scores, strict=True))
 
 
-def warn_unless_better(scores: Scores, *, emit: Emit) -> None:
-    """Emit a warning where a model is no better than an answer without a model."""
-    if scores.warning:
-        remedy = "train longer, train more of the model, or look at finetune data check"
-        emit(WarningMessage(scores.warning, remedy=remedy))
+def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
+    """Return predictions without a label where it is less probable than the lowest of its class.
+
+    Args:
+        predictions: Of a task that ``can_abstain``.
+        lowest: The lowest probability of a prediction of each class, by name.
+    """
+    return [
+        replace(one, values={**one.values, "label": None})
+        if one.values["probability"] < lowest[one.values["label"]]
+        else one
+        for one in predictions
+    ]

@@ -1,4 +1,4 @@
-"""Which kind of text classification a model is for, and which one a column of labels is."""
+"""The task type of a model, and of a column of labels."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from finetune.errors import DataError, UsageError
-from finetune.tasks.base import KINDS, PIPELINE, Task
+from finetune.tasks.base import PIPELINE, TASK_TYPES, Task
 from finetune.tasks.labels import are_lists, find_separator, is_number
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
@@ -15,53 +15,65 @@ from finetune.tasks.single import Single
 AUTO = "auto"
 # Ratings in half steps from 0 to 10 have fewer.
 MAX_RATINGS = 21
-# Of the different values of a column of numbers, so many may be no numbers by mistake.
+# Of the distinct values of a column of numbers, this fraction may be typing errors.
 MAX_MISTAKES = 0.1
 # 1,234.50, $ 1.20 and 3%: numbers as people write them, which are no decimal numbers.
 WRITTEN_NUMBER = r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|-?[\d.,]+\s?[%$€£¥]"
 
 
 def read_task(config: Mapping[str, Any]) -> Task:
-    """Return the task that stands in a model's ``config.json``; of older runs it is ``single``.
+    """Return the task of a model's ``config.json``; without one it is ``single``.
 
     Raises:
-        KeyError: If the file names no classes, or a kind that is not known.
+        KeyError: If the file names no classes, or an unknown task type.
     """
     own = (config.get("task_specific_params") or {}).get(PIPELINE, {})
-    return KINDS[own.get("task", Single.name)].from_config(config, own)
+    return TASK_TYPES[own.get("task", Single.name)].from_config(config, own)
 
 
 def task_of_shape(name: str, *, outputs: int) -> Task:
-    """Return a task of a kind with some outputs, to be timed: its classes are numbers.
+    """Return a task of a type with some outputs, to be timed: its classes are numbers.
 
-    A kind of another process, which this one lacks, is ``single``.
+    A type that only another process knows is ``single``.
     """
-    return KINDS.get(name, Single)([str(number) for number in range(outputs)])
+    return TASK_TYPES.get(name, Single)([str(number) for number in range(outputs)])
 
 
-def choose_kind(
-    name: str, labels: Iterable[str], *, names: Sequence[str] | None
-) -> tuple[type[Task], str]:
-    """Return the kind of a column of labels, and why it is that one.
-
-    Args:
-        name: Of a kind, or ``auto`` to find it.
-        labels: The values of the column as text, each at least once.
-        names: Of all classes, where a file names them.
+def find_task_type(name: str) -> type[Task]:
+    """Return the task type of a name.
 
     Raises:
-        UsageError: If there is no such kind.
-        DataError: If the kind is to be found, and only some values keep labels from being numbers.
+        UsageError: If there is none.
+    """
+    if name not in TASK_TYPES:
+        remedy = f"choose one of {', '.join((AUTO, *TASK_TYPES))}"
+        raise UsageError(f"there is no --task {name!r}", remedy=remedy)
+    return TASK_TYPES[name]
+
+
+def choose_task_type(
+    name: str, labels: Iterable[str], *, names: Sequence[str] | None
+) -> tuple[type[Task], str]:
+    """Return the task type of a column of labels, and the reason.
+
+    Args:
+        name: Of a task type, or ``auto`` to find it.
+        labels: The values of the column as text, each at least once.
+        names: Of all classes, if a file names them.
+
+    Raises:
+        UsageError: If there is no such task type.
+        DataError: If it is ``auto``, and only a few values keep the labels from being numbers.
     """
     if name != AUTO:
-        return find_kind(name), "as --task says"
+        return find_task_type(name), "as --task says"
     distinct = {label.strip() for label in labels} - {""}
     if are_lists(distinct):
         return Multi, "the labels are lists"
     if names:
         return Single, f"the file names {len(names)} classes"
     if distinct and all(map(is_number, distinct)):
-        return _kind_of_numbers(distinct)
+        return _task_of_numbers(distinct)
     _refuse_mistaken_numbers(distinct)
     if separator := find_separator(distinct):
         found = f"some rows have several labels, with {separator!r} between them"
@@ -70,25 +82,13 @@ def choose_kind(
     return Single, f"there are {len(distinct)} different labels"
 
 
-def find_kind(name: str) -> type[Task]:
-    """Return the kind of a name.
-
-    Raises:
-        UsageError: If there is no such kind.
-    """
-    if name not in KINDS:
-        remedy = f"choose one of {', '.join((AUTO, *KINDS))}"
-        raise UsageError(f"there is no --task {name!r}", remedy=remedy)
-    return KINDS[name]
-
-
 def _refuse_mistaken_numbers(distinct: set[str]) -> None:
     numbers = set(filter(is_number, distinct))
     written = {label for label in distinct - numbers if re.fullmatch(WRITTEN_NUMBER, label)}
     others = distinct - numbers - written
     if len(numbers | written) <= MAX_RATINGS or len(others) > MAX_MISTAKES * len(distinct):
         return
-    if written or _kind_of_numbers(numbers)[0] is Regression:
+    if written or _task_of_numbers(numbers)[0] is Regression:
         wrong = ", ".join(map(repr, sorted(written | others)[:3]))
         raise DataError(
             f"the labels seem to be numbers, but not all are written as such: {wrong}",
@@ -97,7 +97,7 @@ def _refuse_mistaken_numbers(distinct: set[str]) -> None:
         )
 
 
-def _kind_of_numbers(distinct: Iterable[str]) -> tuple[type[Task], str]:
+def _task_of_numbers(distinct: Iterable[str]) -> tuple[type[Task], str]:
     values = sorted(set(map(float, distinct)))
     found = f"the labels are {len(values)} numbers, {values[0]:g} to {values[-1]:g}"
     has_steps = values[-1] - values[0] == len(values) - 1

@@ -60,14 +60,14 @@ def distinct_values(columns: "Iterable[pyarrow.ChunkedArray]") -> list[str]:
 
 
 def map_values(
-    column: "pyarrow.ChunkedArray", convert: Callable[[Any], Any], *, kind: Any = "string"
+    column: "pyarrow.ChunkedArray", convert: Callable[[Any], Any], *, arrow_type: Any = "string"
 ) -> "pyarrow.ChunkedArray":
     """Return a column of what a function makes of each value; it sees each distinct one once."""
     import pyarrow
     import pyarrow.compute as pc
 
     known = column.unique()
-    values = pyarrow.array(map(convert, known.to_pylist()), kind)
+    values = pyarrow.array(map(convert, known.to_pylist()), arrow_type)
     return pc.take(values, pc.index_in(column, value_set=known))
 
 

@@ -1,4 +1,4 @@
-"""Temperature scaling: a number that divides logits, so that probabilities can be believed.
+"""Temperature scaling: dividing the logits by one number calibrates the probabilities.
 
 Guo et al., On Calibration of Modern Neural Networks, ICML 2017 (arXiv 1706.04599), section 4.2.
 """
@@ -14,11 +14,11 @@ from finetune.events import Emit, Info
 if TYPE_CHECKING:
     import torch
 
-# A number that is fitted on n rows costs 1 / 2n nats a row: of 100 rows less than most models gain.
-# With hardly a wrong answer the fit runs off to temperatures near 0 (tests/tasks/test_temperature).
+# A number fitted on n rows costs 1 / 2n nats a row: with 100 rows less than most models gain.
+# With hardly any mistake the fit goes to temperatures near 0 (tests/tasks/test_temperature).
 MIN_ROWS = 100
-MIN_WRONG_ANSWERS = 5
-LOWEST, HIGHEST = 0.05, 20.0
+MIN_MISTAKES = 5
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 Losses = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
@@ -28,22 +28,22 @@ def fit_temperature(
     logits: NDArray[np.float32],
     labels: NDArray[Any],
     *,
-    wrong_answers: int,
+    mistakes: int,
     emit: Emit,
 ) -> float:
-    """Return the temperature with the lowest mean loss; 1 where the rows are too few for it.
+    """Return the temperature with the lowest mean loss; 1 if there are too few rows or mistakes.
 
     Args:
-        losses: Returns the loss of each row, without weights.
+        losses: Returns the loss of each row, without class weights.
         logits: Of validation rows: [rows, outputs].
         labels: As ``losses`` takes them: [rows, ...].
-        wrong_answers: How many of the rows, or of their labels, are predicted wrongly.
-        emit: Receives the reason where it is 1.
+        mistakes: How many rows, or labels of rows, are predicted wrongly.
+        emit: Receives the reason if it is 1.
     """
-    if len(labels) < MIN_ROWS or wrong_answers < MIN_WRONG_ANSWERS:
-        wanted = f"{MIN_ROWS} validation rows and {MIN_WRONG_ANSWERS} wrong answers"
-        found = f"there are {len(labels):,} and {wrong_answers:,}"
-        emit(Info(f"the probabilities are not calibrated: that takes {wanted}, {found}"))
+    if len(labels) < MIN_ROWS or mistakes < MIN_MISTAKES:
+        needed = f"it needs {MIN_ROWS} validation rows and {MIN_MISTAKES} mistakes"
+        found = f"there are {len(labels):,} and {mistakes:,}"
+        emit(Info(f"calibration skipped: {needed}, {found}"))
         return 1.0
     import torch
     from scipy.optimize import minimize_scalar
@@ -53,14 +53,14 @@ def fit_temperature(
     def mean_loss(log_temperature: float) -> float:
         return losses(outputs / np.exp(log_temperature), true).mean().item()
 
-    bounds = (np.log(LOWEST), np.log(HIGHEST))
+    bounds = (np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE))
     # The loss is convex in 1 / temperature, so that there is one minimum.
     found = minimize_scalar(mean_loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
     return float(np.exp(found.x))
 
 
 def scale_parameters(parameters: "Sequence[torch.nn.Parameter]", factor: float) -> None:
-    """Multiply weight and bias of the layer that gives the logits, in place."""
+    """Multiply weight and bias of the output layer, in place."""
     import torch
 
     if factor != 1:
@@ -70,16 +70,16 @@ def scale_parameters(parameters: "Sequence[torch.nn.Parameter]", factor: float) 
 
 
 def read_temperature(saved: Mapping[str, Any]) -> float:
-    """Return the temperature among a saved task's parameters, 1 where it has none."""
+    """Return the temperature among a saved task's parameters, 1 if it has none."""
     found = saved.get("temperature")
     return float(found) if isinstance(found, int | float) and found > 0 else 1.0
 
 
-def note_on_calibration(temperature: float) -> str:
-    """Return a sentence on what the probabilities are worth."""
+def describe_calibration(temperature: float) -> str:
+    """Return a sentence on how far the probabilities can be trusted."""
     if temperature == 1:
         return "The probabilities are not calibrated."
     return (
-        f"The probabilities are calibrated on the validation split, by temperature "
-        f"{temperature:.3g}; of texts unlike those they may say too much or too little."
+        f"The probabilities are calibrated on the validation split, with temperature "
+        f"{temperature:.3g}; for texts unlike those they may be too high or too low."
     )

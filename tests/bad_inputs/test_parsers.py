@@ -26,10 +26,10 @@ from finetune.data.load import load_data
 from finetune.data.source import DataOptions
 from finetune.data.stream import read_rows
 from finetune.errors import FinetuneError
-from finetune.evaluation.answer_file import answer_file
+from finetune.evaluation.prediction_file import prediction_file
 from finetune.events import ignore
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
-from finetune.tasks.single import ClassAnswer
+from finetune.tasks.base import Prediction
 
 FILES = int(os.environ.get("FUZZED_FILES", "40"))
 DELIMITED = ["text,label\n", "a b,x\n", "c d;y\n", '"', "'", '""', ",", ";", "\t", "|", "\r", "\n"]
@@ -155,8 +155,8 @@ def test_answers_read_back_as_they_were_written(
 ) -> None:
     folder = tmp_path_factory.mktemp("answers")
     for suffix in ("csv", "jsonl", "parquet"):
-        with answer_file(folder / f"answers.{suffix}") as write:
-            write([ClassAnswer(text, label, 0.5) for text, label in rows])
+        with prediction_file(folder / f"answers.{suffix}") as write:
+            write([Prediction(text, {"label": label, "probability": 0.5}) for text, label in rows])
     with (folder / "answers.csv").open(encoding="utf-8", newline="") as file:
         assert [(one["text"], one["label"]) for one in csv.DictReader(file)] == rows
     lines = (folder / "answers.jsonl").read_bytes().decode().split("\n")[:-1]

@@ -6,14 +6,15 @@ from commands.test_progress import terminal
 from rich.cells import cell_len
 
 from finetune.commands.console import as_text, shorten, show_scores, show_table
-from finetune.tasks.single import ClassScores, SingleScores
+from finetune.tasks.scores import ClassScores, Scores
 
 ROW = ClassScores(precision=0.5, recall=1.0, f1=2 / 3, support=12)
 
 
-def scores(**per_class: ClassScores) -> SingleScores:
+def scores(**per_class: ClassScores) -> Scores:
     samples = sum(one.support for one in per_class.values())
-    return SingleScores(samples, 1.0, 0.9, 0.8, per_class, confusion_matrix=[])
+    metrics = {"accuracy": 0.9, "macro_f1": 0.8, "loss": 1.0}
+    return Scores(samples, metrics, {"accuracy": 0.75}, per_class, confusion_matrix=[])
 
 
 def test_metrics_are_shown_beside_the_baseline_and_by_class(
@@ -21,10 +22,10 @@ def test_metrics_are_shown_beside_the_baseline_and_by_class(
 ) -> None:
     long_name = "x" * 300
     show_scores("the test", scores(NUM=ROW, **{long_name: replace(ROW, support=4)}))
-    *figures, _, header, line, last = capsys.readouterr().out.strip().splitlines()
-    assert figures == [
+    *metrics, _, header, line, last = capsys.readouterr().out.strip().splitlines()
+    assert metrics == [
         "the test",
-        "  accuracy 90.0% (95% interval 67.0–97.6% on 16 rows; largest class 75.0%)",
+        "  accuracy 90.0% (95% interval 67.0–97.6%, 16 rows; baseline (largest class): 75.0%)",
         "  macro F1 80.0%",
     ]
     assert header.split() == [*("class", "precision", "recall", "95%", "interval", "F1", "rows")]

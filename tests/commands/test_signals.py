@@ -25,7 +25,7 @@ STAGES = {
     "encoding": "finetune.model.load.encode_texts",
     "frozen pass": "finetune.model.features.plan_extraction",
     "first step": "finetune.training.loop.step_with_retries",
-    "validation": "finetune.tasks.metric.compute_metrics",
+    "validation": "finetune.tasks.base.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",
     "final model": "finetune.runs.run.save_model",
 }

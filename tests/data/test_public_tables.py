@@ -12,7 +12,7 @@ from finetune.data.source import DataOptions
 from finetune.data.tables import choose_table_columns, read_table
 from finetune.errors import DataError
 from finetune.events import ignore
-from finetune.tasks.choose import AUTO, choose_kind
+from finetune.tasks.choose import AUTO, choose_task_type
 
 ROWS = 90
 VALUES = {
@@ -85,7 +85,7 @@ def test_the_right_columns_and_kind_are_guessed(
     found = choose_columns(columns, options, table="table.tsv")
     names = [None if place is None else columns.column_names[place] for place in expected]
     assert [found.text.name, found.pair and found.pair.name, found.label.name] == names
-    assert choose_kind(AUTO, columns[found.label.name].to_pylist(), names=None)[0].name == task
+    assert choose_task_type(AUTO, columns[found.label.name].to_pylist(), names=None)[0].name == task
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_columns_of_0_and_1_are_labels_of_several_classes(
     found = choose_table_columns(table, options, emit=ignore)
     assert (found.text.name, found.pair) == (names[text], None)
     labels = table.columns[found.label.name].to_pylist()
-    assert choose_kind(AUTO, labels, names=None)[0].name == "multi"
+    assert choose_task_type(AUTO, labels, names=None)[0].name == "multi"
 
 
 @pytest.mark.parametrize(

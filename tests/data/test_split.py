@@ -181,7 +181,7 @@ def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: f
             takes_first=False,
             emit=lambda event: None,
         )
-    assert TASK.label_kinds in raised.value.message
+    assert TASK.label_summary in raised.value.message
     purpose = "validation" if "validation" in raised.value.message else "test"
     assert f"--{purpose}-fraction" in raised.value.remedy
     assert ("0 for none" in raised.value.remedy) == (purpose == "validation")

@@ -10,7 +10,7 @@ from finetune.evaluation.statistics import (
     mean_interval,
     paired_differences,
 )
-from finetune.tasks.base import WeightedMetrics
+from finetune.tasks.metrics import WeightedMetrics
 
 
 def accuracy_of(is_right: NDArray[np.bool_]) -> WeightedMetrics:

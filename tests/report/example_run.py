@@ -14,7 +14,8 @@ from finetune.files import write_json, write_jsonl
 from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails, TextLengths
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
-from finetune.tasks.single import ClassScores, Single, SingleScores
+from finetune.tasks.scores import ClassScores, Scores
+from finetune.tasks.single import Single
 
 OTHER = "a|b\n<i>"
 TEXT = "Who is <script>alert('x')</script> & Co ?"
@@ -47,14 +48,13 @@ def example_results(*, other: str = OTHER) -> RunResults:
         "DESC": ClassScores(precision=0.667, recall=1.0, f1=0.8, support=2),
         other: ClassScores(precision=1.0, recall=0.5, f1=0.667, support=2),
     }
-    validation = SingleScores(
-        samples=4, loss=0.4, accuracy=0.875, macro_f1=0.87, per_class=per_class, confusion_matrix=[]
+    validation = Scores(
+        4, {"accuracy": 0.875, "macro_f1": 0.87, "loss": 0.4}, {"accuracy": 0.5}, per_class, []
     )
-    test = SingleScores(
+    test = Scores(
         samples=4,
-        loss=0.5,
-        accuracy=0.75,
-        macro_f1=0.7333,
+        metrics={"accuracy": 0.75, "macro_f1": 0.7333, "loss": 0.5},
+        baselines={"accuracy": 0.5},
         per_class=per_class,
         confusion_matrix=[[2, 0], [1, 1]],
     )

@@ -58,7 +58,7 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
 
     for emitted in (
         *("# my-run", 'pipeline("text-classification"', "max_length=48"),
-        *("4 rows of the test split: accuracy **75.0%** (95% interval 30.1–95.4% on 4 rows"),
+        *("4 rows of the test split: accuracy **75.0%** (95% interval 30.1–95.4%, 4 rows"),
         *("**73.3%**", "## Limits\n\n- Every"),
         "| DESC | 66.7% | 100.0% | 34.2–100.0% | 80.0% | 2 |",
         *("770 of 109,483,778 parameters", "4,906 rows", "83 seconds"),
@@ -93,7 +93,7 @@ def test_configuration_in_the_card_reads_back(tmp_path: Path, card_of: CardOf) -
 
 def test_a_model_that_does_not_beat_the_baseline_is_limited(card_of: CardOf) -> None:
     warning = ", 50.0%.\n- Every"
-    assert warning in card_of(test={"accuracy": 0.5}).text
+    assert warning in card_of(test={"metrics": {"accuracy": 0.5}}).text
 
 
 def test_short_name_of_minilm_becomes_its_hub_id(card_of: CardOf) -> None:

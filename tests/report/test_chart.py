@@ -11,16 +11,12 @@ from hypothesis import strategies as st
 from finetune.report.chart import HEIGHT, Axis, Chart, Scale, Series, in_percent, picture_of
 from finetune.report.charts import draw_coverage, draw_curves, draw_lengths, draw_scatter
 from finetune.runs.details import TextLengths
-from finetune.tasks.figures import Figure
 
 UPDATES = [{"step": step, "loss": 1 / step} for step in range(10, 100, 10)]
 VALIDATIONS = [
     {"step": step, "eval_loss": 0.5, "eval_accuracy": step / 100} for step in (30, 60, 90)
 ]
-METRICS = [
-    Figure("accuracy", "accuracy", "accuracy", 0.9),
-    Figure("macro_f1", "macro F1", "f1", 0.8),
-]
+METRICS = ["accuracy", "macro_f1", "loss"]
 numbers = st.floats(-1e9, 1e9)
 
 

@@ -57,7 +57,7 @@ def test_pieces_of_texts_of_all_lengths_have_few_shapes_where_each_costs(
     give_few_shapes(monkeypatch)
     model = TrainedModel.load(open_run_folder(finished_run), device="cpu", emit=ignore)
     shapes.clear()
-    answers = [answer for text in texts for answer in model.answer([text])]
+    answers = [answer for text in texts for answer in model.predict([text])]
 
     assert [answer.label for answer in answers] == [answer.label for answer in expected]
     assert 1 < len(shapes) <= 6

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from finetune.errors import DataError, UsageError
-from finetune.tasks.choose import choose_kind
+from finetune.tasks.choose import choose_task_type
 from finetune.tasks.labels import listed_counts, name_classes, sort_classes, split_labels
 
 
@@ -76,7 +76,7 @@ SCORES = [str(number / 10) for number in range(23)]
 def test_the_kind_of_a_column_is_found_with_the_reason(
     labels: list[str], kind: str, reason: str
 ) -> None:
-    found, why = choose_kind("auto", labels, names=None)
+    found, why = choose_task_type("auto", labels, names=None)
     assert found.name == kind
     assert reason in why
 
@@ -94,9 +94,9 @@ def test_the_kind_of_a_column_is_found_with_the_reason(
 )
 def test_numbers_that_are_not_written_as_such_are_no_classes(labels: list[str], wrong: str) -> None:
     with pytest.raises(DataError, match=re.escape(wrong)) as raised:
-        choose_kind("auto", labels, names=None)
+        choose_task_type("auto", labels, names=None)
     assert "--task single" in raised.value.remedy
-    assert choose_kind("single", labels, names=None)[0].name == "single"
+    assert choose_task_type("single", labels, names=None)[0].name == "single"
 
 
 def test_of_many_labels_the_first_are_listed() -> None:
@@ -106,7 +106,7 @@ def test_of_many_labels_the_first_are_listed() -> None:
 
 
 def test_a_kind_that_is_named_is_taken_and_one_that_is_unknown_refused() -> None:
-    assert choose_kind("regression", ["1", "2"], names=None)[0].name == "regression"
+    assert choose_task_type("regression", ["1", "2"], names=None)[0].name == "regression"
     with pytest.raises(UsageError, match="no --task 'multiple'") as raised:
-        choose_kind("multiple", ["1", "2"], names=None)
+        choose_task_type("multiple", ["1", "2"], names=None)
     assert "auto, " in raised.value.remedy

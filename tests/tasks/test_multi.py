@@ -34,13 +34,13 @@ def test_a_class_of_every_row_one_of_few_and_two_of_the_same_rows_are_odd() -> N
     assert list(found) == [
         "classes that every training row has: all",
         "classes of fewer than 1% of the training rows: 'few' (12)",
-        "'half' and 'same' stand together in 95% of the rows that have either",
+        "'half' and 'same' are together in 95% of the rows that have either",
     ]
     assert [*found.values()][1] == "--class-weights balanced"
 
 
 def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
-    task = Multi(["a", "b"]).fitted(LABELS, is_balanced=True)
+    task = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=True)
     assert task.positive_weights == (3.0, 1.0)
     logits, labels = torch.zeros(4, 2), torch.tensor(LABELS)
     logits.requires_grad_()
@@ -48,18 +48,18 @@ def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
     # At one half, the gradients of a class's rows and of the others add up to nothing.
     assert logits.grad is not None
     assert logits.grad.sum(dim=0).tolist() == pytest.approx([0, 0])
-    plain = Multi(["a", "b"]).fitted(LABELS, is_balanced=False)
+    plain = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=False)
     assert plain.losses(torch.zeros(4, 2), labels).tolist() == pytest.approx([np.log(2)] * 4)
 
 
 def test_one_row_in_many_does_not_count_as_much_as_all_others() -> None:
     labels = np.zeros((1000, 2), np.float32)
     labels[0] = 1
-    task = Multi(["a", "b"]).fitted(labels[:, :2], is_balanced=True)
+    task = Multi(["a", "b"]).with_training_labels(labels[:, :2], is_balanced=True)
     assert task.positive_weights == (MAX_POSITIVE_WEIGHT,) * 2
 
 
 def test_the_loss_of_a_split_is_that_without_weights() -> None:
     logits = np.ones_like(LABELS)
-    balanced = Multi(["a", "b"]).fitted(LABELS, is_balanced=True)
+    balanced = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=True)
     assert balanced.score(logits, LABELS).loss == Multi(["a", "b"]).score(logits, LABELS).loss

@@ -9,7 +9,7 @@ from finetune.events import Event, Info, ignore
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
-from finetune.tasks.temperature import MIN_ROWS, MIN_WRONG_ANSWERS, fit_temperature
+from finetune.tasks.temperature import MIN_MISTAKES, MIN_ROWS, fit_temperature
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
 Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -33,13 +33,13 @@ def mean_loss(task: Task, rows: Rows, *, temperature: float) -> float:
 def test_the_temperature_that_makes_probabilities_right_is_found(temperature: float) -> None:
     rows = draw_rows(20_000, margin=3, temperature=temperature, seed=0)
 
-    single = Single(NAMES).tuned(lambda: rows, calibrates=True, emit=ignore)
+    single = Single(NAMES).calibrate(lambda: rows, fits_temperature=True, emit=ignore)
 
     assert single.temperature == pytest.approx(temperature, rel=0.03)
     right = np.random.default_rng(1).normal(size=(20_000, 2)).astype(np.float32)
     drawn = np.random.default_rng(2).logistic(size=right.shape)
     yes_or_no = (temperature * right, (right + drawn > 0).astype(np.float32))
-    multi = Multi(NAMES[:2]).tuned(lambda: yes_or_no, calibrates=True, emit=ignore)
+    multi = Multi(NAMES[:2]).calibrate(lambda: yes_or_no, fits_temperature=True, emit=ignore)
     assert multi.temperature == pytest.approx(temperature, rel=0.03)
 
 
@@ -53,7 +53,7 @@ def test_as_few_rows_as_are_taken_do_little_harm_and_more_good(margin: float) ->
         gains = []
         for seed in range(40):
             rows = draw_rows(MIN_ROWS, margin=margin, temperature=temperature, seed=1 + seed)
-            tuned = task.tuned(lambda rows=rows: rows, calibrates=True, emit=ignore)
+            tuned = task.calibrate(lambda rows=rows: rows, fits_temperature=True, emit=ignore)
             gains.append(before - mean_loss(task, population, temperature=tuned.temperature))
         return float(np.mean(gains))
 
@@ -64,14 +64,14 @@ def test_as_few_rows_as_are_taken_do_little_harm_and_more_good(margin: float) ->
 
 
 @pytest.mark.parametrize(
-    ("rows", "wrong"), [(MIN_ROWS - 1, MIN_ROWS - 1), (MIN_ROWS, MIN_WRONG_ANSWERS - 1)]
+    ("rows", "wrong"), [(MIN_ROWS - 1, MIN_ROWS - 1), (MIN_ROWS, MIN_MISTAKES - 1)]
 )
 def test_with_too_few_rows_or_wrong_answers_there_is_no_temperature(rows: int, wrong: int) -> None:
     emitted: list[Event] = []
     logits, labels = draw_rows(rows, margin=3, temperature=2, seed=0)
 
     found = fit_temperature(
-        Single(NAMES).losses, logits, labels, wrong_answers=wrong, emit=emitted.append
+        Single(NAMES).losses, logits, labels, mistakes=wrong, emit=emitted.append
     )
 
     assert found == 1
@@ -100,14 +100,15 @@ def test_the_temperature_changes_no_answer_and_is_undone(task: Task) -> None:
     labels: NDArray[np.generic] = np.zeros((2_000, 6), np.float32)
     if isinstance(task, Single):
         labels = np.zeros(2_000, np.int64)
-    before = [row["predicted"] for row in task.predictions(logits(), labels)]
+    before = [row["predicted"] for row in task.prediction_rows(logits(), labels)]
     first = logits()
 
-    folded = task.fold(parameters)
+    scaled = task.scale_output_layer(parameters)
 
     assert logits() == pytest.approx(first / 1.7, abs=1e-5)
-    assert [row["predicted"] for row in folded.predictions(logits(), labels)] == before
-    folded.unfold(parameters, saved=folded.parameters)  # a saved model that is used
+    assert [row["predicted"] for row in scaled.prediction_rows(logits(), labels)] == before
+    scaled.unscale_output_layer(parameters, saved=scaled.parameters)  # a saved model that is used
     assert logits() == pytest.approx(first / 1.7, abs=1e-5)
-    type(task)(NAMES).unfold(parameters, saved=folded.parameters)  # one that trains on
+    # A saved model that is trained further.
+    type(task)(NAMES).unscale_output_layer(parameters, saved=scaled.parameters)
     assert torch.allclose(layer.weight, weight, rtol=1e-6)

@@ -65,7 +65,7 @@ def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:
 def test_shares_add_up_to_1_and_are_as_the_weights(
     labels: np.ndarray, batch_size: int, pads_batches: bool, is_balanced: bool
 ) -> None:
-    task = Single([""] * CLASSES).fitted(labels, is_balanced=is_balanced)
+    task = Single([""] * CLASSES).with_training_labels(labels, is_balanced=is_balanced)
     weights = task.example_weights(labels)
     lengths = np.full(len(labels), 5)
     examples = Examples(lambda rows, padded_length: {}, lengths, labels, weights)

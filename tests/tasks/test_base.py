@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ import finetune
 from finetune.errors import UsageError
 from finetune.files import read_json, read_jsonl
 from finetune.report.compare import tabulate
-from finetune.tasks.base import KINDS
+from finetune.tasks.base import TASK_TYPES, Outputs
 from finetune.tasks.single import Single
 
 WORDS = COMMON_WORDS.split()
@@ -37,20 +37,12 @@ class Ordinal(Single):
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
         return entropy(logits, above.float(), reduction="none").mean(dim=1)
 
-    def score(self, logits: NDArray[np.float32], labels: NDArray[np.int64]) -> Any:
-        return super().score(self._as_classes(logits), labels)
-
-    def answers(
-        self, texts: Sequence[str], logits: NDArray[np.float32], *, all_scores: bool = False
-    ) -> Any:
-        return super().answers(texts, self._as_classes(logits), all_scores=all_scores)
-
-    def _as_classes(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def read_logits(self, logits: NDArray[np.float32]) -> Outputs:
         levels = (logits[:, 1:] > 0).sum(axis=1)
-        return np.eye(logits.shape[1], dtype=np.float32)[levels]
+        return super().read_logits(np.eye(logits.shape[1], dtype=np.float32)[levels])
 
 
-KINDS.pop(Ordinal.name)  # other tests know the kinds of the package alone
+TASK_TYPES.pop(Ordinal.name)  # other tests know the kinds of the package alone
 
 
 def texts_with_labels() -> list[tuple[str, dict[str, Any]]]:
@@ -165,9 +157,9 @@ def test_a_run_is_compared_with_one_that_answers_otherwise(run: Path, tmp_path: 
 
 @pytest.fixture
 def ordinal() -> Iterator[None]:
-    KINDS[Ordinal.name] = Ordinal
+    TASK_TYPES[Ordinal.name] = Ordinal
     yield
-    del KINDS[Ordinal.name]
+    del TASK_TYPES[Ordinal.name]
 
 
 @pytest.mark.usefixtures("ordinal")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from finetune.errors import UsageError
-from finetune.evaluation.answer_file import answer_file, check_output
-from finetune.tasks.single import ClassAnswer
+from finetune.evaluation.prediction_file import check_output, prediction_file
+from finetune.tasks.base import Prediction
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -17,9 +17,11 @@ def test_what_a_model_has_answered_before_stays_beside_the_answers_of_another(
     suffix: str, tmp_path: Path
 ) -> None:
     before = {"label": "b", "probability_a": "0.2", "input_label": "true"}
-    answer = ClassAnswer("text", "a", 0.9, {"a": 0.9, "b": 0.1}, columns=before)
+    answer = Prediction(
+        "text", {"label": "a", "probability": 0.9}, {"a": 0.9, "b": 0.1}, columns=before
+    )
     path = tmp_path / f"answers.{suffix}"
-    with answer_file(path) as write:
+    with prediction_file(path) as write:
         write([answer])
     lines = path.read_text().splitlines()
     [row] = [json.loads(lines[0])] if suffix == "jsonl" else list(csv.DictReader(lines))

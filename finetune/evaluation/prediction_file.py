@@ -1,4 +1,4 @@
-"""Answers become a file, piece by piece: CSV, JSON lines or Parquet."""
+"""Predictions become a file, batch by batch: CSV, JSON lines or Parquet."""
 
 import csv
 import json
@@ -10,22 +10,21 @@ from typing import Any
 
 from finetune.errors import UsageError
 from finetune.files import PARTIAL_SUFFIX
-from finetune.tasks.base import Answer
+from finetune.tasks.base import Prediction
 
-OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
-Write = Callable[[Sequence[Answer]], None]
+Write = Callable[[Sequence[Prediction]], None]
 
 
 def check_output(path: Path, *, source: Path | None) -> None:
-    """Make sure that answers can be written to a file.
+    """Make sure that predictions can be written to a file.
 
     Raises:
         UsageError: If its suffix is unknown, its folder is missing or may not be written to, or it
             is the source itself.
     """
-    if path.suffix.lower() not in OUTPUT_SUFFIXES:
+    if path.suffix.lower() not in WRITERS:
         raise UsageError(
-            f"unsupported extension of {path}", remedy=f"take one of {', '.join(OUTPUT_SUFFIXES)}"
+            f"unsupported extension of {path}", remedy=f"use one of {', '.join(WRITERS)}"
         )
     folder = path.absolute().parent
     if os.path.isdir(path) or not os.path.isdir(folder):  # no error where a folder is closed
@@ -43,14 +42,13 @@ def check_output(path: Path, *, source: Path | None) -> None:
 
 
 @contextmanager
-def answer_file(path: Path) -> Iterator[Write]:
-    """Yield a function that adds answers; the file gets its name when all are written.
+def prediction_file(path: Path) -> Iterator[Write]:
+    """Yield a function that adds predictions; the file gets its name when all are written.
 
     Until then, and after an error, they are in the same folder as ``NAME.partial``.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    kind = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}[path.suffix.lower()]
-    with kind(partial) as write:
+    with WRITERS[path.suffix.lower()](partial) as write:
         yield write
     os.replace(partial, path)
 
@@ -58,7 +56,7 @@ def answer_file(path: Path) -> Iterator[Write]:
 @contextmanager
 def _json_lines(path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as file:
-        yield lambda answers: file.writelines(json_line(answer) + "\n" for answer in answers)
+        yield lambda predictions: file.writelines(json_line(one) + "\n" for one in predictions)
 
 
 @contextmanager
@@ -69,18 +67,14 @@ def _csv(path: Path) -> Iterator[Write]:
         # Python up to 3.12 leaves a carriage return bare, which readers take for the end of a row.
         quoting_writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
 
-        def write_row(values: Sequence[Any]) -> None:
-            has_return = any("\r" in str(value) for value in values)
-            (quoting_writer if has_return else writer).writerow(values)
-
-        def write(answers: Sequence[Answer]) -> None:
-            rows = list(map(_flat, answers))
-            if not names:
-                names.extend(dict.fromkeys(name for row in rows for name in row))
-                write_row(names)
+        def write(predictions: Sequence[Prediction]) -> None:
+            rows = list(map(_flatten, predictions))
+            first = not names
+            names.extend(_columns_of(rows) if first else ())
             _check_columns(rows, names, path)
-            for row in rows:
-                write_row([row.get(name, "") for name in names])
+            for values in [names] * first + [[row.get(name, "") for name in names] for row in rows]:
+                has_return = any("\r" in str(value) for value in values)
+                (quoting_writer if has_return else writer).writerow(values)
 
         yield write
 
@@ -92,13 +86,14 @@ def _parquet(path: Path) -> Iterator[Write]:
 
     writer: Any = None
 
-    def write(answers: Sequence[Answer]) -> None:
+    def write(predictions: Sequence[Prediction]) -> None:
         nonlocal writer
-        rows = list(map(_flat, answers))
+        rows = list(map(_flatten, predictions))
         if writer is None:
-            names = dict.fromkeys(name for row in rows for name in row)
             numbers = {name for name, value in rows[0].items() if isinstance(value, float)}
-            fields = [(name, "float64" if name in numbers else "string") for name in names]
+            fields = [
+                (name, "float64" if name in numbers else "string") for name in _columns_of(rows)
+            ]
             writer = parquet.ParquetWriter(path, pyarrow.schema(fields))
         _check_columns(rows, writer.schema.names, path)
         writer.write_table(pyarrow.Table.from_pylist(rows, schema=writer.schema))
@@ -110,20 +105,23 @@ def _parquet(path: Path) -> Iterator[Write]:
             writer.close()
 
 
-def json_line(answer: Answer) -> str:
-    """Return an answer as one line of JSON; dates and the like as text."""
-    return json.dumps(answer.to_json(), ensure_ascii=False, default=str)
+WRITERS = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}
 
 
-def _flat(answer: Answer) -> dict[str, Any]:
-    """Return an answer by columns: its numbers as floats, everything else as text."""
-    own: dict[str, Any] = dict(answer.texts)
-    for name, value in answer.result.items():
+def json_line(prediction: Prediction) -> str:
+    """Return a prediction as one line of JSON; dates and the like as text."""
+    return json.dumps(prediction.to_json(), ensure_ascii=False, default=str)
+
+
+def _flatten(prediction: Prediction) -> dict[str, Any]:
+    """Return a prediction by columns: its numbers as floats, everything else as text."""
+    own: dict[str, Any] = dict(prediction.texts)
+    for name, value in prediction.result.items():
         if isinstance(value, Mapping):
-            own |= {f"probability_{one}": score for one, score in value.items()}
+            own |= {f"probability_{label}": one for label, one in value.items()}
         else:
             own[name] = "|".join(value) if isinstance(value, list) else value
-    others = answer.columns_beside(own)
+    others = prediction.columns_beside(own)
     return own | {name: _as_text(value) for name, value in others.items()}
 
 
@@ -133,11 +131,15 @@ def _as_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str).strip('"')
 
 
+def _columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
 def _check_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) -> None:
-    new = {name for row in rows for name in row}.difference(names)
+    new = set(_columns_of(rows)).difference(names)
     if new:
         raise UsageError(
-            f"columns that the first rows lack: {', '.join(sorted(new))}; the answers before them"
-            f" are in {path}",
+            f"columns that the first rows lack: {', '.join(sorted(new))}; the predictions before"
+            f" them are in {path}",
             remedy="write --output FILE.jsonl, where each row has its own columns",
         )

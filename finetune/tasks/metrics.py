@@ -1,0 +1,305 @@
+"""All metrics: one registry, used to choose the best model, for results, intervals and reports.
+
+A metric is a function of labels, what it ``needs`` of the model, and weights. To add one, write it
+here and register it with ``@metric``; nothing else lists the metrics.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetune.errors import ConfigurationInvalid
+
+if TYPE_CHECKING:
+    from finetune.tasks.base import Task
+
+Floats = NDArray[np.float64]
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+SINGLE: ProblemType = "single_label_classification"
+MULTI: ProblemType = "multi_label_classification"
+NUMBERS: ProblemType = "regression"
+# What a metric reads, with a row for each row of the labels. Predictions are class numbers [rows],
+# 0 or 1 for each class [rows, classes], or numbers [rows]; probabilities are [rows, classes].
+Needs = Literal["predictions", "probabilities", "losses"]
+Compute = Callable[[NDArray[Any], NDArray[Any], Floats], Floats]
+# Returns metrics by name, [resamples], from weights: how often each row counts, [resamples, rows].
+WeightedMetrics = Callable[[Floats], Mapping[str, Floats]]
+
+# 95% of a normal distribution are within so many standard errors.
+ERRORS_OF_95 = 1.959964
+# A smaller deviation, relative to the largest value, is rounding.
+MAX_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how good predictions are.
+
+    Args:
+        name: In JSON and for ``--metric-for-best-model``.
+        title: In sentences.
+        compute: Returns the metric of each resample, [resamples], from labels [rows, ...], what it
+            ``needs`` [rows, ...], and how often each row counts: [resamples, rows].
+        problem_types: Which labels it is for.
+        hub_name: On the Hub.
+        is_fraction: Whether it is in 0..1 and shown in percent.
+        is_proportion: Whether it is the fraction of rows that are right, which has an interval.
+        baseline: What a model is compared with that always predicts the same, if it is.
+        has_curve: Whether a report draws it over the steps.
+    """
+
+    name: str
+    title: str
+    compute: Compute
+    problem_types: tuple[ProblemType, ...]
+    hub_name: str
+    needs: Needs = "predictions"
+    greater_is_better: bool = True
+    is_fraction: bool = True
+    is_proportion: bool = False
+    baseline: str = ""
+    has_curve: bool = True
+
+    @property
+    def sign(self) -> int:
+        """1, or -1 if a lower value is better."""
+        return 1 if self.greater_is_better else -1
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def metric(
+    title: str, *problem_types: ProblemType, hub_name: str, **options: Any
+) -> Callable[[Compute], Compute]:
+    """Register a function as a metric under its name; the options are fields of ``Metric``."""
+
+    def register(compute: Compute) -> Compute:
+        name = compute.__name__
+        METRICS[name] = Metric(name, title, compute, problem_types, hub_name, **options)
+        return compute
+
+    return register
+
+
+def metrics_of(problem_type: ProblemType) -> list[Metric]:
+    """Return the metrics of a kind of labels; the first one chooses the best model by default."""
+    return [one for one in METRICS.values() if problem_type in one.problem_types]
+
+
+def choose_metric(name: str | None, task: "Task") -> Metric:
+    """Return the metric that chooses the best model, by default the first of the task.
+
+    Raises:
+        ConfigurationInvalid: If the task has no such metric.
+    """
+    known = {one.name: one for one in metrics_of(task.problem_type)}
+    name = name.replace("-", "_") if name else next(iter(known))
+    if name not in known:
+        raise ConfigurationInvalid(
+            f"--task {task.name} has no metric {name!r} for --metric-for-best-model",
+            remedy=f"choose one of {', '.join(known)}",
+        )
+    return known[name]
+
+
+def compute_metrics(
+    problem_type: ProblemType,
+    labels: NDArray[Any],
+    outputs: Mapping[Needs, NDArray[Any]],
+    weights: Floats | None = None,
+) -> dict[str, Floats]:
+    """Return the metrics whose needs are met, by name, for each resample.
+
+    Args:
+        problem_type: What the labels are.
+        labels: Of shape [rows, ...], as the task's loss reads them.
+        outputs: What the model says of the rows: each [rows, ...].
+        weights: How often each row counts in each resample, [resamples, rows]; by default once.
+    """
+    weights = np.ones((1, len(labels))) if weights is None else weights
+    return {
+        one.name: one.compute(labels, outputs[one.needs], weights)
+        for one in metrics_of(problem_type)
+        if one.needs in outputs
+    }
+
+
+@metric("accuracy", SINGLE, hub_name="accuracy", is_proportion=True, baseline="largest class")
+def accuracy(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+    """Return the fraction of rows whose class is right."""
+    return mean(labels == predicted, weights)
+
+
+@metric("micro F1", MULTI, hub_name="f1", baseline="largest class")
+def micro_f1(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+    """Return the F1 of all predictions together, whichever class they are about."""
+    right, chosen, true = count_classes(labels, predicted, weights)
+    return _f1(right.sum(axis=1), (chosen + true).sum(axis=1))
+
+
+@metric("macro F1", SINGLE, MULTI, hub_name="f1")
+def macro_f1(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+    """Return the mean F1 of the classes that are predicted or true."""
+    right, chosen, true = count_classes(labels, predicted, weights)
+    occurring = np.count_nonzero(chosen + true, axis=1)
+    return np.asarray(_f1(right, chosen + true).sum(axis=1) / np.maximum(occurring, 1))
+
+
+@metric("subset accuracy", MULTI, hub_name="accuracy", is_proportion=True)
+def subset_accuracy(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+    """Return the fraction of rows whose classes are all right, and no other is predicted."""
+    return mean((labels == predicted).all(axis=1), weights)
+
+
+@metric("mean average precision", MULTI, hub_name="map", needs="probabilities")
+def mean_average_precision(
+    labels: NDArray[Any], probabilities: NDArray[Any], weights: Floats
+) -> Floats:
+    """Return the mean of the classes that have rows; it depends on no threshold."""
+    has_rows = weights @ (labels > 0) > 0
+    total = average_precisions(labels, probabilities, weights).sum(axis=1)
+    return np.asarray(total / np.maximum(np.count_nonzero(has_rows, axis=1), 1))
+
+
+@metric("Pearson", NUMBERS, hub_name="pearsonr", is_fraction=False)
+def pearson(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+    """Return the linear correlation, in -1..1; 0 if one side is constant."""
+    weights = weights / weights.sum(axis=1, keepdims=True)
+    (one, variance), (other, other_variance) = (
+        _center(np.asarray(values, np.float64), weights) for values in (labels, predicted)
+    )
+    covariance = (weights * one * other).sum(axis=1)
+    product = variance * other_variance
+    undefined = np.zeros(len(weights))
+    return np.asarray(np.divide(covariance, np.sqrt(product), where=product > 0, out=undefined))
+
+
+@metric("Spearman", NUMBERS, hub_name="spearmanr", is_fraction=False)
+def spearman(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+    """Return the correlation of the ranks."""
+    return pearson(_rank(labels, weights), _rank(predicted, weights), weights)
+
+
+@metric(
+    "mean absolute error", NUMBERS, hub_name="mae", greater_is_better=False, is_fraction=False,
+    baseline="mean", has_curve=False,
+)  # fmt: skip
+def mae(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+    """Return the mean distance of predicted and true numbers, in their units."""
+    return mean(np.abs(predicted - labels), weights)
+
+
+@metric(
+    "loss", SINGLE, MULTI, NUMBERS, hub_name="loss", needs="losses", greater_is_better=False,
+    is_fraction=False, has_curve=False,
+)  # fmt: skip
+def loss(labels: NDArray[Any], losses: NDArray[Any], weights: Floats) -> Floats:
+    """Return the mean loss of a row, without class weights."""
+    return mean(losses, weights)
+
+
+def mean(values: NDArray[Any], weights: Floats) -> Floats:
+    """Return the mean of a value for each row, [rows], in each resample."""
+    return np.asarray(weights @ np.asarray(values, np.float64) / weights.sum(axis=1))
+
+
+def count_classes(
+    labels: NDArray[Any], predicted: NDArray[Any], weights: Floats, *, classes: int = 0
+) -> tuple[Floats, Floats, Floats]:
+    """Return how often each class is right, predicted and true: each [resamples, classes].
+
+    Args:
+        labels: Class numbers [rows], or 0 and 1: [rows, classes].
+        predicted: Likewise.
+        weights: How often each row counts: [resamples, rows].
+        classes: How many class numbers there are; by default up to the largest.
+    """
+    if labels.ndim == 2:
+        # Exact in float32: these are counts of rows.
+        weights = weights.astype(np.float32)
+        true, chosen = (np.asarray(one, np.float32) for one in (labels, predicted))
+        return tuple(np.asarray(weights @ one, np.float64) for one in (true * chosen, chosen, true))  # type: ignore[return-value]
+    classes = classes or int(max(labels.max(), predicted.max())) + 1
+    is_right = labels == predicted
+    return (
+        _count(labels[is_right], weights[:, is_right], classes),
+        _count(predicted, weights, classes),
+        _count(labels, weights, classes),
+    )
+
+
+def _count(numbers: NDArray[np.int64], weights: Floats, classes: int) -> Floats:
+    places = numbers + classes * np.arange(len(weights))[:, None]
+    counts = np.bincount(places.ravel(), weights.ravel(), minlength=classes * len(weights))
+    return np.asarray(counts.reshape(len(weights), classes), np.float64)
+
+
+def _f1(right: Floats, chosen_and_true: Floats) -> Floats:
+    return np.asarray(2 * right / np.maximum(chosen_and_true, 1))
+
+
+def average_precisions(
+    labels: NDArray[Any], probabilities: NDArray[Any], weights: Floats
+) -> Floats:
+    """Return the average precision of each class, 0 without rows: [resamples, classes].
+
+    It is the mean precision at the threshold of each row that has the class; rows of the same
+    probability are predicted together.
+    """
+    columns = zip(labels.T > 0, probabilities.T, strict=True)
+    return np.stack([_average_precision(*column, weights) for column in columns], axis=1)
+
+
+def _average_precision(
+    true: NDArray[np.bool_], probabilities: NDArray[Any], weights: Floats
+) -> Floats:
+    order = np.argsort(-probabilities, kind="stable")
+    ordered = probabilities[order]
+    is_last = np.append(ordered[1:] != ordered[:-1], True)
+    weights = weights[:, order]
+    right = np.cumsum(weights * true[order], axis=1)[:, is_last]
+    precision = right / np.maximum(np.cumsum(weights, axis=1)[:, is_last], 1)
+    gained = np.diff(right, axis=1, prepend=0)
+    return np.asarray((precision * gained).sum(axis=1) / np.maximum(right[:, -1], 1))
+
+
+def _center(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Return values without their mean, and their variance, 0 where it is only rounding."""
+    centered = values - (weights * values).sum(axis=1, keepdims=True)
+    variance = (weights * centered**2).sum(axis=1)
+    return centered, np.where(variance > (MAX_ROUNDING * np.abs(values).max()) ** 2, variance, 0.0)
+
+
+def _rank(values: NDArray[Any], weights: Floats) -> Floats:
+    """Return the rank of each row in each resample, the mean of equal ones: as weights."""
+    distinct, numbers = np.unique(values, return_inverse=True)
+    counts = _count(numbers, weights, len(distinct))
+    return np.asarray((np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, numbers])
+
+
+def wilson_interval(
+    right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = ERRORS_OF_95
+) -> tuple[Floats, Floats]:
+    """Return the interval of a proportion, which holds for few rows and near 0 and 1 too.
+
+    Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 1927.
+
+    Args:
+        right: How many rows are right.
+        rows: Of how many, one or more.
+        errors: Standard errors to each side.
+
+    >>> low, high = wilson_interval(95, 100)
+    >>> round(float(low), 3), round(float(high), 3)
+    (0.888, 0.978)
+    """
+    fraction, squared = np.asarray(right / rows, np.float64), errors**2
+    middle = fraction + squared / (2 * rows)
+    half = errors * np.sqrt(fraction * (1 - fraction) / rows + squared / (4 * rows**2))
+    # Rounding may leave a little less than 0.
+    low = np.maximum(middle - half, 0.0)
+    return low / (1 + squared / rows), (middle + half) / (1 + squared / rows)

@@ -1,0 +1,96 @@
+"""Numbers and rows as people read them, and the tables that reports and commands show."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from finetune.tasks.metrics import wilson_interval
+
+# Mistakes that a report shows: the first of all, the first of each group, and all in all.
+MAX_MISTAKES = 20
+MAX_OF_A_GROUP = 10
+MAX_LISTED = 400
+MAX_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
+
+    Args:
+        groups: The groups of each row, of which a page shows one alone: their titles by id, which
+            is ``class-N`` or ``cell-N-M`` for the mistakes of a class or a cell of the confusion
+            matrix. Rows after the first ``MAX_MISTAKES`` are shown only there.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    note: str = ""
+    groups: Sequence[Mapping[str, str]] = ()
+
+
+def format_number(value: float, *, sign: Literal["", "+"] = "", digits: int = 4) -> str:
+    """Return a number in few characters: ``1,500``, ``0.25``, ``5e-05``."""
+    return f"{value:{sign},.0f}" if abs(value) >= 1e3 else f"{value:{sign}.{digits}g}"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction in percent, such as ``97.2%``."""
+    return f"{100 * fraction:.1f}%"
+
+
+def format_interval(fraction: float, rows: int) -> str:
+    """Return the 95% interval of a fraction of rows: ``88.8–97.8%``; a dash without rows."""
+    if not rows:
+        return "–"
+    low, high = wilson_interval(fraction * rows, rows)
+    return f"{100 * low:.1f}–{100 * high:.1f}%"
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    """Return the text, or both texts, of a row of ``predictions.jsonl``; long texts are cut."""
+    texts = (row[name] for name in ("text", "text_pair") if name in row)
+    return " | ".join(
+        one if len(one) <= MAX_CHARACTERS else f"{one[:MAX_CHARACTERS]} …" for one in texts
+    )
+
+
+def list_mistakes(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    groups: Sequence[Mapping[str, str]],
+    note: str = "",
+) -> Table:
+    """Return a table of mistakes, the worst first: the first of all, and those of each group.
+
+    Args:
+        title: Of the table.
+        columns: The last one is a number.
+        rows: The cells of each mistake.
+        groups: The groups of each mistake: see ``Table``.
+        note: What is shown above the table.
+    """
+    listed = _choose_listed(groups)
+    return Table(
+        title,
+        columns,
+        [rows[number] for number in listed],
+        text_columns=len(columns) - 1,
+        note=note,
+        groups=[groups[number] for number in listed],
+    )
+
+
+def _choose_listed(groups: Sequence[Collection[str]]) -> list[int]:
+    seen: Counter[str] = Counter()
+    listed = []
+    for row, own in enumerate(groups):
+        seen.update(list(own))
+        if row < MAX_MISTAKES or min((seen[one] for one in own), default=row) <= MAX_OF_A_GROUP:
+            listed.append(row)
+    return listed[:MAX_LISTED]

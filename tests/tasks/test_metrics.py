@@ -1,0 +1,115 @@
+"""Each metric against scikit-learn's or scipy's, on all rows and on resamples."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn import metrics as sklearn_metrics
+
+from finetune.errors import ConfigurationInvalid
+from finetune.tasks.base import Task
+from finetune.tasks.metrics import METRICS, choose_metric, pearson, spearman, wilson_interval
+from finetune.tasks.multi import Multi
+from finetune.tasks.regression import Regression
+from finetune.tasks.single import Single
+
+ROWS = 40
+NAMES = ["a", "b", "c", "d"]
+TASKS = pytest.mark.parametrize(
+    "task", [Single(NAMES), Multi(NAMES), Regression(is_scaled=True)], ids=lambda task: task.name
+)
+
+
+def draw_rows(task: Task, random: np.random.Generator) -> tuple[NDArray[np.float32], Any]:
+    """Return logits and labels; ``d`` never occurs, and numbers have ties."""
+    if isinstance(task, Regression):
+        labels = random.integers(0, 8, ROWS).astype(np.float32)
+        return (labels + random.integers(-3, 3, ROWS)).astype(np.float32)[:, None], labels
+    logits = random.normal(size=(ROWS, 4)).round(1).astype(np.float32)
+    logits[:, 3] = -9
+    if isinstance(task, Single):
+        return logits, random.integers(0, 3, ROWS)
+    return logits, (random.random((ROWS, 4)) < [0.5, 0.3, 0.1, 0]).astype(np.float32)
+
+
+def expected_metrics(task: Task, logits: NDArray[np.float32], labels: Any) -> dict[str, float]:
+    outputs = task.read_logits(logits)
+    f1 = lambda average: sklearn_metrics.f1_score(  # noqa: E731
+        labels, outputs.predicted, average=average, zero_division=np.nan
+    )
+    match task:
+        case Single():
+            accuracy = sklearn_metrics.accuracy_score(labels, outputs.predicted)
+            return {"accuracy": accuracy, "macro_f1": f1("macro")}
+        case Multi():
+            precision = sklearn_metrics.average_precision_score
+            return {
+                "micro_f1": f1("micro"),
+                "macro_f1": f1("macro"),
+                "subset_accuracy": sklearn_metrics.accuracy_score(labels, outputs.predicted),
+                "mean_average_precision": precision(labels[:, :3], outputs.probabilities[:, :3]),
+            }
+    return {
+        "pearson": stats.pearsonr(labels, outputs.predicted).statistic,
+        "spearman": stats.spearmanr(labels, outputs.predicted).statistic,
+        "mae": sklearn_metrics.mean_absolute_error(labels, outputs.predicted),
+    }
+
+
+@TASKS
+def test_metrics_are_those_of_scikit_learn_and_scipy(task: Task) -> None:
+    logits, labels = draw_rows(task, np.random.default_rng(0))
+    scores = task.score(logits, labels)
+    expected = expected_metrics(task, logits, labels)
+    assert dict(scores.metrics) == pytest.approx({**expected, "loss": scores.loss})
+
+
+@TASKS
+def test_a_row_that_counts_twice_is_as_good_as_two_rows(task: Task) -> None:
+    random = np.random.default_rng(0)
+    logits, labels = draw_rows(task, random)
+    weights = random.integers(1, 4, size=(3, ROWS))
+    found = task.weighted_metrics(task.prediction_rows(logits, labels))(weights.astype(float))
+    for number, counts in enumerate(weights):
+        scores = task.score(logits.repeat(counts, axis=0), labels.repeat(counts, axis=0)).metrics
+        own = {name: values[number] for name, values in found.items()}
+        assert own == pytest.approx({name: scores[name] for name in own})
+    # Probabilities of all classes are not in the file.
+    assert found.keys() == scores.keys() - {"mean_average_precision"}
+
+
+def test_numbers_that_are_all_the_same_have_no_correlation() -> None:
+    labels, predicted, weights = np.array([0.1, 0.1]), np.array([0.7, 0.2]), np.ones((1, 2))
+    assert pearson(labels, predicted, weights).tolist() == [0]
+    assert spearman(predicted, labels, weights).tolist() == [0]
+    # Only one row is left, and its number.
+    assert pearson(predicted, predicted, np.array([[3.0, 0.0]])).tolist() == [0]
+
+
+@TASKS
+def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_named(
+    task: Task,
+) -> None:
+    expected = {"single": "accuracy", "multi": "micro_f1", "regression": "pearson"}
+    assert choose_metric(None, task).name == expected[task.name]
+    assert choose_metric("loss", task).sign == -1
+    with pytest.raises(ConfigurationInvalid, match="no metric 'bleu'"):
+        choose_metric("bleu", task)
+
+
+def test_names_of_metrics_may_have_hyphens() -> None:
+    assert (
+        choose_metric("macro-f1", SimpleNamespace(problem_type=Single.problem_type))
+        is (  # type: ignore[arg-type]
+            METRICS["macro_f1"]
+        )
+    )
+
+
+@pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])
+def test_the_interval_of_a_proportion_is_that_of_scipy(right: int, rows: int) -> None:
+    expected = stats.binomtest(right, rows).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(right, rows) == pytest.approx(expected, abs=1e-7)
