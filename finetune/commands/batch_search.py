@@ -13,7 +13,7 @@ from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatc
 from finetune.config.load import parse_size
 from finetune.config.mode import Mode
 from finetune.config.schema import Config, mode_of, precision_without_timing
-from finetune.data.tables import texts_of
+from finetune.data.dataset import texts_of
 from finetune.data.trec import TRAINING_ROWS
 from finetune.devices.base import Device
 from finetune.devices.mps.chips import Mac, find_mac

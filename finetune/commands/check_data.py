@@ -19,9 +19,9 @@ from finetune.data.check import (
     suggest_max_length,
     suggest_model,
 )
+from finetune.data.dataset import texts_of
 from finetune.data.load import load_data
 from finetune.data.split import split_table
-from finetune.data.tables import texts_of
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Info, WarningMessage
 from finetune.model.source import load_tokenizer

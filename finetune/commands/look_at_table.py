@@ -21,15 +21,10 @@ from finetune.config.schema import (
 )
 from finetune.config.yaml_files import make_starter
 from finetune.data.check import suggest_max_length
+from finetune.data.dataset import TextColumns, column_of, texts_of
 from finetune.data.source import DataOptions, LoadedData
 from finetune.data.split import split_table
-from finetune.data.tables import (
-    TextColumns,
-    column_of,
-    make_splits,
-    open_tables,
-    texts_of,
-)
+from finetune.data.tables import read_tables
 from finetune.events import Emit, Info
 from finetune.runs.data import split_options
 from finetune.tasks.single import Single
@@ -108,8 +103,9 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
         DataError: If a run could not use the file.
         UsageError: If both names are the same.
     """
-    tables, columns = open_tables({"train": [Path(options.data)]}, options, emit=emit)
-    table = make_splits(tables, columns, options, emit=emit)
+    table = read_tables({"train": [Path(options.data)]}, options, emit=emit)
+    columns = table.chosen
+    assert columns is not None
     rows, task = table.splits["train"], table.task
     texts = texts_of(rows)
     shown = texts.joined
@@ -119,7 +115,7 @@ def look_at_table(options: DataOptions, *, model: str | None, emit: Emit) -> Tab
     lengths, max_tokens = _count_tokens(texts, model, emit=emit)
     return TableFacts(
         options=options,
-        columns=tables["train"][0].columns.column_names,
+        columns=table.column_names,
         text_column=columns.text.name,
         text_reason=columns.text.reason,
         text_pair_column=columns.pair.name if columns.pair else None,

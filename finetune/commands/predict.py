@@ -19,7 +19,7 @@ from finetune.commands.options import (
     text_pair_column_option,
     with_display,
 )
-from finetune.data.lines import Row, read_lines
+from finetune.data.stream import Row, read_lines
 from finetune.devices.names import DeviceName
 from finetune.distributed.launch import read_launch
 from finetune.errors import DataUnreadable, UsageError

@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
-from finetune.data.encoding import TextFile
-from finetune.data.mapped import collect
+from finetune.data.encoding import TextFile, find_text
+from finetune.data.mapped import ROWS_A_PIECE, collect
 from finetune.data.numbers import plain_numbers
+from finetune.data.packed import Content
+from finetune.data.reader import RawTable, Reader, Records, records_of
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
@@ -29,13 +31,50 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_ROWS = 100
 HEADER_ROWS = 10_000
 MAX_NAME = 60
-Result = TypeVar("Result")
-# Excel's word on the delimiter, in a line above the header.
-DELIMITER_LINE = re.compile(f"sep=([{''.join(DELIMITERS)}])\r?\n")
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 # The module's own limit is 131,072 characters, fewer than a long document has.
 csv.field_size_limit(2**31 - 1)
+
+Rows = Iterator[pyarrow.Table]
+Result = TypeVar("Result")
+
+
+def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
+    """Read the columns, with numbers as :func:`plain_numbers` writes them.
+
+    A value may be in quotes and then hold delimiters, line ends and doubled quotes. Unless the
+    options say it, the first row has names if it looks like names, or has a column of the options.
+    """
+    text = find_text(content, encoding=options.encoding, emit=emit)
+    dialect, rows = _parse(text, lambda parse: collect(parse()), emit=emit)
+    columns, has_header = name_columns(rows, options, path=text.path, emit=emit)
+    delimiter = DELIMITERS[dialect.delimiter]
+    emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {delimiter}"))
+    # Excel delimits by semicolons where a comma is decimal.
+    allows_comma = dialect.delimiter == ";" and options.task != Multi.name
+    columns = plain_numbers(columns, allows_comma=allows_comma, path=text.path, emit=emit)
+
+    def find_lines() -> list[int]:
+        return [number for number, _ in dialect.numbered_rows(text)][has_header:]
+
+    return RawTable(text.path, columns, find_lines)
+
+
+def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
+    """Yield the rows; all are parsed once before, so that an error comes before the first row."""
+    text = find_text(content, encoding=options.encoding, emit=emit)
+
+    def check(parse: Callable[[], Rows]) -> Callable[[], Rows]:
+        deque(parse(), maxlen=0)
+        return parse
+
+    _, parse = _parse(text, check, emit=emit)
+    pieces = parse()
+    first = next(pieces)
+    names, has_header = _find_names(first, options, path=text.path)
+    for piece in chain([first.slice(int(has_header))], pieces):
+        yield from records_of(piece.rename_columns(names))
 
 
 @dataclass(frozen=True)
@@ -58,8 +97,6 @@ class Dialect:
     def numbered_rows(self, text: TextFile) -> Iterator[tuple[int, list[str]]]:
         """Yield each row that is not blank, as it is read, and the number of its first line.
 
-        A first line that says the delimiter is no row.
-
         Raises:
             DataUnreadable: If a quote does not end, or a row has not as many values as the first.
         """
@@ -73,8 +110,7 @@ class Dialect:
                     return
                 except csv.Error as error:
                     raise _unreadable(number, f"has {error}", text) from error
-                is_delimiter_line = number == 1 and row == ["sep=", ""]
-                if not is_delimiter_line and (len(row) > 1 or "".join(row).strip()):
+                if len(row) > 1 or "".join(row).strip():
                     count = count or len(row)
                     if not "".join(row[count:]).strip():
                         row = row[:count]  # spreadsheets end rows with blank values
@@ -84,68 +120,108 @@ class Dialect:
                     yield number, row
 
 
-def read_delimited(
-    text: TextFile, options: DataOptions, *, emit: Emit
-) -> tuple[pyarrow.Table, Callable[[], list[int]]]:
-    """Return the columns of delimited values, and what finds the line on which each row begins.
-
-    A value may be in quotes and then hold delimiters, line ends and doubled quotes. Where
-    several delimiters fit, the suffix of the unpacked file decides. Unless the options say it,
-    a first row that has a column they name, or looks like names, is one of names.
-
-    Raises:
-        DataUnreadable: If the file is empty, or a row has not one value for each column.
-    """
-    dialect, rows = _read_in_dialect(text, partial(_read_rows, text), emit=emit)
-    columns, has_header = name_columns(rows, options, path=text.path, emit=emit)
-    delimiter = DELIMITERS[dialect.delimiter]
-    emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {delimiter}"))
-    # Excel delimits by semicolons where a comma is decimal.
-    allows_comma = dialect.delimiter == ";" and options.task != Multi.name
-    columns = plain_numbers(columns, allows_comma=allows_comma, path=text.path, emit=emit)
-
-    def find_lines() -> list[int]:
-        return [number for number, _ in dialect.numbered_rows(text)][has_header:]
-
-    return columns, find_lines
+def _unreadable(number: int, complaint: str, text: TextFile) -> DataUnreadable:
+    with text.open() as lines:
+        line = next(islice(lines, number - 1, None))
+    return DataUnreadable(
+        f"line {number} of {text.path} {complaint}: {line.strip()[:60]!r}",
+        remedy='put a value that holds a delimiter, a quote or a line end in quotes: "a ""b"", c"',
+    )
 
 
-def stream_delimited(
-    text: TextFile, options: DataOptions, *, emit: Emit
-) -> tuple[list[str], Iterator[list[str]]]:
-    """Return the names of the columns, and the rows as they are read.
-
-    Options and errors are those of :func:`read_delimited`. The rows are checked once before, so
-    that an error comes before the first row.
-    """
-
-    def check(dialect: Dialect) -> None:
-        deque(dialect.numbered_rows(text), maxlen=0)
-
-    dialect, _ = _read_in_dialect(text, check, emit=emit)
-    rows = (row for _, row in dialect.numbered_rows(text))
-    sample = list(islice(rows, HEADER_ROWS))
-    if not sample:
-        raise _empty(text.path)
-    names, has_header = _find_names(_table_of(sample), options, path=text.path)
-    return names, chain(sample[has_header:], rows)
-
-
-def _read_in_dialect(
-    text: TextFile, read: Callable[[Dialect], Result], *, emit: Emit
+def _parse(
+    text: TextFile, use: Callable[[Callable[[], Rows]], Result], *, emit: Emit
 ) -> tuple[Dialect, Result]:
-    """Return the dialect of a text, and what a function makes of the text in it."""
+    """Return the dialect of a text, and what ``use`` makes of a function that parses its rows.
+
+    The rows come in tables whose columns are named 0, 1 and so on; the first row is one of them.
+    """
     dialect = _find_dialect(text)
     try:
-        return dialect, read(dialect)
+        return dialect, _parse_in(dialect, text, use)
     except DataUnreadable:
         if dialect.delimiter != "\t":
             raise
     # Many files with tabs know no quotes, and a text may then begin with one and never end it.
     dialect = replace(dialect, quote=None)
-    result = read(dialect)
+    result = _parse_in(dialect, text, use)
     emit(Info(f"quotes in {text.path} are part of the texts"))
     return dialect, result
+
+
+def _parse_in(
+    dialect: Dialect, text: TextFile, use: Callable[[Callable[[], Rows]], Result]
+) -> Result:
+    first = next(dialect.numbered_rows(text), None)
+    if first is None:
+        remedy = "write a header row, such as text,label, and rows"
+        raise DataUnreadable(f"{text.path} is empty", remedy=remedy)
+    if dialect.quote and not any(dialect.quote in piece for piece in text.pieces()):
+        dialect = replace(dialect, quote=None)
+    try:
+        if dialect.quote:  # Arrow accepts characters behind a closing quote
+            with text.open() as lines:
+                deque(dialect.reader(lines), maxlen=0)
+        return use(partial(_parse_by_arrow, dialect, text, columns=len(first[1])))
+    except (csv.Error, pyarrow.ArrowInvalid):
+        # To say which row is wrong, or for what Arrow refuses, such as lines of spaces.
+        return use(partial(_parse_by_row, dialect, text))
+
+
+def _parse_by_arrow(dialect: Dialect, text: TextFile, *, columns: int) -> Rows:
+    names = [str(position) for position in range(columns)]
+    reader = arrow_csv.open_csv(
+        text.open_for_arrow(),
+        read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
+        parse_options=arrow_csv.ParseOptions(
+            delimiter=dialect.delimiter,
+            quote_char=dialect.quote or False,
+            newlines_in_values=dialect.quote is not None,
+        ),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
+        ),
+    )
+    return (pyarrow.Table.from_batches([batch]) for batch in reader)
+
+
+def _parse_by_row(dialect: Dialect, text: TextFile) -> Rows:
+    rows = (row for _, row in dialect.numbered_rows(text))
+    while piece := list(islice(rows, ROWS_A_PIECE)):
+        columns = [pyarrow.array(values, "string") for values in zip(*piece, strict=True)]
+        yield pyarrow.table(columns, names=list(map(str, range(len(columns)))))
+
+
+def _find_dialect(text: TextFile) -> Dialect:
+    """Return the dialect in which most of the first rows have as many values as the first one.
+
+    Of several, it is the one of commas in a ``.csv`` and the one of tabs elsewhere: texts have
+    commas. csv.Sniffer takes apostrophes in texts for quotes, and fails on quoted line ends.
+    """
+    sample = next(text.pieces(), "")
+
+    def score(dialect: Dialect) -> float:
+        is_single = dialect.quote == "'"
+        if is_single and not re.search(rf"(?m)(^|[{dialect.delimiter}])'", sample):
+            return -1.0
+        lines = io.StringIO(sample, newline="")
+        reader = csv.reader(
+            lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=is_single
+        )
+        try:
+            rows = [row for row in islice(reader, SAMPLE_ROWS) if row]
+        except csv.Error:
+            return -1.0
+        if not rows or len(rows[0]) < 2:
+            return 0.0
+        is_even = [len(row) == len(rows[0]) for row in rows]
+        values = [value for row in rows for value in row if value]
+        still_quoted = [len(value) > 1 and value[0] == value[-1] == "'" for value in values]
+        return sum(is_even) / len(rows) - sum(still_quoted) / (len(values) or 1)
+
+    likely = "," if text.content.name.suffix.lower() == ".csv" else "\t"
+    delimiters = sorted(DELIMITERS, key=lambda one: one != likely)
+    return max((Dialect(*both) for both in product(delimiters, "\"'")), key=score)
 
 
 def name_columns(
@@ -153,14 +229,14 @@ def name_columns(
 ) -> tuple[pyarrow.Table, bool]:
     """Name the columns by the first row or by their position; drop those that are all blank.
 
-    Whether the first row has names is returned too; see :func:`read_delimited`.
+    Whether the first row has names is returned too; see :func:`read`.
 
     Raises:
         DataUnreadable: If two columns have the same name, there are no rows, or the names are in
             the second one.
     """
     names, has_header = _find_names(rows, options, path=path)
-    table = rows.slice(1) if has_header else rows
+    table = rows.slice(int(has_header))
     blank = [
         position
         for position, name in enumerate(_first_row(rows))
@@ -186,7 +262,7 @@ def _find_names(rows: pyarrow.Table, options: DataOptions, *, path: Path) -> tup
     has_header = options.header
     if has_header is None:
         _refuse_title(rows, known=known, path=path)
-        has_header = _has_header(rows, known=known)
+        has_header = _has_header(rows.slice(0, HEADER_ROWS), known=known)
     given = _first_row(rows) if has_header else [""] * rows.num_columns
     names = [name or f"column{position}" for position, name in enumerate(given, start=1)]
     if len(set(names)) < len(names):
@@ -197,96 +273,8 @@ def _find_names(rows: pyarrow.Table, options: DataOptions, *, path: Path) -> tup
     return names, has_header
 
 
-def _first_row(rows: pyarrow.Table) -> list[str]:
+def _first_row(rows: pyarrow.Table) -> Sequence[str]:
     return [column[0].as_py().strip() for column in rows.columns]
-
-
-def _find_dialect(text: TextFile) -> Dialect:
-    """Return the dialect in which most of the first rows have as many values as the first one.
-
-    The first line may say the delimiter. Of several, it is the one of commas in a ``.csv`` and the
-    one of tabs elsewhere: texts have commas. csv.Sniffer takes apostrophes in texts for quotes, and
-    fails on quoted line ends.
-    """
-    sample = next(text.pieces(), "")
-    stated = DELIMITER_LINE.match(sample)
-    sample = sample[stated.end() if stated else 0 :]
-
-    def score(dialect: Dialect) -> float:
-        is_single = dialect.quote == "'"
-        if is_single and not re.search(rf"(?m)(^|[{dialect.delimiter}])'", sample):
-            return -1.0
-        lines = io.StringIO(sample, newline="")
-        reader = csv.reader(
-            lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=is_single
-        )
-        try:
-            rows = [row for row in islice(reader, SAMPLE_ROWS) if row]
-        except csv.Error:
-            return -1.0
-        if not rows or len(rows[0]) < 2:
-            return 0.0
-        is_even = [len(row) == len(rows[0]) for row in rows]
-        values = [value for row in rows for value in row if value]
-        still_quoted = [len(value) > 1 and value[0] == value[-1] == "'" for value in values]
-        return sum(is_even) / len(rows) - sum(still_quoted) / (len(values) or 1)
-
-    likely = "," if text.content.name.suffix.lower() == ".csv" else "\t"
-    delimiters = sorted(stated[1] if stated else DELIMITERS, key=lambda one: one != likely)
-    return max((Dialect(*both) for both in product(delimiters, "\"'")), key=score)
-
-
-def _read_rows(text: TextFile, dialect: Dialect) -> pyarrow.Table:
-    """Return all rows, the first one included, in columns named 0, 1 and so on."""
-    first = next(dialect.numbered_rows(text), None)
-    if first is None:
-        raise _empty(text.path)
-    table = _read_by_arrow(text, dialect, count=len(first[1]))
-    if table is not None:
-        return table
-    # Row by row: to say which one is wrong, or for what Arrow refuses, such as lines of spaces.
-    return _table_of(row for _, row in dialect.numbered_rows(text))
-
-
-def _empty(path: Path) -> DataUnreadable:
-    remedy = "write a header row, such as text,label, and rows"
-    return DataUnreadable(f"{path} is empty", remedy=remedy)
-
-
-def _table_of(rows: Iterable[Sequence[str]]) -> pyarrow.Table:
-    columns = [pyarrow.array(values, "string") for values in zip(*rows, strict=True)]
-    return pyarrow.table(columns, names=list(map(str, range(len(columns)))))
-
-
-def _read_by_arrow(text: TextFile, dialect: Dialect, *, count: int) -> pyarrow.Table | None:
-    """Return the rows of a well-formed file, or ``None``."""
-    quote = dialect.quote
-    if quote and not any(quote in piece for piece in text.pieces()):
-        quote = None
-    names = [str(position) for position in range(count)]
-    try:
-        if quote:  # Arrow accepts characters behind a closing quote
-            with text.open() as lines:
-                deque(dialect.reader(lines), maxlen=0)
-        reader = arrow_csv.open_csv(
-            text.open_for_arrow(),
-            read_options=arrow_csv.ReadOptions(
-                block_size=BLOCK_BYTES,
-                column_names=names,
-                skip_rows=int(DELIMITER_LINE.match(next(text.pieces(), "")) is not None),
-            ),
-            parse_options=arrow_csv.ParseOptions(
-                delimiter=dialect.delimiter,
-                quote_char=quote or False,
-                newlines_in_values=quote is not None,
-            ),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
-            ),
-        )
-        return collect(pyarrow.Table.from_batches([batch]) for batch in reader)
-    except (csv.Error, pyarrow.ArrowInvalid):
-        return None
 
 
 def _has_header(rows: pyarrow.Table, *, known: set[str]) -> bool:
@@ -321,10 +309,4 @@ def _refuse_title(rows: pyarrow.Table, *, known: set[str], path: Path) -> None:
         )
 
 
-def _unreadable(number: int, complaint: str, text: TextFile) -> DataUnreadable:
-    with text.open() as lines:
-        line = next(islice(lines, number - 1, None))
-    return DataUnreadable(
-        f"line {number} of {text.path} {complaint}: {line.strip()[:60]!r}",
-        remedy='put a value that holds a delimiter, a quote or a line end in quotes: "a ""b"", c"',
-    )
+READER = Reader((".csv", ".tsv"), read, stream)

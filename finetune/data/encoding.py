@@ -1,4 +1,4 @@
-"""Bytes of a file become text."""
+"""The encoding of a file: stated, UTF-8, or detected; and its text, piece by piece."""
 
 import codecs
 import io
@@ -13,9 +13,8 @@ from typing import TextIO
 import pyarrow
 from charset_normalizer import from_bytes
 
-from finetune.data.lines import text_decoder
 from finetune.data.packed import Content
-from finetune.errors import DataUnreadable
+from finetune.errors import DataUnreadable, UsageError
 from finetune.events import Emit, WarningMessage, ignore
 
 BYTE_ORDER_MARKS = {
@@ -23,11 +22,10 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# Those in use; among all that Python knows, charset-normalizer takes French for mac_latin2. Where
-# several fit equally well, the first is taken.
+# Those in use; where several fit equally well, the first is taken.
 ENCODINGS = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
-    *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1", "mac_roman"),
+    *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1"),
 )
 # No text has them; ISO 8859-1 has them where Windows-1252 has quotes and the euro sign.
 CONTROLS = "[\x80-\x9f]"
@@ -73,6 +71,11 @@ class TextFile:
             sink.write(piece.encode())
         return pyarrow.BufferReader(sink.getvalue())
 
+    def no_text(self, reason: str = "") -> DataUnreadable:
+        """Return an error that says that the file is no text."""
+        complaint = f"{self.path} is not a text file{reason}"
+        return DataUnreadable(complaint, remedy="export it as UTF-8")
+
     def find_fault(self) -> DataUnreadable | None:
         """Return an error that says where the file is damaged, or is no text, if it is."""
         decoder = text_decoder(self.encoding)
@@ -88,13 +91,32 @@ class TextFile:
                     return DataUnreadable(
                         f"line {line} of {self.path} is damaged {self.encoding.upper()}:"
                         f" {error.reason}, byte {byte} of the file",
-                        remedy="correct the line, or name another encoding with --encoding",
+                        remedy="correct the line, or name the encoding with --encoding",
                     )
                 if "\0" in text:
                     line = lines_before + text[: text.index("\0")].count("\n") + 1
-                    return _no_text(self.path, f", for line {line} has the character NUL")
+                    reason = f": line {line} has the character NUL"
+                    return self.no_text(reason)
                 lines_before += text.count("\n")
         return None
+
+
+def text_decoder(encoding: str) -> codecs.IncrementalDecoder:
+    """Return what decodes a text piece by piece.
+
+    Raises:
+        UsageError: If there is no such encoding, or it is none of texts, as base64.
+    """
+    try:
+        io.TextIOWrapper(io.BytesIO(), encoding)
+        decoder = codecs.getincrementaldecoder(encoding)()
+        decoder.decode(b"")
+    except (LookupError, UnicodeError) as error:
+        raise UsageError(
+            f"there is no encoding {encoding!r}",
+            remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
+        ) from error
+    return decoder
 
 
 def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) -> TextFile:
@@ -120,14 +142,10 @@ def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) ->
             WarningMessage(
                 f"the encoding of {text.path} is a guess, {text.encoding}; its bytes also fit"
                 f" {', '.join(text.rivals)}",
-                remedy="check how the texts look, and name another with --encoding",
+                remedy="if the texts look wrong, name another encoding with --encoding",
             )
         )
     return text
-
-
-def _no_text(path: Path, reason: str = "") -> DataUnreadable:
-    return DataUnreadable(f"{path} is not a text file{reason}", remedy="export it as UTF-8")
 
 
 def _stated_encoding(start: bytes) -> str | None:
@@ -152,12 +170,11 @@ def _is_mostly_utf8(text: TextFile) -> bool:
 
 def _detect(content: Content) -> TextFile:
     sample = _sample(content)
-    candidates = ENCODINGS if _may_be_of_a_mac(sample) else ENCODINGS[:-1]
-    matches = list(from_bytes(sample, cp_isolation=list(candidates)))
+    matches = list(from_bytes(sample, cp_isolation=list(ENCODINGS)))
     if not matches:
         text = TextFile(content, "cp1252", ENCODINGS[1:])
         if text.find_fault():
-            raise _no_text(content.path)
+            raise text.no_text()
         return text
     best = matches[0]
     ties = {
@@ -189,9 +206,3 @@ def _sample(content: Content) -> bytes:
         is_cut = bool(file.read(1))
     # Not to cut a character in two.
     return (sample[: sample.rfind(b"\n") + 1] or sample) if is_cut else sample
-
-
-def _may_be_of_a_mac(sample: bytes) -> bool:
-    """Return whether there are more small letters in Mac Roman, as Excel writes on a Mac."""
-    mac, windows = (sample.decode(name, errors="ignore") for name in ("mac_roman", "cp1252"))
-    return sum(map(str.islower, mac)) > sum(map(str.islower, windows))

@@ -8,10 +8,9 @@ from pathlib import Path
 import pyarrow
 
 from finetune.data.encoding import find_text
-from finetune.data.files import RawTable
-from finetune.data.hub_tables import SPLIT_OF_WORD
 from finetune.data.packed import Content, reading_explained
-from finetune.data.source import DataOptions
+from finetune.data.reader import RawTable
+from finetune.data.source import SPLIT_OF_WORD, DataOptions
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info
 

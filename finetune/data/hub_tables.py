@@ -6,16 +6,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from finetune import hub
+from finetune.data.formats import SUFFIXES
+from finetune.data.source import SPLIT_OF_WORD
 from finetune.errors import DataError, DataNotFound, HubNotReachable
 from finetune.events import Emit, Info
 
 # There the Hub keeps its own copy of most datasets, as Parquet, even of those made by a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
-SPLIT_OF_WORD = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+PARQUET = ".parquet"
 # Of several folders with the same splits, the one that can't be a part of many.
 MAIN_FOLDERS = ("", "data", "default")
 
@@ -91,9 +89,10 @@ def _find_files(
     name: str, part: str | None, *, revision: str | None
 ) -> tuple[hub.Repository, dict[str, list[str]]]:
     """Return the repository at the commit to take and, of each split, its files there."""
-    places = [(revision, (".parquet",)), (revision, (".csv", ".tsv", ".jsonl"))]
+    others = tuple(suffix for suffix in SUFFIXES if suffix != PARQUET)
+    places = [(revision, (PARQUET,)), (revision, others)]
     if revision is None:
-        places.insert(1, (CONVERTED_BRANCH, (".parquet",)))
+        places.insert(1, (CONVERTED_BRANCH, (PARQUET,)))
     unreachable = None
     for branch, suffixes in places:
         try:

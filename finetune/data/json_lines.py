@@ -1,8 +1,9 @@
-"""JSON lines: one object a line, whose values become columns of text."""
+"""JSON lines: one object a line."""
 
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pyarrow
@@ -10,54 +11,47 @@ from pyarrow import json as arrow_json
 from pyarrow import types
 
 from finetune.data.delimited import BLOCK_BYTES
-from finetune.data.encoding import TextFile
+from finetune.data.encoding import TextFile, find_text
 from finetune.data.mapped import map_pieces
-from finetune.data.values import as_text, as_texts, plain_names, report_left_out
+from finetune.data.packed import Content
+from finetune.data.reader import (
+    STREAM_ROWS,
+    RawTable,
+    Reader,
+    Records,
+    as_text,
+    as_texts,
+    readable_columns,
+    report_left_out,
+)
+from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
-from finetune.events import Emit
+from finetune.events import Emit, Info
 
-# Of two that JSON spells a character beyond 16 bits with.
-HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+# One of the two escapes with which JSON writes a character beyond 16 bits.
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # In one line: Arrow's reader ends the process where JSON is nested some thousand deep.
 MAX_BRACKETS = 1000
 
 
-def read_json_lines(text: TextFile, *, emit: Emit) -> pyarrow.Table:
-    """Return the columns as text; those of objects, or of lists of objects, are left out.
-
-    Raises:
-        DataUnreadable: If a line is no JSON object, or all are blank.
-    """
+def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
+    """Read the columns as text; those of objects, or of lists of objects, are left out."""
+    text = find_text(content, encoding=options.encoding, emit=emit)
+    emit(Info(f"reading {text.path}: encoding {text.encoding}"))
     columns = _read_by_arrow(text, emit=emit)
-    if columns is not None:
-        return columns
-    # Line by line: to say which one is wrong, or for what Arrow refuses, such as columns of both
-    # words and numbers.
-    rows = [row for _, row in numbered_objects(text)]
-    names = dict.fromkeys(name for row in rows for name in row)
-    nested = [name for name in names if any(_is_nested(row.get(name)) for row in rows)]
-
-    def column(name: str) -> pyarrow.Array:
-        return pyarrow.array((_value_as_text(row.get(name)) for row in rows), "string")
-
-    report_left_out(nested, path=text.path, emit=emit)
-    return pyarrow.table({name: column(name) for name in names if name not in nested})
+    if columns is None:
+        # To say which line is wrong, or for what Arrow refuses, such as columns of both words and
+        # numbers.
+        columns = _read_by_line(text, emit=emit)
+    return RawTable(text.path, columns, lambda: [number for number, _ in _numbered_objects(text)])
 
 
-def numbered_objects(text: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each JSON object, as it is read, and the number of its line.
-
-    Raises:
-        DataUnreadable: If a line is no JSON object, or all are blank.
-    """
-    is_empty = True
-    with text.open(newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                is_empty = False
-                yield number, _parse_object(line, place=f"line {number} of {text.path}")
-    if is_empty:
-        raise DataUnreadable(f"{text.path} is empty", remedy="write one JSON object a line")
+def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
+    """Yield the objects as they are."""
+    text = find_text(content, encoding=options.encoding, emit=emit)
+    objects = (one for _, one in _numbered_objects(text))
+    while piece := list(islice(objects, STREAM_ROWS)):
+        yield piece
 
 
 def _read_by_arrow(
@@ -81,7 +75,8 @@ def _read_by_arrow(
     if times and schema is None:  # texts that look like a time
         schema = pyarrow.schema([(name, "string") for name in times])
         return _read_by_arrow(text, emit=emit, schema=schema)
-    return map_pieces(table.select(plain_names(table.schema, path=text.path, emit=emit)), as_texts)
+    names = readable_columns(table.schema, path=text.path, emit=emit)
+    return map_pieces(table.select(names), as_texts)
 
 
 def _count_rows(text: TextFile) -> int:
@@ -95,6 +90,20 @@ def _count_rows(text: TextFile) -> int:
     return rows
 
 
+def _read_by_line(text: TextFile, *, emit: Emit) -> pyarrow.Table:
+    rows = [row for _, row in _numbered_objects(text)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    nested = [name for name in names if any(_is_nested(row.get(name)) for row in rows)]
+    report_left_out(nested, path=text.path, emit=emit)
+    return pyarrow.table(
+        {
+            name: pyarrow.array([_value_as_text(row.get(name)) for row in rows], "string")
+            for name in names
+            if name not in nested
+        }
+    )
+
+
 def _is_nested(value: Any) -> bool:
     """Return whether a value of JSON is an object, or a list of more than texts and integers."""
     if isinstance(value, list):
@@ -103,22 +112,34 @@ def _is_nested(value: Any) -> bool:
 
 
 def _value_as_text(value: Any) -> str:
-    """Return a value as text; a list as JSON of texts."""
     if isinstance(value, list):
         return json.dumps([as_text(one) for one in value], ensure_ascii=False)
     return as_text(value)
 
 
+def _numbered_objects(text: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each object, as it is read, and the number of its line."""
+    is_empty = True
+    with text.open(newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                is_empty = False
+                yield number, _parse_object(line, place=f"line {number} of {text.path}")
+    if is_empty:
+        raise DataUnreadable(f"{text.path} is empty", remedy="write one JSON object a line")
+
+
 def _parse_object(line: str, *, place: str) -> dict[str, Any]:
-    """Return the JSON object of a line."""
     try:
         value = json.loads(line)
-        if HALF_CHARACTER.search(line):
-            value = json.loads(_mended(json.dumps(value, ensure_ascii=False)))
+        if SURROGATE.search(line):  # half a character, which JSON can write and nothing can store
+            text = json.dumps(value, ensure_ascii=False)
+            encoded = text.encode("utf-16", errors="surrogatepass")
+            value = json.loads(encoded.decode("utf-16", errors="replace"))
     except json.JSONDecodeError as error:
         complaint = f"{place} is not JSON, {error.msg} at column {error.colno}"
     except (RecursionError, ValueError):
-        complaint = f"{place} is nested too deeply, or holds a number of too many digits"
+        complaint = f"{place} is nested too deeply, or has a number with too many digits"
     else:
         if isinstance(value, dict):
             return value
@@ -129,6 +150,4 @@ def _parse_object(line: str, *, place: str) -> dict[str, Any]:
     )
 
 
-def _mended(text: str) -> str:
-    """Return a text without halves of characters, which JSON can write and nothing can store."""
-    return text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")
+READER = Reader((".jsonl",), read, stream, first_characters=b"{")

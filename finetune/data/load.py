@@ -1,9 +1,14 @@
-"""The name of a source becomes its splits."""
+"""The name of a source becomes its splits.
+
+A row comes from a file (formats.py: a reader for each format), as text in the columns of a table.
+Columns are chosen and labels parsed (columns.py, tables.py), which gives a ``Dataset`` of texts and
+labels (dataset.py), and splits that are missing are held out (split.py).
+"""
 
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
@@ -11,23 +16,15 @@ from pathlib import Path
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.data.columns import read_texts
+from finetune.data.columns import choose_columns, read_texts
+from finetune.data.dataset import column_of, make_dataset, return_freed_memory, texts_of
 from finetune.data.folders import digest_folder
+from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, read_file
 from finetune.data.hub_tables import fetch_splits
-from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES
-from finetune.data.parts import NO_COLUMN
 from finetune.data.questions import load_questions
-from finetune.data.source import HUB_PREFIX, DataOptions, DataSource, LoadedData
+from finetune.data.source import HUB_PREFIX, NO_COLUMN, DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
-from finetune.data.tables import (
-    choose_table_columns,
-    column_of,
-    make_table,
-    read_table,
-    read_tables,
-    return_freed_memory,
-    texts_of,
-)
+from finetune.data.tables import read_tables
 from finetune.data.trec import load_trec
 from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Info, ignore
@@ -38,15 +35,15 @@ from finetune.tasks.labels import MAX_LISTED
 from finetune.tasks.single import Single
 
 SOURCES = ("trec", "questions")
-OPTIONS_OF_TABLES = (
-    *("--text-column", "--text-pair-column", "--label-column"),
-    *("--encoding", "--header", "--split-column", "--label-names", "--skip-unknown-labels"),
-)
-OPTIONS_OF_KIND = {
-    "trec": ("--data-dir", "--label"),
-    "questions": (),
-    "a file": (*("--validation-file", "--test-file", *OPTIONS_OF_TABLES),),
-    "a dataset of the Hub": OPTIONS_OF_TABLES,
+_OF_TREC = {"data_dir", "label"}
+_OF_FILES = {"validation_file", "test_file"}
+_OF_ALL = {"data", "task", "earlier_columns"}
+_OF_TABLES = {field.name for field in fields(DataOptions)} - _OF_TREC - _OF_FILES - _OF_ALL
+OPTIONS_OF_SOURCE = {
+    "trec": _OF_TREC,
+    "questions": set[str](),
+    "a file": _OF_FILES | _OF_TABLES,
+    "a dataset of the Hub": _OF_TABLES,
 }
 
 
@@ -61,18 +58,10 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
         DataError: If the data is missing, damaged or unreadable.
         HubNotReachable: If it can't be fetched and the cache does not hold it.
     """
-    kind = _kind_of(options.data)
-    if kind in SOURCES and options.task not in (AUTO, Single.name):
-        find_task_type(options.task)
-        raise UsageError(
-            f"--data {options.data} has classes, and --task is {options.task}",
-            remedy="leave --task out",
-        )
-    _refuse_foreign_options(options, kind=kind)
+    kind = _check_source(options)
     match kind:
         case "trec":
-            folder = _expand(options.data_dir)
-            return load_trec(folder=folder, label=options.label, emit=emit)
+            return load_trec(folder=_expand(options.data_dir), label=options.label, emit=emit)
         case "questions":
             emit(Info("reading the questions that come with the package"))
             return load_questions()
@@ -81,8 +70,8 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
             loaded = read_tables(files, options, is_for_training=is_for_training, emit=emit)
             paths = [path for [path] in files.values()]
             digests = [digest_folder(p) if p.is_dir() else file_sha256(p) for p in paths]
-            sources = tuple(DataSource(str(p), one) for p, one in zip(paths, digests, strict=True))
-            return replace(loaded, sources=sources)
+            sources = [DataSource(str(p), one) for p, one in zip(paths, digests, strict=True)]
+            return replace(loaded, sources=tuple(sources))
     name, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
     repository, _, part = name.partition(":")
     files, commit = fetch_splits(repository, part or None, revision=revision or None, emit=emit)
@@ -109,7 +98,7 @@ def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) ->
 
 
 def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
-    """Load all rows of data that no split of a run comes from, with the labels of the run's task.
+    """Load all rows of other data than a run's, with the labels of the run's task.
 
     Raises:
         DataError: If its labels are of another kind, or one is none of the task's classes.
@@ -122,18 +111,18 @@ def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
     rows, names = loaded.splits["train"], task.class_names
     if loaded.task.name != task.name:
         raise DataError(
-            f"{options.data} has {loaded.task.label_summary}, the model's task is {task.name}",
-            remedy="name data of the same kind",
+            f"{options.data} has {loaded.task.label_summary}, but the model's task is {task.name}",
+            remedy="name data with labels of the same kind",
         )
     if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(
-            f"{options.data} has labels that the model lacks: {_listed(unknown)}",
+            f"{options.data} has labels that the model does not know: {_listed(unknown)}",
             remedy="write them as the model does, or leave these rows out; its classes are"
             f" {_listed(names)}",
         )
     labels = loaded.task.decode(column_of(rows, "label"))
     texts = texts_of(rows)
-    return make_table(texts.texts, labels, task=task, pairs=texts.pairs)
+    return make_dataset(texts.texts, labels, task=task, pairs=texts.pairs)
 
 
 def find_places(options: DataOptions, rows: Dataset) -> list[str]:
@@ -141,23 +130,18 @@ def find_places(options: DataOptions, rows: Dataset) -> list[str]:
 
     It is an empty text where the data is no file.
     """
-    if not os.path.isfile(Path(options.data).expanduser()):
+    path = Path(options.data).expanduser()
+    if not os.path.isfile(path):
         return [""] * len(rows)
-    table = read_table(Path(options.data).expanduser(), options, emit=ignore)
-    columns = choose_table_columns(table, options, emit=ignore)
-    chosen = [one.name for one in (columns.text, columns.pair) if one]
-    given = [read_texts(table.columns, name) for name in chosen]
+    table = read_file(path, options, emit=ignore)
+    columns = choose_columns(table.columns, options, table=str(path))
+    given = [read_texts(table.columns, one.name) for one in (columns.text, columns.pair) if one]
     places = []
     for wanted in zip(*texts_of(rows).columns, strict=True):
         same = [pc.equal(column, text) for column, text in zip(given, wanted, strict=True)]
         row = pc.index(reduce(pc.and_, same), True).as_py()
         places.append(table.place(row) if row >= 0 else "")
     return places
-
-
-def _listed(names: Sequence[str]) -> str:
-    others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + others
 
 
 def source_name(source: str) -> str:
@@ -171,6 +155,25 @@ def source_name(source: str) -> str:
     return Path(source).stem
 
 
+def _check_source(options: DataOptions) -> str:
+    """Return the key of ``OPTIONS_OF_SOURCE``, or raise an error if options do not go with it."""
+    kind = _kind_of(options.data)
+    if kind in SOURCES and options.task not in (AUTO, Single.name):
+        find_task_type(options.task)
+        raise UsageError(
+            f"--data {options.data} has classes, and --task is {options.task}",
+            remedy="leave --task out",
+        )
+    for name, value in vars(options).items():
+        owners = [owner for owner, taken in OPTIONS_OF_SOURCE.items() if name in taken]
+        if owners and value not in (None, False, "label-coarse", NO_COLUMN) and kind not in owners:
+            raise UsageError(
+                f"--data {options.data} takes no --{name.replace('_', '-')} (here {value})",
+                remedy=f"leave it out: it goes with {' or '.join(owners)}",
+            )
+    return kind
+
+
 def _kind_of(source: str) -> str:
     if source in SOURCES:
         return source
@@ -179,18 +182,15 @@ def _kind_of(source: str) -> str:
     path = Path(source).expanduser()
     if path.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES) or os.path.exists(path):
         return "a file"
-    raise _unknown(source)
-
-
-def _refuse_foreign_options(options: DataOptions, *, kind: str) -> None:
-    for name, value in vars(options).items():
-        flag = "--" + name.replace("_", "-")
-        owners = [owner for owner, taken in OPTIONS_OF_KIND.items() if flag in taken]
-        if owners and value not in (None, False, "label-coarse", NO_COLUMN) and kind not in owners:
-            raise UsageError(
-                f"--data {options.data} takes no {flag} (here {value})",
-                remedy=f"leave it out: it goes with {' or '.join(owners)}",
-            )
+    guesses = get_close_matches(source.casefold(), SOURCES, n=1)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", source) and not guesses:
+        guesses = [HUB_PREFIX + source]
+    files = f"a file ({', '.join(SUFFIXES)}), a folder of texts"
+    kinds = f"{', '.join(SOURCES)}, {files} or {HUB_PREFIX}OWNER/NAME"
+    raise UsageError(
+        f"there is no data {source!r}",
+        remedy=(f"did you mean {guesses[0]}? " if guesses else "") + f"--data takes {kinds}",
+    )
 
 
 def _files_of(options: DataOptions) -> dict[str, list[Path]]:
@@ -212,13 +212,6 @@ def _expand(name: str | None) -> Path | None:
     return Path(name).expanduser() if name else None
 
 
-def _unknown(source: str) -> UsageError:
-    guesses = get_close_matches(source.casefold(), SOURCES, n=1)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", source) and not guesses:
-        guesses = [HUB_PREFIX + source]
-    files = f"a file ({', '.join(SUFFIXES)}, .xlsx), a folder of texts"
-    kinds = f"{', '.join(SOURCES)}, {files} or {HUB_PREFIX}OWNER/NAME"
-    return UsageError(
-        f"there is no data {source!r}",
-        remedy=(f"did you mean {guesses[0]}? " if guesses else "") + f"--data takes {kinds}",
-    )
+def _listed(names: Sequence[str]) -> str:
+    others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + others

@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from gzip import GzipFile
@@ -13,22 +13,20 @@ from zipfile import BadZipFile, ZipFile
 
 from finetune.errors import DataNotFound, DataUnreadable
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-PACKED_SUFFIXES = (".gz", ".zip", ".xlsx")
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
-# Tables become a fifth or a tenth. What becomes a hundredth may be made to fill the memory.
+# Tables become five or ten times as large. What becomes larger by far may fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
 
 
 @contextmanager
 def reading_explained() -> Iterator[None]:
-    """Turn what the system raises over a file or folder that it does not read into our error."""
+    """Turn what the system raises over a file or folder that can't be read into our error."""
     try:
         yield
     except OSError as error:
         raise DataUnreadable(
-            f"{error.filename} can't be read: {error.strerror}", remedy="check that you may read it"
+            f"{error.filename} can't be read: {error.strerror}", remedy="check its permissions"
         ) from error
 
 
@@ -47,11 +45,7 @@ class Content:
     unpacked: bytes | None = None
 
     def open(self) -> BinaryIO:
-        """Open it from its start.
-
-        Raises:
-            DataUnreadable: If it can't be read.
-        """
+        """Open it from its start."""
         if self.unpacked is not None:
             return BytesIO(self.unpacked)
         with reading_explained():
@@ -63,11 +57,10 @@ class Content:
             return file.read(size_bytes)
 
 
-def unpack(path: Path) -> Content:
-    """Find the bytes of a file; what is packed with gzip, or alone in a zip archive, is unpacked.
+def unpack(path: Path, suffixes: Sequence[str] = ()) -> Content:
+    """Unpack a file with gzip, or the only table in a zip archive, into memory; others stay.
 
-    Nothing is written, so that the paths in an archive do no harm. A workbook, which is an archive
-    too, stays as it is.
+    A workbook, which is an archive too, stays as it is. ``suffixes`` are those of tables.
 
     Raises:
         DataNotFound: If there is no such file.
@@ -82,7 +75,16 @@ def unpack(path: Path) -> Content:
             with GzipFile(path) as file:
                 name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
                 return Content(path, name, _read(file, path=path))
-        return _unpack_archive(path) if start.startswith(ZIP) else content
+        if not start.startswith(ZIP):
+            return content
+        with ZipFile(path) as archive:
+            if "xl/workbook.xml" in archive.namelist():
+                # Of a member, no more is read than the size that the archive names.
+                _check_size(sum(member.file_size for member in archive.infolist()), path=path)
+                return content
+            table = _find_table(archive.namelist(), suffixes, path=path)
+            with archive.open(table) as member:
+                return Content(path, path / table, _read(member, path=path))
     # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
     # names a ValueError.
     except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
@@ -91,25 +93,15 @@ def unpack(path: Path) -> Content:
         ) from error
 
 
-def _unpack_archive(path: Path) -> Content:
-    with ZipFile(path) as archive:
-        if "xl/workbook.xml" in archive.namelist():
-            # Of a member, no more is read than the size that the archive names.
-            _check_size(sum(member.file_size for member in archive.infolist()), path=path)
-            return Content(path, path.with_suffix(".xlsx"))
-        name = _find_table(archive.namelist(), path=path)
-        with archive.open(name) as file:
-            return Content(path, path / name, _read(file, path=path))
-
-
-def _find_table(names: list[str], *, path: Path) -> str:
+def _find_table(names: list[str], suffixes: Sequence[str], *, path: Path) -> str:
     """Return the one file of an archive that has a table's suffix, or is no README."""
     files = [name for name in names if not name.endswith("/") and not name.startswith("__MACOSX")]
-    tables = [name for name in files if Path(name).suffix.lower() in SUFFIXES]
+    tables = [name for name in files if Path(name).suffix.lower() in suffixes]
     found = tables or [name for name in files if not Path(name).name.lower().startswith("readme")]
     if len(found) != 1:
+        listed = f", not one: {', '.join(found[:5])}" if found else ""
         raise DataUnreadable(
-            f"{path} does not hold one table, but {', '.join(found[:5]) or 'none'}",
+            f"{path} holds {len(found) or 'no'} tables{listed}",
             remedy="unpack it, and name one table as --data",
         )
     return found[0]

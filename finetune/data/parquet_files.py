@@ -1,11 +1,10 @@
-"""Parquet files, piece by piece: columns as text, or rows as they are."""
+"""Parquet files."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.compute as pc
@@ -13,28 +12,33 @@ from pyarrow import parquet, types
 
 from finetune.data.mapped import ROWS_A_PIECE, collect
 from finetune.data.packed import Content
-from finetune.data.values import as_texts, is_list_of_labels, plain_names
+from finetune.data.reader import (
+    STREAM_ROWS,
+    RawTable,
+    Reader,
+    Records,
+    as_texts,
+    is_list_of_labels,
+    readable_columns,
+)
+from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
-from finetune.events import Emit
+from finetune.events import Emit, Info
 from finetune.tasks.labels import map_lists
 
-ClassNames = dict[str, list[str]]
 
+def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
+    """Read the columns of texts and numbers, and the names of classes of some.
 
-def read_parquet(content: Content, *, emit: Emit) -> tuple[pyarrow.Table, ClassNames]:
-    """Return the columns of texts and numbers as text, and the names of classes of some.
-
-    A column of numbers that the library datasets wrote with the names of its classes is read as
-    these names; a number without a name, such as -1, as missing.
-
-    Raises:
-        DataUnreadable: If the file, or a part of it, does not parse, or it has no rows.
+    Numbers of classes whose names the library datasets wrote beside them are read as these names; a
+    number without a name, such as -1, as missing.
     """
     path = content.path
+    emit(Info(f"reading {path}"))
     with _errors_explained(path):
         file = _open(content)
         schema = file.schema_arrow
-        names = plain_names(schema, path=path, emit=emit)
+        names = readable_columns(schema, path=path, emit=emit)
     is_empty = file.metadata.num_rows == 0
     if is_empty or len(set(names)) < len(names):
         complaint = "holds no rows" if is_empty else "has two columns of the same name"
@@ -49,19 +53,15 @@ def read_parquet(content: Content, *, emit: Emit) -> tuple[pyarrow.Table, ClassN
     tables = (pyarrow.Table.from_batches([batch]) for batch in batches)
     with _errors_explained(path):  # a damaged file may have none of its rows
         columns = collect(as_texts(_with_class_names(one, class_names)) for one in tables)
-    return columns, class_names
+    return RawTable(path, columns, class_names=class_names)
 
 
-def stream_parquet(content: Content, *, rows_a_piece: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file as they are read, all columns by name.
-
-    Raises:
-        DataUnreadable: If the file, or a part of it, does not parse.
-    """
+def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
+    """Yield the rows of all columns."""
     with _errors_explained(content.path):
         file = _open(content)
-    for batch in _read_batches(file, path=content.path, rows=rows_a_piece):
-        yield from batch.to_pylist()
+    for batch in _read_batches(file, path=content.path, rows=STREAM_ROWS):
+        yield batch.to_pylist()
 
 
 def _open(content: Content) -> parquet.ParquetFile:
@@ -93,20 +93,19 @@ def _with_class_names(
     table: pyarrow.Table, class_names: Mapping[str, Sequence[str]]
 ) -> pyarrow.Table:
     for name, own in class_names.items():
-        column, named = table[name], partial(_with_names, names=own)
-        has_lists = is_list_of_labels(column.type)
-        column = map_lists(column, named) if has_lists else named(column)
+        column, named = table[name], partial(_names_of, names=own)
+        column = map_lists(column, named) if is_list_of_labels(column.type) else named(column)
         table = table.set_column(table.column_names.index(name), name, column)
     return table
 
 
-def _with_names(numbers: pyarrow.ChunkedArray, *, names: Sequence[str]) -> pyarrow.ChunkedArray:
+def _names_of(numbers: pyarrow.ChunkedArray, *, names: Sequence[str]) -> pyarrow.ChunkedArray:
     known = pyarrow.array(range(len(names)), "int64")
     positions = pc.index_in(numbers.cast("int64"), value_set=known)
     return pc.take(pyarrow.array(names, "string"), positions)
 
 
-def _class_names(metadata: Mapping[bytes, bytes]) -> ClassNames:
+def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     """Return the names of classes that the library datasets keeps beside the columns."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
@@ -118,3 +117,6 @@ def _class_names(metadata: Mapping[bytes, bytes]) -> ClassNames:
         }
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return {}  # not written by it
+
+
+READER = Reader((".parquet",), read, stream, first_bytes=b"PAR1")

@@ -9,8 +9,8 @@ from importlib.resources import files
 
 from datasets import DatasetDict
 
+from finetune.data.dataset import make_dataset
 from finetune.data.source import DataSource, LoadedData
-from finetune.data.tables import make_table
 from finetune.data.trec import COARSE
 from finetune.tasks.single import Single
 
@@ -25,7 +25,7 @@ def load_questions() -> LoadedData:
     task = Single(COARSE)
     splits = DatasetDict(
         {
-            split: make_table(
+            split: make_dataset(
                 [row["text"] for row in rows if row["split"] == split],
                 [row["label"] for row in rows if row["split"] == split],
                 task=task,

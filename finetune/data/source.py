@@ -1,7 +1,7 @@
 """What is asked for as data, and what was loaded: splits, and where they are from."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finetune.errors import UsageError
@@ -10,34 +10,33 @@ from finetune.tasks.base import Task
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
+    from finetune.data.columns import Columns
+
 # Of the names of datasets of the Hub.
 HUB_PREFIX = "hub:"
+# In place of the name of a column of splits.
+NO_COLUMN = "none"
+SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Which data to load.
+    """Which data to load, as the options of the same names say it.
 
     Args:
         data: ``trec``; ``questions``, which comes with the package; a file; or ``hub:owner/name``,
             maybe with ``@revision``, for a dataset of the Hub.
         label: ``label-coarse`` or, for TREC, ``label-fine``.
         data_dir: Where TREC's raw files are; ``None`` to fetch them.
-        text_column: Column of the texts in files and datasets of the Hub, by name or by number from
-            1, or several between commas, whose texts are joined by line ends; ``None`` to guess it.
-        text_pair_column: Column of the second texts of pairs; ``None`` to find pairs by name.
-        label_column: Column of their classes; ``None`` to guess it.
-        task: Name of a kind of labels, or ``auto`` to find it.
         encoding: Python's name of the encoding of text files; ``None`` to detect it.
         header: Whether the first row of CSV and TSV names the columns; ``None`` to detect it.
-        split_column: Column that says the split of each row; ``None`` to find it, or ``none``.
-        label_names: File with the name of a class on each line, for labels that are numbers.
-        skip_unknown_labels: Skip rows of other splits whose label no training row has.
-        earlier_columns: Columns by option, such as those that a run has read: where an option is
-            ``None``, a table that has its column is read as before.
-
-    Raises:
-        UsageError: If a name is not UTF-8.
+        task: Name of a kind of labels, or ``auto`` to find it.
+        earlier_columns: Columns by option that a run has read: where an option is ``None``, a table
+            that has its column is read as before.
     """
 
     data: str
@@ -63,16 +62,6 @@ class DataOptions:
         return [part for name in (*named, *self.earlier_columns.values())
                 for part in (name, *name.split(","))]  # fmt: skip
 
-    def with_earlier(self, names: Collection[str]) -> "DataOptions":
-        """Return the same for a table of some columns: with the earlier ones that it has."""
-        given = (self.text_column, self.text_pair_column, self.label_column)
-        taken = {
-            option: name
-            for option, name in self.earlier_columns.items()
-            if getattr(self, option) is None and name in names and name not in given
-        }
-        return replace(self, **taken)  # type: ignore[arg-type]
-
     def __post_init__(self) -> None:
         for name in (value for value in vars(self).values() if isinstance(value, str)):
             if "\0" in name or name != name.encode(errors="replace").decode():
@@ -90,16 +79,23 @@ class DataSource:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Splits, ``train`` among them, with the columns of ``make_table``.
+    """Splits, ``train`` among them, with the columns of ``make_dataset``.
 
     Args:
         splits: By name.
         task: What their labels are.
         sources: What they were read from.
-        columns: Of a table, those that were read, by the options that name them.
+        chosen: The columns of a table that were read.
+        column_names: All columns of a table.
     """
 
     splits: "DatasetDict"
     task: Task
-    sources: tuple[DataSource, ...] = ()
-    columns: Mapping[str, str] = field(default_factory=dict)
+    sources: Sequence[DataSource] = ()
+    chosen: "Columns | None" = None
+    column_names: Sequence[str] = ()
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns of a table that were read, by the options that name them."""
+        return self.chosen.by_option if self.chosen else {}

@@ -7,9 +7,8 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
-from finetune.data.mapped import filter_rows
+from finetune.data.dataset import column_of, rows_where, texts_of
 from finetune.data.repeats import number_splits, number_texts
-from finetune.data.tables import column_of, dataset_of, texts_of
 from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
@@ -59,7 +58,7 @@ class NumberedRows:
         return [self.texts[first_rows[strata == stratum]] for stratum in np.unique(strata)]
 
     def _where(self, mask: NDArray[np.bool_]) -> "NumberedRows":
-        return NumberedRows(_rows_where(self.table, mask), self.texts[mask], self.task)
+        return NumberedRows(rows_where(self.table, mask), self.texts[mask], self.task)
 
 
 def strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
@@ -145,7 +144,7 @@ def _sample_rows(table: Dataset, strata: NDArray[np.int64], *, rows: int, seed: 
     ranks = np.arange(len(strata)) - np.searchsorted(strata[by_stratum], strata[by_stratum])
     is_taken = np.zeros(len(strata), bool)
     is_taken[by_stratum[np.argsort(ranks / counts, kind="stable")[:rows]]] = True
-    return _rows_where(table, is_taken)
+    return rows_where(table, is_taken)
 
 
 def _refuse_constant(table: Dataset, task: Task) -> None:
@@ -183,11 +182,6 @@ def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
         quota -= int(sizes[left[:count]].sum())
         left = left[count:]
     return np.concatenate(taken)
-
-
-def _rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
-    # select() would keep all rows and look each one up by its number, whenever it is read.
-    return dataset_of(filter_rows(table.with_format("arrow")[:], mask), table.info)
 
 
 def _hold_out_some(

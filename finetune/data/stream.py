@@ -1,32 +1,91 @@
-"""Texts to classify, piece by piece: memory does not grow with their number."""
+"""Texts to classify, piece by piece: memory does not grow with their number.
+
+Lines of a pipe are read without what reads tables, which is imported where a table is.
+"""
 
 import os
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import pyarrow
-
-from finetune.data.columns import choose_text_columns, join_texts
-from finetune.data.delimited import stream_delimited
-from finetune.data.encoding import find_text
-from finetune.data.files import WORKBOOK, kind_of, read_file
-from finetune.data.json_lines import numbered_objects
-from finetune.data.lines import Row, read_lines
-from finetune.data.packed import PACKED_SUFFIXES, SUFFIXES, Content, unpack
-from finetune.data.parquet_files import stream_parquet
-from finetune.data.source import DataOptions
-from finetune.data.values import as_text
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info, WarningMessage
 
-ROWS_A_PIECE = 1_024
-SAMPLE_ROWS = 1_000
+if TYPE_CHECKING:
+    from finetune.data.reader import Records
+    from finetune.data.source import DataOptions
+
+# As much as a pipe holds.
+CHUNK_BYTES = 2**16
+# In characters. What has no line ends, as /dev/zero, would fill the memory.
+MAX_LINE = 2**24
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text, or a pair of texts, and the other columns of its row by name."""
+
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    pair: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether neither the text nor that of a pair is blank."""
+        return all(text is None or text.strip() for text in (self.text, self.pair))
+
+
+def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
+    """Yield the lines of a stream that are not blank, as many as there are at a time.
+
+    A pipe is not waited for while there is a line. Without an encoding it is UTF-8.
+
+    Raises:
+        UsageError: If there is no such encoding.
+        DataUnreadable: If a line is in another encoding, or has no end for long.
+        DataNotFound: If all lines are blank.
+    """
+    from finetune.data.encoding import text_decoder
+
+    decoder = text_decoder(encoding or "utf-8-sig")
+    rest, lines_before, is_empty = "", 0, True
+    while True:
+        chunk: bytes = stream.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
+        try:
+            # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
+            *lines, rest = (rest + decoder.decode(chunk, final=not chunk)).split("\n")
+        except UnicodeDecodeError as error:
+            line = lines_before + error.object[: error.start].count(b"\n") + 1
+            raise DataUnreadable(
+                f"line {line:,} of {name} is not {error.encoding.upper()}: {error.reason}",
+                remedy="name its encoding with --encoding, such as --encoding cp1252",
+            ) from error
+        lines_before += len(lines)
+        if len(rest) > MAX_LINE:
+            raise DataUnreadable(
+                f"line {lines_before + 1:,} of {name} has more than {MAX_LINE:,} characters",
+                remedy="write one text per line",
+            )
+        if not chunk:
+            lines.append(rest)
+        if rows := [Row(line.removesuffix("\r")) for line in lines if line.strip()]:
+            is_empty = False
+            yield rows
+        if not chunk:
+            break
+    if is_empty:
+        raise DataNotFound(f"{name} has no texts", remedy="write one text per line")
 
 
 def read_rows(
-    path: Path, options: DataOptions, *, as_lines: bool, reads_pairs: bool = False, emit: Emit
+    path: Path,
+    options: "DataOptions",
+    *,
+    as_lines: bool,
+    reads_pairs: bool = False,
+    emit: Emit,
 ) -> Iterator[list[Row]]:
     """Return the texts of a file: of the text column if it has a table's suffix, or else its lines.
 
@@ -38,6 +97,10 @@ def read_rows(
         UsageError: If there is no such encoding.
         DataError: If the file is missing or does not parse, or the column is not found.
     """
+    from finetune.data.encoding import find_text
+    from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, find_reader
+    from finetune.data.packed import Content, unpack
+
     if os.path.isdir(path):  # no error where a name is too long
         remedy = "name a table, or a file with one text per line"
         raise DataNotFound(f"{path} is a folder", remedy=remedy)
@@ -45,9 +108,11 @@ def read_rows(
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
     suffix = path.suffix.lower()
     if suffix in PACKED_SUFFIXES and (as_lines or path.stem.lower().endswith(".txt")):
-        raise DataUnreadable(f"the lines of {path} are packed", remedy="unpack it")
+        raise DataUnreadable(f"the lines of {path} are compressed", remedy="unpack it")
     if suffix in (*SUFFIXES, *PACKED_SUFFIXES, ".json") and not as_lines:
-        return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
+        content = unpack(path, SUFFIXES)
+        pieces = find_reader(content).stream(content, options, emit)
+        return _read_table(pieces, path, options, reads_pairs=reads_pairs, emit=emit)
     content, encoding = Content(path, path), options.encoding
     if path.is_file():
         encoding = find_text(content, encoding=encoding, emit=emit).encoding
@@ -55,10 +120,19 @@ def read_rows(
 
 
 def _read_table(
-    path: Path, options: DataOptions, *, reads_pairs: bool, emit: Emit
+    pieces: "Iterator[Records]",
+    path: Path,
+    options: "DataOptions",
+    *,
+    reads_pairs: bool,
+    emit: Emit,
 ) -> Iterator[list[Row]]:
-    records = _records(path, options, emit=emit)
-    sample = list(islice(records, SAMPLE_ROWS))
+    import pyarrow
+
+    from finetune.data.columns import choose_text_columns
+    from finetune.data.reader import as_text
+
+    sample = next(pieces, [])
     names = dict.fromkeys(name for record in sample for name in record)
     columns = pyarrow.table(
         {name: [as_text(record.get(name)) for record in sample] for name in names},
@@ -67,18 +141,30 @@ def _read_table(
     chosen = choose_text_columns(columns, options, reads_pairs=reads_pairs, table=str(path))
     named = " and ".join(repr(",".join(names)) for names in chosen if names)
     emit(Info(f"texts from column {named} of {path}"))
-    return _pieces(chain(sample, records), chosen, path, emit)
+    return _rows_of(chain([sample], pieces), *chosen, path=path, emit=emit)
 
 
-def _pieces(
-    records: Iterator[dict[str, Any]],
-    chosen: tuple[Sequence[str], Sequence[str]],
+def _rows_of(
+    pieces: "Iterator[Records]",
+    texts: Sequence[str],
+    pairs: Sequence[str],
+    *,
     path: Path,
     emit: Emit,
 ) -> Iterator[list[Row]]:
+    """Yield the rows that have texts in some columns and, if they are pairs, in others."""
+    from finetune.data.columns import join_texts
+    from finetune.data.reader import as_text
+
+    def text_of(record: dict[str, Any], names: Sequence[str]) -> str:
+        return join_texts([as_text(record.pop(name, "")) for name in names])
+
     skipped, is_empty = 0, True
-    while piece := list(islice(records, ROWS_A_PIECE)):
-        rows = [_row_of(record, *chosen) for record in piece]
+    for records in pieces:
+        rows = [
+            Row(text_of(record, texts), record, text_of(record, pairs) if pairs else None)
+            for record in records
+        ]
         with_text = [row for row in rows if row.has_text]
         skipped += len(rows) - len(with_text)
         if with_text:
@@ -86,32 +172,8 @@ def _pieces(
             yield with_text
     if is_empty:
         raise DataNotFound(
-            f"{path} has no texts in {','.join(chosen[0])!r}",
+            f"{path} has no texts in {','.join(texts)!r}",
             remedy="name another with --text-column",
         )
     if skipped:
         emit(WarningMessage(f"{skipped:,} rows of {path} skipped: empty text"))
-
-
-def _row_of(record: dict[str, Any], texts: Sequence[str], pairs: Sequence[str]) -> Row:
-    """Return a row of a table, by the columns of its text and, if there are any, of its second."""
-    first, second = (
-        join_texts([as_text(record.pop(name, "")) for name in names]) for names in (texts, pairs)
-    )
-    return Row(first, record, second if pairs else None)
-
-
-def _records(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[dict[str, Any]]:
-    """Return the rows of a table by the names of their columns, as they are read."""
-    content = unpack(path)
-    kind = kind_of(content)
-    if kind == WORKBOOK or content.name != path:
-        pieces = read_file(path, options, emit=emit).columns.to_batches(ROWS_A_PIECE)
-        return chain.from_iterable(piece.to_pylist() for piece in pieces)
-    if kind == ".parquet":
-        return stream_parquet(content, rows_a_piece=ROWS_A_PIECE)
-    text = find_text(content, encoding=options.encoding, emit=emit)
-    if kind == ".jsonl":
-        return (record for _, record in numbered_objects(text))
-    names, rows = stream_delimited(text, options, emit=emit)
-    return (dict(zip(names, row, strict=True)) for row in rows)

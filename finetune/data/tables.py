@@ -1,128 +1,48 @@
-"""Files and datasets of the Hub become texts, or pairs, and their classes, as every source does."""
+"""Tables of files become splits: columns chosen, labels parsed, rows without either left out.
 
-import hashlib
+The steps are in :func:`read_tables`, in the order in which a row takes them.
+"""
+
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict, DatasetInfo, Features, Value
-from datasets.fingerprint import generate_random_fingerprint
-from datasets.table import InMemoryTable
-from numpy.typing import NDArray
+from datasets import Dataset, DatasetDict
 
 from finetune.data.columns import (
-    AutoTunedOption,
     Columns,
     check_columns,
     choose_columns,
-    find_indicators,
-    join_indicators,
+    columns_named,
+    plain_name,
+    read_labels,
     read_texts,
 )
-from finetune.data.files import RawTable, read_file
+from finetune.data.dataset import make_dataset, return_freed_memory
+from finetune.data.encoding import find_text
 from finetune.data.folders import read_folders
+from finetune.data.formats import read_file
 from finetune.data.mapped import filter_rows
-from finetune.data.parts import Tables, divide_tables, name_labels
-from finetune.data.source import HUB_PREFIX, DataOptions, LoadedData
-from finetune.devices import host
-from finetune.errors import DataError
+from finetune.data.packed import unpack
+from finetune.data.reader import RawTable
+from finetune.data.source import HUB_PREFIX, NO_COLUMN, SPLIT_OF_WORD, DataOptions, LoadedData
+from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
 from finetune.tasks.choose import choose_task_type
-from finetune.tasks.labels import distinct_values, listed_counts
+from finetune.tasks.labels import distinct_values, listed_counts, map_values
 
+Tables = Mapping[str, Sequence[RawTable]]
+SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
+INTEGERS = r"\W*\d+(\W+\d+)*\W*"
 # What UTF-8 of other scripts looks like where it was read as Windows-1252.
 MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"  # noqa: RUF001
-
-
-class TextColumns(NamedTuple):
-    """The texts of rows, and the second texts where the rows have pairs."""
-
-    texts: pyarrow.ChunkedArray
-    pairs: pyarrow.ChunkedArray | None
-
-    @property
-    def columns(self) -> list[pyarrow.ChunkedArray]:
-        """The one column, or both."""
-        return [self.texts] if self.pairs is None else [self.texts, self.pairs]
-
-    @property
-    def joined(self) -> pyarrow.ChunkedArray:
-        """The texts, and the pairs with a bar between their texts, to be shown or counted."""
-        if self.pairs is None:
-            return self.texts
-        return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
-
-    def slice(self, start: int, end: int) -> "TextColumns":
-        """Return those of the rows from one to before another."""
-        texts, *pairs = (column.slice(start, end - start) for column in self.columns)
-        return TextColumns(texts, pairs[0] if pairs else None)
-
-    def take(self, rows: NDArray[np.int64]) -> "TextColumns":
-        """Return those of some rows."""
-        texts, *pairs = (column.take(pyarrow.array(rows)) for column in self.columns)
-        return TextColumns(texts, pairs[0] if pairs else None)
-
-
-class LabelledRows(NamedTuple):
-    """The rows of a file that have their texts and a label, and ``row``, their number there."""
-
-    table: RawTable
-    rows: pyarrow.Table
-
-
-def make_table(texts: Any, labels: Any, *, task: Task, pairs: Any = None) -> Dataset:
-    """Return a table with the columns ``text`` and ``label``.
-
-    Texts and labels, the latter as the task parses them, are Arrow arrays or sequences of strings.
-    Of pairs, the second texts become the column ``text_pair``.
-    """
-    columns = {"text": texts} if pairs is None else {"text": texts, "text_pair": pairs}
-    features = Features({**dict.fromkeys(columns, Value("string")), "label": task.feature})
-    arrays = [*map(_strings, columns.values()), task.encode(_strings(labels))]
-    rows = pyarrow.table(arrays, schema=features.arrow_schema)
-    return dataset_of(rows, DatasetInfo(features=features))
-
-
-def dataset_of(rows: pyarrow.Table, info: DatasetInfo) -> Dataset:
-    """Return rows in memory as a ``Dataset``."""
-    # Without a fingerprint, which serves the cache of map() alone, all rows would be pickled.
-    return Dataset(InMemoryTable(rows), info=info, fingerprint=generate_random_fingerprint())
-
-
-def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
-    """Return a column as Arrow."""
-    return table.with_format("arrow", columns=[name])[:][name]
-
-
-def texts_of(table: Dataset) -> TextColumns:
-    """Return the texts of rows, or their pairs."""
-    pairs = column_of(table, "text_pair") if "text_pair" in table.column_names else None
-    return TextColumns(column_of(table, "text"), pairs)
-
-
-def update_with_texts(digest: "hashlib._Hash", column: pyarrow.ChunkedArray) -> None:
-    """Add the lengths of texts and their bytes to a digest, however they are cut into chunks."""
-    chunks = [pc.cast(chunk, "large_binary") for chunk in column.chunks if len(chunk)]
-    for texts in chunks:
-        lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-        digest.update(lengths.astype(np.int64).tobytes())
-    for texts in chunks:
-        _, offsets, content = texts.buffers()
-        ends = np.frombuffer(offsets, np.int64)[texts.offset :]
-        digest.update(content[int(ends[0]) : int(ends[len(texts)])])
-
-
-def return_freed_memory() -> None:
-    """Give the system what reading and comparing texts has freed: several times their size."""
-    pyarrow.default_memory_pool().release_unused()
-    host.return_freed_memory()
 
 
 def read_tables(
@@ -132,29 +52,15 @@ def read_tables(
     is_for_training: bool = True,
     emit: Emit,
 ) -> LoadedData:
-    """Read each split from its files, with the columns of :func:`make_table`.
+    """Read each split from its files; one file may hold several splits, and so may a folder.
 
-    The classes are those of the training files, under the names that a file itself gives them or
-    in the order of ``sort_classes``. Rows without a text or a label are skipped. A split other than
-    ``train`` without any labels, as published test splits may be, is left out of a dataset of the
-    Hub and else refused; training rows of which nothing can be learned are refused with
+    The classes are those of the training rows, under the names that a file itself gives them or in
+    the order of ``sort_classes``. Training rows of which nothing can be learned are refused with
     ``is_for_training``.
 
     Raises:
-        UsageError: If the text and the label are to come from one column.
         DataError: If a file is missing or does not parse, a column is not found, a label does not
             occur in the training rows, or these have fewer than two texts or two classes.
-    """
-    tables, columns = open_tables(files, options, emit=emit)
-    return make_splits(tables, columns, options, is_for_training=is_for_training, emit=emit)
-
-
-def open_tables(
-    files: Mapping[str, Sequence[Path]], options: DataOptions, *, emit: Emit
-) -> tuple[Tables, Columns]:
-    """Read the tables of each split, and choose their columns; see :func:`read_tables`.
-
-    One file may hold several splits, and so may a folder.
     """
     tables: Tables
     if len(files) == 1 and os.path.isdir(files["train"][0]):  # no error where a name is too long
@@ -162,115 +68,102 @@ def open_tables(
         tables = {split: [table] for split, table in found.items()}
     else:
         tables = {
-            split: [read_table(path, options, emit=emit) for path in paths]
+            split: [read_file(path, options, emit=emit) for path in paths]
             for split, paths in files.items()
         }
     return_freed_memory()
-    tables = divide_tables(tables, options, emit=emit)
-    columns = choose_table_columns(tables["train"][0], options, emit=emit)
-    return name_labels(tables, columns.label.name, options, emit=emit), columns
-
-
-def make_splits(
-    tables: Tables,
-    columns: Columns,
-    options: DataOptions,
-    *,
-    is_for_training: bool = True,
-    emit: Emit,
-) -> LoadedData:
-    """Make the splits of tables that have been read; see :func:`read_tables`."""
-    label = columns.label.name
-    if options.data.startswith(HUB_PREFIX):
-        tables = _leave_out_unlabelled(tables, label=label, emit=emit)
-    _check_columns(tables, columns)
+    tables = _divide_by_column(tables, options, emit=emit)
     first = tables["train"][0]
-    raw = [one.columns[label] for own in tables.values() for one in own]
-    own = raw[: len(tables["train"])]
-    kind = _choose_kind(own, options, names=first.class_names.get(label), emit=emit)
-    labels = iter(kind.parse(raw))
-    parts = {
-        split: [_labelled_rows(table, columns, next(labels), emit=emit) for table in own]
-        for split, own in tables.items()
-    }
-    train = _joined(parts["train"])
-    task = kind.of_labels(train["label"], names=first.class_names.get(label))
+    columns = choose_columns(first.columns, options, table=str(first.path))
+    second = f", second texts from {columns.pair.name!r}" if columns.pair else ""
+    emit(Info(f"texts from column {columns.text}{second}, labels from {columns.label}"))
+    if options.data.startswith(HUB_PREFIX):
+        tables = _without_unlabelled(tables, columns.label.name, emit=emit)
+    parts = [(split, table) for split, own in tables.items() for table in own]
+    for _, table in parts:
+        check_columns(table.columns.column_names, columns, table=str(table.path))
+    labels = [read_labels(table.columns, columns.label.name) for _, table in parts]
+    names = first.class_names.get(columns.label.name)
+    if options.label_names is not None:
+        labels, names = _name_labels(labels, options, emit=emit)
+    of_training = [own for (split, _), own in zip(parts, labels, strict=True) if split == "train"]
+    kind, reason = choose_task_type(options.task, distinct_values(of_training), names=names)
+    emit(Info(f"task: {kind.name}, {reason}"))
+    rows: dict[str, list[tuple[RawTable, pyarrow.Table]]] = {split: [] for split in tables}
+    for (split, table), parsed in zip(parts, kind.parse(labels), strict=True):
+        rows[split].append((table, _labelled_rows(table, columns, parsed, emit=emit)))
+    train = pyarrow.concat_tables(own for _, own in rows["train"])
+    task = kind.of_labels(train["label"], names=names)
     if is_for_training:
         _check_learnable(train, first, task)
-    splits = {}
-    for split, own in parts.items():
-        skips = options.skip_unknown_labels
-        splits[split] = _joined(
-            _with_known_labels(own, train["label"], task, split=split, is_skipped=skips, emit=emit)
+    splits: dict[str, Dataset] = {}
+    for split, own_rows in rows.items():
+        known = _with_known_labels(
+            own_rows, train["label"], task, split=split, options=options, emit=emit
         )
+        pairs = known["text_pair"] if columns.pair else None
+        splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
     _warn_of_mojibake(train["text"], path=first.path, emit=emit)
     return LoadedData(
-        DatasetDict(
-            {
-                split: make_table(
-                    rows["text"],
-                    rows["label"],
-                    task=task,
-                    pairs=rows["text_pair"] if columns.pair else None,
-                )
-                for split, rows in splits.items()
-            }
-        ),
-        task,
-        columns=columns.by_option,
+        DatasetDict(splits), task, chosen=columns, column_names=first.columns.column_names
     )
 
 
-def _choose_kind(
-    labels: Sequence[pyarrow.ChunkedArray],
-    options: DataOptions,
-    *,
-    names: Sequence[str] | None,
-    emit: Emit,
-) -> type[Task]:
-    kind, reason = choose_task_type(options.task, distinct_values(labels), names=names)
-    emit(Info(f"task: {kind.name}, {reason}"))
-    return kind
+def _divide_by_column(tables: Tables, options: DataOptions, *, emit: Emit) -> Tables:
+    """Divide the files of one split by their column of splits, if they have one; it is left out.
+
+    Without a name it is found by its own and its values; ``none`` stands for no column.
+    """
+    name = options.split_column
+    if name == NO_COLUMN or (len(tables) > 1 and name is None):
+        return tables
+    if len(tables) > 1:
+        raise UsageError("--split-column goes with one file", remedy="leave it out")
+    [parts] = tables.values()
+    path, names = parts[0].path, parts[0].columns.column_names
+    if name not in (None, *names):
+        listed = ", ".join(map(repr, names))
+        raise DataNotFound(f"{path} has no column {name!r}", remedy=f"there are: {listed}")
+    for one in [name] if name else [own for own in names if plain_name(own) in SPLIT_NAMES]:
+        values = [part.columns[one] for part in parts if one in part.columns.column_names]
+        words = distinct_values(values) + [""] * (len(values) < len(parts))
+        splits = {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
+        if all(splits.values()) and "train" in splits.values() and len(splits) > 1:
+            emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
+            return _divide(parts, one, splits)
+        listed = ", ".join(map(repr, sorted(splits)[:5]))
+        complaint = f"column {one!r} of {path} does not name the split of each row: {listed}"
+        remedy = "write train, validation or test, or name another --split-column, or none"
+        if name:
+            raise DataError(complaint, remedy=remedy)
+        if any(splits.values()):
+            emit(WarningMessage(f"{complaint}; it is ignored", remedy=remedy))
+    return tables
 
 
-def _strings(values: Any) -> Any:
-    """Return values as Arrow strings, if they are not an Arrow array yet."""
-    if isinstance(values, pyarrow.Array | pyarrow.ChunkedArray):
-        return values
-    return pyarrow.array(values, "string")
+def _divide(parts: Sequence[RawTable], name: str, splits: Mapping[str, str]) -> Tables:
+    divided: dict[str, list[RawTable]] = {split: [] for split in splits.values()}
+    for part in parts:
+        rest = replace(part, columns=part.columns.drop_columns([name]))
+        for split, own in divided.items():
+            words = pyarrow.array([word for word in splits if splits[word] == split], "string")
+            is_own = pc.is_in(part.columns[name], value_set=words)
+            if pc.any(is_own).as_py():
+                own.append(rest.where(is_own))
+    return divided
 
 
-def _joined(parts: Iterable[LabelledRows]) -> pyarrow.Table:
-    return pyarrow.concat_tables(part.rows for part in parts)
-
-
-def read_table(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
-    """Read a file; several columns of 0 and 1 that are its labels become one column of lists."""
-    table = read_file(path, options, emit=emit)
-    label = options.label_column or find_indicators(table.columns)
-    columns = join_indicators(table.columns, label) if label else table.columns
-    return table if columns is table.columns else replace(table, columns=columns, flags=label)
-
-
-def choose_table_columns(table: RawTable, options: DataOptions, *, emit: Emit) -> Columns:
-    """Return the columns of a table that are named, or else guessed, and report them."""
-    if table.flags and options.label_column is None:
-        options = replace(options, label_column=table.flags)
-        columns = choose_columns(table.columns, options, table=str(table.path))
-        columns = replace(columns, label=AutoTunedOption(table.flags, "columns of 0 and 1"))
-    else:
-        columns = choose_columns(table.columns, options, table=str(table.path))
-    second = f", second texts from {columns.pair.name!r}" if columns.pair else ""
-    emit(Info(f"texts from column {columns.text}{second}, labels from {columns.label}"))
-    return columns
-
-
-def _leave_out_unlabelled(
-    tables: Mapping[str, Sequence[RawTable]], *, label: str, emit: Emit
-) -> dict[str, Sequence[RawTable]]:
+def _without_unlabelled(tables: Tables, label: str, *, emit: Emit) -> Tables:
+    """Leave out the splits of a dataset that have no labels, as published test splits may have."""
     kept = {}
     for split, parts in tables.items():
-        if split == "train" or any(_has_values(part.columns, label) for part in parts):
+        columns = [
+            part.columns[name]
+            for part in parts
+            for name in columns_named(label, part.columns.column_names)
+            if name in part.columns.column_names
+        ]
+        if split == "train" or any(pc.any(pc.not_equal(one, "")).as_py() for one in columns):
             kept[split] = parts
             continue
         names = ", ".join(part.path.name for part in parts)
@@ -283,29 +176,56 @@ def _leave_out_unlabelled(
     return kept
 
 
-def _has_values(columns: pyarrow.Table, name: str) -> bool:
-    return name in columns.column_names and pc.any(pc.not_equal(columns[name], "")).as_py()
+def _name_labels(
+    labels: Sequence[pyarrow.ChunkedArray], options: DataOptions, *, emit: Emit
+) -> tuple[list[pyarrow.ChunkedArray], list[str]]:
+    """Replace numbers of classes, alone or in lists, by the names in a file; return these too.
 
-
-def _check_columns(tables: Mapping[str, Sequence[RawTable]], columns: Columns) -> None:
-    """Make sure that each file has the columns."""
-    for table in (table for own in tables.values() for table in own):
-        check_columns(table.columns.column_names, columns, table=str(table.path))
+    They count its lines from 0, or from 1 if no label is 0 and one is the number of lines; -1 is
+    no label.
+    """
+    path = Path(options.label_names or "").expanduser()
+    text = "".join(find_text(unpack(path), encoding=options.encoding).pieces())
+    names = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(set(names)) < len(names) or not names:
+        raise DataError(
+            f"{path} has {'a name twice' if names else 'no names'}",
+            remedy="write the name of one class on each line",
+        )
+    plain = {value: re.sub(r"\.0+$", "", value.strip()) for value in distinct_values(labels)}
+    given = {value: one for value, one in plain.items() if one not in ("", "-1")}
+    wrong = sorted(one for one in given.values() if not re.fullmatch(INTEGERS, one))
+    numbers = {int(number) for one in given.values() for number in re.findall(r"\d+", one)}
+    first = int(0 not in numbers and len(names) in numbers)
+    wrong += [str(number) for number in sorted(numbers) if number - first >= len(names)]
+    if wrong:
+        raise DataError(
+            f"{path} names {len(names)} classes, and {wrong[0]!r} is no number of one",
+            remedy="leave out --label-names, or write a name on each line for all of them",
+        )
+    named = {
+        value: re.sub(r"\d+", lambda number: names[int(number[0]) - first], one)
+        for value, one in given.items()
+    }
+    shortest = min(named, key=len, default="")
+    emit(Info(f"names of labels from {path}: {shortest} is {named.get(shortest)}"))
+    return [map_values(own, lambda value: named.get(value, "")) for own in labels], names
 
 
 def _labelled_rows(
     table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, emit: Emit
-) -> LabelledRows:
+) -> pyarrow.Table:
+    """Return the rows that have their texts and a label, and ``row``, their number in the table."""
     chosen = {"text": columns.text.name}
     if columns.pair:
         chosen["text_pair"] = columns.pair.name
     texts = {name: read_texts(table.columns, own) for name, own in chosen.items()}
-    strict = pc.is_valid(labels)
+    is_kept = pc.is_valid(labels)
     for column in texts.values():
         is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
-        strict = pc.and_not(strict, is_blank)
+        is_kept = pc.and_not(is_kept, is_blank)
     numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(labels)))}
-    rows = filter_rows(pyarrow.table(numbered), strict.to_numpy())
+    rows = filter_rows(pyarrow.table(numbered), is_kept.to_numpy())
     if not len(rows):
         raise DataError(
             f"no row of {table.path} has a text in {' and in '.join(map(repr, chosen.values()))}"
@@ -313,14 +233,14 @@ def _labelled_rows(
             remedy="name the right columns with --text-column and --label-column",
         )
     if len(rows) < len(labels):
-        first = table.place(pc.index(strict, False).as_py())
+        first = table.place(pc.index(is_kept, False).as_py())
         emit(
             WarningMessage(
                 f"{len(labels) - len(rows):,} of {len(labels):,} rows skipped: empty text or label,"
                 f" the first in {first}"
             )
         )
-    return LabelledRows(table, rows)
+    return rows
 
 
 def _check_learnable(rows: pyarrow.Table, table: RawTable, task: Task) -> None:
@@ -339,32 +259,32 @@ def _check_learnable(rows: pyarrow.Table, table: RawTable, task: Task) -> None:
 
 
 def _with_known_labels(
-    parts: Sequence[LabelledRows],
+    parts: Sequence[tuple[RawTable, pyarrow.Table]],
     training: pyarrow.ChunkedArray,
     task: Task,
     *,
     split: str,
-    is_skipped: bool,
+    options: DataOptions,
     emit: Emit,
-) -> list[LabelledRows]:
+) -> pyarrow.Table:
     """Return the rows whose labels occur in the training rows; others are an error or skipped."""
-    found = [task.find_unknown(part.rows["label"], training=training) for part in parts]
-    unknown = [
-        (part.table, row["row"], row["unknown"])
-        for part, labels in zip(parts, found, strict=True)
-        for row in part.rows.append_column("unknown", labels).filter(labels.is_valid()).to_pylist()
-    ]
+    kept, unknown = [], []
+    for table, rows in parts:
+        labels = task.find_unknown(rows["label"], training=training)
+        if labels.null_count == len(labels):
+            kept.append(rows)
+            continue
+        kept.append(filter_rows(rows, labels.is_null().to_numpy()))
+        others = rows.append_column("unknown", labels).filter(labels.is_valid())
+        unknown += [(table, row["row"], row["unknown"]) for row in others.to_pylist()]
+    known = pyarrow.concat_tables(kept)
     if not unknown:
-        return list(parts)
+        return known
     counts = listed_counts(Counter(label for *_, label in unknown))
-    has_others = len(unknown) < sum(len(part.rows) for part in parts)
-    if is_skipped and has_others:
+    if options.skip_unknown_labels and len(known):
         skipped = f"{len(unknown):,} rows of the {split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
-        return [
-            LabelledRows(part.table, filter_rows(part.rows, labels.is_null().to_numpy()))
-            for part, labels in zip(parts, found, strict=True)
-        ]
+        return known
     table, row, first = unknown[0]
     folded = {name.casefold() for name in task.class_names}
     differ_in_case = all(label.casefold() in folded for *_, label in unknown)
@@ -374,7 +294,7 @@ def _with_known_labels(
         remedy="write them as in the training rows: they differ in case alone"
         if differ_in_case
         else "correct them, or bring training rows of these classes"
-        + ", or skip the rows with --skip-unknown-labels" * has_others,
+        + ", or skip the rows with --skip-unknown-labels" * bool(len(known)),
     )
 
 

@@ -7,17 +7,17 @@ and not shipped.
 import hashlib
 import io
 import os
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from datasets import DatasetDict
 
 from finetune import hub
-from finetune.data.files import read_file
+from finetune.data.dataset import make_dataset
+from finetune.data.formats import read_file
 from finetune.data.packed import reading_explained
 from finetune.data.source import DataOptions, DataSource, LoadedData
-from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.single import Single
@@ -47,37 +47,27 @@ CLASSES_OF_LABEL = {"label-coarse": COARSE, "label-fine": FINE}
 
 
 class PublishedFile(NamedTuple):
-    """A raw file as it was published; the counts are those of ``COARSE``."""
+    """A raw file as it was published."""
 
     name: str
     sha256: str
-    class_counts: tuple[int, ...]
+    rows: int
 
 
 PUBLISHED = {
     "train": PublishedFile(
         "train_5500.label",
         "9e4c8bdcaffb96ed61041bd64b564183d52793a8e91d84fc3a8646885f466ec3",
-        (86, 1250, 1162, 1223, 835, 896),
+        TRAINING_ROWS,
     ),
     "test": PublishedFile(
         "TREC_10.label",
         "033f22c028c2bbba9ca682f68ffe204dc1aa6e1cf35dd6207f2d4ca67f0d0e8e",
-        (9, 94, 138, 65, 81, 113),
+        500,
     ),
 }
-
-
-class Questions(NamedTuple):
-    """Texts and their fine classes, such as ``NUM:date``, which begin with the coarse one."""
-
-    texts: list[str]
-    classes: list[str]
-
-    @property
-    def coarse(self) -> list[str]:
-        """The classes among the six."""
-        return [name.partition(":")[0] for name in self.classes]
+# Fine class, such as NUM:date, and question.
+Rows = list[tuple[str, str]]
 
 
 def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
@@ -87,13 +77,6 @@ def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
     one that differs from the published file is used, with a warning. Without a folder, both splits
     come from the Hub, else from the original address, and are kept in the cache. The label is
     ``label-coarse``, of 6 classes, or ``label-fine``, of 50.
-
-    Raises:
-        UsageError: If there is no such label.
-        DataNotFound: If the folder or the training file in it is not there.
-        DataUnreadable: If a line is not a class and a question, or a file holds none.
-        ChecksumDiffers: If a download arrived damaged.
-        HubNotReachable: If neither address answers and the cache does not hold the data.
     """
     if label not in CLASSES_OF_LABEL:
         raise UsageError(
@@ -101,18 +84,15 @@ def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
         )
     read, sources = _fetch(emit) if folder is None else _read_folder(folder, emit)
     task = Single(CLASSES_OF_LABEL[label])
-    splits = {
-        split: make_table(
-            questions.texts,
-            questions.coarse if label == "label-coarse" else questions.classes,
-            task=task,
-        )
-        for split, questions in read.items()
-    }
+    splits = {}
+    for split, rows in read.items():
+        fine, texts = zip(*rows, strict=True)
+        labels = fine if label == "label-fine" else [name.partition(":")[0] for name in fine]
+        splits[split] = make_dataset(texts, labels, task=task)
     return LoadedData(DatasetDict(splits), task, sources)
 
 
-def _fetch(emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:
+def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
     emit(Info(f"loading {HUB_REPOSITORY} from the Hub"))
     names = {split: f"default/{split}/0000.parquet" for split in PUBLISHED}
     try:
@@ -120,8 +100,18 @@ def _fetch(emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:
     except (HubNotReachable, DataNotFound) as error:
         emit(Info(f"{error}; trying {ORIGINAL_ADDRESS}"))
         return _read_folder(_fetch_raw_files(), emit)
-    splits = {split: _read_parquet(snapshot.folder / name, emit) for split, name in names.items()}
-    return splits, (DataSource(f"hub:{HUB_REPOSITORY}", commit=snapshot.commit),)
+    splits = {}
+    for split, name in names.items():
+        path = snapshot.folder / name
+        columns = read_file(path, DataOptions("trec", ""), emit=emit).columns
+        if not {"text", "fine_label"} <= set(columns.column_names):
+            raise DataUnreadable(
+                f"{path} has the columns {', '.join(columns.column_names)}, which are not TREC's",
+                remedy="name a folder with train_5500.label as --data-dir",
+            )
+        fine, texts = (columns[one].to_pylist() for one in ("fine_label", "text"))
+        splits[split] = list(zip(fine, texts, strict=True))
+    return splits, [DataSource(f"hub:{HUB_REPOSITORY}", commit=snapshot.commit)]
 
 
 def _fetch_raw_files() -> Path:
@@ -139,7 +129,7 @@ def _fetch_raw_files() -> Path:
     return folder
 
 
-def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Questions], tuple[DataSource, ...]]:
+def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
     emit(Info(f"reading TREC from {folder}"))
     if not os.path.isfile(folder / PUBLISHED["train"].name):  # no error where it is closed
         raise DataNotFound(
@@ -149,22 +139,30 @@ def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Questions], tuple[
     splits, sources = {}, []
     for split, published in PUBLISHED.items():
         path = folder / published.name
-        if path.is_file():
-            with reading_explained():
-                content = path.read_bytes()
-            splits[split] = _parse(content, path=path)
-            sources.append(DataSource(str(path), hashlib.sha256(content).hexdigest()))
-            if sources[-1].sha256 != published.sha256:
-                _warn_of_differences(splits[split], path=path, published=published, emit=emit)
-    return splits, tuple(sources)
+        if not path.is_file():
+            continue
+        with reading_explained():
+            content = path.read_bytes()
+        rows = splits[split] = _parse(content, path=path)
+        sources.append(DataSource(str(path), hashlib.sha256(content).hexdigest()))
+        if sources[-1].sha256 != published.sha256:
+            emit(
+                WarningMessage(
+                    f"{path} is not the published file: it has {len(rows):,} questions, the"
+                    f" published one {published.rows:,}",
+                    remedy="results on it can't be compared with published ones; the original is"
+                    f" at {ORIGINAL_ADDRESS}/{path.name}",
+                )
+            )
+    return splits, sources
 
 
-def _parse(content: bytes, *, path: Path) -> Questions:
+def _parse(content: bytes, *, path: Path) -> Rows:
     try:
         text = content.decode("utf-8-sig")  # of a copy; the published files are in ISO-8859-1
     except UnicodeDecodeError:
         text = content.decode("iso-8859-1")
-    questions = Questions([], [])
+    rows: Rows = []
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         # One space of the training file is the byte 0xF0 by accident ("sister city"); the Hub's
         # versions mend it in this way too.
@@ -172,46 +170,15 @@ def _parse(content: bytes, *, path: Path) -> Questions:
             case []:
                 continue
             case [fine, question] if fine in FINE:
-                questions.texts.append(question)
-                questions.classes.append(fine)
+                rows.append((fine, question))
             case _:
                 raise DataUnreadable(
                     f"line {number} of {path} is not a class and a question: {line[:60]!r}",
                     remedy="write it as 'NUM:date When was the telephone invented ?', in one of "
                     "the 50 classes",
                 )
-    if not questions.texts:
+    if not rows:
         raise DataUnreadable(
-            f"{path} holds no questions", remedy=f"replace it by {ORIGINAL_ADDRESS}/{path.name}"
+            f"{path} has no questions", remedy=f"replace it by {ORIGINAL_ADDRESS}/{path.name}"
         )
-    return questions
-
-
-def _warn_of_differences(
-    questions: Questions, *, path: Path, published: PublishedFile, emit: Emit
-) -> None:
-    """Say that a file is not the published one, and by how many questions each class differs."""
-    counts = Counter(questions.coarse)
-    differences = [
-        f"{counts[name] - expected:+d} {name}"
-        for name, expected in zip(COARSE, published.class_counts, strict=True)
-        if counts[name] != expected
-    ]
-    emit(
-        WarningMessage(
-            f"{path} is not the published file: {len(questions.texts)} questions, published:"
-            f" {sum(published.class_counts)}; by class: {', '.join(differences) or 'as published'}",
-            remedy="results on it can't be compared with published ones; the original is at "
-            f"{ORIGINAL_ADDRESS}/{path.name}",
-        )
-    )
-
-
-def _read_parquet(path: Path, emit: Emit) -> Questions:
-    columns = read_file(path, DataOptions("trec", ""), emit=emit).columns
-    if not {"text", "fine_label"} <= set(columns.column_names):
-        raise DataUnreadable(
-            f"{path} has the columns {', '.join(columns.column_names)}, which are not TREC's",
-            remedy="name a folder with train_5500.label as --data-dir",
-        )
-    return Questions(columns["text"].to_pylist(), columns["fine_label"].to_pylist())
+    return rows

@@ -1,24 +1,23 @@
-"""The sheet of an Excel workbook becomes rows of texts, by openpyxl where it is installed."""
+"""Excel workbooks, read by openpyxl where it is installed."""
 
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
 import pyarrow
 
-from finetune.data.packed import Content
-from finetune.data.values import as_text
+from finetune.data.delimited import name_columns
+from finetune.data.packed import ZIP, Content
+from finetune.data.reader import RawTable, Reader, Records, as_text, records_of
+from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
+from finetune.events import Emit, Info
 
 
-def read_workbook(content: Content) -> pyarrow.Table:
-    """Return the rows of the one sheet that has any, the first one included.
-
-    The columns are named 0, 1 and so on. Formulas have the values that Excel has saved.
-
-    Raises:
-        DataUnreadable: If openpyxl is missing, the file is damaged, or not one sheet has rows.
-    """
+def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
+    """Read the one sheet that has any rows; formulas have the values that Excel has saved."""
     path = content.path
+    emit(Info(f"reading {path}: an Excel workbook"))
     try:
         import openpyxl
     except ImportError as error:
@@ -44,7 +43,13 @@ def read_workbook(content: Content) -> pyarrow.Table:
         )
     [rows] = filled.values()
     columns = [pyarrow.array(values, "string") for values in zip_longest(*rows, fillvalue="")]
-    return pyarrow.table(columns, names=list(map(str, range(len(columns)))))
+    table = pyarrow.table(columns, names=list(map(str, range(len(columns)))))
+    return RawTable(path, name_columns(table, options, path=path, emit=emit)[0])
+
+
+def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
+    """Yield the rows of the sheet."""
+    return records_of(read(content, options, emit).columns)
 
 
 def _rows_of(sheet: Any) -> list[list[str]]:
@@ -57,3 +62,6 @@ def _rows_of(sheet: Any) -> list[list[str]]:
         for row in sheet.iter_rows(values_only=True)
     )
     return [row for row in rows if any(value.strip() for value in row)]
+
+
+READER = Reader((".xlsx",), read, stream, first_bytes=ZIP)

@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from finetune.config.schema import Config, ModelConfig, long_texts_of
 from finetune.data.check import suggest_model
-from finetune.data.tables import TextColumns, column_of, texts_of, update_with_texts
+from finetune.data.dataset import TextColumns, column_of, texts_of, update_with_texts
 from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Advance, Emit, Info, WarningMessage, ignore
 from finetune.model.load import TextModel

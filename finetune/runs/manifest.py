@@ -133,7 +133,7 @@ def digest_splits(splits: "DatasetDict", task: "Task") -> dict[str, str]:
 
 def digest_rows(rows: "Dataset", task: "Task") -> str:
     """Return the sha256 of texts, labels and the names of the classes: 64 hexadecimal digits."""
-    from finetune.data.tables import column_of, texts_of, update_with_texts
+    from finetune.data.dataset import column_of, texts_of, update_with_texts
 
     digest = hashlib.sha256("\0".join(task.class_names).encode())
     for column in texts_of(rows).columns:

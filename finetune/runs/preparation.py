@@ -10,8 +10,8 @@ from datasets import DatasetDict
 
 from finetune.config.mode import Mode
 from finetune.config.schema import Config, mode_of
+from finetune.data.dataset import column_of
 from finetune.data.source import DataSource
-from finetune.data.tables import column_of
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.distributed.processes import ALONE, Processes

@@ -17,7 +17,7 @@ from tiny_runs import TEXTS, Command, Outcome, finetune_in_a_child
 
 import finetune
 from finetune.commands.predict import predict_stream
-from finetune.data.lines import Row
+from finetune.data.stream import Row
 from finetune.errors import DataError, ModelUnsupported, NotARun, UsageError
 from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json

@@ -19,7 +19,7 @@ from finetune.data.check import (
     suggest_max_length,
     suggest_model,
 )
-from finetune.data.tables import make_table
+from finetune.data.dataset import make_dataset
 from finetune.data.trec import load_trec
 from finetune.tasks.single import Single
 
@@ -27,7 +27,7 @@ from finetune.tasks.single import Single
 def splits_of(**rows: list[tuple[str, str]]) -> DatasetDict:
     task = Single(sorted({label for pairs in rows.values() for _, label in pairs}))
     return DatasetDict(
-        {split: make_table(*zip(*pairs, strict=True), task=task) for split, pairs in rows.items()}
+        {split: make_dataset(*zip(*pairs, strict=True), task=task) for split, pairs in rows.items()}
     )
 
 

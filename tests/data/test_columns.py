@@ -192,7 +192,7 @@ def test_the_choice_is_shown_with_its_reason_and_its_runners_up() -> None:
 def test_dates_and_fractions_are_no_labels() -> None:
     dates = ["2024-05-01", "2024-05-02", "2024-05-01", "2024-05-02"]
     assert choose("said", "when", "mood", columns=[TEXTS, dates, MOODS]) == ("said", "mood")
-    with pytest.raises(DataNotFound, match="classes"):
+    with pytest.raises(DataNotFound, match="labels"):
         choose("said", "when", columns=[TEXTS, dates])
     shares = ["0.5", "0.25", "0.5", "0.25"]
     assert choose("said", "share", "mood", columns=[TEXTS, shares, MOODS]) == ("said", "mood")

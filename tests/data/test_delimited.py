@@ -3,20 +3,23 @@
 import csv
 import gzip
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.data.delimited import Dialect, _read_by_arrow, stream_delimited
+from finetune.data.delimited import Dialect, _parse_by_arrow
 from finetune.data.encoding import TextFile
-from finetune.data.files import RawTable, read_file
+from finetune.data.formats import read_file
 from finetune.data.packed import Content
+from finetune.data.reader import RawTable
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
-from finetune.events import Event, Info, ignore
+from finetune.events import Event, Info
 
 ROWS = [
     ("plain", "a"),
@@ -89,19 +92,6 @@ def test_a_row_stands_where_its_first_line_does(tmp_path: Path) -> None:
     ]
 
 
-def test_a_first_line_of_excel_says_the_delimiter(tmp_path: Path) -> None:
-    content = "sep=;\r\ntext;label;more\r\none, or two, or three;a;x\r\nfour, or five;b;y\r\n"
-    table, _ = read(tmp_path, content)
-    assert rows_of(table.columns.columns)[0] == ("one, or two, or three", "a", "x")
-    assert table.place(1) == f"line 4 of {tmp_path / 'rows.csv'}"
-    path = tmp_path / "rows.csv"
-    names, rows = stream_delimited(utf8(path), DataOptions("", ""), emit=ignore)
-    assert (names, list(rows)) == (
-        ["text", "label", "more"],
-        [*map(list, rows_of(table.columns.columns))],
-    )
-
-
 def test_spaces_around_the_names_of_columns_do_not_count(tmp_path: Path) -> None:
     table, _ = read(tmp_path, "text, label \nyes,a\n")
     assert table.columns.column_names == ["text", "label"]
@@ -156,7 +146,7 @@ def test_what_does_not_parse_is_reported_with_its_line(
     line_end=st.sampled_from(["\n", "\r\n"]),
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
-def test_the_columnar_reader_gives_what_was_written(
+def test_both_parsers_give_what_was_written(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[str, str]],
     delimiter: str,
@@ -167,19 +157,19 @@ def test_the_columnar_reader_gives_what_was_written(
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
         writer.writerows([("text", "label"), *rows])
-    numbered = Dialect(delimiter, '"').numbered_rows(utf8(path))
-    assert [tuple(row) for _, row in numbered][1:] == rows
-    table = _read_by_arrow(utf8(path), Dialect(delimiter, '"'), count=2)
-    assert table is None or rows_of(table.columns) == [("text", "label"), *rows]
+    dialect = Dialect(delimiter, '"')
+    assert [tuple(row) for _, row in dialect.numbered_rows(utf8(path))][1:] == rows
+    with suppress(pyarrow.ArrowInvalid):
+        [table] = _parse_by_arrow(dialect, utf8(path), columns=2)
+        assert rows_of(table.columns) == [("text", "label"), *rows]
 
 
 @pytest.mark.parametrize("content", ['text,label\ngood,a\n"fine",b\n', "text,label\ngood,a\n"])
-def test_a_well_formed_file_is_read_by_column(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(content)
-    table = _read_by_arrow(utf8(path), Dialect(",", '"'), count=2)
-    assert table is not None
-    assert len(table) == content.count("\n")
+def test_a_well_formed_file_is_read_by_column(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.data.delimited._parse_by_row", None)
+    assert read(tmp_path, content)[0].columns.num_rows == content.count("\n") - 1
 
 
 def test_characters_behind_a_quote_in_the_last_column_are_an_error(tmp_path: Path) -> None:

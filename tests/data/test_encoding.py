@@ -24,7 +24,6 @@ LINES = {
     "cp1253": "Η ταινία ήταν πολύ καλή,καλό\nΔεν θα ξαναπάμε ποτέ,κακό\n",
     "cp1252": "Die Bedienung war „wirklich“ sehr schön – für uns,gut\nIn Maßen gut,schlecht\n",
     "latin-1": "Le café était délicieux, très bien,bon\nUne soirée décevante à oublier,mauvais\n",
-    "mac_roman": "Le café était délicieux, l’été aussi,bon\nÇa va, où êtes-vous ?,mauvais\n",
     "windows-1252": "Hyvää huomenta, elokuva oli pitkä,hyvä\nEi enää koskaan, töykeä,paha\n",
     "utf-16-le": "The film was good,good\nNever again,bad\n",
     "utf-16-be": "The film was good,good\nNever again,bad\n",

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from datasets import DatasetDict, load_from_disk
 
+from finetune.data.dataset import make_dataset
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data
 from finetune.data.source import DataOptions
-from finetune.data.tables import make_table
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Event, Info
 from finetune.tasks.single import Single
@@ -58,7 +58,7 @@ def test_files_need_no_suffix_and_names_of_splits_may_end_longer_ones(tmp_path: 
 
 
 def test_the_remedy_for_a_data_set_saved_to_disk_gives_a_table_that_is_read(tmp_path: Path) -> None:
-    train = make_table(["one", "two"], ["a", "b"], task=Single(["a", "b"]))
+    train = make_dataset(["one", "two"], ["a", "b"], task=Single(["a", "b"]))
     DatasetDict(train=train, test=train).save_to_disk(tmp_path / "saved")
     for saved in (tmp_path / "saved", tmp_path / "saved/train"):
         with pytest.raises(DataUnreadable, match="the library datasets has saved") as raised:

@@ -147,6 +147,6 @@ def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path
     assert rows["label"][:] == [1, 2]
     assert rows.features["label"].names == ["c", "b", "a"]
     classes = [str(number) for number in range(500)]
-    with pytest.raises(DataError, match="the model lacks: a, b") as raised:
+    with pytest.raises(DataError, match="the model does not know: a, b") as raised:
         load_rows(options, task=Single(classes), emit=lambda event: None)
     assert raised.value.remedy.endswith("18, 19 and 480 others")

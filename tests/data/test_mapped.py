@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from finetune.data import files, mapped, parquet_files
+from finetune.data import formats, mapped, parquet_files
 from finetune.data.load import load_splits
 from finetune.data.source import DataOptions, LoadedData
 from finetune.data.split import SplitOptions
@@ -81,7 +81,7 @@ def test_memory_holds_a_text_file_only_while_arrow_parses_it(
         frame.to_json(path, orient="records", lines=True)
     before_bytes = pyarrow.total_allocated_bytes()
     tracemalloc.start()
-    read = files.read_file(path, DataOptions(str(path), ""), emit=ignore)
+    read = formats.read_file(path, DataOptions(str(path), ""), emit=ignore)
     assert tracemalloc.get_traced_memory()[1] < ROWS * CHARACTERS / 4
     tracemalloc.stop()
     assert read.columns.to_pandas().equals(frame)

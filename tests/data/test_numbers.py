@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from finetune.data.files import read_file
+from finetune.data.formats import read_file
 from finetune.data.numbers import plain_numbers
 from finetune.data.source import DataOptions
 from finetune.events import Event, Info
@@ -43,4 +43,4 @@ def test_a_comma_is_decimal_where_columns_are_delimited_by_semicolons(
     table = read_file(path, DataOptions("", "", task=task), emit=emitted.append)
     assert table.columns["score"].to_pylist() == [score, "1"]
     lines = " ".join(event.message for event in emitted if isinstance(event, Info))
-    assert ("comma is decimal" in lines) == (score == "4.5")
+    assert ("commas are read as decimal" in lines) == (score == "4.5")

@@ -14,7 +14,8 @@ import pytest
 from pyarrow import parquet
 
 from finetune.data import packed
-from finetune.data.files import RawTable, read_file
+from finetune.data.formats import read_file
+from finetune.data.reader import RawTable
 from finetune.data.source import DataOptions
 from finetune.data.stream import read_rows
 from finetune.errors import DataUnreadable
@@ -84,7 +85,7 @@ def test_packed_texts_are_predicted_too(tmp_path: Path) -> None:
 
 def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
     two = pack(tmp_path / "two.zip", {"a.csv": CSV, "b.csv": CSV})
-    with pytest.raises(DataUnreadable, match=r"not hold one table, but a\.csv, b\.csv"):
+    with pytest.raises(DataUnreadable, match=r"holds 2 tables, not one: a\.csv, b\.csv"):
         read(two)
     for start in (gzip.compress(CSV)[:-9], gzip.compress(CSV)[:3], two.read_bytes()[:-30]):
         cut = tmp_path / "cut.csv"

@@ -40,7 +40,7 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     odd = write(tmp_path / "odd.csv", ROWS.replace("Dev", "b"))
     assert len(load(odd, emitted).splits) == 1
     [warning] = [one.message for one in emitted if isinstance(one, WarningMessage)]
-    assert "'split' of" in warning
+    assert "column 'split' of" in warning
     assert "'b', 'test', 'train'" in warning
 
 
@@ -57,7 +57,7 @@ def test_each_file_of_a_split_is_divided(tmp_path: Path) -> None:
 
 def test_a_column_that_says_no_splits_is_refused(tmp_path: Path) -> None:
     table = write(tmp_path / "rows.csv", ROWS)
-    with pytest.raises(DataError, match=r"'label' of .* does not say the split"):
+    with pytest.raises(DataError, match=r"'label' of .* does not name the split"):
         load(table, split_column="label")
     with pytest.raises(DataNotFound, match="no column 'use'"):
         load(table, split_column="use")

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from finetune.data.columns import choose_columns
-from finetune.data.files import read_file
+from finetune.data.columns import choose_columns, read_labels
+from finetune.data.formats import read_file
 from finetune.data.source import DataOptions
-from finetune.data.tables import choose_table_columns, read_table
 from finetune.errors import DataError
 from finetune.events import ignore
 from finetune.tasks.choose import AUTO, choose_task_type
@@ -102,12 +101,12 @@ def test_columns_of_0_and_1_are_labels_of_several_classes(
     header: str, kinds: str, text: int, flags: slice, tmp_path: Path
 ) -> None:
     options = write_table(tmp_path / "table.tsv", header, kinds)
-    table = read_table(tmp_path / "table.tsv", options, emit=ignore)
+    columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
     names = header.split(",")
-    assert table.flags == ",".join(names[flags])
-    found = choose_table_columns(table, options, emit=ignore)
+    found = choose_columns(columns, options, table="table.tsv")
+    assert found.label.name == ",".join(names[flags])
     assert (found.text.name, found.pair) == (names[text], None)
-    labels = table.columns[found.label.name].to_pylist()
+    labels = read_labels(columns, found.label.name).to_pylist()
     assert choose_task_type(AUTO, labels, names=None)[0].name == "multi"
 
 

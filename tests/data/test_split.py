@@ -7,8 +7,8 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finetune.data.dataset import make_dataset
 from finetune.data.split import NumberedRows, SplitOptions, split_table
-from finetune.data.tables import make_table
 from finetune.errors import DataError
 from finetune.events import Event, Info, WarningMessage
 from finetune.tasks.single import Single
@@ -23,7 +23,7 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
 
 
 def table_of(texts: list[str], labels: list[str]) -> Dataset:
-    return make_table(texts, labels, task=TASK)
+    return make_dataset(texts, labels, task=TASK)
 
 
 def numbered_table(*, many: int, some: int, few: int) -> Dataset:

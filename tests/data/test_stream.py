@@ -1,5 +1,6 @@
 """Texts to classify, piece by piece."""
 
+import io
 import tracemalloc
 from pathlib import Path
 
@@ -7,10 +8,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from finetune.data.lines import Row
+from finetune.data import stream
 from finetune.data.source import DataOptions
-from finetune.data.stream import read_rows
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.data.stream import Row, read_lines, read_rows
+from finetune.errors import DataNotFound, DataUnreadable, UsageError
 from finetune.events import ignore
 
 
@@ -52,7 +53,7 @@ def test_quotes_may_be_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
         ("rows.csv", "text,id\n,1\n", "no texts"),
         ("rows.csv", "text,text\none,two\n", "same name"),
         ("rows.json", '[{"text": "one"}]', "one JSON array"),
-        ("rows.txt.gz", "one", "packed"),
+        ("rows.txt.gz", "one", "compressed"),
     ],
 )
 def test_a_table_that_does_not_parse_is_refused(
@@ -146,3 +147,44 @@ def test_a_parquet_file_that_is_damaged_far_behind_is_refused(tmp_path: Path) ->
     assert next(pieces)[0].text == "text 0"
     with pytest.raises(DataUnreadable, match="not Parquet"):
         list(pieces)
+
+
+class Pipe(io.BytesIO):
+    """A pipe that has some bytes at a time."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        super().__init__()
+        self.chunks = [*chunks, b""]
+
+    def read1(self, size: int | None = -1) -> bytes:
+        return self.chunks.pop(0)
+
+
+def test_lines_are_yielded_as_soon_as_they_are_whole() -> None:
+    pieces = read_lines(Pipe(b"one\ntw", b"o\n\xc3", b"\xa4\nend"), name="x", encoding=None)
+    assert [[row.text for row in piece] for piece in pieces] == [["one"], ["two"], ["ä"], ["end"]]
+
+
+def test_a_line_in_another_encoding_is_named() -> None:
+    pieces = read_lines(Pipe(b"one\ntwo\n", b"three\ncaf\xe9\n"), name="x", encoding=None)
+    assert [row.text for row in next(pieces)] == ["one", "two"]
+    with pytest.raises(DataUnreadable, match="line 4 of x"):
+        next(pieces)
+
+
+def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
+    for encoding in ("klingon", "base64", "undefined"):
+        with pytest.raises(UsageError, match=f"no encoding '{encoding}'"):
+            list(read_lines(Pipe(b"one"), name="x", encoding=encoding))
+    with pytest.raises(DataNotFound, match="no texts"):
+        list(read_lines(Pipe(b"\n  \n"), name="x", encoding=None))
+
+
+def test_what_has_no_line_ends_is_refused_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "MAX_LINE", 20)
+    pieces = read_lines(Pipe(b"one\n" + 20 * b"x", b"x", b"x"), name="x", encoding=None)
+    assert [row.text for row in next(pieces)] == ["one"]
+    with pytest.raises(DataUnreadable, match="line 2 of x has more than 20 characters"):
+        next(pieces)

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from finetune.data.files import RawTable, read_file
-from finetune.data.packed import SUFFIXES
+from finetune.data.formats import SUFFIXES, read_file
+from finetune.data.reader import RawTable, as_text
 from finetune.data.source import DataOptions
-from finetune.data.values import as_text
 from finetune.errors import DataUnreadable
 from finetune.events import Event
 
@@ -159,7 +158,6 @@ def test_parquet_that_has_none_of_its_rows_is_refused(
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("rows.xlsx", b"PK", "a workbook"),
         ("rows.csv", b"\xd0\xcf\x11\xe0", "an Excel workbook"),
         ("rows.pkl", b"\x80\x04\x95", "a pickle, which can run code"),
         ("rows.json", b' [{"text": "a"}]', "one JSON array"),
@@ -257,7 +255,7 @@ def test_json_lines_read_by_column_are_as_read_line_by_line(
 def test_json_lines_of_one_kind_a_column_are_read_by_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune.data.files.numbered_objects", None)
+    monkeypatch.setattr("finetune.data.json_lines._read_by_line", None)
     table = read_lines(tmp_path, {"text": "2024-05-01", "label": 1}, {"text": "b", "label": 2.5})
     assert columns_of(table) == {"text": ["2024-05-01", "b"], "label": ["1", "2.5"]}
 

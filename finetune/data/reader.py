@@ -1,17 +1,85 @@
-"""Values of any type become text: a column at a time, or one by one."""
+"""What the reader of a format is, and the table that it gives: every value as text."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import types
 
+from finetune.data.mapped import filter_rows
+from finetune.data.packed import Content
+from finetune.data.source import DataOptions
 from finetune.events import Emit, Info
 from finetune.tasks.labels import map_lists, map_values
+
+# In a piece of a stream.
+STREAM_ROWS = 1_024
+Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """The columns of a file, before it is known what they mean.
+
+    Args:
+        columns: Every value as text; what is missing is an empty text.
+        lines: Returns the line on which each row begins, from 1; ``None`` where rows have no lines.
+        class_names: The names of all classes of a column, where the file has them.
+        files: The file of each row, where each has its own.
+        rows: Which rows of the file these are, if not all: int64 of shape [rows].
+    """
+
+    path: Path
+    columns: pyarrow.Table
+    lines: Callable[[], Sequence[int]] | None = None
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+    rows: NDArray[np.int64] | None = None
+
+    def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
+        """Return the rows for which a column of truth values has true."""
+        mask = is_kept.to_numpy()
+        return replace(self, columns=filter_rows(self.columns, mask), rows=np.flatnonzero(mask))
+
+    def place(self, row: int) -> str:
+        """Return where a row, counted from 0, is in the file: ``line 7 of reviews.csv``."""
+        row = row if self.rows is None else int(self.rows[row])
+        if self.files:
+            return str(self.files[row])
+        number = f"row {row + 1}" if self.lines is None else f"line {self.lines()[row]}"
+        return f"{number} of {self.path}"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How files of one format are read; of the options, readers take encoding, header and task.
+
+    Args:
+        suffixes: Of its files.
+        read: Returns the whole table, every value as text.
+        stream: Yields the rows in pieces, with their values as the file has them. What is wrong
+            with a text file is raised before the first piece.
+        first_bytes: Those that no other format has: they decide, whatever the suffix.
+        first_characters: They decide where the suffix is none of a format.
+    """
+
+    suffixes: Sequence[str]
+    read: "Callable[[Content, DataOptions, Emit], RawTable]"
+    stream: "Callable[[Content, DataOptions, Emit], Iterator[Records]]"
+    first_bytes: bytes | None = None
+    first_characters: bytes | None = None
+
+
+def records_of(table: pyarrow.Table) -> Iterator[Records]:
+    """Yield the rows of a table in the pieces of a stream."""
+    return (batch.to_pylist() for batch in table.to_batches(STREAM_ROWS))
 
 
 def as_text(value: Any) -> str:
@@ -48,12 +116,11 @@ def as_texts(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def _as_json(values: pyarrow.Array) -> pyarrow.Array:
-    """Return the values of lists as JSON's texts; what is missing is an empty text."""
     texts = pc.fill_null(values.cast("string"), "")
     return map_values(texts, partial(json.dumps, ensure_ascii=False))
 
 
-def plain_names(schema: pyarrow.Schema, *, path: Path, emit: Emit) -> list[str]:
+def readable_columns(schema: pyarrow.Schema, *, path: Path, emit: Emit) -> list[str]:
     """Return the columns of texts, numbers, truth values and labels; the others are reported."""
     names = [one.name for one in schema if _is_plain(one.type) or is_list_of_labels(one.type)]
     report_left_out([name for name in schema.names if name not in names], path=path, emit=emit)
@@ -64,7 +131,9 @@ def report_left_out(names: Sequence[str], *, path: Path, emit: Emit) -> None:
     """Report the columns that can't be texts or labels, if there are any."""
     if names:
         listed = ", ".join(map(repr, names))
-        emit(Info(f"columns of {path} left out, neither texts nor numbers: {listed}"))
+        emit(
+            Info(f"columns of {path} left out, since they hold neither text nor numbers: {listed}")
+        )
 
 
 def is_list_of_labels(kind: pyarrow.DataType) -> bool:
