@@ -1,6 +1,5 @@
 """Which run a call of ``finetune.run`` begins or goes on with, and with which options."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,7 +115,7 @@ def _resume(folder: RunFolder, given: "LoadedConfig", *, emit: Emit) -> Work:
         from finetune.runs.results import read_results
 
         # A kill at the very end leaves checkpoints that nobody needs.
-        shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
+        folder.delete_checkpoints()
         emit(Info(f"the run in {folder.path} has finished: nothing is left to do"))
         return Work(saved, results=read_results(folder))
     return Work(with_changes(saved, given), resumed=folder)

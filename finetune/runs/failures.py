@@ -8,17 +8,15 @@ from finetune.data.load import find_places
 from finetune.errors import (
     BatchDoesNotFit,
     DataError,
-    DeviceDiffers,
     Interrupted,
     LossNotFinite,
     NotWritten,
 )
-from finetune.runs.checkpoint import WRITE_ERRORS, discard_checkpoints_after, reason_of
+from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
 from finetune.runs.data import data_options
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
 from finetune.training.interruption import signal_of
-from finetune.training.snapshot import Progress
 
 MAX_EXAMPLES = 3
 
@@ -108,30 +106,6 @@ def examples_explained(preparation: Preparation) -> Iterator[None]:
             found.append(f"{more:,} more")
         where = f", in a batch of {', '.join(found)}" if found else ""
         raise LossNotFinite(error.message + where, remedy=error.remedy) from error
-
-
-@contextmanager
-def device_fault_explained(
-    folder: RunFolder, progress: Progress, *, device_name: str
-) -> Iterator[None]:
-    """Say how a run goes on whose device computes wrongly, and delete what it may have spoiled.
-
-    Raises:
-        DeviceDiffers: In place of one that does not name the last good checkpoint.
-    """
-    try:
-        yield
-    except DeviceDiffers as error:
-        good = discard_checkpoints_after(
-            folder.checkpoints_folder, step=progress.checked_steps or 0
-        )
-        way_on = (
-            f"resume from {good.name} with: {_resume_command(folder)} --device cpu"
-            if good
-            else "start again with --overwrite --device cpu"
-        )
-        doctor = f"finetune doctor --parity --device {device_name} shows more"
-        raise DeviceDiffers(error.message, remedy=f"{way_on}; {doctor}") from error
 
 
 def _resume_command(folder: RunFolder) -> str:

@@ -50,13 +50,12 @@ class RunFolder:
         self.onnx_folder = self.path / "onnx"
         self.coreml_folder = self.path / "coreml"
         self.tensorboard_folder = self.path / "tensorboard"
-        # A folder step-N with what is needed to resume after N steps.
+        # Folders step-N with what is needed to resume after N steps, and best-N with the best model
+        # so far; gone when the run has finished.
         self.checkpoints_folder = self.path / "checkpoints"
         # An earlier run, until the one that overwrites it has a model.
         self.previous_run = self.path / "previous"
         self._layout = [one for name, one in vars(self).items() if name != "path"]
-        # The trained parameters of the best model so far; gone when the run has finished.
-        self.best_checkpoint = self.checkpoints_folder / "best"
         # How the model reads texts, and how sure it was of its predictions for validation rows.
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
@@ -66,7 +65,7 @@ class RunFolder:
     @property
     def has_finished(self) -> bool:
         """Whether the run has written all its files."""
-        return self.results_file.is_file() and not self.best_checkpoint.exists()
+        return self.results_file.is_file() and not self.checkpoints_folder.exists()
 
     @property
     def can_resume(self) -> bool:
@@ -238,6 +237,17 @@ class RunFolder:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
+
+    def delete_checkpoints(self) -> None:
+        """Delete all checkpoints: the run has finished.
+
+        They lose their name in one step: a run killed while half of them are left would be resumed.
+        """
+        discarded = self.checkpoints_folder.with_name(self.checkpoints_folder.name + PARTIAL_SUFFIX)
+        shutil.rmtree(discarded, ignore_errors=True)
+        if self.checkpoints_folder.exists():
+            os.replace(self.checkpoints_folder, discarded)
+        shutil.rmtree(discarded, ignore_errors=True)
 
     # What is read of it.
 

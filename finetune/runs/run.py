@@ -27,7 +27,6 @@ from finetune.runs.calibration import Predicted, finish_task
 from finetune.runs.confidences import write_confidences
 from finetune.runs.environment import read_measured, restore_threads, write_environment
 from finetune.runs.failures import (
-    device_fault_explained,
     examples_explained,
     too_much_work_explained,
     write_errors_explained,
@@ -232,9 +231,6 @@ class Run:
         with (
             stage("train", self.emit),
             examples_explained(self.preparation),
-            device_fault_explained(
-                self.folder, self.progress, device_name=self.preparation.device.name
-            ),
             stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
         ):
             self.emit(
@@ -341,7 +337,7 @@ class Run:
                 with stage("report", emit):
                     write_pages(folder, results)
                 folder.delete_previous()
-        self.checkpoints.remove()
+                folder.delete_checkpoints()
         return results
 
     def _calibrate(self) -> tuple[Preparation, Predicted | None]:

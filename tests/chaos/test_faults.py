@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -120,15 +119,18 @@ def assert_nothing_is_lost(run: Path, training_state: TrainingState) -> None:
             step = state.get("steps") or state["progress"]["steps"]
             assert all((one == step).all() for one in tensors["model"].values())
             intact.append(path.name)
-    assert len({f"step-{step}" for step in (2, 3, 4)}.intersection(intact)) >= 2
+    newest = max(int(name[5:]) for name in intact if name in ("step-3", "step-4"))
+    assert f"best-{2 if newest == 3 else 4}" in intact
     checkpoints = Checkpoints(folder, keep=2, emit=emitted.append)
     assert checkpoints.restore(training_state).steps in (3, 4)
     assert not emitted
     assert save_step(run, 5, training_state) == []
-    names = sorted(path.name for path in folder.checkpoints_folder.iterdir())
-    assert names[0] == "best"
-    assert len(names) == 3
-    assert names[2] == "step-5"
+    steps = sorted(int(path.name[5:]) for path in folder.checkpoints_folder.glob("step-*"))
+    assert len(steps) == 2
+    assert steps[1] == 5
+    bests = {int(path.name[5:]) for path in folder.checkpoints_folder.glob("best-*")}
+    assert 5 in bests <= {2, 4, 5}
+    assert len([*folder.checkpoints_folder.iterdir()]) == len(steps) + len(bests)
 
 
 @pytest.mark.parametrize(
@@ -159,34 +161,7 @@ def test_no_checkpoint_that_verifies_is_wrong(
                 ended = faults.count <= at
         assert_nothing_is_lost(run, training_state)
         at += 1
-    assert at > 40
-
-
-def test_an_interruption_warns_of_no_checkpoint_that_it_leaves_out(
-    saved_run: Path, training_state: TrainingState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    emitted, save_file, is_over = list[Event](), checkpoint.save_file, threading.Event()
-    checkpoints = Checkpoints(RunFolder(saved_run), keep=2, emit=emitted.append)
-
-    def save_late(*arguments: Any) -> None:
-        is_over.wait(timeout=60)
-        save_file(*arguments)
-
-    def wait() -> None:
-        is_over.set()
-        Checkpoints.wait(checkpoints)
-
-    def interrupt() -> None:
-        with checkpoints:
-            checkpoints.save(training_state, Progress(steps=4))
-            monkeypatch.setattr(checkpoints, "wait", wait)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save_file", save_late)
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
-    assert not emitted
-    assert not (saved_run / "checkpoints" / "step-4").exists()
+    assert at > 30
 
 
 @pytest.mark.parametrize("kills", [True, False])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
+from tiny_training import tiny_training_state
 from transformers import PreTrainedModel
 
 import finetune
@@ -17,6 +18,9 @@ from finetune.errors import NotWritten
 from finetune.events import Emit, Event, StageStarted, Step, WarningMessage
 from finetune.runs import checkpoint, journal, saving
 from finetune.runs.checkpoint import read_checkpoint
+from finetune.runs.folder import RunFolder
+from finetune.runs.saving import Checkpoints
+from finetune.training.snapshot import Progress
 
 EVERY_THIRD: dict[str, Any] = {"save_steps": 3, "logging_steps": 2}
 
@@ -168,6 +172,15 @@ def test_a_best_model_that_never_found_room_is_still_the_one_that_is_kept(
     monkeypatch.setattr(checkpoint, "save_file", refuse)
     run_tiny(tmp_path / "run", model=tiny_folder)
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(whole_run))
+
+
+def test_a_best_model_that_is_lost_is_replaced_by_the_last_with_a_warning(tmp_path: Path) -> None:
+    emitted, progress = list[Event](), Progress(steps=4, best_step=2, best_score=0.5)
+    checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, emit=emitted.append)
+    checkpoints.load_best(tiny_training_state(mode="classifier"), progress)
+    [warning] = [event.message for event in emitted if isinstance(event, WarningMessage)]
+    assert "the best model, of step 2, can't be read" in warning
+    assert (progress.best_step, progress.best_score) == (4, None)
 
 
 def test_a_final_model_that_does_not_fit_on_the_disk_can_be_written_later(
