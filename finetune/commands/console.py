@@ -106,3 +106,12 @@ def as_text(value: Any) -> str:
     if isinstance(value, float):
         return format_number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def clock(seconds: float) -> str:
+    """Return a time such as ``9.5 s``, ``42 s``, ``12:03`` or ``1:02:03``."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours}:{minutes_left:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,69 +1,72 @@
-"""Shows events on standard error: live on a terminal and in a notebook, elsewhere as lines.
+"""Shows events on standard error: as lines, with a progress bar on a terminal and in a notebook.
 
 Rich is imported where something is shown, so that ``--help`` stays quick.
 """
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from finetune.commands.console import LITERAL
+from finetune import events
+from finetune.commands.console import LITERAL, clock
 from finetune.distributed.launch import read_launch
-from finetune.events import Emit, ignore
+from finetune.escaping import escape_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+LIBRARIES = "loading libraries"
+# A shorter stage gets no line.
+MIN_STAGE_SECONDS = 0.1
+# A training prints about ten validations. Without a bar it prints losses in between if there are
+# few validations, or nothing was printed for some time.
+VALIDATION_LINES = 10
+STEP_LINES = 7
+MAX_SILENCE_SECONDS = 600.0
+
 
 @contextmanager
-def showing(*, quiet: bool, no_progress: bool) -> Iterator[Emit]:
-    """Yield an ``Emit`` that shows events, live where that can be; if quiet, warnings alone.
+def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
+    """Yield an ``Emit`` that shows events; if quiet, warnings alone.
 
-    Of several processes the main one alone shows any.
+    Of several processes only the main one shows any.
     """
     if not read_launch().is_main:
-        yield ignore
+        yield events.ignore
         return
     from rich.console import Console
 
-    from finetune.commands.lines import Lines
-
     file = cast(TextIO, _UnfailingStream(sys.stderr)) if sys.stderr else None
     console = Console(file=file, stderr=True, soft_wrap=True, **LITERAL)
-    if quiet or no_progress:
-        yield Lines(console, is_quiet=quiet).show
-    elif console.is_jupyter:
-        from finetune.commands.notebook import live_in_notebook
-
-        with live_in_notebook() as emit:
-            yield emit
-    elif _can_be_live(console):
-        from finetune.commands.live import live_on_terminal
-
-        with live_on_terminal(console) as emit:
-            yield emit
-    else:
-        yield Lines(console, is_quiet=False).show
+    has_bar = not (quiet or no_progress) and _can_draw(console)
+    view = View(console, has_bar=has_bar, quiet=quiet)
+    if not has_bar:
+        yield view.show
+        return
+    try:  # not `with`: Ctrl-C while it starts would leave the cursor hidden
+        view.bar.start()
+        yield view.show
+    finally:
+        view.bar.stop()
 
 
-def _can_be_live(console: "Console") -> bool:
-    """Return whether there is a terminal with a cursor; FORCE_COLOR asks for colours alone."""
+def _can_draw(console: "Console") -> bool:
+    """Return whether a line can change: on a terminal with a cursor, or in a notebook's widget."""
+    if console.is_jupyter:
+        return find_spec("ipywidgets") is not None
     is_terminal = bool(sys.stderr and sys.stderr.isatty())
     return is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
 
 
 class _UnfailingStream:
-    """A stream for progress: the work goes on where its reader is gone or its disk is full."""
+    """A stream for progress: the work goes on if its reader is gone or the disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        # Still so while the file descriptor leads to the terminal through another process.
-        self._is_terminal = stream.isatty()
-
-    def isatty(self) -> bool:
-        return self._is_terminal
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -75,3 +78,122 @@ class _UnfailingStream:
     def flush(self) -> None:
         with suppress(OSError):
             self._stream.flush()
+
+
+class View:
+    """Prints events as lines; with a bar, the running stage is drawn below them instead."""
+
+    def __init__(self, console: "Console", *, has_bar: bool, quiet: bool = False) -> None:
+        from rich import progress
+
+        self._console, self._has_bar, self._is_quiet = console, has_bar, quiet
+        self._printed = time.monotonic()
+        self.bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=None),
+            progress.TextColumn("{task.fields[report]}"),
+            progress.TimeRemainingColumn(compact=True),
+            console=console,
+            refresh_per_second=4,
+            transient=True,
+            # What a user's own module prints belongs above the bar, but not if it goes elsewhere.
+            redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
+        )
+        self._begin(LIBRARIES)
+
+    def _begin(self, stage: str) -> None:
+        self._step: events.Step | None = None
+        self._best: events.Validation | None = None
+        self._printed_step = self._printed_validation = 0
+        for task in self.bar.task_ids:
+            self.bar.remove_task(task)
+        self.bar.add_task(stage, total=None, visible=bool(stage), report="")
+
+    def show(self, event: events.Event) -> None:
+        """Print an event or show it in the bar."""
+        if self._is_quiet and not isinstance(event, events.WarningMessage):
+            return
+        if self.bar.tasks[0].description == LIBRARIES:
+            self._begin("")
+        match event:
+            case events.StageStarted():
+                self._begin(event.name)
+            case events.StageFinished():
+                self._finish(event)
+            case events.Advance():
+                self._move_bar(event.done, event.total)
+                if not self._has_bar:
+                    self._print(line_of(event))
+            case events.Step():
+                self._step = event
+                speed, gib = event.examples_per_second, event.memory_bytes / 2**30
+                report = f"  loss {event.loss:.3f}  {speed:,.0f} examples/s  {gib:.1f} GiB"
+                self._move_bar(event.step, event.total_steps, report)
+                if not self._has_bar and self._is_due(event.step - self._printed_step, STEP_LINES):
+                    self._printed_step = event.step
+                    self._print(line_of(event))
+            case events.Validation():
+                self._best = event if event.is_best else self._best
+                if self._is_due(event.step - self._printed_validation, VALIDATION_LINES):
+                    self._printed_step = self._printed_validation = event.step
+                    self._print(line_of(event))
+            case _:
+                is_warning = isinstance(event, events.WarningMessage)
+                self._print(line_of(event), style="yellow" if is_warning else "")
+
+    def _finish(self, event: events.StageFinished) -> None:
+        line = f"{event.name}: {clock(event.seconds)}"
+        if step := self._step:
+            line += f", {step.step:,}/{step.total_steps:,} steps"
+        if best := self._best:
+            name, value = next(iter(best.metrics.items()))
+            line += f", best {name} {value:.4f} at epoch {best.epoch:.3g}"
+        self._begin("")
+        if event.seconds >= MIN_STAGE_SECONDS:
+            self._print(line)
+
+    def _move_bar(self, done: int, total: int, report: str = "") -> None:
+        [task] = self.bar.tasks
+        if done < task.completed:  # the next split
+            self.bar.reset(task.id, total=total)
+        report = f"{done:,}/{total:,}{report}"
+        self.bar.update(task.id, completed=done, total=total, report=report, visible=True)
+
+    def _is_due(self, steps: int, lines: int) -> bool:
+        is_silent = time.monotonic() - self._printed > MAX_SILENCE_SECONDS
+        return is_silent or self._step is None or steps * lines >= self._step.total_steps
+
+    def _print(self, line: str, *, style: str = "") -> None:
+        from rich.text import Text
+
+        self._printed = time.monotonic()
+        self._console.print(Text(escape_line(line), style=style))
+
+
+def line_of(event: events.Event) -> str:
+    """Return an event in words."""
+    match event:
+        case events.WarningMessage():
+            return f"warning: {event.message}" + (f" ({event.remedy})" if event.remedy else "")
+        case events.Advance():
+            return f"  {event.done:,}/{event.total:,} examples"
+        case events.Step():
+            return (
+                f"step {event.step}/{event.total_steps}  loss {event.loss:.3f}  "
+                f"lr {event.learning_rate:.1e}  {event.examples_per_second:.0f} examples/s  "
+                f"{event.memory_bytes / 2**30:.2f} GiB  {event.remaining_seconds:.0f} s left"
+            )
+        case events.Validation():
+            metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+            best = "  (best so far)" if event.is_best else ""
+            return f"epoch {event.epoch:.2f}: validation {metrics}{best}"
+        case events.Probe():
+            memory = event.peak_bytes and f"{event.peak_bytes / 2**30:.2f} GiB"
+            speed = event.examples_per_second and f"{event.examples_per_second:,.0f} examples/s"
+            status = f"  batch {event.batch_size:,}: {event.verdict.replace('_', ' ')}"
+            parts = (status, memory, speed, f"{event.seconds:.0f} s", event.reason)
+            return ", ".join(str(part) for part in parts if part)
+        case events.Info():
+            return event.message
+    return event.name

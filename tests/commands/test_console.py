@@ -5,7 +5,7 @@ import pytest
 from commands.test_progress import terminal
 from rich.cells import cell_len
 
-from finetune.commands.console import as_text, shorten, show_scores, show_table
+from finetune.commands.console import as_text, clock, shorten, show_scores, show_table
 from finetune.tasks.scores import ClassScores, Scores
 
 ROW = ClassScores(precision=0.5, recall=1.0, f1=2 / 3, support=12)
@@ -105,3 +105,11 @@ def test_values_are_shown_as_people_read_them(value: object, shown: str) -> None
 )
 def test_an_example_is_one_short_line(text: str, shown: str) -> None:
     assert shorten(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.04, "0.0 s"), (9.96, "10 s"), (59.6, "1:00"), (3599.6, "1:00:00"), (90061, "25:01:01")],
+)
+def test_a_time_is_as_precise_as_people_read_it(seconds: float, words: str) -> None:
+    assert clock(seconds) == words

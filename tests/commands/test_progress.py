@@ -1,15 +1,25 @@
 import io
 import os
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from rich.console import Console
 
-from finetune.commands.progress import showing
-from finetune.events import Advance, Event, Info, Step, Validation, WarningMessage
+from finetune.commands.console import LITERAL
+from finetune.commands.progress import View, showing
+from finetune.events import (
+    Advance,
+    Event,
+    Info,
+    StageFinished,
+    StageStarted,
+    Step,
+    Validation,
+    WarningMessage,
+)
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
@@ -123,23 +133,6 @@ def test_a_terminal_without_colours_is_respected(monkeypatch: pytest.MonkeyPatch
     assert not COLOUR.search(shown.getvalue())
 
 
-def test_a_view_stays_live_where_its_terminal_is_reached_through_a_pipe_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with (
-        terminal(monkeypatch, "stderr"),
-        open(os.dup(sys.stderr.fileno()), "wb") as kept,
-        showing(quiet=False, no_progress=False) as emit,
-    ):
-        unread, written = os.pipe()
-        os.dup2(written, sys.stderr.fileno())
-        emit(EVENTS[0])
-        os.dup2(kept.fileno(), sys.stderr.fileno())
-        os.close(written)
-    with open(unread) as lines:
-        assert "\x1b[2K" in lines.read()
-
-
 @pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("CI", "true")])
 def test_a_terminal_without_a_cursor_or_a_reader_has_plain_lines(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
@@ -166,3 +159,62 @@ def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatc
     with terminal(monkeypatch, "stderr") as shown, pytest.raises(ZeroDivisionError):
         fail_halfway()
     assert shown.getvalue().endswith(("\x1b[?25h", "\x1b[2K"))  # the cursor shows, the line is gone
+
+
+def view(*, width: int = 80, has_bar: bool = False) -> tuple[View, io.StringIO]:
+    shown = io.StringIO()
+    return View(Console(file=shown, width=width, **LITERAL), has_bar=has_bar), shown
+
+
+def step(number: int, *, total: int = 14_000) -> Step:
+    return Step(number, total, number / total, 1.5, 3e-5, 12_310.4, 3 * 2**29, 2**31, 2**36, 42.4)
+
+
+def test_the_bar_shows_the_running_stage_and_fits_a_terminal() -> None:
+    shown, _ = view(has_bar=True)
+    shown.show(StageStarted("train"))
+    shown.show(step(13_999))
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as drawn:
+        console.print(shown.bar.get_renderable())
+    [line] = drawn.get().splitlines()
+    assert "train" in line
+    assert "13,999/14,000  loss 1.500  12,310 examples/s  1.5 GiB" in line
+
+
+def test_the_count_of_one_split_gives_way_to_that_of_the_next() -> None:
+    shown, _ = view(has_bar=True)
+    for event in (Advance(7, 10), Advance(10, 10), Advance(3, 10)):
+        shown.show(event)
+    [task] = shown.bar.tasks
+    assert (task.completed, task.fields["report"]) == (3, "3/10")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps_per_epoch", "max_lines"),
+    [(100, 23, 10), (40, 7, 10), (6, 50, 16), (3, 40, 10)],
+)
+def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
+    epochs: int, steps_per_epoch: int, max_lines: int
+) -> None:
+    total = epochs * steps_per_epoch
+    lines, shown = view(width=200)
+    lines.show(StageStarted("train"))
+    for number in range(1, total + 1):
+        epoch, rest = divmod(number, steps_per_epoch)
+        if number % 10 == 0 or rest == 0:
+            lines.show(step(number, total=total))
+        if rest == 0:
+            lines.show(Validation(number, epoch, {"accuracy": 0.5}, is_best=epoch == 2))
+    lines.show(StageFinished("train", 72.0))
+    *progress, last = shown.getvalue().splitlines()
+    assert min(epochs, 10) <= len(progress) <= max_lines
+    assert progress[-1].startswith(f"epoch {epochs}.00: validation accuracy 0.5000")
+    assert last == f"train: 1:12, {total:,}/{total:,} steps, best accuracy 0.5000 at epoch 2"
+
+
+def test_a_short_stage_has_no_line() -> None:
+    lines, shown = view()
+    for event in (StageStarted("load"), StageFinished("load", 0.01)):
+        lines.show(event)
+    assert shown.getvalue() == ""
