@@ -21,8 +21,7 @@ from finetune.model.structure import Structure, find_structure
 from finetune.tasks.base import Task
 from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.collate import prepare_mask
-from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs
+from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs, prepare_mask
 from finetune.training.micro_batches import cut_batch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training

@@ -17,8 +17,8 @@ from finetune.bench.workload import Batch
 from finetune.errors import DataNotFound
 from finetune.model.shape import random_classifier
 from finetune.model.structure import Structure, find_structure
-from finetune.tokenization.collate import collate
 from finetune.tokenization.encode import EncodedTexts, random_texts
+from finetune.tokenization.examples import collate
 
 CLASSES = 6
 SEED = 0

@@ -33,7 +33,7 @@ def ls(*, as_json: bool, **flags: Any) -> None:
     entries = store.entries()
     if as_json:
         listed = [
-            {**one.facts, "key": one.key, "size_bytes": one.size_bytes, "used_at": one.used_at}
+            {**one.notes, "key": one.key, "size_bytes": one.size_bytes, "used_at": one.used_at}
             for one in entries
         ]
         show_json({"schema_version": 1, "folder": str(store.folder), "entries": listed})
@@ -43,8 +43,8 @@ def ls(*, as_json: bool, **flags: Any) -> None:
         rows = []
         for one in entries:
             used = f"{datetime.fromtimestamp(one.used_at):%Y-%m-%d %H:%M}"
-            facts = (as_text(one.facts.get(name, "?")) for name in names)
-            rows.append((used, format_size(one.size_bytes), *facts))
+            notes = (as_text(one.notes.get(name, "?")) for name in names)
+            rows.append((used, format_size(one.size_bytes), *notes))
         show_table(("last used", "size", *names), rows, numbers=("size", "rows"))
     show_lines(f"{format_size(sum(one.size_bytes for one in entries))} in {store.folder}")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pydantic
 
+from finetune.config.mode import HEADS
 from finetune.config.schema import OPTION_OF_TRAINER, OPTIONS, Config, change_options, mode_of
 from finetune.config.yaml_files import find_recipe, read_yaml
 from finetune.errors import ConfigurationInvalid
@@ -174,8 +175,8 @@ def _check_value(option: str, value: Any, source: str) -> Any:
 
 def _check_contradictions(config: Config) -> None:
     model = config.model
-    if model.train_layers is not None and (model.freeze_core or model.head == "classifier"):
-        flag = "--freeze-core" if model.freeze_core else "--head classifier"
+    if model.train_layers is not None and (model.freeze_core or HEADS[model.head].freezes_encoder):
+        flag = "--freeze-core" if model.freeze_core else f"--head {model.head}"
         raise ConfigurationInvalid(
             f"{flag} freezes the whole encoder, --train-layers trains {model.train_layers} layers",
             remedy="give one of the two",

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from finetune.config.mode import Mode
+from finetune.config.mode import HEADS, HeadName, Mode
 from finetune.devices.names import DeviceName, Precision, PrecisionName
-from finetune.tokenization.long_texts import Handling, LongTexts, Pooling
+from finetune.tokenization.long_texts import Aggregation, Handling, LongTexts
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -142,7 +142,7 @@ class ModelConfig:
     freeze_core: bool = _option(
         False, "Freeze the encoder, embeddings and layers; only the head trains."
     )
-    head: Literal["whole", "classifier"] = _option(
+    head: HeadName = _option(
         "whole", "Part of the head that trains; classifier freezes a pretrained pooler too."
     )
     train_layers: Count | None = _option(
@@ -161,7 +161,7 @@ class ModelConfig:
     stride: Annotated[int, Ge(0), Lt(2**31)] = _option(
         32, "Tokens of overlap between the windows of a text."
     )
-    pooling: Pooling = _option("mean", "How the logits of a text's windows become the text's.")
+    pooling: Aggregation = _option("mean", "How the logits of a text's windows become the text's.")
 
 
 @dataclass(frozen=True)
@@ -409,16 +409,15 @@ def change_options(config: Config, values: Mapping[str, Any]) -> Config:
 
 def long_texts_of(model: ModelConfig) -> LongTexts:
     """Return what becomes of texts longer than the maximum."""
-    return LongTexts(model.long_texts, stride=model.stride, pooling=model.pooling)
+    return LongTexts(model.long_texts, stride=model.stride, aggregation=model.pooling)
 
 
 def mode_of(model: ModelConfig) -> Mode:
     """Return what trains."""
-    if model.head == "classifier":
-        return Mode("classifier")
-    if model.train_layers is not None:
+    head = HEADS[model.head]
+    if model.train_layers is not None and not head.freezes_encoder:
         return Mode(f"last-{model.train_layers}")
-    return Mode("head" if model.freeze_core else "full")
+    return Mode(head.mode if head.freezes_encoder or model.freeze_core else "full")
 
 
 def effective_batch_size(training: TrainingConfig) -> int:
@@ -433,23 +432,13 @@ def precision_without_timing(training: TrainingConfig) -> Precision:
     return "fp32" if training.precision == "auto" else training.precision
 
 
-# BERT-base's pooler ends in a tanh that is mostly far from 0.
-TYPICAL_OUTPUT_LAYER_INPUT = 0.7
-
-
-def default_learning_rate(mode: Mode, *, hidden_size: int, output_layer_input: float) -> float:
-    """Return the peak learning rate for a mode.
+def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> float:
+    """Return the peak learning rate for a mode and the ``Structure`` of a model.
 
     For an encoder it is 5e-5 at BERT-base's hidden size of 768, the article's rate, and inversely
-    proportional to the hidden size (1e-4 at 384); for a new head 5e-4. For a classifier alone it is
-    inversely proportional to the root mean square of its input, 0 if unknown: that from MiniLM's
-    pooler is a tenth of BERT-base's, and one rate for both costs the other 3 points of accuracy.
+    proportional to the hidden size (1e-4 at 384).
     """
-    if mode == "classifier":
-        return float(f"{7e-3 / (output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
-    if mode == "head":
-        return 5e-4
-    return 5e-5 * 768 / hidden_size
+    return mode.head.learning_rate(structure) if mode.head else 5e-5 * 768 / hidden_size
 
 
 @dataclass(frozen=True)

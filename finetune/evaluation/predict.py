@@ -14,8 +14,7 @@ from finetune.devices.precision import autocast
 from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import LossNotFinite
 from finetune.tokenization.buckets import plan_evaluation
-from finetune.tokenization.collate import fill_batch
-from finetune.tokenization.examples import ModelInputs
+from finetune.tokenization.examples import ModelInputs, fill_batch
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Predictor:
         # Of one length each process gets as many, so that all take about as long.
         shares = [order[first :: self.processes.count] for first in range(self.processes.count)]
         own = shares[self.processes.index]
-        found = self._predict(examples.some(own), padded_lengths) if len(own) else None
+        found = self._predict(examples.subset(own), padded_lengths) if len(own) else None
         pieces = [one for one in self.processes.gather(found) if one is not None]
         logits = np.empty((len(order), pieces[0].shape[1]), np.float32)
         for share, piece in zip(shares, pieces, strict=False):
@@ -65,7 +64,7 @@ class Predictor:
                 "the model's logits are NaN or infinite",
                 remedy="train it with a lower --learning-rate, or with --precision fp32",
             )
-        return examples.pool(logits)
+        return examples.aggregate(logits)
 
     def _predict(self, examples: ModelInputs, padded_lengths: Sequence[int]) -> NDArray[np.float32]:
         def predict(batch_size: int) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from torch import nn
 from finetune.errors import FinetuneError, ModelUnsupported, UsageError
 from finetune.export.folder import silence, writing_export
 from finetune.model.load import TextModel
-from finetune.tokenization.collate import prepare_mask
+from finetune.tokenization.examples import prepare_mask
 
 MODEL_FILE = "model.mlpackage"
 # Any length but 1, which PyTorch takes for a constant.

@@ -22,15 +22,11 @@ from transformers.utils.generic import ModelOutput
 
 from finetune.model.calls import REFUSALS, Call, are_features, find_features, record_calls
 from finetune.model.freeze import set_training
-from finetune.tokenization.collate import prepare_mask
 from finetune.tokenization.encode import EncodedTexts
-from finetune.tokenization.examples import inputs_of_texts
+from finetune.tokenization.examples import Inputs, inputs_of_texts, prepare_mask
 
-Inputs = Mapping[str, torch.Tensor]
-
-# Tokens of two texts, and by how many these are padded further, to see whether features stay.
-LENGTHS = (5, 3)
-MORE_PADDING = 2
+# Tokens of the two texts that are tried; they are padded by two more to see whether features stay.
+TRIED_LENGTHS = (5, 3)
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class FeatureExtractor:
         with module.register_forward_pre_hook(_stop, with_kwargs=True), torch.no_grad():
             try:
                 self.model(**inputs)
-            except _Reached as reached:
+            except _SplitReached as reached:
                 features: torch.Tensor = reached.args[0]
                 return features
         raise RuntimeError(f"the forward did not call {self.split_at}")
@@ -81,11 +77,15 @@ def split_frozen(
 
     The model is on the CPU, and frozen as the mode says.
     """
-    texts = _two_texts(model.config.pad_token_id or 0, pads_left=pads_left)
+    # Not a tensor's numbers: memory is estimated with fake tensors, which have none.
+    tokens = np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)
+    offsets = np.concatenate([[0], np.cumsum(TRIED_LENGTHS)])
+    padding = {"input_ids": model.config.pad_token_id or 0}
+    texts = EncodedTexts({"input_ids": tokens}, offsets, padding, pads_left, 0)
     inputs_of = inputs_of_texts(texts, takes_4d_mask=takes_4d_mask).inputs_of
-    longest = max(LENGTHS)
-    inputs = inputs_of(np.arange(2), longest)
-    padded_inputs = inputs_of(np.arange(2), longest + MORE_PADDING)
+    inputs, padded_inputs = (
+        inputs_of(np.arange(len(TRIED_LENGTHS)), max(TRIED_LENGTHS) + more) for more in (0, 2)
+    )
     model.train(False)
     try:
         calls = record_calls(model, inputs)
@@ -105,23 +105,32 @@ def split_frozen(
     return None
 
 
-def pooled_inputs(features: torch.Tensor, *, takes_4d_mask: bool) -> dict[str, torch.Tensor]:
+def pooled_inputs(features: torch.Tensor, *, takes_4d_mask: bool) -> Inputs:
     """Return what the trainable layers take where a text has one vector: texts of one token.
 
     The features are of shape [examples, hidden].
     """
     mask = torch.ones(len(features), 1, dtype=torch.bool, device=features.device)
-    return prepare_mask(
-        {"inputs_embeds": features[:, None], "attention_mask": mask}, takes_4d_mask=takes_4d_mask
-    )
+    inputs = {"inputs_embeds": features[:, None], "attention_mask": mask}
+    return prepare_mask(inputs, takes_4d_mask=takes_4d_mask)
 
 
-class _Reached(Exception):
+def unread_parameters(trainable: nn.Module) -> set[str]:
+    """Return the names of a model's parameters below layers that pass their input on."""
+    return {
+        f"{name}.{parameter}"
+        for name, module in trainable.named_modules()
+        if getattr(vars(module).get("forward"), "func", None) is _pass_on
+        for parameter, _ in module.named_parameters()
+    }
+
+
+class _SplitReached(Exception):
     """Carries the features, its argument, out of a forward that is stopped."""
 
 
 def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    raise _Reached(_require_features(args, kwargs))
+    raise _SplitReached(_require_features(args, kwargs))
 
 
 def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -132,12 +141,12 @@ def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch
 
 
 def _possible_splits(calls: Mapping[str, Call]) -> dict[str, torch.Tensor]:
-    """Return the modules at whose input a model may be split, the highest first."""
+    """Return the features at the modules where a model may be split, the highest first."""
     features = {
         name: call.features
         for name, call in calls.items()
         if call.features is not None
-        and len(call.features) == len(LENGTHS)
+        and len(call.features) == len(TRIED_LENGTHS)
         and list(call.module.parameters())
     }
     trained = [
@@ -161,8 +170,8 @@ def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) 
     for name, call in takewhile(lambda item: item[0] != split_at, calls.items()):
         parameters = list(call.module.parameters())
         is_frozen = bool(parameters) and not any(one.requires_grad for one in parameters)
-        returns = call.first_output
-        if is_frozen and are_features(returns) and len(returns) == len(LENGTHS):
+        output = call.first_output
+        if is_frozen and are_features(output) and len(output) == len(TRIED_LENGTHS):
             # Not the module itself: a model may read attributes of its layers.
             trainable.get_submodule(name).forward = partial(_pass_on, call.output)
     return trainable
@@ -171,35 +180,17 @@ def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) 
 def _pass_on(output: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the features among a module's arguments, in the form of what it would return."""
     features = _require_features(args, kwargs)
+
+    def like(part: Any) -> torch.Tensor | None:
+        if not are_features(part):
+            return None
+        return features[:, 0] if (part.ndim, features.ndim) == (2, 3) else features
+
     if isinstance(output, torch.Tensor):
-        return _shape_like(output, features)
+        return like(output)
     if isinstance(output, ModelOutput):
-        parts = {name: _shape_like(part, features) for name, part in output.items()}
-        return type(output)(**parts)
-    return tuple(_shape_like(part, features) for part in output)
-
-
-def unread_parameters(trainable: nn.Module) -> set[str]:
-    """Return the names of a model's parameters below layers that pass their input on."""
-    return {
-        f"{name}.{parameter}"
-        for name, module in trainable.named_modules()
-        if getattr(vars(module).get("forward"), "func", None) is _pass_on
-        for parameter, _ in module.named_parameters()
-    }
-
-
-def _shape_like(part: Any, features: torch.Tensor) -> torch.Tensor | None:
-    if not are_features(part):
-        return None
-    return features[:, 0] if (part.ndim, features.ndim) == (2, 3) else features
-
-
-def _two_texts(padding: int, *, pads_left: bool) -> EncodedTexts:
-    # Not a tensor's numbers: memory is estimated with fake tensors, which have none.
-    tokens = np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)
-    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
-    return EncodedTexts({"input_ids": tokens}, offsets, {"input_ids": padding}, pads_left, 0)
+        return type(output)(**{name: like(part) for name, part in output.items()})
+    return tuple(map(like, output))
 
 
 def _is_exact(
@@ -209,7 +200,10 @@ def _is_exact(
     features, padded_features = extractor.extract(inputs), extractor.extract(padded_inputs)
     if extractor.per_token:
         # Features of padding are not kept, so that nothing may depend on them.
-        mask, padded_mask = _mask_of(inputs), _mask_of(padded_inputs)
+        mask, padded_mask = (
+            one["attention_mask"].bool().reshape(len(TRIED_LENGTHS), -1)
+            for one in (inputs, padded_inputs)
+        )
         embeddings = features * mask[..., None]
         above = {"inputs_embeds": embeddings, "attention_mask": inputs["attention_mask"]}
         features, padded_features = features[mask], padded_features[padded_mask]
@@ -217,12 +211,9 @@ def _is_exact(
         above = pooled_inputs(features, takes_4d_mask=takes_4d_mask)
     if not _are_close(features, padded_features):
         return False
-    expected, actual = _learn(extractor.model, inputs), _learn(extractor.trainable, above)
-    return all(_are_close(one, other) for one, other in zip(expected, actual, strict=True))
-
-
-def _mask_of(inputs: Inputs) -> torch.Tensor:
-    return inputs["attention_mask"].bool().reshape(len(inputs["attention_mask"]), -1)
+    expected = _logits_and_gradients(extractor.model, inputs)
+    actual = _logits_and_gradients(extractor.trainable, above)
+    return all(map(_are_close, expected, actual))
 
 
 def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -231,7 +222,7 @@ def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-3, atol=1e-5 + rounding)
 
 
-def _learn(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
+def _logits_and_gradients(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
     """Return the logits with dropout and each trained parameter's gradient, ordered by name."""
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     set_training(model)
@@ -240,7 +231,7 @@ def _learn(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
         torch.default_generator.manual_seed(0)
         logits = model(**inputs).logits
         gradients = torch.autograd.grad(
-            # A classifier may be all zeros; then the logits' squares would have no gradient.
+            # An output layer may be all zeros; then the logits' squares would have no gradient.
             (logits + 1).square().sum(),
             [trained[name] for name in sorted(trained)],
             materialize_grads=True,

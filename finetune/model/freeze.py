@@ -1,4 +1,4 @@
-"""Which parameters train: everything, the last layers, the head, or its classifier alone."""
+"""Freezes what a mode does not train."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> 
 
     Over a frozen encoder there is no dropout: a small head then finds, as logistic regression does,
     the best that the features allow, and validation says when to stop. With dropout MiniLM's
-    classifier alone stays 4 points of accuracy behind on TREC.
+    output layer alone stays 4 points of accuracy behind on TREC.
 
     Raises:
         ConfigurationInvalid: If the encoder has fewer than N layers.
@@ -30,11 +30,8 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> 
 
 def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     """Return the names of the parameters that train; errors are those of freeze_parameters."""
-    if mode == "classifier":
-        # What is new would otherwise stay as random as it was drawn.
-        return structure.output_layer | structure.new
-    if mode == "head":
-        return structure.head
+    if mode.head:
+        return mode.head.trained_names(structure)
     layers = mode.trained_layers
     if layers is None:
         return structure.encoder | structure.head
@@ -44,15 +41,6 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
             remedy=f"lower --train-layers to at most {len(structure.layers)}",
         )
     return structure.head.union(structure.final_norm, *structure.layers[-layers:])
-
-
-def mode_for_default_lr(structure: Structure, *, mode: Mode) -> Mode:
-    """Return the mode whose learning rate suits: that of a head if more than its classifier trains.
-
-    The rate of a classifier alone, a linear model, is far too high for layers beneath it.
-    """
-    is_linear = trained_names(structure, mode=mode) == structure.output_layer
-    return Mode("head") if mode == "classifier" and not is_linear else mode
 
 
 def set_training(model: nn.Module) -> None:

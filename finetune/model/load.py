@@ -1,11 +1,12 @@
-"""A Hub id or a folder becomes a sequence classifier with a fresh head."""
+"""A model with its tokenizer: loaded from a Hub id or a folder, and saved to a folder."""
 
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
+from numpy import float64, int64
 from numpy.typing import NDArray
 from torch import nn
 from transformers import (
@@ -15,13 +16,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from finetune import events
 from finetune.devices.base import BatchShapes
-from finetune.errors import ConfigurationInvalid, ModelUnsupported
-from finetune.events import Emit
+from finetune.errors import ModelUnsupported
+from finetune.events import Emit, WarningMessage, ignore
+from finetune.files import writing_folder
 from finetune.model.shape import count_positions
-from finetune.model.silence import silence_transformers
-from finetune.model.source import ModelSource, find_model
+from finetune.model.source import ModelSource, find_model, silence_transformers
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.base import PIPELINE, Task
 from finetune.tokenization.buckets import choose_padded_lengths
@@ -32,13 +32,13 @@ from finetune.tokenization.long_texts import TRUNCATED, LongTexts
 if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts
 
-# Share of the encoder that may be missing; a forgotten pooler or norm is far below it.
+# Fraction of the encoder that may be missing; a forgotten pooler or norm is far below it.
 MAX_MISSING = 0.5
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """A sequence classifier, loaded to the CPU in fp32, with what belongs to it."""
+    """A model that reads texts, loaded to the CPU in fp32, with what belongs to it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -48,7 +48,7 @@ class TextModel:
 
     @property
     def output_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the last layer, from which the logits come."""
+        """The parameters of the layer that gives the logits."""
         return [self.model.get_parameter(name) for name in sorted(self.structure.output_layer)]
 
     @property
@@ -64,18 +64,15 @@ class TextModel:
         *,
         max_length: int,
         long_texts: LongTexts = TRUNCATED,
-        emit: Emit = events.ignore,
+        emit: Emit = ignore,
     ) -> EncodedTexts:
         """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow.
 
         Raises:
             ModelUnsupported: If the tokenizer has tokens, or types of tokens, that the model lacks.
-            ConfigurationInvalid: If the stride is as long as a window, or pairs are not truncated.
+            ConfigurationInvalid: As ``encode_texts`` does.
         """
         max_tokens = min(max_length, self.max_tokens)
-        _check_long_texts(
-            long_texts, self.tokenizer, max_length=max_tokens, has_pairs=pairs is not None
-        )
         encoded = encode_texts(
             self.tokenizer, texts, pairs, max_length=max_tokens, long_texts=long_texts, emit=emit
         )
@@ -83,11 +80,7 @@ class TextModel:
         return encoded
 
     def check_ids(self, encoded: EncodedTexts) -> None:
-        """Make sure that the model has all tokens, and their types.
-
-        Raises:
-            ModelUnsupported: If it lacks one.
-        """
+        """Raise ModelUnsupported if the model lacks a token, or a type of tokens."""
         vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
         limits = {"input_ids": ("id", vocabulary), "token_type_ids": ("type", types or sys.maxsize)}
@@ -107,33 +100,14 @@ class TextModel:
 
     def padded_lengths(
         self,
-        lengths: NDArray[np.int64],
+        lengths: NDArray[int64],
         shapes: BatchShapes,
         *,
-        weights: NDArray[np.float64] | None = None,
+        weights: NDArray[float64] | None = None,
     ) -> list[int]:
         """Return those of ``choose_padded_lengths``, within the model's positions."""
         chosen = choose_padded_lengths(lengths, shapes, weights=weights)
         return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
-
-
-def _check_long_texts(
-    long_texts: LongTexts, tokenizer: PreTrainedTokenizerFast, *, max_length: int, has_pairs: bool
-) -> None:
-    # The library tokenizers (0.23) gives the tokens of all windows of a pair but the first the type
-    # of its first text.
-    if has_pairs and long_texts.handling != "truncate":
-        raise ConfigurationInvalid(
-            f"--long-texts {long_texts.handling} is for single texts, and these are pairs",
-            remedy="leave it out: of a pair the longer text is truncated first",
-        )
-    own_tokens = max_length - tokenizer.num_special_tokens_to_add()
-    if long_texts.handling == "windows" and long_texts.stride >= own_tokens:
-        raise ConfigurationInvalid(
-            f"--stride is {long_texts.stride}, but windows of {max_length} tokens hold "
-            f"{own_tokens} of a text",
-            remedy="lower --stride or raise --max-length",
-        )
 
 
 def load_model(
@@ -152,7 +126,7 @@ def load_model(
     ``strict`` none may be missing or be left over.
 
     Raises:
-        FinetuneError: As :func:`find_model` does.
+        FinetuneError: As ``find_model`` does.
         ModelUnsupported: If it has no safetensors, needs code of its own, or is no text classifier.
     """
     source = find_model(name, revision=revision)
@@ -177,7 +151,7 @@ def load_model(
             remedy="check that config.json and the weights are of one model",
         )
     if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
-        _draw_classifier(model, structure)
+        _reinitialize_output_layer(model, structure)
     _check_weights(model, source)
     _report_missing(model, source, not_loaded - structure.head, from_scratch, emit=emit)
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
@@ -187,15 +161,31 @@ def load_model(
     return text_model
 
 
+def save_model(text_model: TextModel, folder: Path) -> None:
+    """Save a model as ``save_pretrained`` does; at any moment the folder is whole or absent.
+
+    The folder's parent exists. A model that is there is replaced.
+    """
+    text_model.task.configure(text_model.model.config)
+    with writing_folder(folder) as partial:
+        with silence_transformers():
+            text_model.model.save_pretrained(partial)
+        text_model.tokenizer.save_pretrained(partial)
+        # safetensors keeps its files from all other users; Python's are as the user's umask says.
+        permissions = (partial / "config.json").stat().st_mode & 0o777
+        for file in partial.iterdir():
+            file.chmod(permissions)
+
+
 def _build(
     config: PreTrainedConfig, weights: dict[str, torch.Tensor]
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Build a config's classifier in fp32; return also which parameters the weights lack."""
+    """Build a config's text classifier in fp32; return also which parameters the weights lack."""
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"transformers has no text classifier of the type {config.model_type}")
-    kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    model_class: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
     # Given weights rather than a folder, transformers opens no file.
-    model, info = kind.from_pretrained(
+    model, info = model_class.from_pretrained(
         None,
         config=config,
         state_dict=weights,
@@ -206,8 +196,8 @@ def _build(
     return model, info
 
 
-def _draw_classifier(model: PreTrainedModel, structure: Structure) -> None:
-    """Forget what a classifier knew of other classes, as many as ours by chance."""
+def _reinitialize_output_layer(model: PreTrainedModel, structure: Structure) -> None:
+    """Re-initialize an output layer that was trained on other classes."""
     for name in sorted(structure.output_layer):
         parameter = model.get_parameter(name)
         if parameter.ndim == 1:
@@ -229,17 +219,17 @@ def _check_weights(model: PreTrainedModel, source: ModelSource) -> None:
 def _report_missing(
     model: PreTrainedModel, source: ModelSource, names: set[str], from_scratch: bool, *, emit: Emit
 ) -> None:
-    """Report parameters of the encoder that start at random; refuse if they are most of it."""
+    """Warn of parameters of the encoder that start at random; refuse if they are most of it."""
     if not names:
         return
     missing = sum(model.get_parameter(name).numel() for name in names)
-    share = missing / sum(one.numel() for one in model.base_model.parameters())
+    fraction = missing / sum(one.numel() for one in model.base_model.parameters())
     message = (
-        f"{len(names)} parameters of the encoder ({share:.0%} of its numbers) are not in the "
+        f"{len(names)} parameters of the encoder ({fraction:.0%} of its numbers) are not in the "
         f"weights of {source.name}, or of another size, and start at random: "
         f"{', '.join(sorted(names)[:3])}"
     )
     remedy = "check that config.json and the weights are of one model"
-    if share > MAX_MISSING and not from_scratch:
+    if fraction > MAX_MISSING and not from_scratch:
         raise ModelUnsupported(message, remedy=f"{remedy}, or add --from-scratch")
-    emit(events.WarningMessage(message, remedy=remedy))
+    emit(WarningMessage(message, remedy=remedy))

@@ -1,4 +1,4 @@
-"""Finds encoder, layers and head of a sequence classifier by running it once, not by names.
+"""Finds encoder, layers and head of a text classifier by running it once, not by names.
 
 The layers are the largest list of like modules in the base model. Of what runs after the last of
 them, modules that return a vector a token belong to the encoder, those that return a vector a text
@@ -19,7 +19,7 @@ from finetune.model.calls import REFUSALS, Call, record_calls
 
 @dataclass(frozen=True)
 class Structure:
-    """The names of a classifier's parameters, by where they stand.
+    """The names of a model's parameters, by where they stand.
 
     Args:
         embeddings: What of the encoder runs before its last layer and is in no layer.
@@ -49,10 +49,10 @@ class Structure:
 
 
 def find_structure(model: PreTrainedModel) -> Structure:
-    """Find where encoder, layers and head of a classifier are; it is left as it was.
+    """Find where encoder, layers and head of a model are; it is left as it was.
 
     Raises:
-        ModelUnsupported: If it has no encoder of layers, or no linear classifier on top.
+        ModelUnsupported: If it has no encoder of layers, or no linear output layer.
     """
     layers = _find_layers(model)
     with _in_evaluation(model):
@@ -126,7 +126,7 @@ def _find_output_layer(model: PreTrainedModel, calls: dict[str, Call]) -> Call:
     ]
     if not linear:
         raise ModelUnsupported(
-            f"no classifier was found in {type(model).__name__}: looked for a linear module with "
+            f"no output layer was found in {type(model).__name__}: looked for a linear module with "
             f"{model.config.num_labels} outputs",
             remedy="choose a model that AutoModelForSequenceClassification knows",
         )

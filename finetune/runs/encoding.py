@@ -1,7 +1,7 @@
 """The token ids of a split: those of many texts are stored, and each process encodes a share."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, pairwise
@@ -139,12 +139,17 @@ class _Parts:
 
     def _get(self, number: int, key: str) -> EncodedTexts:
         """Return the token ids that the store has, mapped, or encode and store them."""
-        tensors: Mapping[str, torch.Tensor] | None
-        tensors = self.store.read(key, emit=self.emit)
-        if tensors is None:
+        parts = self.store.read(key, emit=self.emit)
+        if parts is None:
             encoded = _encode(self.parts[number], self.text_model, self.options)
+            tensors = {name: torch.from_numpy(one) for name, one in encoded.to_arrays().items()}
             try:
-                tensors = self._write(key, encoded, rows=len(self.parts[number].texts))
+                parts = self.store.write(
+                    key,
+                    [tensors],
+                    size_bytes=sum(one.nbytes for one in tensors.values()),
+                    notes=self.notes | {"rows": len(self.parts[number].texts)},
+                )
             except OSError as error:
                 reason = f"can't be written to {self.store.folder} ({error.strerror})"
                 remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
@@ -152,18 +157,9 @@ class _Parts:
                 self.emit(WarningMessage(message, remedy=remedy))
                 return encoded
         empty = _encode(self.parts[number].slice(0, 0), self.text_model, self.options)
-        found = empty.with_arrays({name: one.numpy() for name, one in tensors.items()})
+        found = empty.with_arrays({name: one.numpy() for name, one in parts[0].items()})
         self.text_model.check_ids(found)
         return found
-
-    def _write(self, key: str, encoded: EncodedTexts, *, rows: int) -> Mapping[str, torch.Tensor]:
-        arrays = encoded.to_arrays()
-        return self.store.write(
-            key,
-            map(torch.from_numpy, arrays.values()),
-            shapes={name: one.shape for name, one in arrays.items()},
-            notes=self.notes | {"rows": rows},
-        )
 
 
 def _remedies(text_model: TextModel, options: ModelConfig, *, reads_pairs: bool) -> list[str]:

@@ -8,7 +8,7 @@ from finetune.config.schema import Config, ModelConfig
 from finetune.errors import ModelUnsupported
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
-from finetune.tokenization.long_texts import Handling, Pooling
+from finetune.tokenization.long_texts import Aggregation, Handling
 
 SCHEMA_VERSION = 1
 
@@ -20,7 +20,7 @@ class Inference:
     max_length: int
     long_texts: Handling
     stride: int
-    pooling: Pooling
+    pooling: Aggregation
 
 
 def write_inference(folder: RunFolder, options: ModelConfig, *, max_tokens: int) -> None:

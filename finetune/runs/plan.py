@@ -22,10 +22,9 @@ from finetune.config.schema import (
 )
 from finetune.data.load import SOURCES
 from finetune.devices.base import BatchShapes
-from finetune.model.freeze import mode_for_default_lr
 from finetune.model.load import TextModel
 from finetune.model.source import MINILM
-from finetune.tokenization.buckets import Batch, plan_epoch, real_token_share
+from finetune.tokenization.buckets import Batch, plan_epoch, real_token_fraction
 from finetune.tokenization.examples import Examples
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters
@@ -81,7 +80,7 @@ class TrainingPlan:
     def batches(self, epoch: int) -> list[Batch]:
         """Return the effective batches of an epoch, counted from 0."""
         return plan_epoch(
-            self.examples.longest,
+            self.examples.max_lengths,
             effective_batch_size=self.effective_batch_size,
             padded_lengths=self.padded_lengths,
             seed=self.seed,
@@ -92,9 +91,9 @@ class TrainingPlan:
         """Return the share of the first epoch's tokens that are not padding, in 0..1."""
         filled_to = self.effective_batch_size if self.pads_batches else 1
         batches = [
-            replace(one, indices=self.examples.rows_of(one.indices)) for one in self.batches(0)
+            replace(one, indices=self.examples.sequences_of(one.indices)) for one in self.batches(0)
         ]
-        return real_token_share(batches, self.lengths, filled_to=filled_to)
+        return real_token_fraction(batches, self.lengths, filled_to=filled_to)
 
 
 def plan_training(
@@ -152,9 +151,9 @@ def _hyperparameters(
 ) -> Hyperparameters:
     options = config.training
     default_rate = default_learning_rate(
-        mode_for_default_lr(text_model.structure, mode=mode_of(config.model)),
+        mode_of(config.model),
         hidden_size=text_model.model.config.hidden_size,
-        output_layer_input=text_model.structure.output_layer_input,
+        structure=text_model.structure,
     )
     return Hyperparameters(
         optimizer=options.optimizer,

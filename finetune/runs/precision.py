@@ -95,7 +95,7 @@ def _find_timing(preparation: Preparation, batch_size: BatchSize) -> PrecisionTi
     """Return the timing of an earlier run, or time now; None if memory runs out."""
     plan = preparation.plan
     batch = _typical_batch(plan, batch_size.examples)
-    rows = len(plan.examples.rows_of(batch.indices))
+    rows = len(plan.examples.sequences_of(batch.indices))
     key = _key(preparation, rows=rows, padded_length=batch.padded_length)
     file = cache_folder(preparation.config.cache, "precision") / f"{key}.json"
     if earlier := _read_timing(file):

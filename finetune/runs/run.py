@@ -21,7 +21,7 @@ from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, Info, WarningMessage, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
-from finetune.model.save import save_model
+from finetune.model.load import save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.calibration import Predicted, finish_task
 from finetune.runs.confidences import write_confidences

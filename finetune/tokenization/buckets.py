@@ -1,5 +1,6 @@
 """Plans batches: which examples go through the model together, and at which padded length."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from finetune.devices.base import BatchShapes
 
 # Examples are sorted by length only within a pool of this many batches, so that texts of one length
 # meet others in every epoch. On TREC at batch size 32, padded to the longest of each batch, 97 % of
-# the tokens are real with pools of 50, and 99 % with the whole epoch sorted (docs/LOG.md).
+# the tokens are real with pools of 50, and 99 % with the whole epoch sorted (docs/measurements.md).
 BATCHES_A_POOL = 50
 # Of so few padded lengths each has many texts, which meet in random order: the epoch is one pool.
 FEW_PADDED_LENGTHS = 16
@@ -100,8 +101,7 @@ def plan_epoch(
 def longest_first(batches: Sequence[Batch]) -> list[Batch]:
     """Move a batch of the greatest padded length to the front; the others keep their order.
 
-    For devices that keep memory by shape: if it fails, it does at once, and what the largest shape
-    has left serves the smaller ones.
+    An out-of-memory error then comes at once, and later batches reuse the cached memory.
     """
     longest = max(range(len(batches)), key=lambda index: batches[index].padded_length)
     return [batches[longest], *batches[:longest], *batches[longest + 1 :]]
@@ -112,7 +112,7 @@ def plan_evaluation(
 ) -> list[Batch]:
     """Group examples by length, longest first, for passes in which order does not matter.
 
-    The first batch takes the most memory: if any fails, it does, and at once.
+    An out-of-memory error then comes at once.
     """
     order = np.argsort(-lengths, kind="stable")
     return _cut(order, lengths, batch_size, padded_lengths)
@@ -133,17 +133,17 @@ def plan_extraction(
     batches: list[Batch] = []
     start = 0
     while start < len(order):
-        [longest] = _cut(order[start : start + 1], lengths, 1, padded_lengths)
-        rows = shapes.extraction_examples(batch_size, padded_length=longest.padded_length)
-        batches.append(Batch(order[start : start + rows], longest.padded_length))
-        start += rows
+        padded_length = padded_lengths[bisect_left(padded_lengths, lengths[order[start]])]
+        size = shapes.extraction_examples(batch_size, padded_length=padded_length)
+        batches.append(Batch(order[start : start + size], padded_length))
+        start += size
     return batches
 
 
-def real_token_share(
+def real_token_fraction(
     batches: Sequence[Batch], lengths: NDArray[np.int64], *, filled_to: int = 1
 ) -> float:
-    """Return the share of the batches' tokens that are not padding, in 0..1.
+    """Return the fraction of the batches' tokens that are not padding, in 0..1.
 
     Of a batch with fewer examples than ``filled_to`` the repeated ones that fill it are padding.
     """
@@ -163,5 +163,5 @@ def _cut(
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
         longest = lengths[indices].max()
-        batches.append(Batch(indices, next(one for one in padded_lengths if one >= longest)))
+        batches.append(Batch(indices, padded_lengths[bisect_left(padded_lengths, longest)]))
     return batches

@@ -1,17 +1,15 @@
 """Texts become token ids, once a run."""
 
 import time
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding
 
+from finetune.errors import ConfigurationInvalid
 from finetune.events import Advance, Emit, Info, ignore
 from finetune.tokenization.long_texts import TRUNCATED, LongTexts
 from finetune.tokenization.windows import Windows, head_and_tail
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     Texts: TypeAlias = Sequence[str] | pyarrow.ChunkedArray
 
 # Texts go to the tokenizer in slices of this size. What it returns, hundreds of bytes a token, then
-# stays in the processor's cache: slices of 10,000 take 1.6 times as long (docs/LOG.md).
+# stays in the processor's cache: slices of 10,000 take 1.6 times as long (docs/measurements.md).
 TEXTS_A_CALL = 512
 # Of long texts fewer go at once, so that memory does not grow with them.
 CHARACTERS_A_CALL = 2**17
@@ -98,68 +96,62 @@ def encode_texts(
     With ``pairs``, the second text of each example, the longer of the two is truncated first.
     ``long_texts`` says what becomes of single texts with more. Where it takes seconds, ``emit``
     receives how far it has come.
+
+    Raises:
+        ConfigurationInvalid: If the stride is as long as a window, or pairs are not truncated.
     """
+    _set_truncation(tokenizer, long_texts, max_length=max_length, has_pairs=pairs is not None)
+    handling, backend = long_texts.handling, tokenizer.backend_tokenizer
     names = [name for name in tokenizer.model_input_names if name in _ATTRIBUTES]
-    # What transformers' own call does, without its conversion of every token's offsets and masks.
-    backend = tokenizer.backend_tokenizer
-    backend.no_padding()
-    if long_texts.handling == "head-tail":
-        backend.no_truncation()
-    elif long_texts.handling == "windows":
-        backend.enable_truncation(max_length, stride=long_texts.stride)
-    else:
-        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-    found = _Tokens({name: array("i") for name in names}, max_length, long_texts)
-    for piece in _pieces(texts, pairs, emit=emit):
-        found.add(backend.encode_batch_fast(piece))
-    offsets = np.concatenate([[0], np.cumsum(found.lengths, dtype=np.int64)])
-    constants = found.constants.items()
-    is_cut = long_texts.handling == "windows"
+    columns: dict[str, list[NDArray[np.int32]]] = {name: [] for name in names}
+    constants: dict[str, np.int32] = {}
+    lengths, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    truncated_texts = 0
+    for number, piece in enumerate(_pieces(texts, pairs, emit=emit)):
+        encodings = backend.encode_batch_fast(piece)
+        if handling == "windows":
+            windows = [(one, *one.overflowing) for one in encodings]
+            counts.append(np.fromiter(map(len, windows), np.int64))
+            encodings = list(chain.from_iterable(windows))
+        tokens = np.fromiter(map(len, encodings), np.int64)
+        kept: NDArray[np.bool_] | slice = slice(None)
+        if handling == "head-tail":
+            kept = head_and_tail(tokens, max_length=max_length)
+            truncated_texts += int(np.count_nonzero(tokens > max_length))
+            tokens = np.minimum(tokens, max_length)
+        elif handling == "truncate":
+            truncated_texts += sum(bool(one.overflowing) for one in encodings)
+        lengths.append(tokens)
+        for name in names:
+            if name in constants:
+                continue
+            ids = chain.from_iterable(getattr(one, _ATTRIBUTES[name]) for one in encodings)
+            column = np.fromiter(ids, np.int32)[kept]
+            # The types of tokens come from the tokenizer's template and not from the words.
+            if number == 0 and name != "input_ids" and len(np.unique(column)) == 1:
+                constants[name] = column[0]
+            columns[name].append(column)
+    offsets = np.cumsum(np.concatenate([[0], *lengths]))
     return EncodedTexts(
-        columns={name: np.asarray(column) for name, column in found.columns.items()}
-        | {name: np.broadcast_to(np.int32(one), offsets[-1]) for name, one in constants},
+        columns={
+            name: np.broadcast_to(constants[name], offsets[-1])
+            if name in constants
+            else np.concatenate([np.empty(0, np.int32), *pieces])
+            for name, pieces in columns.items()
+        },
         offsets=offsets,
         padding={
             name: tokenizer.pad_token_id if name == "input_ids" else tokenizer.pad_token_type_id
             for name in names
         },
         pads_left=tokenizer.padding_side == "left",
-        truncated_texts=found.truncated_texts,
-        windows=Windows(np.asarray(found.counts), long_texts.pooling) if is_cut else None,
+        truncated_texts=truncated_texts,
+        windows=(
+            Windows(np.concatenate(counts), long_texts.aggregation)
+            if handling == "windows"
+            else None
+        ),
     )
-
-
-@dataclass
-class _Tokens:
-    """What the tokenizer has returned so far, as columns of the model's inputs."""
-
-    columns: "dict[str, array[int]]"
-    max_length: int
-    long_texts: LongTexts
-    constants: dict[str, int] = field(default_factory=dict)
-    lengths: "array[int]" = field(default_factory=partial(array, "q"))
-    counts: "array[int]" = field(default_factory=partial(array, "q"))
-    truncated_texts: int = 0
-
-    def add(self, encodings: Sequence[Encoding]) -> None:
-        if not self.lengths:
-            self.constants = _constant_columns(encodings, list(self.columns))
-        kept: NDArray[np.bool_] | slice = slice(None)
-        if self.long_texts.handling == "windows":
-            windows = [(one, *one.overflowing) for one in encodings]
-            self.counts.extend(map(len, windows))
-            encodings = list(chain.from_iterable(windows))
-        lengths = np.fromiter(map(len, encodings), np.int64)
-        if self.long_texts.handling == "head-tail":
-            kept = head_and_tail(lengths, max_length=self.max_length)
-            self.truncated_texts += int(np.count_nonzero(lengths > self.max_length))
-            lengths = np.minimum(lengths, self.max_length)
-        elif self.long_texts.handling == "truncate":
-            self.truncated_texts += sum(bool(one.overflowing) for one in encodings)
-        self.lengths.frombytes(lengths.tobytes())
-        for name, column in self.columns.items():
-            if name not in self.constants:
-                column.frombytes(_column_of(encodings, name)[kept].tobytes())
 
 
 def random_texts(
@@ -167,14 +159,41 @@ def random_texts(
 ) -> EncodedTexts:
     """Return texts of random tokens, ``lengths`` of each, to be timed or compared on devices."""
     random = np.random.default_rng(seed)
-    tokens = random.integers(vocabulary_size, size=lengths.sum(), dtype=np.int32)
     return EncodedTexts(
-        columns={"input_ids": tokens},
+        columns={"input_ids": random.integers(vocabulary_size, size=lengths.sum(), dtype=np.int32)},
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         padding={"input_ids": padding_id},
         pads_left=False,
         truncated_texts=0,
     )
+
+
+def _set_truncation(
+    tokenizer: "PreTrainedTokenizerFast", long_texts: LongTexts, *, max_length: int, has_pairs: bool
+) -> None:
+    # The library tokenizers (0.23) gives the tokens of all windows of a pair but the first the type
+    # of its first text.
+    if has_pairs and long_texts.handling != "truncate":
+        raise ConfigurationInvalid(
+            f"--long-texts {long_texts.handling} is for single texts, and these are pairs",
+            remedy="leave it out: of a pair the longer text is truncated first",
+        )
+    # What transformers' own call does, without its conversion of every token's offsets and masks.
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    if long_texts.handling == "truncate":
+        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+    elif long_texts.handling == "head-tail":
+        backend.no_truncation()
+    else:
+        text_tokens = max_length - tokenizer.num_special_tokens_to_add()
+        if long_texts.stride >= text_tokens:
+            raise ConfigurationInvalid(
+                f"--stride is {long_texts.stride}, but windows of {max_length} tokens hold "
+                f"{text_tokens} of a text",
+                remedy="lower --stride or raise --max-length",
+            )
+        backend.enable_truncation(max_length, stride=long_texts.stride)
 
 
 def _pieces(
@@ -183,11 +202,15 @@ def _pieces(
     """Yield the texts, or pairs, in slices, and report every few seconds how many are done."""
     started = reported = time.monotonic()
     for start in range(0, len(texts), TEXTS_A_CALL):
-        piece = _listed(texts[start : start + TEXTS_A_CALL])
+        piece = _as_list(texts[start : start + TEXTS_A_CALL])
         if pairs is None:
-            yield from _few_characters(piece)
+            # About CHARACTERS_A_CALL at once, or one text.
+            before = np.cumsum([0, *map(len, piece)])[:-1]
+            starts = np.flatnonzero(np.diff(before // CHARACTERS_A_CALL)) + 1
+            for first, end in pairwise([0, *starts.tolist(), len(piece)]):
+                yield piece[first:end]
         else:
-            yield list(zip(piece, _listed(pairs[start : start + TEXTS_A_CALL]), strict=True))
+            yield list(zip(piece, _as_list(pairs[start : start + TEXTS_A_CALL]), strict=True))
         done, now = start + len(piece), time.monotonic()
         is_end = done == len(texts) and reported > started
         if is_end or now - reported > SECONDS_BETWEEN_REPORTS:
@@ -197,28 +220,5 @@ def _pieces(
             emit(Advance(done, len(texts)))
 
 
-def _listed(texts: "Texts") -> list[str]:
+def _as_list(texts: "Texts") -> list[str]:
     return list(texts) if isinstance(texts, Sequence) else texts.to_pylist()
-
-
-def _few_characters(texts: list[str]) -> Iterator[list[str]]:
-    """Yield the texts in slices of about ``CHARACTERS_A_CALL``, or of one text."""
-    before = np.cumsum([0, *map(len, texts)])[:-1]
-    starts = np.flatnonzero(np.diff(before // CHARACTERS_A_CALL)) + 1
-    for start, end in pairwise([0, *starts.tolist(), len(texts)]):
-        yield texts[start:end]
-
-
-def _column_of(encodings: Sequence[Encoding], name: str) -> NDArray[np.int32]:
-    """Return an input of the model for all tokens of some texts, end to end."""
-    values = chain.from_iterable(getattr(one, _ATTRIBUTES[name]) for one in encodings)
-    return np.fromiter(values, np.int32)
-
-
-def _constant_columns(encodings: Sequence[Encoding], names: Sequence[str]) -> dict[str, int]:
-    """Return the value of each column that is the same for every token, by the first texts.
-
-    The types of tokens come from the tokenizer's template and not from the words.
-    """
-    found = {name: np.unique(_column_of(encodings, name)) for name in names if name != "input_ids"}
-    return {name: int(values[0]) for name, values in found.items() if len(values) == 1}

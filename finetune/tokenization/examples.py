@@ -1,4 +1,4 @@
-"""What a model reads of each example, and what training needs beside it."""
+"""What a model reads of each example, padded to tensors when asked for, and what training needs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finetune.tokenization.collate import collate, prepare_mask
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.windows import Windows
 
@@ -18,13 +17,13 @@ InputsOf = Callable[[NDArray[np.int64], int], Inputs]
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Examples as the model reads them, collated when asked for.
+    """Examples as the model reads them: each one sequence of tokens, or several windows.
 
     Args:
         inputs_of: Returns the keyword arguments of the model's forward for the indices of some
-            examples, or windows, and a padded length: CPU tensors of shape [examples, ...].
-        lengths: Tokens of each example, or window: int64 of shape [examples].
-        windows: Which windows are of which example; None where the model reads each at once.
+            sequences and a padded length: CPU tensors of shape [sequences, ...].
+        lengths: Tokens of each sequence: int64 of shape [sequences].
+        windows: Which sequences are of which example; None where each is one example.
     """
 
     inputs_of: InputsOf
@@ -32,24 +31,26 @@ class ModelInputs:
     windows: Windows | None = field(default=None, kw_only=True)
 
     @property
-    def longest(self) -> NDArray[np.int64]:
-        """Tokens that the model reads at once of each example: int64 of shape [examples]."""
-        return self.windows.longest(self.lengths) if self.windows else self.lengths
+    def max_lengths(self) -> NDArray[np.int64]:
+        """Tokens of the longest sequence of each example: int64 of shape [examples]."""
+        if self.windows is None:
+            return self.lengths
+        return np.maximum.reduceat(self.lengths, self.windows.firsts)
 
-    def rows_of(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices, for ``inputs_of``, of all that the model reads of some examples."""
+    def sequences_of(self, examples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices of all sequences of some examples."""
         return self.windows.of(examples) if self.windows else examples
 
-    def some(self, rows: NDArray[np.int64]) -> "ModelInputs":
-        """Return some of what the model reads at once, in this order, each by itself."""
+    def subset(self, sequences: NDArray[np.int64]) -> "ModelInputs":
+        """Return some of the sequences, in this order, as examples of their own."""
         return ModelInputs(
-            lambda indices, padded_length: self.inputs_of(rows[indices], padded_length),
-            self.lengths[rows],
+            lambda indices, padded_length: self.inputs_of(sequences[indices], padded_length),
+            self.lengths[sequences],
         )
 
-    def pool(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits of examples from those of all that the model reads of them."""
-        return self.windows.pool(logits) if self.windows else logits
+    def aggregate(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits of examples from those of all sequences."""
+        return self.windows.aggregate(logits) if self.windows else logits
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Examples(ModelInputs):
     weights: NDArray[np.float32]
     truncated_texts: int = field(default=0, kw_only=True)
 
-    def of_rows(self) -> "Examples":
-        """Return all that the model reads as examples of their own, with their texts' labels."""
+    def without_windows(self) -> "Examples":
+        """Return all windows as examples of their own, with their texts' labels."""
         if self.windows is None:
             return self
         texts = np.repeat(np.arange(len(self.labels)), self.windows.counts)
@@ -83,6 +84,47 @@ def inputs_of_texts(texts: EncodedTexts, *, takes_4d_mask: bool) -> ModelInputs:
         return prepare_mask(tensors, takes_4d_mask=takes_4d_mask)
 
     return ModelInputs(inputs_of, texts.lengths, windows=texts.windows)
+
+
+def collate(texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: int) -> Inputs:
+    """Pad the texts of some indices to one length, at least that of the longest.
+
+    Returns:
+        For each column of the texts int64 of shape [examples, tokens], and ``attention_mask``, bool
+        of the same shape, true where a token is.
+    """
+    starts = texts.offsets[indices]
+    lengths = texts.offsets[indices + 1] - starts
+    positions = np.arange(padded_length)
+    first = (padded_length - lengths if texts.pads_left else np.zeros_like(lengths))[:, None]
+    mask = (positions >= first) & (positions < first + lengths[:, None])
+    sources = (starts[:, None] + positions - first)[mask]
+    tensors = {"attention_mask": torch.from_numpy(mask)}
+    for name, tokens in texts.columns.items():
+        padded = np.full(mask.shape, texts.padding[name], np.int64)
+        padded[mask] = tokens[sources]
+        tensors[name] = torch.from_numpy(padded)
+    return tensors
+
+
+def prepare_mask(tensors: Inputs, *, takes_4d_mask: bool) -> Inputs:
+    """Give the attention mask the form that the model reads without asking the device.
+
+    It is bool of shape [examples, tokens] before; as a 4-D mask, [examples, 1, 1, tokens].
+    """
+    mask = tensors["attention_mask"]
+    prepared = mask[:, None, None, :] if takes_4d_mask else mask.long()
+    return {**tensors, "attention_mask": prepared}
+
+
+def fill_batch(indices: NDArray[np.int64], *, batch_size: int) -> NDArray[np.int64]:
+    """Repeat the last index until the batch is full.
+
+    For devices that pay for every new shape. A repeated example takes part in nothing: training
+    gives it no weight, evaluation drops its result. An example of padding alone would do harm,
+    since attention over nothing is NaN on MPS (pytorch#156707).
+    """
+    return np.concatenate([indices, np.repeat(indices[-1:], batch_size - len(indices))])
 
 
 def join_inputs(parts: Sequence[ModelInputs]) -> ModelInputs:

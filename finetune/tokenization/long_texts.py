@@ -1,10 +1,15 @@
-"""What becomes of texts with more tokens than the model reads at once; free of numpy."""
+"""What becomes of texts with more tokens than the model reads at once; free of numpy and torch."""
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Handling = Literal["truncate", "head-tail", "windows"]
-Pooling = Literal["mean", "max"]
+Aggregation = Literal["mean", "max"]
 
 
 @dataclass(frozen=True)
@@ -15,12 +20,57 @@ class LongTexts:
         handling: ``truncate``: they lose their end. ``head-tail``: they lose their middle.
             ``windows``: they become windows that overlap.
         stride: Tokens of overlap between two windows.
-        pooling: How the logits of a text's windows become the text's.
+        aggregation: How the logits of a text's windows become the text's.
     """
 
     handling: Handling
     stride: int
-    pooling: Pooling
+    aggregation: Aggregation
 
 
-TRUNCATED = LongTexts("truncate", stride=0, pooling="mean")
+TRUNCATED = LongTexts("truncate", stride=0, aggregation="mean")
+
+
+@dataclass(frozen=True)
+class AggregationFunctions:
+    """A window aggregation, in two forms with the same result.
+
+    Args:
+        of_batch: In training, with gradients: from the logits, fp32 of shape [windows, classes],
+            and which windows are of which example, bool of shape [examples, windows], where each
+            example has one or more, to [examples, classes].
+        of_all: In evaluation, over all windows at once: from the logits, fp32 of shape [windows,
+            classes], the first window of each text and how many windows it has, both int64 of shape
+            [texts], to [texts, classes].
+    """
+
+    of_batch: Callable[["Tensor", "Tensor"], "Tensor"]
+    of_all: Callable[[Any, Any, Any], Any]
+
+
+def _mean_of_batch(logits: "Tensor", members: "Tensor") -> "Tensor":
+    weights = members / members.sum(1, keepdim=True)
+    return weights @ logits
+
+
+def _mean_of_all(logits: Any, firsts: Any, counts: Any) -> Any:
+    import numpy as np
+
+    return (np.add.reduceat(logits, firsts) / counts[:, None]).astype(np.float32)
+
+
+def _max_of_batch(logits: "Tensor", members: "Tensor") -> "Tensor":
+    return logits.where(members[..., None], -math.inf).amax(1)
+
+
+def _max_of_all(logits: Any, firsts: Any, counts: Any) -> Any:
+    import numpy as np
+
+    return np.maximum.reduceat(logits, firsts)
+
+
+# A new one is an entry here with its name in Aggregation.
+AGGREGATIONS: Mapping[Aggregation, AggregationFunctions] = {
+    "mean": AggregationFunctions(_mean_of_batch, _mean_of_all),
+    "max": AggregationFunctions(_max_of_batch, _max_of_all),
+}

@@ -6,21 +6,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.tokenization.long_texts import Pooling
+from finetune.tokenization.long_texts import AGGREGATIONS, Aggregation
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows are of which text, and how their logits become the text's.
+    """Which windows are of which text.
 
     Args:
         counts: Windows of each text, 1 or more: int64 of shape [texts]. Those of a text follow
             each other, in the order of the texts.
-        pooling: ``mean`` or ``max`` of each logit.
+        aggregation: How their logits become the text's.
     """
 
     counts: NDArray[np.int64]
-    pooling: Pooling
+    aggregation: Aggregation
 
     @cached_property
     def firsts(self) -> NDArray[np.int64]:
@@ -33,16 +33,12 @@ class Windows:
         ends = np.cumsum(counts)
         return np.repeat(self.firsts[texts] - (ends - counts), counts) + np.arange(counts.sum())
 
-    def pool(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def aggregate(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of texts, [texts, classes], from those of all windows."""
-        if self.pooling == "max":
-            return np.maximum.reduceat(logits, self.firsts)
-        sums = np.add.reduceat(logits, self.firsts)
-        return (sums / self.counts[:, None]).astype(np.float32)
-
-    def longest(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens of each text's longest window, from those of all windows."""
-        return np.maximum.reduceat(lengths, self.firsts)
+        found: NDArray[np.float32] = AGGREGATIONS[self.aggregation].of_all(
+            logits, self.firsts, self.counts
+        )
+        return found
 
 
 def head_tokens(max_length: int) -> int:

@@ -105,7 +105,9 @@ def train(
         DeviceDiffers: If the device computes something else than the CPU.
         BatchDoesNotFit: If not even one example fits the device's memory.
     """
-    batches = CheckedBatches(examples.of_rows(), settings.checked_lengths, settings.batch_size)
+    batches = CheckedBatches(
+        examples.without_windows(), settings.checked_lengths, settings.batch_size
+    )
     device_check = DeviceCheck(training_state, progress, batches, emit=settings.emit)
     training = _Training(training_state, examples, progress, settings, device_check)
     log, saver = _StepLog(training), _Saver(training)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from finetune.devices.base import Device
 from finetune.distributed.processes import ALONE, Processes
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.collate import fill_batch
-from finetune.tokenization.examples import Examples, Inputs
+from finetune.tokenization.examples import Examples, Inputs, fill_batch
 from finetune.training.windows import WindowBatch, cut_windows, share_loss
 
 

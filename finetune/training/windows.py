@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from finetune.devices.base import Device
 from finetune.distributed.processes import ALONE, Processes
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.collate import fill_batch
-from finetune.tokenization.examples import Examples, Inputs
-from finetune.tokenization.long_texts import Pooling
+from finetune.tokenization.examples import Examples, Inputs, fill_batch
+from finetune.tokenization.long_texts import AGGREGATIONS, Aggregation
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class WindowBatch:
             more windows than fit.
         members: Which windows are of which example: bool of shape [examples, windows]. Those that
             fill up a slice are of none.
-        pooling: How the logits of an example's windows become its own.
+        aggregation: How the logits of an example's windows become its own.
         labels: int64 of shape [examples].
         shares: As those of a ``MicroBatch``.
         device: Where they are.
@@ -36,17 +35,14 @@ class WindowBatch:
     slices: Callable[[], Iterator[Inputs]]
     slice_sizes: list[int]
     members: torch.Tensor
-    pooling: Pooling
+    aggregation: Aggregation
     labels: torch.Tensor
     shares: torch.Tensor
     device: Device
 
     def pool(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the examples from those of the windows, both fp32."""
-        if self.pooling == "max":
-            return logits.where(self.members[..., None], -math.inf).amax(1)
-        weights = self.members / self.members.sum(1, keepdim=True)
-        return weights @ logits
+        return AGGREGATIONS[self.aggregation].of_batch(logits, self.members)
 
 
 def cut_windows(
@@ -114,7 +110,7 @@ def _make_part(
 ) -> WindowBatch:
     assert examples.windows is not None
     owners = np.repeat(np.arange(len(part.indices)), examples.windows.counts[part.indices])
-    windows = examples.rows_of(part.indices)
+    windows = examples.sequences_of(part.indices)
     slice_count = math.ceil(len(windows) / batch_size)
     slices, owners_of_slices = (np.array_split(one, slice_count) for one in (windows, owners))
     if device.shapes.pads_batches:
@@ -127,7 +123,7 @@ def _make_part(
         partial(_move_slices, examples, slices, part.padded_length, device),
         [len(one) for one in slices],
         device.copy(torch.from_numpy(members)),
-        examples.windows.pooling,
+        examples.windows.aggregation,
         labels=device.copy(torch.from_numpy(examples.labels[part.indices])),
         shares=device.copy(torch.from_numpy(shares)),
         device=device,

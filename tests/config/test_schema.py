@@ -1,8 +1,9 @@
 import re
 import typing
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
+from tiny_models import tiny_model
 
 from finetune.config.mode import Mode
 from finetune.config.schema import (
@@ -15,6 +16,7 @@ from finetune.config.schema import (
     mode_defaults,
     mode_of,
 )
+from finetune.model.structure import find_structure
 
 
 def test_every_option_has_a_name_of_its_own_and_help_in_a_sentence() -> None:
@@ -68,23 +70,23 @@ def test_the_mode_follows_from_what_is_frozen(model: ModelConfig, mode: str) -> 
 def test_the_default_learning_rate_follows_from_mode_and_width(
     mode: str, hidden_size: int, rate: float
 ) -> None:
-    for output_layer_input in (0.05, 1.0):
-        actual = default_learning_rate(
-            Mode(mode), hidden_size=hidden_size, output_layer_input=output_layer_input
-        )
-        assert actual == pytest.approx(rate)
+    structure = find_structure(tiny_model())
+    actual = default_learning_rate(Mode(mode), hidden_size=hidden_size, structure=structure)
+    assert actual == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
     ("output_layer_input", "rate"), [(1.0, 7e-3), (0.07, 0.1), (0.123456, 0.057), (0.0, 0.01)]
 )
-def test_the_rate_of_a_classifier_alone_follows_from_the_size_of_what_it_reads(
+def test_the_rate_of_an_output_layer_alone_follows_from_the_size_of_what_it_reads(
     output_layer_input: float, rate: float
 ) -> None:
-    actual = default_learning_rate(
-        Mode("classifier"), hidden_size=768, output_layer_input=output_layer_input
-    )
-    assert actual == rate
+    structure = replace(find_structure(tiny_model()), output_layer_input=output_layer_input)
+    mode = Mode("classifier")
+    linear = replace(structure, new=structure.output_layer)
+    assert default_learning_rate(mode, hidden_size=768, structure=linear) == rate
+    with_pooler = replace(structure, new=structure.head)
+    assert default_learning_rate(mode, hidden_size=768, structure=with_pooler) == 5e-4
 
 
 @pytest.mark.parametrize("mode", ["full", "last-2"])

@@ -27,7 +27,7 @@ from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, sp
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.single import cross_entropy
-from finetune.tokenization.collate import collate, prepare_mask
+from finetune.tokenization.examples import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.schedule import Schedule
 from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training

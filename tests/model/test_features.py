@@ -1,34 +1,66 @@
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
 from tiny_models import tiny_model
 from tiny_training import FewShapesDevice, random_examples
 
 from finetune.config.mode import Mode
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
 from finetune.events import ignore
+from finetune.model import features
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters
 from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore
+from finetune.tokenization.examples import Examples
+
+
+def frozen_layers(mode: str, device: Device) -> FrozenLayers:
+    model = tiny_model()
+    structure = find_structure(model)
+    freeze_parameters(model, structure, mode=Mode(mode))
+    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
+    assert extractor is not None
+    return FrozenLayers(extractor, "", device, "fp32", structure.takes_4d_mask)
+
+
+def extract(
+    layers: FrozenLayers, store: TensorStore, *, rows: int = 23, batch_size: int = 4
+) -> Examples:
+    return with_features(
+        random_examples(rows), layers, store, padded_lengths=[12], batch_size=batch_size,
+        notes={"split": "train"}, emit=ignore,
+    )  # fmt: skip
 
 
 def test_no_text_is_alone_where_the_device_would_drop_its_bias(tmp_path: Path) -> None:
-    model = tiny_model()
-    structure = find_structure(model)
-    freeze_parameters(model, structure, mode=Mode("classifier"))
-    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
-    assert extractor is not None
+    layers = frozen_layers("classifier", FewShapesDevice(min_examples=2))
     sizes: list[int] = []
-    model.get_submodule("bert.pooler").register_forward_hook(
+    layers.extractor.model.get_submodule("bert.pooler").register_forward_hook(
         lambda _, __, pooled: sizes.append(len(pooled))
     )
-    device = FewShapesDevice(min_examples=2)
-    layers = FrozenLayers(extractor, "", device, "fp32", structure.takes_4d_mask)
     store = TensorStore(tmp_path, 2**20)
-    with_features(
-        random_examples(3), layers, store, padded_lengths=[12],
-        batch_size=1, notes={"split": "train"}, emit=ignore,
-    )  # fmt: skip
+    extract(layers, store, rows=3, batch_size=1)
     assert sizes == [2, 2, 2]
     [entry] = store.entries()
-    assert entry.facts["shape"] == [3, 32]
+    assert entry.notes["shape"] == [3, 32]
+
+
+@pytest.mark.parametrize("mode", ["last-1", "classifier"])
+def test_features_in_several_files_are_read_as_those_in_one(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = frozen_layers(mode, CpuDevice())
+    order = np.random.default_rng(0).permutation(23)
+    whole = extract(layers, TensorStore(tmp_path / "whole", 2**20)).inputs_of(order, 12)
+
+    monkeypatch.setattr(features, "PART_BYTES", 1000)
+    extract(layers, TensorStore(tmp_path / "parts", 2**20))
+    again = extract(layers, TensorStore(tmp_path / "parts", 2**20)).inputs_of(order, 12)
+
+    assert len(list((tmp_path / "parts").rglob("*.safetensors"))) > 2
+    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())

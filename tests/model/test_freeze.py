@@ -9,7 +9,6 @@ from finetune.errors import ConfigurationInvalid
 from finetune.model.freeze import (
     count_parameters,
     freeze_parameters,
-    mode_for_default_lr,
     set_training,
 )
 from finetune.model.structure import Structure, find_structure
@@ -53,24 +52,6 @@ def test_a_mode_trains_its_part_and_nothing_else_gets_a_gradient_or_dropout(
     for module in model.modules():
         if parameters := list(module.parameters()):
             assert module.training == any(one.requires_grad for one in parameters)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "mode", "expected"),
-    [
-        ("bert", "classifier", "classifier"),
-        ("bert", "head", "head"),
-        ("bert", "last-1", "last-1"),
-        ("roberta", "classifier", "head"),
-        ("roberta", "full", "full"),
-    ],
-)
-def test_the_rate_of_a_linear_model_is_for_a_classifier_alone(
-    architecture: str, mode: str, expected: str
-) -> None:
-    assert (
-        mode_for_default_lr(find_structure(tiny_model(architecture)), mode=Mode(mode)) == expected
-    )
 
 
 def test_frozen_parameters_train_again_in_another_mode() -> None:

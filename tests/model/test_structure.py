@@ -204,7 +204,7 @@ def test_model_without_a_linear_classifier_is_refused() -> None:
     model = tiny_model()
     model.config.num_labels = 7
 
-    with pytest.raises(ModelUnsupported, match="no classifier"):
+    with pytest.raises(ModelUnsupported, match="no output layer"):
         find_structure(model)
 
 

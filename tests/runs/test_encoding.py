@@ -110,7 +110,7 @@ def test_what_token_ids_depend_on_is_in_their_key(
         encode(*arguments, **options)
         assert sum(encoded_texts)
     store = open_tensor_store(quick_config(tmp_path, cache_dir=str(tmp_path / "cache")).cache)
-    assert {one.facts["mode"] for one in store.entries()} == {"token ids"}
+    assert {one.notes["mode"] for one in store.entries()} == {"token ids"}
 
 
 def test_each_of_two_processes_encodes_its_share(

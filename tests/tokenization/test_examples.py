@@ -5,8 +5,8 @@ import pytest
 import torch
 from tiny_models import tiny_tokenizer
 
-from finetune.tokenization.collate import collate, fill_batch, prepare_mask
 from finetune.tokenization.encode import encode_texts
+from finetune.tokenization.examples import collate, fill_batch, prepare_mask
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
 TENSORS = {"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": MASK}
