@@ -121,10 +121,10 @@ def test_each_of_two_processes_encodes_its_share(
     class Threads(Processes):
         def gather(self, value: Any) -> list[Any]:
             gathered[self.index] = value
-            self.wait()
+            self.barrier()
             return [gathered[0], gathered[1]]
 
-        def wait(self, *, seconds: float = 60) -> None:
+        def barrier(self, *, seconds: float = 60) -> None:
             barrier.wait(timeout=seconds)
 
     with ThreadPoolExecutor() as pool:
