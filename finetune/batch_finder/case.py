@@ -22,16 +22,12 @@ class Case:
     """Everything that the memory of a step depends on, but for the batch size.
 
     Args:
-        device: Its name.
         architecture: The model's config, as ``architecture_of`` returns it.
         padded_length: Tokens of each example, padding included.
-        precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic.
-        optimizer: ``adamw`` or ``adafactor``.
-        gradient_checkpointing: Whether the layers that train keep their inputs alone for the
-            backward pass.
+        gradient_checkpointing: Whether the layers that train recompute their activations.
         part: ``whole`` for a step on texts. Where features of the frozen layers are stored,
             ``features`` for their extraction and ``trainable`` for a step on them.
-        task: The kind of text classification, which has its own loss.
+        task: The task type, which has its own loss.
     """
 
     device: str

@@ -1,6 +1,7 @@
-"""A child process that reads and writes lines of JSON and never outlives its parent.
+"""A child process that exchanges lines of JSON with its parent and never outlives it.
 
-``Child`` is the parent's end; the functions are the child's.
+``Child`` is the parent's end, ``connect_to_parent`` the child's. The batch finder and the benchmark
+use it: only the child ends if a device or a library ends the process.
 """
 
 import contextlib
@@ -25,8 +26,7 @@ from finetune.distributed.launch import (
     module_command,
 )
 
-# What is read of the end of standard error.
-_TAIL_BYTES = 10_000
+_MAX_ERROR_BYTES = 10_000
 # A process that holds a GPU's memory takes a while to end.
 _END_SECONDS = 30
 # prctl(2): which signal a process gets when its parent ends.
@@ -59,16 +59,17 @@ class Child:
 
     @property
     def process_id(self) -> int:
+        """The child's process id."""
         return self._process.pid
 
-    def send(self, value: Any) -> None:
+    def send(self, request: Any) -> None:
         """Write a line to the child; if it has ended, ``receive`` says so."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(value).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def receive(self, *, seconds: float) -> Any | None:
-        """Return the child's next answer, or None if none comes within some seconds.
+        """Return the child's next reply, or None if none comes within some seconds.
 
         Raises:
             ChildEnded: If there will be none.
@@ -76,14 +77,14 @@ class Child:
         assert self._process.stdout
         output = self._process.stdout.fileno()
         if b"\n" not in self._received and select.select([output], [], [], seconds)[0]:
-            piece = os.read(output, 65536)
-            if not piece:
+            received = os.read(output, 65536)
+            if not received:
                 raise ChildEnded
-            self._received += piece
+            self._received += received
         if b"\n" not in self._received:
             return None
         line, _, self._received = self._received.partition(b"\n")
-        # Whatever Python prints as it starts comes before all answers.
+        # Whatever Python prints as it starts comes before all replies.
         with contextlib.suppress(ValueError):
             return json.loads(line)
         return None
@@ -97,7 +98,7 @@ class Child:
         self._process.communicate()
         self._errors.close()
 
-    def ending(self) -> str:
+    def exit_status(self) -> str:
         """Wait a while for the child's end; return its cause, such as ``was killed by SIGSEGV``."""
         try:
             status = self._process.wait(_END_SECONDS)
@@ -110,9 +111,14 @@ class Child:
     def error_lines(self) -> list[str]:
         """Return the last lines that the child has written on standard error."""
         size_bytes = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, size_bytes - _TAIL_BYTES))
+        self._errors.seek(max(0, size_bytes - _MAX_ERROR_BYTES))
         text = self._errors.read().decode(errors="replace")
         return [line.strip() for line in text.splitlines() if line.strip()]
+
+    def describe_end(self) -> str:
+        """Return why the child has ended, and the last line of its standard error."""
+        lines = self.error_lines() or ["it wrote no error"]
+        return f"the process {self.exit_status()}: {lines[-1]}"
 
 
 @contextlib.contextmanager
@@ -126,46 +132,32 @@ def starting(module: str) -> Iterator[list[Child]]:
             child.kill()
 
 
-def begin_child() -> "tuple[queue.SimpleQueue[Any], Callable[[Any], None]]":
-    """Bind this process to its parent; return the parent's lines, and what writes one to it."""
-    end_with_parent()
-    # As the command does.
-    keep_freed_memory()
-    reduce_gc_frequency()
-    return read_orders(), open_answers()
+def connect_to_parent() -> "tuple[queue.SimpleQueue[Any], Callable[[Any], None]]":
+    """Bind this process to its parent; return the parent's requests, and what writes a reply.
 
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process with its parent, and before others for memory."""
+    The kernel kills this process with its parent, and before others for memory; it also ends when
+    standard input does.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Where a sandbox forbids this, the parent's watch and the cap remain.
+        # Where a sandbox forbids this, the parent's watch and the memory limit remain.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def read_orders() -> "queue.SimpleQueue[Any]":
-    """Return the lines of standard input as they come; end the process at once when it ends."""
-    orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def read() -> None:
-        # Unbuffered: a thread that waits within a buffer breaks the end of the process.
-        with open(0, "rb", buffering=0, closefd=False) as lines:
-            for line in lines:
-                orders.put(json.loads(line))
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    return orders
-
-
-def open_answers() -> Callable[[Any], None]:
-    """Return what writes a line to the parent; all that others print goes to standard error."""
-    stream = os.fdopen(os.dup(1), "w", buffering=1)
+    # As the command does.
+    keep_freed_memory()
+    reduce_gc_frequency()
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=[requests], daemon=True).start()
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    # What libraries print goes to standard error.
     os.dup2(2, 1)
+    return requests, lambda value: print(json.dumps(value), file=replies)
 
-    def answer(value: Any) -> None:
-        stream.write(json.dumps(value) + "\n")
 
-    return answer
+def _read_requests(requests: "queue.SimpleQueue[Any]") -> None:
+    # Unbuffered: a thread that waits within a buffer breaks the end of the process.
+    with open(0, "rb", buffering=0, closefd=False) as lines:
+        for line in lines:
+            requests.put(json.loads(line))
+    os._exit(0)

@@ -5,28 +5,32 @@ bytes are scaled by what measurements have shown beyond them: the allocator's ro
 memory inside operations, and what the process itself holds.
 """
 
-import dataclasses
 import json
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
+import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers.initialization import no_init_weights
 
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.live_memory import LiveMemory
 from finetune.batch_finder.memory_model import MemoryModel, fit_memory
-from finetune.batch_finder.trial import build_trial
+from finetune.batch_finder.results import EstimateResult, parts_of
+from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.base import gibibytes
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import Kernels, keeping_memory_as
+from finetune.devices.mps.chips import Mac
 from finetune.errors import ModelUnsupported
 
 _NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -55,44 +59,49 @@ class Calibration:
         return MemoryModel(
             floor_bytes=self.offset_bytes + self.slope * live.floor_bytes,
             base_bytes=self.offset_bytes + self.slope * live.base_bytes,
-            row_bytes=self.slope * live.row_bytes,
+            example_bytes=self.slope * live.example_bytes,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EstimatedSizes:
-    """The batch sizes of a step that a machine is estimated to take.
+def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> EstimateResult:
+    """Estimate the batch sizes, up to a limit, of all parts of a model on a Mac, without it.
 
-    Args:
-        batch: Largest that is expected to fit; 0 where not even one example does.
-        lowest_batch: What fits if the memory is underestimated as far as it may be.
-        highest_batch: What fits if it is overestimated as far as it may be.
-        peak_bytes: Expected peak memory at ``batch``, or at 1 where none is expected to fit.
-        basis: What the numbers rest on, for the user.
+    Raises:
+        ModelUnsupported: If the model can't be split into its parts, or can't be estimated.
     """
+    found = {
+        part: estimate(replace(case, part=part), mac, limit=limit)
+        for part in parts_of(stores_features=stores_features)
+    }
+    *_, trained = found.values()
+    return replace(
+        trained,
+        stores_features=stores_features,
+        features_batch=found["features"].batch if "features" in found else None,
+        peak_bytes=max(one.peak_bytes or 0 for one in found.values()),
+    )
 
-    batch: int
-    lowest_batch: int
-    highest_batch: int
-    peak_bytes: int
-    basis: str
 
-
-def estimate(case: Case, *, memory_bytes: int, limit: int) -> EstimatedSizes:
-    """Estimate the largest batch, up to a limit, that training takes on a device that is not here.
-
-    The process may take ``memory_bytes`` there, its own share included.
-    """
+def estimate(case: Case, mac: Mac, *, limit: int) -> EstimateResult:
+    """Estimate the largest batch, up to a limit, of one part of a model on a Mac."""
     calibration = load_calibration(case)
     expected = calibration.apply(model_live_memory(case))
-    most = 1 + calibration.error_share
+    most, memory_bytes = 1 + calibration.error_share, mac.budget_bytes
     largest = map(expected.largest_batch, (memory_bytes, memory_bytes / most, memory_bytes * most))
     batch, lowest, highest = (limit if one is None else min(one, limit) for one in largest)
-    return EstimatedSizes(
+    return EstimateResult(
+        machine=mac.name,
+        device=case.device,
+        mode=case.mode,
+        padded_length=case.padded_length,
+        precision=case.precision,
+        stores_features=False,
+        budget_bytes=memory_bytes,
+        features_batch=None,
+        peak_bytes=round(expected.peak_bytes(max(1, batch))),
         batch=batch,
         lowest_batch=lowest,
         highest_batch=highest,
-        peak_bytes=round(expected.peak_bytes(max(1, batch))),
         basis=_basis(case, calibration),
     )
 
@@ -111,57 +120,89 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     Raises:
         ModelUnsupported: If the model can't be split into the case's part, or can't be estimated.
     """
+    # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
+    # frozen layers run as well and keep nothing.
+    part = "whole" if case.part == "trainable" and _trains_encoder(case) else case.part
+    # The CPU has no fp16, and numbers of bf16 are as large.
+    fake_case = replace(case, part=part, precision=case.precision.replace("fp16", "bf16"))
+    peaks = []
     try:
-        return _live_peaks(case, batch_sizes)
+        with (
+            # What the examples of a trial take from numpy is real.
+            FakeTensorMode(allow_non_fake_inputs=True),
+            LiveMemory() as memory,
+            keeping_memory_as(Kernels(**_calibrations()[case.device]["kernels"])),
+            no_init_weights(),
+        ):
+            model = build_trial_model(fake_case, device=CpuDevice())
+            model.begin()
+            for batch_size in batch_sizes:
+                memory.reset_peak()
+                model.take_step(batch_size=batch_size)
+                peaks.append(memory.peak_bytes)
     except _NEEDS_NUMBERS as error:
         raise ModelUnsupported(
             f"the memory of {case.architecture['model_type']} can't be estimated: its operations "
             "depend on numbers, and an estimate has shapes alone",
             remedy="search for its batch sizes on the machine itself",
         ) from error
-
-
-def _live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
-    kernels = Kernels(**_calibrations()[case.device]["kernels"])
-    peaks = []
-    with (
-        # What the examples of a trial take from numpy is real.
-        FakeTensorMode(allow_non_fake_inputs=True),
-        LiveMemory() as memory,
-        keeping_memory_as(kernels),
-        no_init_weights(),
-    ):
-        trial = build_trial(_as_fake(case), device=CpuDevice())
-        trial.begin()
-        for batch_size in batch_sizes:
-            memory.reset_peak()
-            trial.take_step(batch_size=batch_size)
-            peaks.append(memory.peak_bytes)
     return peaks
+
+
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows every storage from the operation that makes it until the last tensor on it dies.
+
+    Under ``FakeTensorMode`` tensors have shapes and no values, so that a step of any size runs
+    within a second and without the memory. PyTorch's own ``MemTracker`` fails on frozen parameters
+    and takes 12 seconds a step.
+
+    Attributes:
+        live_bytes: Of the storages alive now, of those made while the mode was on.
+        peak_bytes: The most that ``live_bytes`` has been since ``reset_peak``. Operations allocate
+            within themselves as well, which is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._alive: set[int] = set()
+
+    def reset_peak(self) -> None:
+        """Follow the peak from now on."""
+        self.peak_bytes = self.live_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            storage = leaf.untyped_storage()
+            if storage._cdata not in self._alive:
+                self._alive.add(storage._cdata)
+                self.live_bytes += storage.nbytes()
+                weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return result
+
+    def _forget(self, address: int, size_bytes: int) -> None:
+        self._alive.remove(address)
+        self.live_bytes -= size_bytes
 
 
 def load_calibration(case: Case) -> Calibration:
     """Return what is known of a case's device and of what trains."""
-    return Calibration(**_calibrations()[case.device][_part_at_work(case)])
+    part = "core" if _trains_encoder(case) else "head"
+    return Calibration(**_calibrations()[case.device][part])
 
 
-def _as_fake(case: Case) -> Case:
-    """Return the case nearest to a case that fake tensors of the CPU can take."""
-    # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
-    # frozen layers run as well and keep nothing.
-    part = "whole" if case.part == "trainable" and _part_at_work(case) == "core" else case.part
-    # The CPU has no fp16, and numbers of bf16 are as large.
-    return dataclasses.replace(case, part=part, precision=case.precision.replace("fp16", "bf16"))
-
-
-def _part_at_work(case: Case) -> str:
-    """Return what decides the peak: the encoder's graph, or no more of it than its forward."""
-    has_encoder_graph = case.part != "features" and case.mode.trains_encoder
-    return "core" if has_encoder_graph else "head"
+def _trains_encoder(case: Case) -> bool:
+    """Return whether the encoder's graph decides the peak, and not only its forward."""
+    return case.part != "features" and case.mode.trains_encoder
 
 
 def _basis(case: Case, calibration: Calibration) -> str:
-    encoder = "trains" if _part_at_work(case) == "core" else "is frozen"
+    encoder = "trains" if _trains_encoder(case) else "is frozen"
     origin = f"{calibration.measurements} measurements on {case.device} where the encoder {encoder}"
     if not calibration.measurements:
         origin = f"no measurements of this project's own on {case.device}"

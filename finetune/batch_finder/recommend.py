@@ -1,8 +1,8 @@
 """Which batch size is fastest, and with which a run will not run out of memory.
 
-A probe takes a few steps at one padded length. A run takes thousands at many lengths and
+A trial takes a few steps at one padded length. A run takes thousands at many lengths and
 evaluates in between, which leaves more in an allocator's cache: on a CPU, 50 steps of mixed
-lengths took a fifth more per example than a probe. So a recommended size leaves room: a tenth of
+lengths took a fifth more per example than a trial. So a recommended size leaves room: a tenth of
 the budget, and a quarter of the batch size at which memory ends. A size at which the allocator had
 to try again is not recommended. The fastest size mostly leaves room, since a device is busy long
 before it is full.
@@ -11,20 +11,19 @@ before it is full.
 import math
 from collections.abc import Mapping
 
-from finetune.batch_finder.outcomes import History
+from finetune.batch_finder.history import History
 
 # A size this close to the best speed, as a share of it, counts as fastest.
 FASTEST_SHARE = 0.97
-# An untried size aims higher, since speeds are measured with an error of a per cent.
-AIM_SHARE = 0.98
-
+# An untried size should be this close, since speeds are measured with an error of a per cent.
+TARGET_SHARE = 0.98
 # What a recommended size uses at most, of the budget and of the size at which memory ends.
 SAFE_BUDGET_SHARE = 0.9
 SAFE_SIZE_SHARE = 0.75
-# An untried size is worth a probe if all that would do as well are this much larger or smaller.
+# An untried size is worth a trial if all that would do as well are this much larger or smaller.
 WORTHWHILE_SHARE = 0.75
-# After this many probes none is spent on a size that is only smaller, and not safer.
-FEW_PROBES = 6
+# After this many trials none is spent on a size that is only smaller, and not safer.
+FEW_TRIALS = 6
 
 
 def recommended_size(history: History) -> int:
@@ -36,14 +35,14 @@ def recommended_size(history: History) -> int:
     return fastest_size(roomy) if roomy else min(history.speeds)
 
 
-def size_worth_probing(history: History) -> int | None:
+def size_worth_trying(history: History) -> int | None:
     """Return an untried size that would probably be recommended, or None if none is worth it."""
     fastest = fastest_size(history.speeds)
     size = promising_size(history.speeds)
     if _leaves_room(fastest, history):
         # Once the search has come down from the largest, a smaller size adds little more.
-        has_come_down = history.outcomes[-1].batch_size < history.largest
-        is_cheap = len(history.outcomes) < FEW_PROBES and not has_come_down
+        has_come_down = history.trials[-1].batch_size < history.largest
+        is_cheap = len(history.trials) < FEW_TRIALS and not has_come_down
         is_worth = is_cheap and size <= WORTHWHILE_SHARE * fastest
     else:
         size = max(1, min(size, _largest_with_room(history)))
@@ -51,23 +50,23 @@ def size_worth_probing(history: History) -> int | None:
             _leaves_room(other, history) and other >= WORTHWHILE_SHARE * size
             for other in history.passed
         )
-    is_tried = size in {outcome.batch_size for outcome in history.outcomes}
+    is_tried = size in {trial.batch_size for trial in history.trials}
     return size if is_worth and not is_tried else None
 
 
 def _leaves_room(size: int, history: History) -> bool:
-    outcome = history.passed[size]
+    trial = history.passed[size]
     end = _end_of_memory(history)
     return (
-        not outcome.is_strained
-        and (outcome.peak_bytes or 0) <= SAFE_BUDGET_SHARE * history.budget_bytes
+        not trial.is_strained
+        and (trial.peak_bytes or 0) <= SAFE_BUDGET_SHARE * history.budget_bytes
         and (end is None or size <= SAFE_SIZE_SHARE * end)
     )
 
 
 def _end_of_memory(history: History) -> int | None:
     """Return the first size that failed or strained the device, or else the largest predicted."""
-    strained = {size for size, outcome in history.passed.items() if outcome.is_strained}
+    strained = {size for size, trial in history.passed.items() if trial.is_strained}
     return min(history.sizes("too_big") | strained, default=None) or history.predict_largest()
 
 
@@ -81,7 +80,7 @@ def _largest_with_room(history: History) -> int:
 
 
 def fastest_size(speeds: Mapping[int, float]) -> int:
-    """Return the smallest of some batch sizes, at least one, whose speed is within 3% of the best.
+    """Return the smallest of some batch sizes whose speed is within 3% of the best.
 
     Speeds are examples per second.
 
@@ -109,5 +108,5 @@ def promising_size(speeds: Mapping[int, float]) -> int:
     slow_seconds, fast_seconds = slow / speeds[slow], fast / speeds[fast]
     example_seconds = (fast_seconds - slow_seconds) / (fast - slow)
     fixed_seconds = slow_seconds - example_seconds * slow
-    speed = min(AIM_SHARE * max(speeds.values()), speeds[fast])
+    speed = min(TARGET_SHARE * max(speeds.values()), speeds[fast])
     return min(fast, math.ceil(speed * fixed_seconds / (1 - speed * example_seconds)))

@@ -5,37 +5,40 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from finetune.batch_finder.case import Part
-from finetune.batch_finder.estimate import EstimatedSizes
-from finetune.batch_finder.outcomes import Outcome
-from finetune.batch_finder.search import SearchedSizes
+from finetune.batch_finder.search import BatchSizes
+from finetune.events import Trial
 
 SCHEMA_VERSION = 1
-# What users read in JSON keeps the names that it has always had.
+# The names in JSON are those that users' scripts read.
 _JSON_NAMES = {"padded_length": "max_length", "features_batch": "prefix_batch"}
 _JSON_PARTS = {"whole": "whole", "features": "prefix", "trainable": "suffix"}
 
 
+def parts_of(*, stores_features: bool) -> tuple[Part, ...]:
+    """Return what has a batch size of its own; what trains comes last."""
+    return ("features", "trainable") if stores_features else ("whole",)
+
+
 @dataclass(frozen=True)
-class PartProbe:
-    """One probe, and the part of the model that it was of."""
+class PartTrial:
+    """A trial, and the part of the model that it trained."""
 
     part: Part
-    outcome: Outcome
+    trial: Trial
 
     def to_json(self) -> dict[str, Any]:
-        """Return the probe as ``find-batch --json`` prints it."""
-        values = asdict(self.outcome)
+        """Return the trial as ``find-batch --json`` prints it."""
+        values = asdict(self.trial)
         del values["is_strained"]
-        batch, verdict = values.pop("batch_size"), values.pop("verdict")
-        return {"part": _JSON_PARTS[self.part], "batch": batch, "outcome": verdict, **values}
+        batch, status = values.pop("batch_size"), values.pop("status")
+        return {"part": _JSON_PARTS[self.part], "batch": batch, "outcome": status, **values}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
-    """What both kinds of results say.
+    """What a search and an estimate have in common.
 
     Args:
-        device: Its name.
         padded_length: Tokens of each example, padding included.
         stores_features: Whether steps take stored features of the frozen layers.
         budget_bytes: Memory that training may take; None where nothing fits.
@@ -59,20 +62,17 @@ class _Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchResult(SearchedSizes, _Result):
-    """The batch sizes of a model in one mode on one device; 0 where none fits.
+class BatchResult(BatchSizes, _Result):
+    """The batch sizes of a model in one mode on one device, with all trials; 0 where none fits."""
 
-    Args:
-        probes: In order, of all parts.
-        seconds: Wall time.
-    """
-
-    probes: tuple[PartProbe, ...]
+    trials: tuple[PartTrial, ...]
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as ``find-batch --json`` prints it."""
-        return super().to_json() | {"probes": [probe.to_json() for probe in self.probes]}
+        values = super().to_json()
+        del values["trials"]
+        return values | {"probes": [trial.to_json() for trial in self.trials]}
 
 
 def least_of(results: Sequence[BatchResult]) -> BatchResult:
@@ -80,21 +80,31 @@ def least_of(results: Sequence[BatchResult]) -> BatchResult:
 
     The rest is that of the process whose memory holds the fewest examples.
     """
-    shortest = min(results, key=lambda one: one.max_verified)
+    smallest = min(results, key=lambda one: one.max_verified)
+    features = [one.features_batch for one in results if one.features_batch is not None]
     return replace(
-        shortest,
+        smallest,
         recommended=min(one.recommended for one in results),
         fastest=min(one.fastest for one in results),
-        features_batch=min(
-            (one.features_batch for one in results if one.features_batch is not None), default=None
-        ),
+        features_batch=min(features, default=None),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateResult(EstimatedSizes, _Result):
-    """The batch sizes that are expected of a model in one mode on a machine, by its name."""
+class EstimateResult(_Result):
+    """The batch sizes that are expected of a model in one mode on a machine, by its name.
 
+    Args:
+        batch: Largest that is expected to fit; 0 where not even one example does.
+        lowest_batch: What fits if the memory is underestimated as far as it may be.
+        highest_batch: What fits if it is overestimated as far as it may be.
+        basis: What the numbers rest on, for the user.
+    """
+
+    batch: int
+    lowest_batch: int
+    highest_batch: int
+    basis: str
     machine: str
 
 

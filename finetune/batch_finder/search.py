@@ -1,38 +1,38 @@
 """Which batch size to try next, and when to stop: numbers only, no device.
 
-A probe really trains at a size. The search grows until the memory model has a slope, goes near the
-size that the model predicts, and brackets the largest that fits to 1%. One more probe looks for a
+A trial really trains at a size. The search grows until the memory model has a slope, goes near the
+size that the model predicts, and brackets the largest that fits to 1%. One more trial looks for a
 smaller size that is as fast.
 """
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from finetune.batch_finder.outcomes import History, Outcome, Probe
-from finetune.batch_finder.recommend import fastest_size, recommended_size, size_worth_probing
-from finetune.errors import BatchDoesNotFit, ProbeFailed
+from finetune.batch_finder.history import History, RunTrial
+from finetune.batch_finder.recommend import fastest_size, recommended_size, size_worth_trying
+from finetune.errors import BatchDoesNotFit, TrialFailed
+from finetune.events import Trial
 
 # Beyond the flat part of most memory curves, and small enough to fit nearly everywhere; where it
 # does not, a single example is next.
 FIRST_SIZE = 4
-# The search tries no new size after this many probes; what remains is to check the one it found.
-MAX_PROBES = 8
+# The search tries no new size after this many trials; what remains is to check the one it found.
+MAX_TRIALS = 8
 # How closely the largest size is bracketed, as a share of it; one example is always enough.
 TOLERANCE_SHARE = 0.01
 # The same after two failures, each of which costs a process.
-TIRED_TOLERANCE_SHARE = 0.02
+LATE_TOLERANCE_SHARE = 0.02
 # The first try goes to this share of the predicted size. Memory is divided into fragments, so that
 # a batch often fails where the model still sees one or two per cent of room.
-AIM_SHARE = 0.985
+TARGET_SHARE = 0.985
 # Where a prediction failed, the search goes down by this share, then by twice that, and so on.
-RETREAT_SHARE = 0.02
+STEP_DOWN_SHARE = 0.02
 # But if a proportional estimate is below this share of it, the prediction rests on too little.
 FAR_SHARE = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchedSizes:
+class BatchSizes:
     """The batch sizes that a search found.
 
     Args:
@@ -40,7 +40,7 @@ class SearchedSizes:
         first_failed: Smallest size that failed for memory, None if none did.
         predicted_maximum: Largest size that the memory model expects to fit, where the search ran
             out of time before it ran out of memory; None elsewhere, or if too little is known.
-        fastest: Smallest probed size whose speed is within 3% of the best.
+        fastest: Smallest tried size whose speed is within 3% of the best.
         recommended: Size to train with: the fastest that leaves room.
     """
 
@@ -52,22 +52,22 @@ class SearchedSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found(SearchedSizes):
-    """The result of a search, with all outcomes in order and the memory that a probe might hold."""
+class SearchResult(BatchSizes):
+    """The result of a search, with its trials in order and the memory that a trial might hold."""
 
-    probes: tuple[Outcome, ...]
+    trials: tuple[Trial, ...]
     budget_bytes: int
 
     @property
     def peak_bytes(self) -> int | None:
         """Peak memory at the largest verified size, None where unknown."""
-        peaks = {one.batch_size: one.peak_bytes for one in self.probes if one.verdict == "fits"}
+        peaks = {one.batch_size: one.peak_bytes for one in self.trials if one.status == "fits"}
         return peaks.get(self.max_verified)
 
     @property
     def examples_per_second(self) -> float:
         """Speed at the recommended size."""
-        speeds = {one.batch_size: one.examples_per_second for one in self.probes}
+        speeds = {one.batch_size: one.examples_per_second for one in self.trials}
         return speeds[self.recommended] or 0.0
 
     @property
@@ -76,91 +76,79 @@ class Found(SearchedSizes):
         return self.first_failed is not None or self.recommended < self.fastest
 
 
-def search(probe: Probe, *, verify: Probe, history: History) -> Found:
+def search(run: RunTrial, *, run_afresh: RunTrial, history: History) -> SearchResult:
     """Find the largest batch size that fits, and the fastest.
 
-    Memory need not be monotone and probes need not agree: a size that failed once is not returned,
-    and the number of probes is bounded.
+    Memory need not be monotone and trials need not agree: a size that failed once is not returned,
+    and the number of trials is bounded.
 
     Args:
-        probe: Trains at a size, in a process that may have trained at other sizes.
-        verify: The same in a fresh process. The largest size that is returned has passed this one.
+        run: Trains at a size, in a process that may have trained at other sizes.
+        run_afresh: The same in a fresh process. The largest size that is returned has passed it.
         history: The bounds of the search.
 
     Raises:
         BatchDoesNotFit: If not even one example fits.
-        ProbeFailed: If a probe failed for another reason than memory, or timed out at one example.
+        TrialFailed: If a trial failed for another reason than memory, or timed out at one example.
     """
-    while attempt := _next_attempt(history):
-        outcome = (verify if attempt.is_fresh else probe)(attempt.batch_size)
-        history.add(outcome, is_fresh=attempt.is_fresh)
+    while following := _next_size(history):
+        size, is_fresh = following
+        history.add((run_afresh if is_fresh else run)(size), is_fresh=is_fresh)
         _raise_if_nothing_fits(history)
-    return Found(
+    return SearchResult(
         max_verified=history.largest,
         first_failed=min(history.sizes("too_big"), default=None),
         predicted_maximum=_predict_maximum(history),
         fastest=fastest_size(history.speeds),
         recommended=recommended_size(history),
-        probes=tuple(history.outcomes),
+        trials=tuple(history.trials),
         budget_bytes=history.budget_bytes,
     )
 
 
-class _Attempt(NamedTuple):
-    batch_size: int
-    is_fresh: bool
-
-
-def _next_attempt(history: History) -> _Attempt | None:
-    """Return what to try next, or None when nothing is left that there is time for."""
-    if attempt := _attempt_to_bracket(history):
-        return attempt
-    if history.largest not in history.checked_sizes:
-        return _Attempt(max(1, history.largest), is_fresh=True)
-    size = size_worth_probing(history)
-    is_affordable = size and size <= history.affordable_size(history.seconds_left)
-    has_probes = len(history.outcomes) < MAX_PROBES
-    return _Attempt(size, is_fresh=False) if size and is_affordable and has_probes else None
-
-
-def _attempt_to_bracket(history: History) -> _Attempt | None:
-    """Return the size that narrows the bracket of the largest most, if there is time for it.
-
-    While the search grows, a process is used again and half the time is kept for the check. Near
-    the prediction every size may be the largest, so that its probe is the check too.
-    """
+def _next_size(history: History) -> tuple[int, bool] | None:
+    """Return what to try next, and whether in a fresh process; None if nothing is left to try."""
     size = _bracketing_size(history)
-    if size is None or _is_exhausted(history):
-        return None
-    is_growing = history.predict_largest() is None
-    affordable = history.affordable_size(history.seconds_left / (2 if is_growing else 1))
-    if affordable < min(size, history.largest + _tolerance(history)):
-        return None
-    size = min(size, affordable)
-    return _Attempt(size, is_fresh=not is_growing or size in (affordable, history.limit))
+    if size is not None and not _is_exhausted(history):
+        # While the search grows, a process is used again and half the time is kept for the check.
+        # Near the prediction every size may be the largest, so that its trial is the check too.
+        is_growing = history.predict_largest() is None
+        affordable = history.affordable_size(history.seconds_left / (2 if is_growing else 1))
+        if affordable >= min(size, history.largest + _tolerance(history)):
+            size = min(size, affordable)
+            return size, not is_growing or size in (affordable, history.limit)
+    if history.largest not in history.checked_sizes:
+        return max(1, history.largest), True
+    size = size_worth_trying(history)
+    is_affordable = size and size <= history.affordable_size(history.seconds_left)
+    return (size, False) if size and is_affordable and len(history.trials) < MAX_TRIALS else None
 
 
 def _is_exhausted(history: History) -> bool:
-    """Return whether no probe is left but the one that finds a size to recommend."""
-    kept = 1 if history.passed and size_worth_probing(history) else 0
-    return len(history.outcomes) >= MAX_PROBES - kept
+    """Return whether no trial is left but the one that finds a size to recommend."""
+    kept = 1 if history.passed and size_worth_trying(history) else 0
+    return len(history.trials) >= MAX_TRIALS - kept
 
 
 def _raise_if_nothing_fits(history: History) -> None:
-    last = history.outcomes[-1]
-    if last.verdict == "failed":
-        message = f"a probe of batch size {last.batch_size} failed: {last.reason}"
-        raise ProbeFailed(message, remedy="memory is not the cause: see what finetune doctor says")
+    last = history.trials[-1]
+    if last.status == "failed":
+        raise TrialFailed(
+            f"training at batch size {last.batch_size} failed: {last.reason}",
+            remedy="memory is not the cause: see what finetune doctor says",
+        )
     if history.largest or last.batch_size > 1:
         return
-    if last.verdict == "timed_out":
-        message = f"even a batch of one example takes too long: {last.reason}"
-        raise ProbeFailed(message, remedy="raise --time-limit, or lower --max-length")
-    message = f"not even a batch of one example fits in memory: {last.reason}"
-    remedy = (
-        "lower --max-length, use --gradient-checkpointing or --freeze-core, or raise --memory-limit"
+    if last.status == "timed_out":
+        raise TrialFailed(
+            f"even a batch of one example takes too long: {last.reason}",
+            remedy="raise --time-limit, or lower --max-length",
+        )
+    raise BatchDoesNotFit(
+        f"not even a batch of one example fits in memory: {last.reason}",
+        remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or raise "
+        "--memory-limit",
     )
-    raise BatchDoesNotFit(message, remedy=remedy)
 
 
 def _bracketing_size(history: History) -> int | None:
@@ -180,9 +168,9 @@ def _first_size(history: History) -> int:
     """Return the size to try while none has passed."""
     if history.slows_down:
         return 1
-    if not history.outcomes:
+    if not history.trials:
         return min(history.first or FIRST_SIZE, history.limit)
-    smallest = min(outcome.batch_size for outcome in history.outcomes)
+    smallest = min(trial.batch_size for trial in history.trials)
     return FIRST_SIZE if smallest > 2 * FIRST_SIZE else 1
 
 
@@ -196,19 +184,19 @@ def _grown_size(history: History) -> int:
 def _size_near(predicted: int, history: History) -> int:
     """Return the size to try when the memory model predicts the largest."""
     low, high = history.largest, history.bound
-    aim = math.ceil(AIM_SHARE * predicted)
-    if aim < low + _tolerance(history):
+    target = math.ceil(TARGET_SHARE * predicted)
+    if target < low + _tolerance(history):
         # If one tolerance more fails, the largest size is bracketed. Beyond the prediction, which
         # was too low then, the distance grows.
-        size = low + (low - aim if low > predicted else _tolerance(history))
+        size = low + (low - target if low > predicted else _tolerance(history))
         return size if high is None else min(size, (low + high) // 2)
-    if high is None or aim < high:
-        return aim
+    if high is None or target < high:
+        return target
     # The memory model expected one to fit that failed.
     proportional = _proportional_size(history)
     if proportional < FAR_SHARE * high:
         return math.isqrt(proportional * high)
-    share = RETREAT_SHARE * 2 ** (len(history.sizes("too_big")) - 1)
+    share = STEP_DOWN_SHARE * 2 ** (len(history.sizes("too_big")) - 1)
     return max((low + high) // 2, int((1 - share) * high))
 
 
@@ -222,8 +210,8 @@ def _proportional_size(history: History) -> int:
 
 def _tolerance(history: History) -> int:
     """Return how far apart the largest size and one that does not fit may be."""
-    is_tired = len(history.sizes("too_big")) >= 2
-    share = TIRED_TOLERANCE_SHARE if is_tired else TOLERANCE_SHARE
+    is_late = len(history.sizes("too_big")) >= 2
+    share = LATE_TOLERANCE_SHARE if is_late else TOLERANCE_SHARE
     return max(1, int(share * history.largest))
 
 

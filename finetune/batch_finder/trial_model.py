@@ -28,7 +28,7 @@ from finetune.training.training_state import Hyperparameters, TrainingState, pre
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialModel:
     """Training as ``run`` does it, on random examples of the greatest padded length.
 
     ``inputs_of`` makes the inputs of the model in ``training_state``.
@@ -40,6 +40,7 @@ class Trial:
 
     @property
     def device(self) -> Device:
+        """Where it trains."""
         return self.training_state.device
 
     def begin(self) -> None:
@@ -49,14 +50,13 @@ class Trial:
 
     def take_step(self, *, batch_size: int) -> None:
         """Take one step of a single micro-batch."""
-        rows = np.arange(batch_size)
         examples = Examples(
             inputs_of=self.inputs_of,
             lengths=np.full(batch_size, self.case.padded_length),
             labels=_task_of(self.case).sample_labels(batch_size),
             weights=np.ones(batch_size, np.float32),
         )
-        batch = Batch(rows, self.case.padded_length)
+        batch = Batch(np.arange(batch_size), self.case.padded_length)
         self.training_state.update(
             0, cut_batch(examples, batch, batch_size=batch_size, device=self.device)
         )
@@ -74,7 +74,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class ExtractionTrial(Trial):
+class ExtractionModel(TrialModel):
     """Feature extraction as ``run`` does it, and evaluation on the features at the same batch size.
 
     ``tokens_of`` makes the inputs of the frozen layers, which the extractor holds; the model in
@@ -95,8 +95,8 @@ class ExtractionTrial(Trial):
         super().evaluate(batch_size=batch_size)
 
 
-def build_trial(case: Case, *, device: Device) -> Trial:
-    """Build a case's model and make it ready: an ``ExtractionTrial`` for the part ``features``.
+def build_trial_model(case: Case, *, device: Device) -> TrialModel:
+    """Build a case's model and make it ready: an ``ExtractionModel`` for the part ``features``.
 
     Raises:
         ModelUnsupported: If the model can't be split into the case's part, or has no gradient
@@ -111,7 +111,7 @@ def build_trial(case: Case, *, device: Device) -> Trial:
     if case.gradient_checkpointing:
         enable_gradient_checkpointing(model, device)
     if case.part == "whole":
-        return prepare_trial(case, model, structure, device=device)
+        return prepare_trial_model(case, model, structure, device=device)
     freeze_parameters(model, structure, mode=case.mode)
     extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
     if extractor is None:
@@ -126,12 +126,12 @@ def build_trial(case: Case, *, device: Device) -> Trial:
     features = _extract(extractor, tokens_of(np.arange(1), case.padded_length), training_state)
     features_of = _repeated_features(features, takes_4d_mask=structure.takes_4d_mask)
     if case.part == "trainable":
-        return Trial(case, training_state, features_of)
-    return ExtractionTrial(case, training_state, features_of, extractor, tokens_of)
+        return TrialModel(case, training_state, features_of)
+    return ExtractionModel(case, training_state, features_of, extractor, tokens_of)
 
 
 def build_model(case: Case) -> PreTrainedModel:
-    """Return a classifier with random weights in fp32, on PyTorch's default device."""
+    """Return a model with random weights in fp32, on PyTorch's default device."""
     architecture = dict(case.architecture)
     config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
     config.num_labels = case.classes
@@ -139,13 +139,14 @@ def build_model(case: Case) -> PreTrainedModel:
     return make(config, dtype=torch.float32)
 
 
-def prepare_trial(
+def prepare_trial_model(
     case: Case, model: PreTrainedModel, structure: Structure, *, device: Device
-) -> Trial:
+) -> TrialModel:
     """Make a whole model of the case's architecture ready for its steps, in place."""
     freeze_parameters(model, structure, mode=case.mode)
     training_state = _prepare(case, model, structure, device=device)
-    return Trial(case, training_state, _random_tokens(model, takes_4d_mask=structure.takes_4d_mask))
+    tokens_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
+    return TrialModel(case, training_state, tokens_of)
 
 
 def _prepare(

@@ -1,0 +1,118 @@
+"""The trials of a search so far, and what follows from them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from finetune.batch_finder.memory_model import fit_memory
+from finetune.events import Trial, TrialStatus
+
+# A trial takes two or three steps and an evaluation: no more than so many steps' time.
+STEPS_A_TRIAL = 4
+# Where memory is swapped instead of refused, a size is too big if its speed is less than this share
+# of a smaller one's.
+MIN_SPEED_SHARE = 0.5
+
+RunTrial = Callable[[int], Trial]
+
+
+@dataclass
+class History:
+    """The bounds of a search and its trials.
+
+    Args:
+        budget_bytes: Memory that a batch may use.
+        limit: Largest size worth trying, from 1.
+        first: Size to begin with, in 1..limit; None for a small one. Where the device slows down,
+            the search begins with one example in any case: only the speed of a size that is not
+            swapped shows that another one is.
+        time_limit_seconds: Time for all trials. None is begun that would probably end later,
+            except those without which there is no result.
+        slows_down: Whether the device swaps rather than refuse memory, so that a size which strains
+            it, or is less than half as fast as a smaller one, is too big.
+        trials: In order.
+        checked_sizes: Sizes that were tried in a fresh process.
+    """
+
+    budget_bytes: int
+    limit: int
+    first: int | None
+    time_limit_seconds: float
+    slows_down: bool
+    trials: list[Trial] = field(default_factory=list)
+    checked_sizes: set[int] = field(default_factory=set)
+
+    def add(self, trial: Trial, *, is_fresh: bool) -> None:
+        """Add a trial, and judge the speed of the earlier ones by it."""
+        self.trials.append(trial)
+        if self.slows_down:
+            self.trials = [self._judge_speed(each) for each in self.trials]
+        if is_fresh:
+            self.checked_sizes.add(trial.batch_size)
+
+    @property
+    def seconds_left(self) -> float:
+        """What the trials have left of the time limit."""
+        return self.time_limit_seconds - sum(trial.seconds for trial in self.trials)
+
+    @property
+    def passed(self) -> dict[int, Trial]:
+        """The last trial of each size that has never failed, by ascending size."""
+        sizes = self.sizes("fits") - self.sizes("too_big") - self.sizes("timed_out")
+        trials = {each.batch_size: each for each in self.trials}
+        return {size: trials[size] for size in sorted(sizes)}
+
+    @property
+    def speeds(self) -> dict[int, float]:
+        """Examples per second of the sizes that passed."""
+        return {size: one.examples_per_second or 0.0 for size, one in self.passed.items()}
+
+    @property
+    def largest(self) -> int:
+        """The largest size that passed, 0 if none did."""
+        return max(self.passed, default=0)
+
+    @property
+    def bound(self) -> int | None:
+        """The smallest size that failed for memory, above the largest that passed."""
+        return min((size for size in self.sizes("too_big") if size > self.largest), default=None)
+
+    def sizes(self, status: TrialStatus) -> set[int]:
+        """Return the sizes that had a status at least once."""
+        return {each.batch_size for each in self.trials if each.status == status}
+
+    def predict_largest(self, *, budget_share: float = 1.0) -> int | None:
+        """Predict the largest size within a share of the budget; None while no slope is known."""
+        # The allocator of a strained device has freed what it could: such a peak is too low.
+        peaks = {
+            size: trial.peak_bytes
+            for size, trial in self.passed.items()
+            if trial.peak_bytes and not trial.is_strained
+        }
+        return fit_memory(peaks).largest_batch(budget_share * self.budget_bytes) if peaks else None
+
+    def affordable_size(self, seconds: float) -> int:
+        """Predict the largest size whose trial ends in time; at most half of one that did not.
+
+        The time is predicted from above, as if a step had no fixed part.
+        """
+        if not self.passed:
+            return self.limit
+        seconds_per_example = STEPS_A_TRIAL / self.speeds[self.largest]
+        seconds -= self.passed[self.largest].seconds
+        too_slow = min(self.sizes("timed_out"), default=2 * self.limit)
+        return math.floor(min(self.largest + seconds / seconds_per_example, too_slow / 2))
+
+    def _judge_speed(self, trial: Trial) -> Trial:
+        """Call a size too big that passed, but only because the system swapped."""
+        if trial.status != "fits":
+            return trial
+        if trial.is_strained:
+            return replace(trial, status="too_big", reason="the system began to swap")
+        smaller = [each for each in self.trials if each.batch_size < trial.batch_size]
+        best = max((each.examples_per_second or 0.0 for each in smaller), default=0.0)
+        speed = trial.examples_per_second or 0.0
+        if speed >= MIN_SPEED_SHARE * best:
+            return trial
+        reason = f"it has {speed / best:.0%} of the speed of a smaller batch"
+        return replace(trial, status="too_big", reason=reason)

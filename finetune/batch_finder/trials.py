@@ -1,0 +1,198 @@
+"""Tries batch sizes in a child process, and survives whatever becomes of it."""
+
+import math
+import time
+from typing import Any
+
+from finetune.batch_finder.case import Case
+from finetune.batch_finder.child import Child, ChildEnded
+from finetune.batch_finder.worker import MODULE
+from finetune.devices.base import Device, gibibytes
+from finetune.devices.host_memory import HostWatch, process_bytes
+from finetune.errors import ModelUnsupported, TrialFailed
+from finetune.events import Emit, Trial, TrialStatus, ignore
+
+# Memory sampled this often stays within 1% of the kernel's own record of its peak.
+_SAMPLE_SECONDS = 0.02
+# The machine as a whole changes slower, and costs more to ask.
+_HOST_SAMPLE_SECONDS = 0.25
+# Most searches need three fresh children within a few seconds, or one more.
+_SPARES = 2
+# A child that is killed while it holds this share of its budget has been killed for memory.
+_NEARLY_SHARE = 0.9
+# What oneDNN says when it gets no memory for the code that it makes, but for other reasons as well.
+_VAGUE_TEXT = "could not create a primitive"
+
+
+class TrialRunner:
+    """Tries batch sizes in a child process, and in a new one after each failure.
+
+    A context, at whose end no child is left. It belongs to the thread that made it: Linux ends a
+    child with the thread that started it.
+
+    Args:
+        limit_bytes: The most memory that the user allows, None for as much as there is.
+        timeout_seconds: The most that a trial may take, with the start of its process.
+        emit: Receives each trial.
+        spares: Children that are started already and have no case; those that are left are ended.
+        worker: The module that a child runs.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        *,
+        device: Device,
+        limit_bytes: int | None,
+        timeout_seconds: float,
+        emit: Emit = ignore,
+        spares: list[Child] | None = None,
+        worker: str = MODULE,
+    ) -> None:
+        self._case, self._device, self._worker = case, device, worker
+        self._limit_bytes, self._timeout_seconds, self._emit = limit_bytes, timeout_seconds, emit
+        self._budget_bytes: int | None = None
+        self._child: Child | None = None
+        self._spares = [] if spares is None else spares
+        self._has_trained = False
+        # The most of the machine's memory that the child was seen to hold in this trial.
+        self._peak_bytes = 0
+
+    def __enter__(self) -> "TrialRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_child()
+        while self._spares:
+            self._spares.pop().kill()
+
+    def budget_bytes(self) -> int:
+        """Return the memory that a trial may hold: what the first child finds, for all of them.
+
+        Raises:
+            TrialFailed: If the child fails before it knows.
+        """
+        if self._budget_bytes is None:
+            try:
+                self._budget_bytes = int(self._await_reply(self._start_child(), "budget_bytes"))
+            except _Stopped as stop:
+                self._end_child()
+                raise TrialFailed(
+                    f"the batch finder's process can't begin: {stop.reason}",
+                    remedy="see what finetune doctor says of the machine",
+                ) from None
+        return self._budget_bytes
+
+    def run(self, batch_size: int) -> Trial:
+        """Train at a batch size, in the child that trained before unless it failed.
+
+        Raises:
+            TrialFailed: As ``budget_bytes`` does.
+            ModelUnsupported: If the model can't be split into the case's part.
+        """
+        started = time.perf_counter()
+        self.budget_bytes()
+        child = self._child or self._start_child()
+        self._has_trained = True
+        child.send(batch_size)
+        try:
+            found = self._await_reply(child, "measurement")
+            found["peak_bytes"] = found["peak_bytes"] or self._peak_bytes
+            found["status"] = "fits"
+            self._check_budget(found["peak_bytes"])
+            if line := self._find_oom_message(child):
+                raise _Stopped("too_big", line)
+        except _Stopped as stop:
+            self._end_child()
+            found = {"status": stop.status, "reason": stop.reason, "examples_per_second": None}
+            found["peak_bytes"] = self._peak_bytes or None
+        trial = Trial(batch_size=batch_size, seconds=time.perf_counter() - started, **found)
+        self._emit(trial)
+        return trial
+
+    def run_afresh(self, batch_size: int) -> Trial:
+        """Train at a batch size in a child that has not trained before."""
+        if self._has_trained:
+            self._end_child()
+        return self.run(batch_size)
+
+    def _start_child(self) -> Child:
+        child = self._spares.pop(0) if self._spares else Child(self._worker)
+        self._child, self._has_trained = child, False
+        # The next children start while this one begins, since importing PyTorch can take ten
+        # seconds; but only where they take neither memory nor speed from the one that trains.
+        while len(self._spares) < _SPARES and not self._device.memory.is_shared:
+            self._spares.append(Child(self._worker))
+        budgets = {"limit_bytes": self._limit_bytes, "budget_bytes": self._budget_bytes}
+        child.send({"case": self._case.to_json(), **budgets})
+        return child
+
+    def _end_child(self) -> None:
+        if self._child:
+            self._child.kill()
+            self._child = None
+
+    def _await_reply(self, child: Child, name: str) -> Any:
+        """Return the child's reply of a name; watch its memory and the machine's meanwhile.
+
+        Raises:
+            _Stopped: If the child has ended or has to be given up.
+        """
+        self._peak_bytes = 0
+        host = HostWatch()
+        started = host_sampled = time.perf_counter()
+        while True:
+            try:
+                reply = child.receive(seconds=_SAMPLE_SECONDS) or {}
+            except ChildEnded:
+                raise self._explain_end(child, host) from None
+            if name in reply:
+                return reply[name]
+            if "unsupported" in reply:
+                raise ModelUnsupported(reply["unsupported"], remedy=reply["remedy"])
+            if reason := reply.get("failure"):
+                has_no_room = _VAGUE_TEXT in reason and self._was_nearly_full()
+                is_out_of_memory = reply["is_out_of_memory"] or has_no_room
+                raise _Stopped("too_big" if is_out_of_memory else "failed", reason)
+            if "ready" in reply:
+                self._peak_bytes = 0
+            if self._device.memory.is_shared:
+                held_bytes = process_bytes(child.process_id)
+                self._peak_bytes = max(self._peak_bytes, held_bytes)
+                self._check_budget(held_bytes)
+            now = time.perf_counter()
+            if now - host_sampled >= _HOST_SAMPLE_SECONDS:
+                host_sampled = now
+                if why_short := host.why_short():
+                    raise _Stopped("too_big", why_short)
+            if now - started > self._timeout_seconds:
+                raise _Stopped("timed_out", f"not done after {self._timeout_seconds:g} s")
+
+    def _check_budget(self, held_bytes: int) -> None:
+        if self._budget_bytes is not None and held_bytes > self._budget_bytes:
+            raise _Stopped("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
+
+    def _explain_end(self, child: Child, host: HostWatch) -> "_Stopped":
+        ending = child.exit_status()
+        if line := self._find_oom_message(child):
+            return _Stopped("too_big", f"the process {ending}: {line}")
+        if ending.endswith("SIGKILL") and (self._was_nearly_full() or host.has_killed()):
+            reason = f"the process {ending}, which the system does when memory runs out"
+            return _Stopped("too_big", reason)
+        return _Stopped("failed", child.describe_end())
+
+    def _was_nearly_full(self) -> bool:
+        return self._peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
+
+    def _find_oom_message(self, child: Child) -> str | None:
+        texts = self._device.memory.out_of_memory_texts
+        lines = (line for line in child.error_lines() if any(text in line for text in texts))
+        return next(lines, None)
+
+
+class _Stopped(Exception):
+    """A trial has ended without a measurement."""
+
+    def __init__(self, status: TrialStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
