@@ -19,7 +19,7 @@ from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import live_peaks
-from finetune.batch_finder.trial import build_trial
+from finetune.batch_finder.trial_model import build_trial_model
 from finetune.batch_finder.worker import measure
 from finetune.config.mode import Mode
 from finetune.devices.host import keep_freed_memory
@@ -103,7 +103,7 @@ def measure_here(device_name: str, name: str) -> None:
     keep_freed_memory()
     case, batch = read_name(device_name, name)
     device = select_device(device_name, emit=lambda _: None)
-    trial = build_trial(case, device=device)
+    trial = build_trial_model(case, device=device)
     measured = measure(trial, batch_size=batch, budget_bytes=device.memory.budget_bytes(None))
     # On CUDA what the allocator holds, and the tensors in it; on the CPU both are resident memory.
     peaks = {"held_bytes": measured.peak_bytes, "allocated_bytes": device.memory.peak_bytes()}

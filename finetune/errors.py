@@ -5,7 +5,7 @@
     ├── WrongParametersChanged          1
     ├── DeviceDiffers                   1
     ├── CheckpointDamaged               1
-    ├── ProbeFailed                     1
+    ├── TrialFailed                     1
     ├── NotWritten                      1
     ├── ProcessLost                     1
     ├── UsageError                      2    a flag, a file name or a configuration is wrong
@@ -79,7 +79,7 @@ class ProcessLost(FinetuneError):
     """Another process of the same run has ended, or does not answer."""
 
 
-class ProbeFailed(FinetuneError):
+class TrialFailed(FinetuneError):
     """A probe of the batch finder failed for another reason than memory."""
 
 

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
+
+TrialStatus = Literal["fits", "too_big", "timed_out", "failed"]
 
 
 @dataclass(frozen=True)
@@ -67,24 +70,26 @@ class Advance:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Trial:
     """A batch size was tried.
 
     Args:
-        batch_size: Rows.
-        verdict: ``fits``, ``too_big``, ``timed_out`` or ``failed``.
+        status: ``failed`` says that something other than memory went wrong.
         peak_bytes: The most memory in use, if known.
-        examples_per_second: Rows a second, if it fits.
-        seconds: What the probe took.
+        examples_per_second: If it fits.
+        seconds: What the trial took.
         reason: Why it does not fit.
+        is_strained: Whether it barely fits: the allocator had to free its cache and try again, or
+            the system began to swap.
     """
 
     batch_size: int
-    verdict: str
+    status: TrialStatus
     peak_bytes: int | None
     examples_per_second: float | None
     seconds: float
     reason: str = ""
+    is_strained: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ class Validation:
     is_best: bool
 
 
-Event = Info | StageStarted | StageFinished | Advance | Probe | WarningMessage | Step | Validation
+Event = Info | StageStarted | StageFinished | Advance | Trial | WarningMessage | Step | Validation
 Emit = Callable[[Event], None]
 
 

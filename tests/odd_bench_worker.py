@@ -3,12 +3,12 @@
 import os
 import signal
 
-from finetune.batch_finder.child import begin_child
+from finetune.batch_finder.child import connect_to_parent
 
 
 def main() -> None:
     """Answer with a row of each device for each of two workloads; die on ``fragile``."""
-    orders, answer = begin_child()
+    orders, answer = connect_to_parent()
     task = orders.get()
     if task["choice"]["model"] == "unable":
         raise SystemExit("no such luck")

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from finetune.batch_finder.child import begin_child
+from finetune.batch_finder.child import connect_to_parent
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
 GROWS, SPEAKS_OF_MEMORY, STRAINED, GROWS_AND_IS_KILLED, KNOWS_NO_PEAK = range(109, 114)
@@ -98,7 +98,7 @@ def train(size: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    orders, answer = begin_child()
+    orders, answer = connect_to_parent()
     orders.get()
     answer({"budget_bytes": BUDGET_BYTES})
     answer({"ready": True})

@@ -152,7 +152,11 @@ def connect_to_parent() -> "tuple[queue.SimpleQueue[Any], Callable[[Any], None]]
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     # What libraries print goes to standard error.
     os.dup2(2, 1)
-    return requests, lambda value: print(json.dumps(value), file=replies)
+
+    def reply(value: Any) -> None:
+        replies.write(json.dumps(value) + "\n")
+
+    return requests, reply
 
 
 def _read_requests(requests: "queue.SimpleQueue[Any]") -> None:

@@ -58,16 +58,22 @@ class Search:
     spares: list[Child] = field(default_factory=list)
 
     def limit_bytes(self) -> int | None:
-        """Return the most that a trial may hold: processes of one host divide the host's memory.
+        """Return the most that a trial may hold: processes of one host divide the host's memory."""
+        limit, processes = memory_limit_bytes(self.options), read_launch().local_world_size
+        if processes == 1 or not self.device.memory.is_shared:
+            return limit
+        share = spare_bytes() // processes
+        return share if limit is None else min(limit, share)
 
-        Raises:
-            ConfigurationInvalid: If the option is no size of memory.
-        """
-        text, processes = self.options.memory_limit, read_launch().local_world_size
-        limits = [] if text is None else [parse_size(text, source="--memory-limit")]
-        if processes > 1 and self.device.memory.is_shared:
-            limits.append(spare_bytes() // processes)
-        return min(limits, default=None)
+
+def memory_limit_bytes(options: SearchConfig) -> int | None:
+    """Return the most memory that the user allows.
+
+    Raises:
+        ConfigurationInvalid: If the option is no size of memory.
+    """
+    text = options.memory_limit
+    return None if text is None else parse_size(text, source="--memory-limit")
 
 
 def find(case: Case, where: Search) -> SearchResult:

@@ -53,9 +53,7 @@ def fit_memory(peaks: Mapping[int, int]) -> MemoryModel:
         mean_size = sum(size**2 for size in rising) / weight
         mean_peak = sum(size * peaks[size] for size in rising) / weight
         variance = sum(size * (size - mean_size) ** 2 for size in rising)
-        covariance = sum(
-            size * (size - mean_size) * (peaks[size] - mean_peak) for size in rising
-        )
+        covariance = sum(size * (size - mean_size) * (peaks[size] - mean_peak) for size in rising)
         slope = max(0.0, covariance / variance) if variance else 0.0
         floor = max((peaks[size] for size in sizes[:flat]), default=0)
         models.append(MemoryModel(floor, mean_peak - slope * mean_size, slope))

@@ -74,11 +74,10 @@ class Supervisor:
             except ChildEnded:
                 if done >= len(workloads):
                     return
-                ending = f"the process {self._child.ending()}"
+                ending = f"the process {self._child.exit_status()}"
                 if running is None or any(row.device == running for row in lost):
-                    lines = self._child.error_lines() or ["it wrote no error"]
                     raise FinetuneError(
-                        f"{ending}: {lines[-1]}",
+                        self._child.describe_end(),
                         remedy="see what finetune doctor says of the machine",
                     ) from None
                 workload = workloads[done]

@@ -7,12 +7,12 @@ and with the ``rows`` of each workload, some of them again when all were timed.
 import dataclasses
 from typing import Any
 
-from finetune.batch_finder.child import begin_child
+from finetune.batch_finder.child import connect_to_parent
 
 
 def main() -> None:
     """Time the workloads of the parent's task."""
-    orders, answer = begin_child()
+    orders, answer = connect_to_parent()
     from finetune.bench.timer import time_in_rounds
     from finetune.bench.workloads import AutoTunedOption, list_workloads
     from finetune.devices.select import select_device

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.child import Child
-from finetune.batch_finder.find import Finder
-from finetune.batch_finder.parts import estimate_parts, search_parts
+from finetune.batch_finder.estimate import estimate_parts
+from finetune.batch_finder.find import Search, find_parts, memory_limit_bytes
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches, least_of
 from finetune.config.load import parse_size
 from finetune.config.mode import Mode
@@ -34,7 +34,6 @@ from finetune.model.shape import load_shape, most_positions
 from finetune.model.source import load_tokenizer
 from finetune.report.batches import draw_batches
 from finetune.report.chart import picture_of
-from finetune.runs.batch_sizes import bounds_of
 from finetune.runs.cache import cache_folder
 from finetune.runs.data import load_run_data
 from finetune.runs.features import stores_features
@@ -131,10 +130,10 @@ def search_batches(
 def _search_devices(
     request: Request, processes: Processes, spares: list[Child], *, is_fresh: bool
 ) -> Iterator[BatchResult]:
-    """Of several processes each probes its own device, and the least is taken."""
+    """Of several processes each tries its own device, and the least is taken."""
     config = request.config
     # An invalid limit is refused before anything is loaded.
-    bounds = bounds_of(config.search, limit=1, first=None)
+    memory_limit_bytes(config.search)
     texts = _measure_data(request)
     cache = None if is_fresh else cache_folder(config.cache, "batches")
     devices: Iterable[Device] = usable_devices(emit=request.emit)
@@ -143,9 +142,9 @@ def _search_devices(
     for device in devices:
         together = processes.on(device)
         for mode in request.modes:
-            own = search_parts(
+            own = find_parts(
                 request.case(device, mode, texts),
-                Finder(device, replace(bounds, limit=texts.rows), cache, request.emit, spares),
+                Search(device, config.search, texts.rows, None, cache, request.emit, spares),
                 stores_features=stores_features(config.cache, mode),
             )
             yield least_of(together.gather(own))
@@ -161,8 +160,7 @@ def _write(found: FoundBatches, folder: Path) -> None:
 def estimate_batches(request: Request, *, machine: str | None, memory: str | None) -> FoundBatches:
     """Estimate the batch sizes of a Mac by its name, or by its memory alone."""
     mac = find_mac(machine) if machine is not None else _mac_with(memory or "")
-    limit_bytes = bounds_of(request.config.search, limit=1, first=None).memory_limit_bytes
-    mac = replace(mac, limit_bytes=limit_bytes)
+    mac = replace(mac, limit_bytes=memory_limit_bytes(request.config.search))
     return FoundBatches(estimates=tuple(_estimate(request, mac)))
 
 

@@ -57,7 +57,7 @@ def find_batch(
     Raises:
         UsageError: If the options make no sense, or no such machine is known.
         BatchDoesNotFit: If nowhere even one example fits.
-        ProbeFailed: If a probe failed for another reason than memory.
+        TrialFailed: If a trial failed for another reason than memory.
         ProcessLost: If another process, of several that torchrun has started, has ended.
     """
     from finetune.config.load import load_config
@@ -93,7 +93,7 @@ Examples:
 """
 SECTIONS = ("data", "model", "search", "cache")
 SEARCH_OPTIONS = [one.name for one in OPTIONS.values() if one.section in SECTIONS]
-SEARCH_COLUMNS = ("tokens", "largest", "fails", "GiB", "of", "fastest", "use", "probes", "s")
+SEARCH_COLUMNS = ("tokens", "largest", "fails", "GiB", "of", "fastest", "use", "trials", "s")
 ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
 
 
@@ -168,7 +168,7 @@ def _search_row(one: "BatchResult") -> Sequence[str]:
         *_peak_and_budget(one),
         f"{one.fastest:,}",
         f"{one.recommended:,}",
-        str(len(one.probes)),
+        str(len(one.trials)),
         f"{one.seconds:.0f}",
     )
 

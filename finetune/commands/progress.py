@@ -188,10 +188,10 @@ def line_of(event: events.Event) -> str:
             metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
             best = "  (best so far)" if event.is_best else ""
             return f"epoch {event.epoch:.2f}: validation {metrics}{best}"
-        case events.Probe():
+        case events.Trial():
             memory = event.peak_bytes and f"{event.peak_bytes / 2**30:.2f} GiB"
             speed = event.examples_per_second and f"{event.examples_per_second:,.0f} examples/s"
-            status = f"  batch {event.batch_size:,}: {event.verdict.replace('_', ' ')}"
+            status = f"  batch {event.batch_size:,}: {event.status.replace('_', ' ')}"
             parts = (status, memory, speed, f"{event.seconds:.0f} s", event.reason)
             return ", ".join(str(part) for part in parts if part)
         case events.Info():

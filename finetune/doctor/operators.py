@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from finetune import events
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.trial import prepare_trial
+from finetune.batch_finder.trial_model import prepare_trial_model
 from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.cpu import CpuDevice
@@ -129,7 +129,7 @@ def audit_classifier(
         gradient_checkpointing=False,
     )
     fake = _fake_copy(model)
-    trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
+    trial = prepare_trial_model(case, fake, find_structure(model), device=CpuDevice())
     recorder = _Recorder(fake)
     recorder.places.notice(trial.training_state.optimizer)
     if precision == "fp16":

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from finetune.batch_finder.outcomes import Outcome
 from finetune.batch_finder.results import BatchResult
+from finetune.events import Trial
 from finetune.report.chart import Axis, Chart, Series, chart_of
 
 _SIZES = Axis("batch size", is_log=True)
 
 
 def draw_batches(results: Sequence[BatchResult]) -> list[Chart]:
-    """Return the peak memory and the speed of the probes that fitted, as far as they are known."""
+    """Return the peak memory and the speed of the trials that fitted, as far as they are known."""
     return [*_draw_memory(results), *_draw_speed(results)]
 
 
@@ -18,7 +18,7 @@ def _draw_memory(results: Sequence[BatchResult]) -> list[Chart]:
     """Return the peak memory by batch size, with the budget of each device as a guide."""
     lines = []
     for result in results:
-        peaks = [(one.batch_size, one.peak_bytes) for one in _outcomes(result)]
+        peaks = [(one.batch_size, one.peak_bytes) for one in _trials(result)]
         lines.append(Series(_name(result), [(size, peak / 2**30) for size, peak in peaks if peak]))
     sizes = [size for line in lines for size, _ in line.points]
     budgets = [
@@ -33,7 +33,7 @@ def _draw_speed(results: Sequence[BatchResult]) -> list[Chart]:
     """Return the examples a second by batch size, with the recommended sizes as guides."""
     lines = []
     for result in results:
-        speeds = [(one.batch_size, one.examples_per_second) for one in _outcomes(result)]
+        speeds = [(one.batch_size, one.examples_per_second) for one in _trials(result)]
         lines.append(Series(_name(result), [(size, speed) for size, speed in speeds if speed]))
     heights = [height for line in lines for _, height in line.points]
     recommended = [
@@ -53,11 +53,11 @@ def _name(result: BatchResult) -> str:
     return f"{result.device}, {result.mode}, {result.padded_length} tokens"
 
 
-def _outcomes(result: BatchResult) -> list[Outcome]:
+def _trials(result: BatchResult) -> list[Trial]:
     """Return those of the part that steps are of: feature extraction is another speed."""
-    part = result.probes[-1].part if result.probes else None
-    outcomes = (probe.outcome for probe in result.probes if probe.part == part)
-    return sorted(outcomes, key=lambda one: one.batch_size)
+    part = result.trials[-1].part if result.trials else None
+    trials = (one.trial for one in result.trials if one.part == part)
+    return sorted(trials, key=lambda one: one.batch_size)
 
 
 def _ends(numbers: Sequence[float]) -> tuple[float, ...]:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.find import Bounds, Finder
-from finetune.batch_finder.search import Found
-from finetune.config.load import parse_size
-from finetune.config.schema import SearchConfig, precision_without_timing
+from finetune.batch_finder.find import Search, find
+from finetune.batch_finder.search import SearchResult
+from finetune.config.schema import precision_without_timing
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
@@ -19,13 +18,13 @@ from finetune.runs.details import AutoTunedOption
 from finetune.runs.features import make_feature_extractor, stores_features
 from finetune.runs.preparation import Preparation
 
-# Speeds of probes have an error of a few per cent: this much faster is faster.
+# Speeds of trials have an error of a few per cent: this much faster is faster.
 FASTER = 1.05
 
 
 @dataclass(frozen=True)
 class FoundSizes:
-    """The batch sizes of training, and of evaluation and feature extraction: both were probed.
+    """The batch sizes of training, and of evaluation and feature extraction: both were tried.
 
     They are the same where the shapes of evaluation count.
 
@@ -81,16 +80,15 @@ def find_sizes(preparation: Preparation, *, emit: Emit) -> FoundSizes:
     """Search for the batch sizes of a run.
 
     Each search begins with the largest size worth trying, that of a step or of an evaluation, so
-    that mostly one probe is enough. It raises what ``Finder.find`` does. Of several processes each
-    probes its own device, and the least is taken.
+    that mostly one trial is enough. It raises what ``find`` does. Of several processes each tries
+    its own device, and the least is taken.
     """
     config, text_model = preparation.config, preparation.text_model
     case = _case_of(preparation)
 
-    def search(case: Case, *, most: int) -> Found:
-        bounds = bounds_of(config.search, limit=most, first=most)
-        finder = Finder(preparation.device, bounds, cache_folder(config.cache, "batches"), emit)
-        found = finder.find(case)
+    def search(case: Case, *, most: int) -> SearchResult:
+        cache = cache_folder(config.cache, "batches")
+        found = find(case, Search(preparation.device, config.search, most, most, cache, emit))
         choices.append(_describe(found, case))
         return found
 
@@ -137,8 +135,8 @@ def _case_of(preparation: Preparation) -> Case:
 
 
 def _choose_checkpointing(
-    case: Case, search: Callable[[Case], Found], *, rows_per_step: int, emit: Emit
-) -> tuple[Case, Found]:
+    case: Case, search: Callable[[Case], SearchResult], *, rows_per_step: int, emit: Emit
+) -> tuple[Case, SearchResult]:
     """Search for the batch size of a step, with gradient checkpointing if that is faster.
 
     It is tried where memory allows only pieces of an effective batch. A step of fewer and larger
@@ -168,13 +166,13 @@ def _choose_checkpointing(
     return (with_checkpointing, found) if is_on else (case, plain)
 
 
-def _describe(found: Found, case: Case) -> AutoTunedOption:
+def _describe(found: SearchResult, case: Case) -> AutoTunedOption:
     subject = "batch size" if case.part != "features" else "batch size without gradients"
     if case.gradient_checkpointing:
         subject = f"{subject}, with gradient checkpointing"
     speeds = {
         str(one.batch_size): one.examples_per_second
-        for one in found.probes
+        for one in found.trials
         if one.examples_per_second
     }
     failed = found.first_failed
@@ -191,10 +189,3 @@ def _least(found: Sequence[FoundSizes]) -> FoundSizes:
         # It only makes memory less.
         gradient_checkpointing=any(one.gradient_checkpointing for one in found),
     )
-
-
-def bounds_of(options: SearchConfig, *, limit: int, first: int | None) -> Bounds:
-    """Return where a search ends; raise ConfigurationInvalid if its limit of memory is no size."""
-    memory = options.memory_limit
-    memory_bytes = None if memory is None else parse_size(memory, source="--memory-limit")
-    return Bounds(limit, first, memory_bytes, options.time_limit)

@@ -10,10 +10,10 @@ import pytest
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child
-from finetune.batch_finder.outcomes import Outcome
 from finetune.commands import find_batch
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
+from finetune.events import Emit, Trial, TrialStatus
 
 MIB = 2**20
 GIB = 2**30
@@ -72,10 +72,10 @@ class SimulatedMachine:
         budget_bytes: What the search is emitted.
         capacity_share: Share of the budget beyond which a batch really fails.
         strain_share: Share of the budget beyond which the allocator has to try again.
-        peak_noise: Relative standard deviation of the peak that a probe reports.
+        peak_noise: Relative standard deviation of the peak that a trial reports.
         speed_noise: The same of the speed.
         start_seconds: Time that a fresh process takes until it trains.
-        timeout_seconds: Time after which a probe is given up.
+        timeout_seconds: Time after which a trial is given up.
     """
 
     peak_bytes: Curve = BERT_ON_H200
@@ -114,7 +114,7 @@ class SimulatedMachine:
         step = max(1, largest // 500)
         return max(self.examples_per_second(size) for size in range(1, largest + 1, step))
 
-    def probe(self, batch_size: int) -> Outcome:
+    def run(self, batch_size: int) -> Trial:
         seconds = 3.5 * self.step_seconds(batch_size)
         if seconds > self.timeout_seconds:
             return did_not_fit(batch_size, "timed_out", seconds=self.timeout_seconds)
@@ -130,10 +130,10 @@ class SimulatedMachine:
             is_strained=peak_bytes > self.strain_share * self.budget_bytes,
         )
 
-    def verify(self, batch_size: int) -> Outcome:
+    def run_afresh(self, batch_size: int) -> Trial:
         self.fresh_sizes.append(batch_size)
-        outcome = self.probe(batch_size)
-        return replace(outcome, seconds=outcome.seconds + self.start_seconds)
+        trial = self.run(batch_size)
+        return replace(trial, seconds=trial.seconds + self.start_seconds)
 
     def _noise(self, deviation: float) -> float:
         return 1 + max(-2 * deviation, min(2 * deviation, self.noise.gauss(0, deviation)))
@@ -146,8 +146,8 @@ def fits(
     examples_per_second: float = 100.0,
     seconds: float = 1.0,
     is_strained: bool = False,
-) -> Outcome:
-    return Outcome(
+) -> Trial:
+    return Trial(
         batch_size,
         "fits",
         peak_bytes=peak_bytes,
@@ -158,31 +158,32 @@ def fits(
 
 
 def did_not_fit(
-    batch_size: int, verdict: str, *, seconds: float = 1.0, reason: str = ""
-) -> Outcome:
-    assert verdict in ("too_big", "timed_out", "failed")
-    return Outcome(
+    batch_size: int, status: TrialStatus, *, seconds: float = 1.0, reason: str = ""
+) -> Trial:
+    return Trial(
         batch_size,
-        verdict,  # type: ignore[arg-type]
+        status,
         peak_bytes=None,
         examples_per_second=None,
         seconds=seconds,
-        reason=reason or verdict,
+        reason=reason or status,
     )
 
 
 @dataclass
-class SimulatedProber:
-    """Takes the place of ``Prober``: no child process, but a machine in numbers.
+class SimulatedRunner:
+    """Takes the place of ``TrialRunner``: no child process, but a machine in numbers.
 
     Args:
-        machine: What each probe runs on.
+        machine: What each trial runs on.
+        machines: Others, by the part or the mode of a case.
         with_checkpointing: The same with gradient checkpointing; None for the same.
         can_split: Whether its models can be split at the first trainable layer.
         cases: Of the searches so far, in order.
     """
 
     machine: SimulatedMachine = field(default_factory=SimulatedMachine)
+    machines: dict[str, SimulatedMachine] = field(default_factory=dict)
     with_checkpointing: SimulatedMachine | None = None
     can_split: bool = True
     cases: list[Case] = field(default_factory=list)
@@ -194,17 +195,18 @@ class SimulatedProber:
         device: Device,
         limit_bytes: int | None,
         timeout_seconds: float,
+        emit: Emit,
         spares: list[Child],
-    ) -> "SimulatedProber":
+    ) -> "SimulatedRunner":
         self.cases.append(case)
         if case.gradient_checkpointing:
             self.machine = self.with_checkpointing or self.machine
-        self.limit_bytes, self.timeout_seconds = limit_bytes, timeout_seconds
+        self.limit_bytes, self.timeout_seconds, self.emit = limit_bytes, timeout_seconds, emit
         if limit_bytes is not None:
             self.machine = replace(self.machine, budget_bytes=limit_bytes)
         return self
 
-    def __enter__(self) -> "SimulatedProber":
+    def __enter__(self) -> "SimulatedRunner":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -213,20 +215,24 @@ class SimulatedProber:
     def budget_bytes(self) -> int:
         return self.machine.budget_bytes
 
-    def probe(self, batch_size: int) -> Outcome:
-        if self.cases[-1].part != "whole" and not self.can_split:
+    def run(self, batch_size: int) -> Trial:
+        case = self.cases[-1]
+        if case.part != "whole" and not self.can_split:
             raise ModelUnsupported("the frozen layers of Model can't be split off", remedy="-")
-        return self.machine.probe(batch_size)
+        machine = self.machines.get(case.part) or self.machines.get(case.mode) or self.machine
+        trial = machine.run(batch_size)
+        self.emit(trial)
+        return trial
 
-    def probe_afresh(self, batch_size: int) -> Outcome:
-        return self.probe(batch_size)
+    def run_afresh(self, batch_size: int) -> Trial:
+        return self.run(batch_size)
 
 
 @pytest.fixture
-def prober(monkeypatch: pytest.MonkeyPatch) -> SimulatedProber:
+def runner(monkeypatch: pytest.MonkeyPatch) -> SimulatedRunner:
     """Searches run on a simulated machine, which the test may change."""
-    simulated = SimulatedProber()
-    monkeypatch.setattr(find, "Prober", simulated)
+    simulated = SimulatedRunner()
+    monkeypatch.setattr(find, "TrialRunner", simulated)
     monkeypatch.setattr(find_batch, "starting", lambda module: nullcontext([]))
     return simulated
 
@@ -248,7 +254,7 @@ class UnifiedMemoryMac:
         graph_bytes: A compiled graph, one for each shape.
         high_watermark_ratio: Of the recommended memory, where the allocator raises.
         low_watermark_ratio: Where it gives back what it does not use.
-        reports_swap: Whether probes notice swapping, besides being slow.
+        reports_swap: Whether trials notice swapping, besides being slow.
 
     Attributes:
         peak_bytes: The most that tensors have held.
@@ -307,7 +313,7 @@ class UnifiedMemoryMac:
     def empty_cache(self) -> None:
         self.buffer_bytes.clear()
 
-    def probe(self, batch_size: int, *, padded_length: int = 128) -> Outcome:
+    def run(self, batch_size: int, *, padded_length: int = 128) -> Trial:
         """Take three steps in a process of its own."""
         mac = replace(self)
         try:

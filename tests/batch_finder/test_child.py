@@ -1,3 +1,4 @@
+import json
 import os
 import platform
 import signal
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiny_models import tiny_case
 
 from finetune.batch_finder import child as child_module
 from finetune.batch_finder.child import Child, ChildEnded
@@ -44,16 +46,16 @@ def test_a_child_that_lives_is_ended_at_once(
     child = Child("odd_worker")
     child.kill()
     assert asked == [(child.process_id, signal.SIGKILL)]
-    assert child.ending() == "was killed by SIGKILL"
+    assert child.exit_status() == "was killed by SIGKILL"
     assert not psutil.pid_exists(child.process_id)
 
 
 def test_a_line_that_a_child_can_no_longer_read_is_no_error() -> None:
     child = Child("no_such_module")
     try:
-        assert child.ending() == "ended with exit code 1"
+        assert child.exit_status() == "ended with exit code 1"
         child.send({"batch_size": 1})
-        assert child.error_lines()[-1].endswith("No module named no_such_module")
+        assert child.describe_end().endswith("No module named no_such_module")
     finally:
         child.kill()
 
@@ -83,7 +85,7 @@ def test_a_child_that_has_closed_its_output_and_does_not_end_is_not_waited_for(
     try:
         with pytest.raises(ChildEnded):
             child.receive(seconds=30)
-        assert child.ending() == "closed its standard output and did not end"
+        assert child.exit_status() == "closed its standard output and did not end"
     finally:
         child.kill()
 
@@ -93,24 +95,25 @@ def test_the_kernel_kills_a_worker_with_its_parent_and_before_other_processes() 
     # prctl(2) 2 is PR_GET_PDEATHSIG. Where /proc can't be written to, the score stays as it is.
     program = (
         "import ctypes, os, signal\n"
-        "from finetune.batch_finder.child import end_with_parent\n"
-        "end_with_parent()\n"
+        "from finetune.batch_finder.child import connect_to_parent\n"
+        "_, reply = connect_to_parent()\n"
         "number = ctypes.c_int()\n"
         "ctypes.CDLL(None).prctl(2, ctypes.byref(number))\n"
         "is_writable = os.access('/proc/self/oom_score_adj', os.W_OK)\n"
         "score = open('/proc/self/oom_score_adj').read().strip() if is_writable else '1000'\n"
-        "print(number.value, score, signal.getsignal(signal.SIGINT).name)"
+        "reply([number.value, score, signal.getsignal(signal.SIGINT).name])"
     )
-    worker = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert worker.stdout.split() == [str(int(signal.SIGKILL)), "1000", "SIG_IGN"]
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout
+        assert json.loads(worker.stdout.readline()) == [int(signal.SIGKILL), "1000", "SIG_IGN"]
 
 
 def test_the_end_of_standard_input_ends_a_process_that_is_busy() -> None:
     busy = (
-        "from finetune.batch_finder.child import read_orders\n"
-        "orders = read_orders()\nprint(orders.get(), flush=True)\nwhile True: pass"
+        "from finetune.batch_finder.child import connect_to_parent\n"
+        "requests, reply = connect_to_parent()\nreply(requests.get())\nwhile True: pass"
     )
     with subprocess.Popen(
         [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -122,3 +125,23 @@ def test_the_end_of_standard_input_ends_a_process_that_is_busy() -> None:
         assert process.stdout.readline() == "1\n"
         process.stdin.close()
         assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.slow
+def test_a_worker_takes_its_budget_trains_and_names_the_class_of_an_error() -> None:
+    child = Child("finetune.batch_finder.worker")
+    try:
+        child.send({"case": tiny_case().to_json(), "limit_bytes": 2**31, "budget_bytes": 2**30})
+        assert child.receive(seconds=60) == {"budget_bytes": 2**30}
+        assert child.receive(seconds=60) == {"ready": True}
+        child.send(2)
+        reply = child.receive(seconds=60)
+        assert reply
+        assert reply["measurement"]["examples_per_second"] > 0
+        child.send("two")
+        failure = child.receive(seconds=60)
+        assert failure
+        assert failure["is_out_of_memory"] is False
+        assert "TypeError" in failure["failure"]
+    finally:
+        child.kill()

@@ -1,8 +1,9 @@
-"""What an earlier search found is confirmed by one probe, or searched on from."""
+"""What is searched, and what an earlier search found, which one trial confirms."""
 
 import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,66 +13,65 @@ import pytest
 from batch_finder.simulated_machines import (
     GIB,
     SimulatedMachine,
-    SimulatedProber,
+    SimulatedRunner,
     did_not_fit,
-    prober,
+    hinge,
+    runner,
 )
 from tiny_models import tiny_case
 
-from finetune.batch_finder import find
+from finetune.batch_finder import find as find_module
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.find import Bounds, Finder
-from finetune.batch_finder.search import Found
+from finetune.batch_finder.find import Search, find, find_parts
+from finetune.batch_finder.results import BatchResult
+from finetune.batch_finder.search import SearchResult
 from finetune.config.mode import Mode
+from finetune.config.schema import SearchConfig
+from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import ProbeFailed
+from finetune.errors import TrialFailed
+from finetune.events import Event, Info, Trial, WarningMessage, ignore
 
-__all__ = ["prober"]
+__all__ = ["runner"]
 CASE = tiny_case()
-BOUNDS = Bounds(limit=1000, first=None, memory_limit_bytes=None, time_limit_seconds=60.0)
+SEARCH = Search(
+    CpuDevice(), SearchConfig(time_limit=60.0), limit=1000, first=None, cache=None, emit=ignore
+)
 
 
-class OtherCpu(CpuDevice):
-    def __init__(self) -> None:
-        super().__init__()
-        self.description = "another CPU"
+def other_cpu() -> CpuDevice:
+    device = CpuDevice()
+    device.description = "another CPU"
+    return device
 
 
 def find_in(
-    cache: Path | None,
-    *,
-    case: Case = CASE,
-    bounds: Bounds = BOUNDS,
-    device: CpuDevice | None = None,
-) -> tuple[Found, list[int]]:
-    """Search; return what was found and the sizes that were probed."""
-    finder = Finder(device or CpuDevice(), bounds, cache, emit=lambda _: None)
-    found = finder.find(case)
-    return found, [probe.outcome.batch_size for probe in finder.probes]
+    cache: Path | None, *, case: Case = CASE, **changes: Any
+) -> tuple[SearchResult, list[int]]:
+    """Search; return what was found and the sizes that were tried."""
+    emitted: list[Event] = []
+    found = find(case, replace(SEARCH, cache=cache, emit=emitted.append, **changes))
+    return found, [one.batch_size for one in emitted if isinstance(one, Trial)]
 
 
 @pytest.fixture
-def cache(prober: SimulatedProber, tmp_path: Path) -> Path:
+def cache(runner: SimulatedRunner, tmp_path: Path) -> Path:
     """A folder that holds the result of one search with 8 GiB, which memory ended."""
     folder = tmp_path / "batches"
     found, sizes = find_in(folder)
-    assert len(sizes) == len(found.probes) > 1
+    assert len(sizes) == len(found.trials) > 1
     assert (found.max_verified, found.first_failed) == (125, 126)
     return folder
 
 
-def only_file(folder: Path) -> Path:
-    [file] = folder.iterdir()
-    return file
-
-
-def found_in(file: Path) -> dict[str, Any]:
+def found_in(cache: Path) -> dict[str, Any]:
+    [file] = cache.iterdir()
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 
-def test_the_second_search_is_one_probe_and_the_same_answer(cache: Path) -> None:
-    first = found_in(only_file(cache))
+def test_the_second_search_is_one_trial_with_the_same_result(cache: Path) -> None:
+    first = found_in(cache)
     found, sizes = find_in(cache)
     assert sizes == [first["recommended"]]
     assert json.loads(json.dumps(dataclasses.asdict(found))) == first
@@ -82,16 +82,14 @@ def test_the_second_search_is_one_probe_and_the_same_answer(cache: Path) -> None
 @pytest.mark.parametrize(
     "changed",
     [
-        {"case": dataclasses.replace(CASE, mode=Mode("head"))},
-        {"case": dataclasses.replace(CASE, padded_length=24)},
-        {"case": dataclasses.replace(CASE, precision="bf16")},
-        {"case": dataclasses.replace(CASE, part="trainable")},
-        {"case": dataclasses.replace(CASE, architecture={"hidden_size": 64})},
-        {"bounds": dataclasses.replace(BOUNDS, limit=999)},
-        {"bounds": dataclasses.replace(BOUNDS, memory_limit_bytes=2**33)},
-        {"device": OtherCpu()},
+        {"case": replace(CASE, mode=Mode("head"))},
+        {"case": replace(CASE, precision="bf16")},
+        {"case": replace(CASE, part="trainable")},
+        {"limit": 999},
+        {"options": SearchConfig(time_limit=60.0, memory_limit="9GiB")},
+        {"device": other_cpu()},
     ],
-    ids=["mode", "length", "precision", "part", "model", "limit", "memory limit", "device"],
+    ids=["mode", "precision", "part", "limit", "memory limit", "device"],
 )
 def test_another_case_device_or_limit_is_searched_anew(
     changed: dict[str, Any], cache: Path
@@ -104,177 +102,188 @@ def test_another_case_device_or_limit_is_searched_anew(
 def test_another_version_of_a_package_is_searched_anew(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find, "version", lambda name: version(name) + "+newer")
-    _, sizes = find_in(cache)
-    assert len(sizes) > 1
+    monkeypatch.setattr(find_module, "version", lambda name: version(name) + "+newer")
+    assert len(find_in(cache)[1]) > 1
 
 
 @pytest.mark.parametrize(("before_gib", "now_gib"), [(4, 8), (8, 24)])
 def test_with_more_memory_the_search_begins_where_the_earlier_one_ended(
-    before_gib: int, now_gib: int, prober: SimulatedProber, tmp_path: Path
+    before_gib: int, now_gib: int, runner: SimulatedRunner, tmp_path: Path
 ) -> None:
-    prober.machine = SimulatedMachine(budget_bytes=before_gib * GIB)
+    runner.machine = SimulatedMachine(budget_bytes=before_gib * GIB)
     before, _ = find_in(tmp_path)
-    prober.machine = SimulatedMachine(budget_bytes=now_gib * GIB)
+    runner.machine = SimulatedMachine(budget_bytes=now_gib * GIB)
     now, sizes = find_in(tmp_path)
     assert sizes[0] == before.max_verified < now.max_verified
-    assert now.max_verified >= 0.98 * prober.machine.largest_fitting()
+    assert now.max_verified >= 0.98 * runner.machine.largest_fitting()
     # That is what is cached now, with its budget.
-    again, sizes = find_in(tmp_path)
-    assert (again, sizes) == (now, [now.recommended])
+    assert find_in(tmp_path) == (now, [now.recommended])
 
 
-def test_memory_that_varies_a_little_is_no_reason_to_search(
-    cache: Path, prober: SimulatedProber
+@pytest.mark.parametrize(("budget_gib", "is_searched"), [(8.4, False), (8.5, True), (7, False)])
+def test_a_size_is_only_confirmed_unless_there_is_much_more_memory(
+    budget_gib: float, is_searched: bool, cache: Path, runner: SimulatedRunner
 ) -> None:
-    prober.machine = SimulatedMachine(budget_bytes=int(1.05 * 8 * GIB))
-    assert len(find_in(cache)[1]) == 1
-    prober.machine = SimulatedMachine(budget_bytes=int(1.06 * 8 * GIB))
-    assert len(find_in(cache)[1]) > 1
-
-
-def test_with_less_memory_the_size_is_confirmed_where_it_still_fits(
-    cache: Path, prober: SimulatedProber
-) -> None:
-    prober.machine = SimulatedMachine(budget_bytes=7 * GIB)
+    runner.machine = SimulatedMachine(budget_bytes=int(budget_gib * GIB))
     found, sizes = find_in(cache)
-    assert sizes == [found.recommended]
-    assert found.budget_bytes == 7 * GIB
-    prober.machine = SimulatedMachine(budget_bytes=4 * GIB)
-    found, sizes = find_in(cache)
-    assert found.max_verified <= prober.machine.largest_fitting()
+    assert (len(sizes) > 1) == is_searched
+    assert found.budget_bytes == int(budget_gib * GIB)
 
 
 def test_more_memory_changes_nothing_where_it_did_not_end_the_search(
-    prober: SimulatedProber, tmp_path: Path
+    runner: SimulatedRunner, tmp_path: Path
 ) -> None:
-    bounds = dataclasses.replace(BOUNDS, limit=50)
-    before, _ = find_in(tmp_path, bounds=bounds)
+    before, _ = find_in(tmp_path, limit=50)
     assert (before.max_verified, before.first_failed) == (50, None)
-    prober.machine = SimulatedMachine(budget_bytes=80 * GIB)
-    found, sizes = find_in(tmp_path, bounds=bounds)
+    runner.machine = SimulatedMachine(budget_bytes=80 * GIB)
+    found, sizes = find_in(tmp_path, limit=50)
     assert sizes == [found.recommended]
 
 
 def test_more_memory_counts_where_the_fastest_size_left_no_room(
-    prober: SimulatedProber, tmp_path: Path
+    runner: SimulatedRunner, tmp_path: Path
 ) -> None:
-    bounds = dataclasses.replace(BOUNDS, limit=37, first=37)
-    prober.machine = SimulatedMachine(budget_bytes=4 * GIB, strain_share=0.7)
-    before, _ = find_in(tmp_path, bounds=bounds)
+    runner.machine = SimulatedMachine(budget_bytes=4 * GIB, strain_share=0.7)
+    before, _ = find_in(tmp_path, limit=37, first=37)
     assert (before.first_failed, before.fastest) == (None, 37)
     assert before.recommended < 37
-    prober.machine = SimulatedMachine(budget_bytes=8 * GIB)
-    now, sizes = find_in(tmp_path, bounds=bounds)
+    runner.machine = SimulatedMachine(budget_bytes=8 * GIB)
+    now, sizes = find_in(tmp_path, limit=37, first=37)
     assert (sizes[0], now.recommended) == (37, 37)
 
 
-def cut_off(text: str) -> str:
-    return text[: len(text) // 2]
-
-
-def without_probes(text: str) -> str:
-    fields = json.loads(text)
-    del fields["probes"]
-    return json.dumps(fields)
-
-
-def with_a_text_for_the_budget(text: str) -> str:
-    return json.dumps(json.loads(text) | {"budget_bytes": "8 GiB"})
-
-
-def without_budget(text: str) -> str:
-    fields = json.loads(text)
-    del fields["budget_bytes"]
-    return json.dumps(fields)
-
-
 @pytest.mark.parametrize(
-    "damage",
-    [cut_off, without_probes, without_budget, with_a_text_for_the_budget, lambda _: "",
-     lambda _: "[]", lambda _: "null"],
-)  # fmt: skip
+    "damage", [lambda text: text[: len(text) // 2], lambda _: "[]"], ids=["cut off", "a list"]
+)
 def test_a_damaged_file_is_replaced_by_a_new_search(
     damage: Callable[[str], str], cache: Path
 ) -> None:
-    file = only_file(cache)
+    [file] = cache.iterdir()
     whole = file.read_text()
     file.write_text(damage(whole))
-    _, sizes = find_in(cache)
-    assert len(sizes) > 1
-    assert found_in(file) == json.loads(whole)
+    assert len(find_in(cache)[1]) > 1
+    assert found_in(cache) == json.loads(whole)
 
 
-def test_what_was_found_is_not_lost_where_it_can_not_be_kept(
-    prober: SimulatedProber, tmp_path: Path
+def test_a_result_is_not_lost_where_it_can_not_be_kept(
+    runner: SimulatedRunner, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    found, _ = find_in(tmp_path / "file" / "batches")
-    assert found.max_verified == 125
+    assert find_in(tmp_path / "file" / "batches")[0].max_verified == 125
 
 
-@pytest.mark.parametrize("trouble", ["too_big", "strained"])
+@pytest.mark.parametrize("shares", [{"strain_share": 0.5}, {"capacity_share": 0.5}], ids=str)
 def test_a_cached_size_that_no_longer_fits_is_searched_anew(
-    trouble: str, cache: Path, prober: SimulatedProber
+    shares: dict[str, float], cache: Path, runner: SimulatedRunner
 ) -> None:
-    before = found_in(only_file(cache))
-    shares = {"strain_share": 0.5} if trouble == "strained" else {"capacity_share": 0.5}
-    prober.machine = SimulatedMachine(**shares)
+    before = found_in(cache)
+    runner.machine = SimulatedMachine(**shares)  # type: ignore[arg-type]
     found, sizes = find_in(cache)
-    assert len(sizes) == 1 + len(found.probes)
+    assert len(sizes) == 1 + len(found.trials)
     assert sizes[0] == before["recommended"] > found.recommended
-    assert found_in(only_file(cache))["recommended"] == found.recommended
-
-
-def test_without_a_folder_nothing_is_cached(
-    prober: SimulatedProber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        _, sizes = find_in(None)
-        assert len(sizes) > 1
-    assert list(tmp_path.iterdir()) == []
+    assert found_in(cache)["recommended"] == found.recommended
 
 
 def test_a_search_that_fails_is_not_cached(
-    prober: SimulatedProber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: SimulatedRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prober, "probe", lambda size: did_not_fit(size, "failed"))
-    with pytest.raises(ProbeFailed):
+    monkeypatch.setattr(runner, "run", lambda size: did_not_fit(size, "failed"))
+    with pytest.raises(TrialFailed):
         find_in(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_start_of_the_first_process_counts_as_time_of_the_search(
-    prober: SimulatedProber, monkeypatch: pytest.MonkeyPatch
+    runner: SimulatedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 59.0])
-    monkeypatch.setattr(find, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    found, _ = find_in(None)
+    monkeypatch.setattr(find_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     # One second is left to search in, too little for the largest size.
-    assert found.max_verified < 125
+    assert find_in(None)[0].max_verified < 125
 
 
-@pytest.mark.parametrize(
-    ("first", "most", "expected"),
-    [(None, None, (100, None)), (None, 30, (30, None)), (64, 30, (30, 30)), (64, 80, (80, 64)),
-     (64, 200, (100, 64))],
-)  # fmt: skip
-def test_bounds_are_clamped_to_what_the_device_computes_right(
-    first: int | None, most: int | None, expected: tuple[int, int | None]
+@pytest.mark.parametrize("first", [None, 80])
+def test_no_size_is_tried_that_the_device_computes_wrongly(
+    first: int | None, runner: SimulatedRunner
 ) -> None:
-    clamped = dataclasses.replace(BOUNDS, limit=100, first=first).clamp(most)
-    assert (clamped.limit, clamped.first) == expected
+    device = CpuDevice()
+    device.shapes = BatchShapes(max_tokens=16 * 50 + 15)
+    found, sizes = find_in(None, device=device, first=first)
+    assert (found.max_verified, found.first_failed, max(sizes)) == (50, None, 50)
 
 
-@pytest.mark.parametrize(("allowed_bytes", "expected"), [(None, 8 * GIB), (4 * GIB, 4 * GIB)])
+@pytest.mark.parametrize(("allowed", "expected"), [(None, 8 * GIB), ("4GiB", 4 * GIB)])
 def test_processes_of_one_host_divide_its_memory(
-    prober: SimulatedProber,
+    runner: SimulatedRunner,
     monkeypatch: pytest.MonkeyPatch,
-    allowed_bytes: int | None,
+    allowed: str | None,
     expected: int,
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(find, "spare_bytes", lambda: 16 * GIB)
-    find_in(None, bounds=dataclasses.replace(BOUNDS, memory_limit_bytes=allowed_bytes))
-    assert prober.limit_bytes == expected
+    monkeypatch.setattr(find_module, "spare_bytes", lambda: 16 * GIB)
+    find_in(None, options=SearchConfig(time_limit=60.0, memory_limit=allowed))
+    assert runner.limit_bytes == expected
+
+
+def search_parts(
+    emitted: list[Event] | None = None, *, stores_features: bool = True
+) -> BatchResult:
+    emit = (emitted if emitted is not None else []).append
+    case = tiny_case(mode=Mode("head"))
+    return find_parts(case, replace(SEARCH, emit=emit), stores_features=stores_features)
+
+
+def messages(emitted: list[Event]) -> list[str]:
+    return [one.message for one in emitted if isinstance(one, Info | WarningMessage)]
+
+
+def test_a_whole_model_has_one_search(runner: SimulatedRunner) -> None:
+    emitted: list[Event] = []
+    result = search_parts(emitted, stores_features=False)
+    assert [case.part for case in runner.cases] == ["whole"]
+    assert messages(emitted) == ["searching on cpu: head, 16 tokens"]
+    assert (result.max_verified, result.first_failed, result.stores_features) == (125, 126, False)
+    assert (result.features_batch, result.budget_bytes) == (None, 8 * GIB)
+    assert result.peak_bytes == SimulatedMachine().peak_bytes(125)
+    assert (result.device, result.mode, result.padded_length) == ("cpu", "head", 16)
+
+
+def test_where_features_are_stored_their_extraction_has_its_own_batch_size(
+    runner: SimulatedRunner,
+) -> None:
+    runner.machines["trainable"] = SimulatedMachine(peak_bytes=hinge(floor=100, base=90, row=30))
+    emitted: list[Event] = []
+    result = search_parts(emitted)
+    assert [one for one in messages(emitted) if "searching" in one] == [
+        "searching on cpu: head, feature extraction, 16 tokens",
+        "searching on cpu: head, trainable layers, 16 tokens",
+    ]
+    assert result.stores_features
+    assert result.features_batch is not None
+    assert result.features_batch <= 125 < result.max_verified
+    assert {one.part for one in result.trials} == {"features", "trainable"}
+    trials = [one.trial for one in result.trials]
+    assert [one for one in emitted if isinstance(one, Trial)] == trials
+    # The larger of both peaks; that of the extraction is not the last.
+    assert result.peak_bytes == max(one.peak_bytes or 0 for one in trials if one.status == "fits")
+
+
+@pytest.mark.parametrize("too_large", ["features", "trainable"])
+def test_where_one_part_does_not_fit_nothing_does(too_large: str, runner: SimulatedRunner) -> None:
+    runner.machines[too_large] = SimulatedMachine(capacity_share=0.001)
+    emitted: list[Event] = []
+    result = search_parts(emitted)
+    assert (result.max_verified, result.recommended, result.fastest) == (0, 0, 0)
+    assert (result.first_failed, result.peak_bytes) == (1, None)
+    assert (result.features_batch is None) == (too_large == "features")
+    assert any("not even a batch of one example fits" in one for one in messages(emitted))
+
+
+def test_a_model_that_can_not_be_split_is_searched_as_a_whole(runner: SimulatedRunner) -> None:
+    runner.can_split = False
+    emitted: list[Event] = []
+    result = search_parts(emitted)
+    assert [case.part for case in runner.cases] == ["features", "whole"]
+    assert (result.max_verified, result.stores_features) == (125, False)
+    [warning] = [one for one in emitted if isinstance(one, WarningMessage)]
+    assert "can't be split off: the whole model runs at every step" in warning.message

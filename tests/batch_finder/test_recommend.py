@@ -9,11 +9,6 @@ def test_fastest_size_is_the_smallest_within_3_percent_of_the_best() -> None:
     assert fastest_size({4: 50, 16: 96.9, 32: 97, 64: 100, 128: 99}) == 32
 
 
-def test_single_size_is_the_fastest_and_none_promises_more() -> None:
-    assert fastest_size({7: 3.0}) == 7
-    assert promising_size({7: 3.0}) == 7
-
-
 @given(start=st.floats(1e-4, 1), row=st.floats(1e-6, 1), small=st.integers(1, 9))
 def test_promising_size_of_a_gpu_is_as_fast_and_hardly_larger_than_need_be(
     start: float, row: float, small: int
@@ -34,10 +29,6 @@ def test_promising_size_of_a_cpu_lies_before_its_fastest() -> None:
     speeds = {size: size / seconds(size) for size in (1, 40, 80)}
 
     assert 1 < promising_size(speeds) <= fastest_size(speeds) == 40
-
-
-def test_nothing_smaller_is_promising_if_the_smallest_is_the_fastest() -> None:
-    assert promising_size({4: 100.0, 32: 90.0, 64: 80.0}) == 4
 
 
 @given(st.dictionaries(st.integers(1, 10**6), st.floats(1e-3, 1e9), min_size=1, max_size=9))

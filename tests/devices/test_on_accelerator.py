@@ -108,7 +108,7 @@ def test_the_largest_batch_is_found_within_a_small_memory(
     ).results  # fmt: skip
     assert 1 <= result.recommended <= result.max_verified <= 100_000
     assert result.peak_bytes <= result.budget_bytes <= 2**30
-    assert len(result.probes) <= 9
+    assert len(result.trials) <= 9
 
 
 def test_a_run_goes_the_same_way_twice(gpu: Device, tiny_folder: Path, tmp_path: Path) -> None:

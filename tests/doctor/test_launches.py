@@ -12,7 +12,7 @@ import torch
 from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.trial import build_model, prepare_trial
+from finetune.batch_finder.trial_model import build_model, prepare_trial_model
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import dispatching_as_mps, name_on_mps, run_on_cpu
@@ -86,7 +86,7 @@ def launches_by_part(*, layers: int) -> Counter[str]:
     )
     model = build_model(case)
     fake = _fake_copy(model)
-    trial = prepare_trial(case, fake, find_structure(model), device=CpuDevice())
+    trial = prepare_trial_model(case, fake, find_structure(model), device=CpuDevice())
     launches = Launches(fake)
     launches.places.notice(trial.training_state.optimizer)
     trial.begin()

@@ -6,16 +6,16 @@ from batch_finder.simulated_machines import did_not_fit, fits
 from batch_finder.test_results import RESULT
 
 from finetune.batch_finder.case import Part
-from finetune.batch_finder.results import BatchResult, PartProbe
+from finetune.batch_finder.results import BatchResult, PartTrial
 from finetune.report.batches import draw_batches
 
 
-def probe(batch: int, *, part: Part = "whole") -> PartProbe:
-    outcome = fits(batch, peak_bytes=2**28 + batch * 2**20, examples_per_second=100.0 + batch)
-    return PartProbe(part, outcome)
+def trial(batch: int, *, part: Part = "whole") -> PartTrial:
+    trial = fits(batch, peak_bytes=2**28 + batch * 2**20, examples_per_second=100.0 + batch)
+    return PartTrial(part, trial)
 
 
-TOO_BIG = PartProbe("whole", did_not_fit(128, "too_big"))
+TOO_BIG = PartTrial("whole", did_not_fit(128, "too_big"))
 
 
 def result(**changed: Any) -> BatchResult:
@@ -23,13 +23,13 @@ def result(**changed: Any) -> BatchResult:
         RESULT,
         **{
             "mode": "full", "padded_length": 41, "budget_bytes": 2**30, "recommended": 64,
-            "probes": (probe(4), probe(96), TOO_BIG, probe(64)),
+            "trials": (trial(4), trial(96), TOO_BIG, trial(64)),
         } | changed,
     )  # fmt: skip
 
 
 def test_each_device_and_mode_has_a_line_of_memory_and_of_speed() -> None:
-    head = result(mode="head", recommended=32, probes=(probe(8, part="features"), probe(32)))
+    head = result(mode="head", recommended=32, trials=(trial(8, part="features"), trial(32)))
     memory, speed = draw_batches([result(), head])
     assert {one.name: one.points for one in memory.series} == {
         "cpu, full, 41 tokens": [(4, 0.25390625), (64, 0.3125), (96, 0.34375)],
@@ -47,11 +47,11 @@ def test_each_device_and_mode_has_a_line_of_memory_and_of_speed() -> None:
 @pytest.mark.parametrize(
     "empty",
     [
-        result(probes=()),
-        result(probes=(TOO_BIG,), recommended=0, budget_bytes=None),
-        result(probes=(PartProbe("whole", fits(4, peak_bytes=None)),)),
+        result(trials=()),
+        result(trials=(TOO_BIG,), recommended=0, budget_bytes=None),
+        result(trials=(PartTrial("whole", fits(4, peak_bytes=None)),)),
     ],
-    ids=["no probe", "nothing fits", "peak not known"],
+    ids=["no trial", "nothing fits", "peak not known"],
 )
 def test_what_is_not_known_is_left_out(empty: BatchResult) -> None:
     for chart in draw_batches([empty]):

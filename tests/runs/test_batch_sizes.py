@@ -8,9 +8,9 @@ import yaml
 from batch_finder.simulated_machines import (
     GIB,
     SimulatedMachine,
-    SimulatedProber,
+    SimulatedRunner,
     hinge,
-    prober,
+    runner,
     saturating,
 )
 from prepared_runs import prepare_tiny, was_emitted
@@ -23,7 +23,7 @@ from finetune.events import Event, Info, ignore
 from finetune.runs.batch_sizes import FoundSizes, find_sizes
 from finetune.runs.preparation import Preparation
 
-__all__ = ["prober"]
+__all__ = ["runner"]
 
 
 def run_auto(folder: Path, model: Path, emitted: list[Event], **options: Any) -> dict[str, int]:
@@ -36,23 +36,23 @@ def run_auto(folder: Path, model: Path, emitted: list[Event], **options: Any) ->
     return kept
 
 
-def probed_sizes(emitted: list[Event]) -> list[int]:
-    return [event.batch_size for event in emitted if isinstance(event, events.Probe)]
+def tried_sizes(emitted: list[Event]) -> list[int]:
+    return [event.batch_size for event in emitted if isinstance(event, events.Trial)]
 
 
 def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
     kept = run_auto(
         tmp_path, tiny_folder, emitted, effective_batch_size=16, eval_batch_size=64, max_steps=2
     )
-    assert probed_sizes(emitted)[0] == 16
-    # An evaluation of 64 examples was not probed.
+    assert tried_sizes(emitted)[0] == 16
+    # An evaluation of 64 examples was not tried.
     assert kept["batch_size"] == kept["eval_batch_size"] == 16
     assert kept["effective_batch_size"] == 16
     assert [event.step for event in emitted if isinstance(event, events.Step)] == [1, 2]
-    [case] = prober.cases
+    [case] = runner.cases
     assert (case.device, case.mode, case.classes, case.part) == ("cpu", "full", 6, "whole")
 
 
@@ -67,17 +67,17 @@ def prepare_auto(model: Path, cache: Path, **options: Any) -> Preparation:
 
 
 def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    prober.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
+    runner.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
     preparation = prepare_auto(
         tiny_folder, tmp_path, freeze_core=True, feature_cache=False, precision="bf16",
         memory_limit="4GiB", time_limit=99.0,
     )  # fmt: skip
     found = find(preparation)
     assert found.training == found.evaluation == 3
-    assert (prober.limit_bytes, prober.timeout_seconds) == (4 * GIB, 99.0)
-    [case] = prober.cases
+    assert (runner.limit_bytes, runner.timeout_seconds) == (4 * GIB, 99.0)
+    [case] = runner.cases
     longest = max(int(one.lengths.max()) for one in preparation.examples.values())
     assert (case.device, case.mode, case.classes) == ("cpu", "head", 6)
     assert (case.padded_length, case.precision, case.part) == (longest, "bf16", "whole")
@@ -85,7 +85,7 @@ def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
 
 
 def test_where_features_are_stored_a_run_gets_two_sizes(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
     found = find(prepare_auto(tiny_folder, tmp_path, freeze_core=True), emitted)
@@ -95,30 +95,30 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
         "batch size": "16",
     }
     assert all(one.value in one.measured for one in found.choices)
-    assert probed_sizes(emitted) == [64, 16]
-    assert [case.part for case in prober.cases] == ["features", "trainable"]
+    assert tried_sizes(emitted) == [64, 16]
+    assert [case.part for case in runner.cases] == ["features", "trainable"]
     assert Info("batch size: 16, and 64 without gradients") in emitted
 
 
 def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_few_shapes(monkeypatch)
-    prober.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
+    runner.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
     options = {"freeze_core": True, "memory_limit": "9GiB"}
     emitted: list[Event] = []
     found = find(prepare_auto(tiny_folder, tmp_path, **options), emitted)
     assert found.training == found.evaluation < 9
-    assert max(probed_sizes(emitted)) == 16
+    assert max(tried_sizes(emitted)) == 16
 
 
-def test_where_the_model_can_not_be_split_the_whole_update_is_probed(
-    prober: SimulatedProber, tmp_path: Path
+def test_where_the_model_can_not_be_split_the_whole_step_is_tried(
+    runner: SimulatedRunner, tmp_path: Path
 ) -> None:
     model = save_uncuttable_model(tmp_path / "model")
     found = find(prepare_auto(model, tmp_path, effective_batch_size=4, train_layers=1))
     assert found == FoundSizes(training=4, evaluation=4, gradient_checkpointing=False)
-    assert [case.part for case in prober.cases] == ["whole"]
+    assert [case.part for case in runner.cases] == ["whole"]
 
 
 def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:
@@ -132,37 +132,37 @@ def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:
 
 @pytest.mark.parametrize(("row_seconds", "is_on"), [(0.02, True), (0.2, False)])
 def test_checkpointing_is_used_where_larger_pieces_of_the_effective_batch_are_faster(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, row_seconds: float, is_on: bool
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, row_seconds: float, is_on: bool
 ) -> None:
-    prober.machine = short_machine(row_mib=100, row_seconds=0.015)
-    prober.with_checkpointing = short_machine(row_mib=10, row_seconds=row_seconds)
+    runner.machine = short_machine(row_mib=100, row_seconds=0.015)
+    runner.with_checkpointing = short_machine(row_mib=10, row_seconds=row_seconds)
     emitted: list[Event] = []
     kept = run_auto(tmp_path, tiny_folder, emitted, effective_batch_size=16, max_steps=1)
 
-    assert [case.gradient_checkpointing for case in prober.cases] == [False, True]
+    assert [case.gradient_checkpointing for case in runner.cases] == [False, True]
     assert kept["gradient_checkpointing"] is is_on
     said = "on, with it the batch size is 16 instead" if is_on else "off, with it"
     assert was_emitted(emitted, Info, f"gradient checkpointing: {said}")
 
 
 def test_checkpointing_is_used_where_nothing_fits_without_it(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    prober.machine = short_machine(row_mib=1000, row_seconds=0.015)
-    prober.with_checkpointing = short_machine(row_mib=100, row_seconds=0.02)
+    runner.machine = short_machine(row_mib=1000, row_seconds=0.015)
+    runner.with_checkpointing = short_machine(row_mib=100, row_seconds=0.02)
 
     assert find(prepare_auto(tiny_folder, tmp_path)).gradient_checkpointing
 
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_checkpointing_is_not_searched_for_where_the_user_decides(
-    prober: SimulatedProber, tiny_folder: Path, tmp_path: Path, is_on: bool
+    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, is_on: bool
 ) -> None:
-    prober.machine = short_machine(row_mib=100, row_seconds=0.015)
+    runner.machine = short_machine(row_mib=100, row_seconds=0.015)
     preparation = prepare_auto(tiny_folder, tmp_path, gradient_checkpointing=is_on)
 
     assert find(preparation).gradient_checkpointing is is_on
-    assert [case.gradient_checkpointing for case in prober.cases] == [is_on]
+    assert [case.gradient_checkpointing for case in runner.cases] == [is_on]
 
 
 @pytest.mark.slow
@@ -171,4 +171,4 @@ def test_a_real_search_finds_a_size_that_a_run_takes(tiny_folder: Path, tmp_path
     kept = run_auto(
         tmp_path, tiny_folder, emitted, effective_batch_size=16, max_steps=1, freeze_core=True
     )
-    assert {kept["batch_size"], kept["eval_batch_size"]} <= set(probed_sizes(emitted))
+    assert {kept["batch_size"], kept["eval_batch_size"]} <= set(tried_sizes(emitted))

@@ -7,7 +7,7 @@ import torch
 from tiny_models import tiny_model
 from torch import nn
 
-from finetune.batch_finder.live_memory import LiveMemory
+from finetune.batch_finder.estimate import LiveMemory
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.model.freeze import freeze_parameters

@@ -14,36 +14,36 @@ import psutil
 import pytest
 from tiny_models import tiny_case
 
-from finetune.batch_finder import prober as prober_module
+from finetune.batch_finder import trials as trials_module
 from finetune.batch_finder.child import Child, starting
-from finetune.batch_finder.prober import Prober
+from finetune.batch_finder.trials import TrialRunner
 from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import MpsDevice
-from finetune.errors import ProbeFailed
+from finetune.errors import TrialFailed
 
 TINY = tiny_case()
 PROBE_ODDLY = """
 import sys
 from odd_worker import HANGS
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.prober import Prober
+from finetune.batch_finder.trials import TrialRunner
 from finetune.devices.cpu import CpuDevice
 from finetune.config.mode import Mode
 
 case = Case("cpu", {}, 6, Mode("full"), 16, "fp32", "adamw", gradient_checkpointing=False)
-with Prober(
+with TrialRunner(
     case, device=CpuDevice(), limit_bytes=None, timeout_seconds=600, worker="odd_worker"
-) as prober:
-    prober.budget_bytes()
+) as runner:
+    runner.budget_bytes()
     print("begun", flush=True)
-    prober.probe(HANGS)
+    runner.run(HANGS)
 """
 
 
-def odd_prober(*, device: Device | None = None, spares: list[Child] | None = None) -> Prober:
-    return Prober(
+def odd_runner(*, device: Device | None = None, spares: list[Child] | None = None) -> TrialRunner:
+    return TrialRunner(
         TINY,
         device=device or CpuDevice(),
         limit_bytes=None,
@@ -54,7 +54,7 @@ def odd_prober(*, device: Device | None = None, spares: list[Child] | None = Non
 
 
 @pytest.fixture
-def prober(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prober]:
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
     """Its children hold memory until it has looked at them."""
     numbers = count()
 
@@ -63,64 +63,64 @@ def prober(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prober]:
         (tmp_path / str(next(numbers))).touch()
         return held_bytes
 
-    monkeypatch.setattr(prober_module, "process_bytes", process_bytes)
+    monkeypatch.setattr(trials_module, "process_bytes", process_bytes)
     monkeypatch.setenv(odd_worker.LOOKS, str(tmp_path))
-    with odd_prober() as prober:
-        yield prober
+    with odd_runner() as runner:
+        yield runner
 
 
 def children() -> list[int]:
     return [child.pid for child in psutil.Process().children(recursive=True)]
 
 
-def test_a_child_that_only_told_its_budget_is_still_fresh(prober: Prober) -> None:
-    prober.budget_bytes()
+def test_a_child_that_only_told_its_budget_is_still_fresh(runner: TrialRunner) -> None:
+    runner.budget_bytes()
     [child] = children()
-    assert prober.probe_afresh(3).examples_per_second == child
+    assert runner.run_afresh(3).examples_per_second == child
 
 
 def test_where_a_child_can_not_tell_its_peak_it_is_the_most_that_was_seen(
-    prober: Prober,
+    runner: TrialRunner,
 ) -> None:
-    outcome = prober.probe(odd_worker.KNOWS_NO_PEAK)
-    assert outcome.verdict == "fits"
-    assert outcome.peak_bytes == pytest.approx(40 * 2**20, rel=0.5)
+    trial = runner.run(odd_worker.KNOWS_NO_PEAK)
+    assert trial.status == "fits"
+    assert trial.peak_bytes == pytest.approx(40 * 2**20, rel=0.5)
 
 
-def test_a_size_that_passed_beyond_the_budget_unseen_is_too_big(prober: Prober) -> None:
-    outcome = prober.probe(odd_worker.BUDGET_BYTES)
-    assert (outcome.verdict, outcome.reason) == ("too_big", "it held more than 0.1 GiB")
+def test_a_size_that_passed_beyond_the_budget_unseen_is_too_big(runner: TrialRunner) -> None:
+    trial = runner.run(odd_worker.BUDGET_BYTES)
+    assert (trial.status, trial.reason) == ("too_big", "it held more than 0.1 GiB")
 
 
-def test_a_size_that_passes_is_told_with_what_it_took(prober: Prober) -> None:
-    outcome = prober.probe(7)
-    assert (outcome.verdict, outcome.peak_bytes, outcome.is_strained) == ("fits", 7_000, False)
-    assert outcome.batch_size == 7
-    assert 0 < outcome.seconds < 10
+def test_a_size_that_passes_is_told_with_what_it_took(runner: TrialRunner) -> None:
+    trial = runner.run(7)
+    assert (trial.status, trial.peak_bytes, trial.is_strained) == ("fits", 7_000, False)
+    assert trial.batch_size == 7
+    assert 0 < trial.seconds < 10
 
 
-def test_the_budget_is_what_the_child_finds(prober: Prober) -> None:
-    assert prober.budget_bytes() == odd_worker.BUDGET_BYTES
+def test_the_budget_is_what_the_child_finds(runner: TrialRunner) -> None:
+    assert runner.budget_bytes() == odd_worker.BUDGET_BYTES
 
 
-def test_a_strained_allocator_is_told(prober: Prober) -> None:
-    outcome = prober.probe(odd_worker.STRAINED)
-    assert (outcome.verdict, outcome.is_strained) == ("fits", True)
+def test_a_strained_allocator_is_told(runner: TrialRunner) -> None:
+    trial = runner.run(odd_worker.STRAINED)
+    assert (trial.status, trial.is_strained) == ("fits", True)
 
 
-def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(prober: Prober) -> None:
-    first, second = prober.probe(1), prober.probe(2)
+def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(runner: TrialRunner) -> None:
+    first, second = runner.run(1), runner.run(2)
     assert first.examples_per_second == second.examples_per_second
-    prober.probe(odd_worker.SEGFAULT)
-    third = prober.probe(3)
+    runner.run(odd_worker.SEGFAULT)
+    third = runner.run(3)
     assert third.examples_per_second != first.examples_per_second
-    fourth = prober.probe_afresh(3)
+    fourth = runner.run_afresh(3)
     assert fourth.examples_per_second != third.examples_per_second
     assert len(children()) == 1
 
 
 @pytest.mark.parametrize(
-    ("size", "verdict", "reason"),
+    ("size", "status", "reason"),
     [
         (odd_worker.KILLED, "failed", "the process was killed by SIGKILL"),
         (odd_worker.SEGFAULT, "failed", "the process was killed by SIGSEGV"),
@@ -136,53 +136,53 @@ def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(prober: Pro
     ],
 )
 def test_each_end_of_a_child_is_called_by_its_name(
-    prober: Prober, size: int, verdict: str, reason: str
+    runner: TrialRunner, size: int, status: str, reason: str
 ) -> None:
-    outcome = prober.probe(size)
-    assert outcome.verdict == verdict
-    assert reason in outcome.reason
-    assert outcome.examples_per_second is None
+    trial = runner.run(size)
+    assert trial.status == status
+    assert reason in trial.reason
+    assert trial.examples_per_second is None
 
 
 def test_a_child_that_hangs_is_given_up_when_its_time_is_over(
-    prober: Prober, monkeypatch: pytest.MonkeyPatch
+    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prober.budget_bytes()
+    runner.budget_bytes()
     clock = count(step=10.0)
-    monkeypatch.setattr(prober_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    outcome = prober.probe(odd_worker.HANGS)
+    monkeypatch.setattr(trials_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    trial = runner.run(odd_worker.HANGS)
     assert children() == []
-    assert (outcome.verdict, outcome.reason) == ("timed_out", "not done after 30 s")
-    assert outcome.seconds == 60
+    assert (trial.status, trial.reason) == ("timed_out", "not done after 30 s")
+    assert trial.seconds == 60
 
 
 def test_a_size_is_too_big_if_metal_only_writes_that_memory_did_not_suffice() -> None:
-    with odd_prober(device=MpsDevice(chip="Apple M2")) as prober:
-        outcome = prober.probe(odd_worker.SPEAKS_OF_MEMORY)
-    assert outcome.verdict == "too_big"
-    assert "Insufficient Memory" in outcome.reason
+    with odd_runner(device=MpsDevice(chip="Apple M2")) as runner:
+        trial = runner.run(odd_worker.SPEAKS_OF_MEMORY)
+    assert trial.status == "too_big"
+    assert "Insufficient Memory" in trial.reason
 
 
 def test_a_machine_that_begins_to_swap_makes_a_size_too_big(
-    prober: Prober, monkeypatch: pytest.MonkeyPatch
+    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prober.budget_bytes()
+    runner.budget_bytes()
     real = psutil.swap_memory()
     swapped = iter([real, real._replace(used=real.used + 2**30)])
     monkeypatch.setattr(psutil, "swap_memory", lambda: next(swapped))
-    outcome = prober.probe(odd_worker.HANGS)
-    assert (outcome.verdict, outcome.reason) == ("too_big", "the machine swapped 1.0 GiB")
+    trial = runner.run(odd_worker.HANGS)
+    assert (trial.status, trial.reason) == ("too_big", "the machine swapped 1.0 GiB")
 
 
 def test_where_memory_is_the_devices_own_the_next_children_are_ready_in_time() -> None:
     device = CpuDevice()
     device.memory.is_shared = False
-    with odd_prober(device=device) as prober:
-        first = prober.probe(1).examples_per_second
+    with odd_runner(device=device) as runner:
+        first = runner.run(1).examples_per_second
         spares = [child for child in children() if child != first]
-        assert prober.probe(odd_worker.GROWS).verdict == "fits"
-        assert prober.probe(odd_worker.SEGFAULT).verdict == "failed"
-        assert prober.probe(1).examples_per_second in spares
+        assert runner.run(odd_worker.GROWS).status == "fits"
+        assert runner.run(odd_worker.SEGFAULT).status == "failed"
+        assert runner.run(1).examples_per_second in spares
         assert len(children()) == 3
     assert children() == []
 
@@ -190,8 +190,8 @@ def test_where_memory_is_the_devices_own_the_next_children_are_ready_in_time() -
 def test_a_child_that_was_started_before_trains_first_and_none_is_left_that_never_does() -> None:
     with starting("odd_worker") as spares:
         [early] = children()
-        with odd_prober(spares=spares) as prober:
-            assert prober.probe(1).examples_per_second == early
+        with odd_runner(spares=spares) as runner:
+            assert runner.run(1).examples_per_second == early
         assert children() == []
     with starting("odd_worker"):
         assert len(children()) == 1
@@ -199,18 +199,18 @@ def test_a_child_that_was_started_before_trains_first_and_none_is_left_that_neve
 
 
 def test_no_child_is_left_when_the_context_ends() -> None:
-    with odd_prober() as prober:
-        prober.probe(1)
+    with odd_runner() as runner:
+        runner.run(1)
         assert len(children()) == 1
     assert children() == []
 
 
 def test_a_child_that_can_not_begin_is_an_error() -> None:
-    prober = Prober(
+    runner = TrialRunner(
         TINY, device=CpuDevice(), limit_bytes=None, timeout_seconds=9, worker="no_such_module"
     )
-    with prober, pytest.raises(ProbeFailed, match="No module named no_such_module"):
-        prober.probe(1)
+    with runner, pytest.raises(TrialFailed, match="No module named no_such_module"):
+        runner.run(1)
 
 
 @pytest.fixture
@@ -244,14 +244,14 @@ def test_a_child_does_not_outlive_its_parent(
 
 @pytest.mark.slow
 def test_a_tiny_model_trains_within_its_cap_and_is_refused_memory_beyond() -> None:
-    with Prober(TINY, device=CpuDevice(), limit_bytes=3 * 2**29, timeout_seconds=60) as prober:
-        small = prober.probe(2)
-        assert small.verdict == "fits"
+    with TrialRunner(TINY, device=CpuDevice(), limit_bytes=3 * 2**29, timeout_seconds=60) as runner:
+        small = runner.run(2)
+        assert small.status == "fits"
         assert small.peak_bytes is not None
         assert (
-            small.peak_bytes < prober.budget_bytes() == CpuDevice().memory.budget_bytes(3 * 2**29)
+            small.peak_bytes < runner.budget_bytes() == CpuDevice().memory.budget_bytes(3 * 2**29)
         )
-        large = prober.probe(1_000_000)
-        assert large.verdict == "too_big"
+        large = runner.run(1_000_000)
+        assert large.status == "too_big"
         assert "DefaultCPUAllocator: can't allocate memory" in large.reason
-        assert prober.probe(2).verdict == "fits"
+        assert runner.run(2).status == "fits"

@@ -11,7 +11,12 @@ from tiny_models import ARCHITECTURES, tiny_case, tiny_config
 
 from finetune.batch_finder import worker
 from finetune.batch_finder.case import Part, architecture_of
-from finetune.batch_finder.trial import ExtractionTrial, Trial, build_model, build_trial
+from finetune.batch_finder.trial_model import (
+    ExtractionModel,
+    TrialModel,
+    build_model,
+    build_trial_model,
+)
 from finetune.batch_finder.worker import measure
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
@@ -19,51 +24,51 @@ from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupported
 
 
-def tiny_trial(architecture: str = "bert", **changes: Any) -> Trial:
-    trial = build_trial(tiny_case(architecture, **changes), device=CpuDevice())
-    assert isinstance(trial, Trial)
-    return trial
+def tiny_model(architecture: str = "bert", **changes: Any) -> TrialModel:
+    model = build_trial_model(tiny_case(architecture, **changes), device=CpuDevice())
+    assert isinstance(model, TrialModel)
+    return model
 
 
-def changed_names(trial: Trial, batch_size: int) -> set[str]:
-    before = copy.deepcopy(trial.training_state.model.state_dict())
-    trial.take_step(batch_size=batch_size)
-    after = trial.training_state.model.state_dict()
+def changed_names(model: TrialModel, batch_size: int) -> set[str]:
+    before = copy.deepcopy(model.training_state.model.state_dict())
+    model.take_step(batch_size=batch_size)
+    after = model.training_state.model.state_dict()
     return {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_takes_updates_and_evaluates(architecture: str) -> None:
-    trial = tiny_trial(architecture)
-    trial.begin()
+def test_every_architecture_takes_steps_and_evaluates(architecture: str) -> None:
+    model = tiny_model(architecture)
+    model.begin()
     for batch_size in (1, 3):
-        assert changed_names(trial, batch_size)
-        trial.evaluate(batch_size=batch_size)
+        assert changed_names(model, batch_size)
+        model.evaluate(batch_size=batch_size)
 
 
 @pytest.mark.parametrize(
     ("task", "classes", "loss"), [("single", 3, 1.1), ("multi", 3, 0.69), ("regression", 1, 0.42)]
 )
-def test_an_update_has_the_loss_of_its_kind(task: str, classes: int, loss: float) -> None:
+def test_a_step_has_the_loss_of_its_task_type(task: str, classes: int, loss: float) -> None:
     """At logits of nearly 0; the numbers of a regression are 0, 1/2 and 1."""
-    trial = tiny_trial(task=task, classes=classes)
+    model = tiny_model(task=task, classes=classes)
     found: list[torch.Tensor] = []
-    losses = trial.training_state.losses
+    losses = model.training_state.losses
 
     def recorded(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         found.append(losses(logits * 0, labels))
         return losses(logits, labels)
 
-    trial = replace(trial, training_state=replace(trial.training_state, losses=recorded))
-    trial.begin()
-    trial.take_step(batch_size=3)
+    model = replace(model, training_state=replace(model.training_state, losses=recorded))
+    model.begin()
+    model.take_step(batch_size=3)
     assert found[0].mean().item() == pytest.approx(loss, abs=0.01)
 
 
 def test_a_trial_trains_what_its_mode_names() -> None:
-    trial = tiny_trial(mode=Mode("head"))
-    trial.begin()
-    changed = changed_names(trial, 4)
+    model = tiny_model(mode=Mode("head"))
+    model.begin()
+    changed = changed_names(model, 4)
     assert changed == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} | {
         "classifier.weight",
         "classifier.bias",
@@ -82,31 +87,31 @@ def test_the_model_has_the_shape_of_its_config_and_as_many_classes_as_wanted() -
 
 
 def test_one_token_is_masked_and_all_examples_have_the_padded_length() -> None:
-    trial = tiny_trial()
-    inputs = trial.inputs_of(torch.arange(5).numpy(), 16)
+    model = tiny_model()
+    inputs = model.inputs_of(torch.arange(5).numpy(), 16)
     assert inputs["input_ids"].shape == (5, 16)
     assert (~inputs["attention_mask"]).sum() == 1
 
 
 def test_a_beginning_forgets_all_but_the_weights() -> None:
-    trial = tiny_trial()
-    trial.begin()
-    trial.take_step(batch_size=2)
-    assert len(trial.training_state.optimizer.state) > 0
-    trial.evaluate(batch_size=2)
-    assert not trial.training_state.model.training
-    trial.begin()
-    assert len(trial.training_state.optimizer.state) == 0
-    assert all(parameter.grad is None for parameter in trial.training_state.model.parameters())
-    assert trial.training_state.model.training
+    model = tiny_model()
+    model.begin()
+    model.take_step(batch_size=2)
+    assert len(model.training_state.optimizer.state) > 0
+    model.evaluate(batch_size=2)
+    assert not model.training_state.model.training
+    model.begin()
+    assert len(model.training_state.optimizer.state) == 0
+    assert all(parameter.grad is None for parameter in model.training_state.model.parameters())
+    assert model.training_state.model.training
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("last-1", 16), ("head", 1), ("classifier", 1)])
-def test_the_parts_of_a_split_model_are_feature_extraction_and_an_update_on_features(
+def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_features(
     mode: str, tokens: int
 ) -> None:
-    extraction = build_trial(tiny_case(mode=Mode(mode), part="features"), device=CpuDevice())
-    assert isinstance(extraction, ExtractionTrial)
+    extraction = build_trial_model(tiny_case(mode=Mode(mode), part="features"), device=CpuDevice())
+    assert isinstance(extraction, ExtractionModel)
     # The first layer is frozen: features are extracted through it, and training leaves it out.
     ran: list[int] = []
     whole_model = extraction.extractor.model
@@ -116,22 +121,24 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_an_update_on_feat
     extraction.take_step(batch_size=3)
     assert ran == [3]
 
-    trainable = tiny_trial(mode=Mode(mode), part="trainable")
+    trainable = tiny_model(mode=Mode(mode), part="trainable")
     features = trainable.inputs_of(np.arange(3), 16)["inputs_embeds"]
     assert (features.shape, features.requires_grad) == ((3, tokens, 32), False)
     first_layer = trainable.training_state.model.get_submodule("bert.encoder.layer.0.attention")
     first_layer.register_forward_hook(lambda module, given, result: ran.append(len(given[0])))
     trainable.begin()
-    whole = tiny_trial(mode=Mode(mode))
+    whole = tiny_model(mode=Mode(mode))
     whole.begin()
     assert changed_names(trainable, 3) == changed_names(whole, 3)
     trainable.evaluate(batch_size=3)
     assert ran == [3]
 
 
-def test_a_probe_of_feature_extraction_evaluates_beside_the_optimizers_state() -> None:
-    extraction = build_trial(tiny_case(mode=Mode("last-1"), part="features"), device=CpuDevice())
-    assert isinstance(extraction, ExtractionTrial)
+def test_a_trial_of_feature_extraction_evaluates_beside_the_optimizers_state() -> None:
+    extraction = build_trial_model(
+        tiny_case(mode=Mode("last-1"), part="features"), device=CpuDevice()
+    )
+    assert isinstance(extraction, ExtractionModel)
     training_state = extraction.training_state
     evaluated: list[tuple[int, bool]] = []
     training_state.model.get_submodule("classifier").register_forward_hook(
@@ -147,7 +154,7 @@ def test_a_probe_of_feature_extraction_evaluates_beside_the_optimizers_state() -
 
 def test_a_model_of_which_nothing_is_frozen_has_no_parts() -> None:
     with pytest.raises(ModelUnsupported, match="can't be split off"):
-        build_trial(tiny_case(mode=Mode("full"), part="features"), device=CpuDevice())
+        build_trial_model(tiny_case(mode=Mode("full"), part="features"), device=CpuDevice())
 
 
 @pytest.fixture
@@ -163,8 +170,8 @@ def _measure_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_measure_briefly")
 def test_each_part_is_measured(part: Part) -> None:
     device = CpuDevice()
-    trial = build_trial(tiny_case(mode=Mode("head"), part=part), device=device)
-    measurement = measure(trial, batch_size=4, budget_bytes=device.memory.budget_bytes(None))
+    model = build_trial_model(tiny_case(mode=Mode("head"), part=part), device=device)
+    measurement = measure(model, batch_size=4, budget_bytes=device.memory.budget_bytes(None))
     assert measurement.examples_per_second > 0
     assert not measurement.is_strained
     assert measurement.peak_bytes is None or measurement.peak_bytes > 2**20
@@ -175,10 +182,10 @@ def test_each_part_is_measured(part: Part) -> None:
 def test_an_allocator_that_retried_is_strained(
     retries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = tiny_trial(mode=Mode("head"))
-    monkeypatch.setattr(type(trial.device.memory), "retried_allocations", lambda self: retries)
-    budget_bytes = trial.device.memory.budget_bytes(None)
-    assert measure(trial, batch_size=1, budget_bytes=budget_bytes).is_strained == (retries == 1)
+    model = tiny_model(mode=Mode("head"))
+    monkeypatch.setattr(type(model.device.memory), "retried_allocations", lambda self: retries)
+    budget_bytes = model.device.memory.budget_bytes(None)
+    assert measure(model, batch_size=1, budget_bytes=budget_bytes).is_strained == (retries == 1)
 
 
 @pytest.mark.cuda
@@ -189,7 +196,7 @@ def test_an_allocator_that_retried_is_strained(
 def test_each_part_is_measured_on_a_real_gpu(part: Part, mode: str, precision: str) -> None:
     device = select_device("cuda", emit=lambda _: None)
     case = tiny_case(mode=Mode(mode), part=part, device="cuda", precision=precision)
-    trial = build_trial(case, device=device)
-    measurement = measure(trial, batch_size=4, budget_bytes=device.memory.budget_bytes(None))
+    model = build_trial_model(case, device=device)
+    measurement = measure(model, batch_size=4, budget_bytes=device.memory.budget_bytes(None))
     assert measurement.examples_per_second > 0
     assert measurement.peak_bytes
