@@ -4,21 +4,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetune.events import Emit
 from finetune.tasks.labels import find_odd_names
-from finetune.tasks.metrics import METRICS, Needs, ProblemType, WeightedMetrics, compute_metrics
-from finetune.tasks.scores import ClassScores, Scores
+from finetune.tasks.metrics import Needs, ProblemType, WeightedMetrics, compute_metrics
+from finetune.tasks.scores import Scores, score_classes
 from finetune.tasks.tables import Table
-from finetune.tasks.temperature import read_temperature, scale_parameters
+from finetune.tasks.temperature import fit_temperature, read_temperature, scale_parameters
 
 if TYPE_CHECKING:
-    import pyarrow
     import torch
+    from pyarrow import ChunkedArray as Column
     from transformers import PreTrainedConfig
 
 Labels = NDArray[Any]
@@ -34,12 +34,10 @@ class Prediction:
     """What a model says of a text: each value is an attribute too, such as ``label``.
 
     Args:
-        text: The text.
         values: ``label`` and its ``probability``, ``labels``, or ``value``. The label is None
             where the model abstains.
         probabilities: Of each class by name, if they were asked for.
         columns: The other columns of the text's row by name.
-        text_pair: The second text of a pair.
     """
 
     text: str
@@ -49,7 +47,6 @@ class Prediction:
     text_pair: str | None = field(default=None, kw_only=True)
 
     def __getattr__(self, name: str) -> Any:
-        """Return one of the values, such as ``label``."""
         values = self.__dict__.get("values", {})
         if name not in values:
             raise AttributeError(f"this prediction has no {name!r}")
@@ -143,9 +140,11 @@ class Task(ABC):
         return {"temperature": self.temperature}
 
     @classmethod
-    @abstractmethod
-    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Task":
+    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Self:
         """Return the task of a model's ``config.json``, with the ``parameters`` that it had."""
+        names = config["id2label"]
+        classes = [names[str(number)] for number in range(len(names))]
+        return cls(classes, temperature=read_temperature(parameters))
 
     def configure(self, config: "PreTrainedConfig") -> None:
         """Write into a model's config what its users, such as a pipeline, need to read its logits.
@@ -165,27 +164,20 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
+    def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
         """Return the labels of each file in the Arrow type of this task, null if a row has none."""
 
     @classmethod
     @abstractmethod
-    def of_labels(
-        cls, labels: "pyarrow.ChunkedArray", *, names: Sequence[str] | None = None
-    ) -> "Task":
-        """Return the task of parsed training labels, none of them null.
-
-        Args:
-            labels: As ``parse`` returns them.
-            names: All classes in their order, if a file names them.
-        """
+    def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
+        """Return the task of parsed training labels; a file may name all classes in their order."""
 
     @abstractmethod
-    def encode(self, labels: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+    def encode(self, labels: "Column") -> "Column":
         """Return parsed labels as the column of a ``Dataset``, of the type of ``feature``."""
 
     @abstractmethod
-    def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+    def decode(self, column: "Column") -> "Column":
         """Undo ``encode``."""
 
     @property
@@ -194,12 +186,10 @@ class Task(ABC):
         """The type of the column ``label`` in a ``Dataset``."""
 
     @abstractmethod
-    def labels(self, column: "pyarrow.ChunkedArray") -> Labels:
+    def labels(self, column: "Column") -> Labels:
         """Return a ``Dataset``'s labels as an array: of shape [rows, ...]."""
 
-    def find_unknown(
-        self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
-    ) -> "pyarrow.ChunkedArray":
+    def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
         """Return, as text, the classes of each row that no training row has; null if none."""
         import pyarrow
 
@@ -223,6 +213,10 @@ class Task(ABC):
 
     # What the labels of a split are like.
 
+    def class_rows(self, labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return row and class number of each class that a row has, in the order of the rows."""
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+
     def strata(self, labels: Labels) -> NDArray[np.int64]:
         """Return the group of each row, [rows]: a split takes its fraction of every group."""
         return np.zeros(len(labels), np.int64)
@@ -234,11 +228,15 @@ class Task(ABC):
 
     def count_classes(self, labels: Labels) -> dict[str, int]:
         """Return the rows of each class, in the order of the classes."""
-        return {}
+        counts = np.bincount(self.class_rows(labels)[1], minlength=len(self.class_names))
+        return dict(zip(self.class_names, counts.tolist(), strict=True))
 
     def first_rows(self, labels: Labels) -> dict[str, int]:
         """Return the first row of each class that has rows."""
-        return {}
+        rows, numbers = self.class_rows(labels)
+        found, places = np.unique(numbers, return_index=True)
+        pairs = zip(found.tolist(), rows[places].tolist(), strict=True)
+        return {self.class_names[number]: row for number, row in pairs}
 
     def describe(self, labels: Labels) -> dict[str, float]:
         """Return statistics of the labels, beside the rows of each class."""
@@ -251,15 +249,13 @@ class Task(ABC):
     # How a model learns them.
 
     @abstractmethod
-    def with_training_labels(self, labels: Labels, *, is_balanced: bool) -> "Task":
+    def with_training_labels(self, labels: Labels, *, is_balanced: bool) -> Self:
         """Return the task with what its loss takes from the training labels.
 
-        Args:
-            labels: Of the training rows.
-            is_balanced: Whether all classes count the same, however many rows they have.
+        Balanced, all classes count the same, however many rows they have.
 
         Raises:
-            ConfigurationInvalid: If they can't be balanced.
+            ConfigurationInvalid: If the labels are no classes, and are to be balanced.
         """
 
     @abstractmethod
@@ -271,8 +267,13 @@ class Task(ABC):
 
         Args:
             logits: fp32 of shape [examples, outputs].
-            labels: As ``labels`` gives them, on the same device.
+            labels: Of shape [examples, ...].
         """
+
+    @property
+    def unweighted(self) -> Self:
+        """The task whose ``losses`` have no class weights, as those of results."""
+        return self
 
     def example_weights(self, labels: Labels) -> NDArray[np.float32]:
         """Return the weight of each example in the loss: [examples]."""
@@ -284,23 +285,23 @@ class Task(ABC):
 
     def calibrate(
         self, predict: Callable[[], tuple[Logits, Labels]], *, fits_temperature: bool, emit: Emit
-    ) -> "Task":
-        """Return the task with thresholds and temperature of a trained model.
+    ) -> Self:
+        """Return the task with what is chosen for a trained model, such as the temperature.
 
-        Args:
-            predict: Returns logits and labels of the validation split.
-            fits_temperature: Whether a temperature is wanted.
-            emit: Receives the reason if there is none.
+        ``predict`` returns logits and labels of the validation split.
         """
-        return self
+        if not (fits_temperature and self.class_names):
+            return self
+        logits, labels = predict()
+        mistakes = int(np.count_nonzero(self.read_logits(logits).predicted != labels))
+        losses = self.unweighted.losses
+        temperature = fit_temperature(losses, logits, labels, mistakes=mistakes, emit=emit)
+        return replace(self, temperature=temperature)
 
-    def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> "Task":
-        """Change the output layer in place so that its logits are what users of the model expect.
+    def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
+        """Change the output layer so that users of the model need not know the task; return it.
 
         By default it is divided by the temperature, which calibrates the logits.
-
-        Returns:
-            The task of the model as it is saved.
         """
         scale_parameters(parameters, 1 / self.temperature)
         return self
@@ -308,12 +309,7 @@ class Task(ABC):
     def unscale_output_layer(
         self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
     ) -> None:
-        """Undo ``scale_output_layer`` for a saved output layer that is trained further.
-
-        Args:
-            parameters: Of the output layer.
-            saved: The ``parameters`` of the task that it was saved with, as far as known.
-        """
+        """Undo ``scale_output_layer`` of a task with the ``saved`` parameters, to train on."""
         scale_parameters(parameters, read_temperature(saved) / self.temperature)
 
     # How logits are read.
@@ -322,53 +318,35 @@ class Task(ABC):
     def read_logits(self, logits: Logits) -> Outputs:
         """Return what logits, [rows, outputs], say of each row."""
 
+    @abstractmethod
+    def baseline_predictions(self, labels: Labels) -> NDArray[Any]:
+        """Return predictions that are the same for each row, as good as that can be."""
+
+    def class_columns(self, labels: Labels, outputs: Outputs) -> Mapping[str, Sequence[float]]:
+        """Return more fields of ``ClassScores``: a value for each class."""
+        return {}
+
     def evaluation_losses(self, logits: Logits, labels: Labels) -> NDArray[np.float32]:
         """Return the loss of each row without class weights: [rows]."""
         import torch
 
         # Copied: labels that Arrow holds are read-only, of which PyTorch warns.
-        losses = self.losses(torch.tensor(logits), torch.tensor(labels))
+        losses = self.unweighted.losses(torch.tensor(logits), torch.tensor(labels))
         return np.asarray(losses.numpy(), np.float32)
 
     def score(self, logits: Logits, labels: Labels) -> Scores:
-        """Compare logits, [rows, outputs], with the true labels.
-
-        Raises:
-            ValueError: If there are no rows.
-        """
-        if not len(labels):
-            raise ValueError("there are no rows to compute metrics of")
+        """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
         outputs = self.read_logits(logits)
-        found: dict[Needs, NDArray[Any]] = {
-            "predictions": outputs.predicted, "losses": self.evaluation_losses(logits, labels)
-        }  # fmt: skip
+        found: dict[Needs, NDArray[Any]] = {"predictions": outputs.predicted}
+        found["losses"] = self.evaluation_losses(logits, labels)
         if outputs.probabilities is not None:
             found["probabilities"] = outputs.probabilities
-        metrics = compute_metrics(self.problem_type, labels, found)
-        baseline, weights = self.baseline_predictions(labels), np.ones((1, len(labels)))
-        return Scores(
-            samples=len(labels),
-            metrics={name: value.item() for name, value in metrics.items()},
-            baselines={
-                name: METRICS[name].compute(labels, baseline, weights).item()
-                for name in metrics
-                if METRICS[name].baseline
-            },
-            per_class=self.score_classes(labels, outputs),
-            confusion_matrix=self.confusion_matrix(labels, outputs),
-        )
-
-    @abstractmethod
-    def baseline_predictions(self, labels: Labels) -> NDArray[Any]:
-        """Return predictions that are the same for each row, as good as that can be."""
-
-    def score_classes(self, labels: Labels, outputs: Outputs) -> dict[str, ClassScores] | None:
-        """Return the metrics of each class."""
-        return None
-
-    def confusion_matrix(self, labels: Labels, outputs: Outputs) -> list[list[int]] | None:
-        """Return the rows of each true class by predicted class."""
-        return None
+        baseline = self.baseline_predictions(labels)
+        scores = Scores.of(compute_metrics(self.problem_type, labels, found), labels, baseline)
+        if not self.class_names:
+            return scores
+        more = self.class_columns(labels, outputs)
+        return score_classes(scores, self.class_names, labels, outputs.predicted, **more)
 
     def predict(
         self, texts: Sequence[str], logits: Logits, *, all_scores: bool = False
@@ -388,10 +366,7 @@ class Task(ABC):
     def prediction_rows(self, logits: Logits, labels: Labels) -> list[dict[str, Any]]:
         """Return the rows of ``predictions.jsonl``, without their texts."""
         outputs = self.read_logits(logits)
-        columns = {
-            "label": self.to_json(labels),
-            "predicted": self.to_json(outputs.predicted),
-        }
+        columns = {"label": self.to_json(labels), "predicted": self.to_json(outputs.predicted)}
         if outputs.confidences is not None:
             columns["probability"] = outputs.confidences.tolist()
         columns["loss"] = self.evaluation_losses(logits, labels).tolist()
@@ -399,12 +374,16 @@ class Task(ABC):
 
     def confidences(
         self, logits: Logits, labels: Labels
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return the probabilities of predictions, and whether these are right: each [predictions].
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return the probabilities of predicted classes, and whether these are right.
 
-        Only where labels are classes.
+        Each row has one, or, where it may have several classes, one for each class.
         """
-        raise NotImplementedError
+        outputs = self.read_logits(logits)
+        if outputs.confidences is not None:
+            return outputs.confidences, outputs.predicted == labels
+        assert outputs.probabilities is not None, "numbers have no probabilities"
+        return outputs.probabilities.ravel(), labels.ravel() > 0
 
     # How models are compared.
 
@@ -421,9 +400,8 @@ class Task(ABC):
             KeyError: If a row has a class that the task lacks.
         """
         labels, predicted = self._read_rows(rows)
-        found: dict[Needs, NDArray[Any]] = {
-            "predictions": predicted, "losses": np.array([row["loss"] for row in rows])
-        }  # fmt: skip
+        found: dict[Needs, NDArray[Any]] = {"predictions": predicted}
+        found["losses"] = np.array([row["loss"] for row in rows])
         return partial(compute_metrics, self.problem_type, labels, found)
 
     def _read_rows(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Labels, Labels]:
@@ -454,44 +432,8 @@ class Task(ABC):
 TASK_TYPES: dict[str, type[Task]] = {}
 
 
-def read_class_names(config: Mapping[str, Any]) -> list[str]:
-    """Return the classes of a model's ``config.json`` in the order of their numbers."""
-    names = config["id2label"]
-    return [names[str(number)] for number in range(len(names))]
-
-
-def score_classes(
-    names: Sequence[str],
-    counts: Sequence[NDArray[np.float64]],
-    **others: Sequence[float],
-) -> dict[str, ClassScores]:
-    """Return the metrics of each class from how often it is right, predicted and true.
-
-    Args:
-        names: Of the classes.
-        counts: As ``metrics.count_classes`` returns them for one resample.
-        others: Other fields of ``ClassScores``, a value for each class.
-    """
-    right, predicted, true = (one[0] for one in counts)
-    columns = {
-        "precision": right / np.maximum(predicted, 1),
-        "recall": right / np.maximum(true, 1),
-        "f1": 2 * right / np.maximum(predicted + true, 1),
-        "support": true.astype(np.int64),
-        **{name: np.asarray(values) for name, values in others.items()},
-    }
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    scores = (ClassScores(**dict(zip(columns, row, strict=True))) for row in rows)
-    return dict(zip(names, scores, strict=True))
-
-
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
-    """Return predictions without a label where it is less probable than the lowest of its class.
-
-    Args:
-        predictions: Of a task that ``can_abstain``.
-        lowest: The lowest probability of a prediction of each class, by name.
-    """
+    """Return predictions without a label if it is less probable than the lowest of its class."""
     return [
         replace(one, values={**one.values, "label": None})
         if one.values["probability"] < lowest[one.values["label"]]

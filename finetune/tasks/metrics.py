@@ -43,11 +43,9 @@ class Metric:
         title: In sentences.
         compute: Returns the metric of each resample, [resamples], from labels [rows, ...], what it
             ``needs`` [rows, ...], and how often each row counts: [resamples, rows].
-        problem_types: Which labels it is for.
-        hub_name: On the Hub.
         is_fraction: Whether it is in 0..1 and shown in percent.
         is_proportion: Whether it is the fraction of rows that are right, which has an interval.
-        baseline: What a model is compared with that always predicts the same, if it is.
+        baseline: What a model must be better at than one that always predicts this.
         has_curve: Whether a report draws it over the steps.
     """
 
@@ -112,13 +110,9 @@ def compute_metrics(
     outputs: Mapping[Needs, NDArray[Any]],
     weights: Floats | None = None,
 ) -> dict[str, Floats]:
-    """Return the metrics whose needs are met, by name, for each resample.
+    """Return the metrics whose needs are among the outputs, by name: each [resamples].
 
-    Args:
-        problem_type: What the labels are.
-        labels: Of shape [rows, ...], as the task's loss reads them.
-        outputs: What the model says of the rows: each [rows, ...].
-        weights: How often each row counts in each resample, [resamples, rows]; by default once.
+    Without weights each row, of which there is one or more, counts once.
     """
     weights = np.ones((1, len(labels))) if weights is None else weights
     return {
@@ -212,17 +206,13 @@ def count_classes(
 ) -> tuple[Floats, Floats, Floats]:
     """Return how often each class is right, predicted and true: each [resamples, classes].
 
-    Args:
-        labels: Class numbers [rows], or 0 and 1: [rows, classes].
-        predicted: Likewise.
-        weights: How often each row counts: [resamples, rows].
-        classes: How many class numbers there are; by default up to the largest.
+    Labels and predictions are class numbers [rows], or 0 and 1: [rows, classes].
     """
     if labels.ndim == 2:
         # Exact in float32: these are counts of rows.
         weights = weights.astype(np.float32)
         true, chosen = (np.asarray(one, np.float32) for one in (labels, predicted))
-        return tuple(np.asarray(weights @ one, np.float64) for one in (true * chosen, chosen, true))  # type: ignore[return-value]
+        return weights @ (true * chosen), weights @ chosen, weights @ true
     classes = classes or int(max(labels.max(), predicted.max())) + 1
     is_right = labels == predicted
     return (
@@ -284,14 +274,10 @@ def _rank(values: NDArray[Any], weights: Floats) -> Floats:
 def wilson_interval(
     right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = ERRORS_OF_95
 ) -> tuple[Floats, Floats]:
-    """Return the interval of a proportion, which holds for few rows and near 0 and 1 too.
+    """Return the interval of a fraction of rows, ``errors`` standard errors to each side.
 
-    Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 1927.
-
-    Args:
-        right: How many rows are right.
-        rows: Of how many, one or more.
-        errors: Standard errors to each side.
+    Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 1927. It
+    holds for few rows, and near 0 and 1, too.
 
     >>> low, high = wilson_interval(95, 100)
     >>> round(float(low), 3), round(float(high), 3)

@@ -4,21 +4,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import DataError
 from finetune.events import Emit
-from finetune.tasks.base import (
-    BALANCE_CLASSES,
-    Logits,
-    Outputs,
-    Task,
-    read_class_names,
-    score_classes,
-)
+from finetune.tasks.base import BALANCE_CLASSES, Labels, Logits, Outputs, Task
 from finetune.tasks.labels import (
     distinct_values,
     find_separator,
@@ -29,14 +22,13 @@ from finetune.tasks.labels import (
     sort_classes,
     split_labels,
 )
-from finetune.tasks.metrics import MULTI, ProblemType, average_precisions, count_classes
-from finetune.tasks.scores import ClassScores
+from finetune.tasks.metrics import MULTI, ProblemType, average_precisions
 from finetune.tasks.tables import Table, list_mistakes, text_of
-from finetune.tasks.temperature import describe_calibration, fit_temperature, read_temperature
+from finetune.tasks.temperature import describe_calibration
 
 if TYPE_CHECKING:
-    import pyarrow
     import torch
+    from pyarrow import ChunkedArray as Column
 
 Indicators = NDArray[np.float32]
 DEFAULT_THRESHOLD = 0.5
@@ -73,7 +65,6 @@ class Multi(Task):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The thresholds by class, and the temperature."""
         thresholds = dict(zip(self.class_names, self._thresholds, strict=True))
         return {"thresholds": thresholds, **super().parameters}
 
@@ -82,14 +73,14 @@ class Multi(Task):
         return self.thresholds or [DEFAULT_THRESHOLD] * len(self.class_names)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Multi":
-        """Return the task of a model's ``config.json``."""
-        names = read_class_names(config)
-        thresholds = [parameters["thresholds"][name] for name in names]
-        return cls(names, thresholds, temperature=read_temperature(parameters))
+    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Self:
+        task = super().from_config(config, parameters)
+        return replace(
+            task, thresholds=[parameters["thresholds"][name] for name in task.class_names]
+        )
 
     @classmethod
-    def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
+    def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
         """Return the names of each row's classes, as lists; an empty text is none.
 
         Raises:
@@ -115,32 +106,25 @@ class Multi(Task):
         return [map_values(column, name, arrow_type=arrow_type) for column in columns]
 
     @classmethod
-    def of_labels(
-        cls, labels: "pyarrow.ChunkedArray", *, names: Sequence[str] | None = None
-    ) -> "Multi":
-        """Return the task whose classes are those that occur, unless they are named."""
+    def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
         import pyarrow.compute as pc
 
         return cls(names or sort_classes(pc.list_flatten(labels).unique().to_pylist()))
 
-    def encode(self, labels: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
-        """Return lists of class numbers."""
+    def encode(self, labels: "Column") -> "Column":
         numbers = self.class_numbers
         return map_lists(labels, lambda flat: map_values(flat, numbers.get, arrow_type="int64"))
 
-    def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
-        """Return lists of class names."""
+    def decode(self, column: "Column") -> "Column":
         return map_lists(column, lambda flat: map_values(flat, self.class_names.__getitem__))
 
     @property
     def feature(self) -> Any:
-        """A list of ``ClassLabel``."""
         from datasets import ClassLabel, List
 
         return List(ClassLabel(names=list(self.class_names)))
 
-    def labels(self, column: "pyarrow.ChunkedArray") -> Indicators:
-        """Return 1 where a row has a class."""
+    def labels(self, column: "Column") -> Indicators:
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(column).to_numpy()
@@ -152,38 +136,25 @@ class Multi(Task):
         labels[np.repeat(np.arange(len(lengths)), lengths), numbers] = 1
         return labels
 
-    def find_unknown(
-        self, labels: "pyarrow.ChunkedArray", *, training: "pyarrow.ChunkedArray"
-    ) -> "pyarrow.ChunkedArray":
-        """Return the classes that no training row has, by name."""
+    def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
         import pyarrow
         import pyarrow.compute as pc
 
-        known = pc.list_flatten(training).unique()
-        rows = labels.combine_chunks()
-        is_unknown = pc.invert(pc.is_in(rows.flatten(), value_set=known))
-        counts = np.bincount(
-            pc.list_parent_indices(rows).filter(is_unknown).to_numpy(), minlength=len(rows)
-        )
-        offsets = pyarrow.array(np.concatenate([[0], np.cumsum(counts)]), "int32")
-        lists = pyarrow.ListArray.from_arrays(offsets, rows.flatten().filter(is_unknown))
-        joined = pc.if_else(pyarrow.array(counts > 0), pc.binary_join(lists, ", "), None)
-        return pyarrow.chunked_array([joined])
+        known = set(pc.list_flatten(training).unique().to_pylist())
+        rows = (", ".join(name for name in row if name not in known) for row in labels.to_pylist())
+        return pyarrow.chunked_array([pyarrow.array((row or None for row in rows), "string")])
 
     def to_json(self, labels: NDArray[Any]) -> list[list[str]]:
-        """Return the names of each row's classes."""
         names = [self.class_names[number] for number in np.nonzero(labels)[1].tolist()]
         ends = np.cumsum(np.count_nonzero(labels, axis=1)).tolist()
         return [names[start:end] for start, end in pairwise([0, *ends])]
 
     def from_json(self, values: Sequence[Any]) -> Indicators:
-        """Return 1 where a row has a class."""
         numbers = self.class_numbers
         found = np.array([numbers[name] for names in values for name in names], np.int64)
         return self._indicators(np.array([*map(len, values)]), found)
 
     def format_label(self, label: Any) -> str:
-        """Return the names of a row's classes."""
         return ", ".join(self.to_json(label[None])[0]) or "none"
 
     def strata(self, labels: Indicators) -> NDArray[np.int64]:
@@ -192,18 +163,11 @@ class Multi(Task):
         rarest: NDArray[np.int64] = labels[:, order].argmax(axis=1)
         return np.where(labels.any(axis=1), order[rarest], len(order))
 
-    def count_classes(self, labels: Indicators) -> dict[str, int]:
-        """Return the rows of each class."""
-        counts = labels.sum(axis=0, dtype=np.int64)
-        return dict(zip(self.class_names, counts.tolist(), strict=True))
-
-    def first_rows(self, labels: Indicators) -> dict[str, int]:
-        """Return the first row of each class that has rows."""
-        firsts = zip(self.class_names, labels.argmax(axis=0).tolist(), labels.T, strict=True)
-        return {name: row for name, row, has_class in firsts if has_class.any()}
+    def class_rows(self, labels: Indicators) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows, numbers = np.nonzero(labels)
+        return rows, numbers
 
     def describe(self, labels: Indicators) -> dict[str, float]:
-        """Return how many classes rows have."""
         counts = labels.sum(axis=1)
         return {
             "classes of a row, mean": float(counts.mean()),
@@ -238,7 +202,7 @@ class Multi(Task):
                 "join them if they mean the same",
             )
 
-    def with_training_labels(self, labels: Indicators, *, is_balanced: bool) -> "Multi":
+    def with_training_labels(self, labels: Indicators, *, is_balanced: bool) -> Self:
         """Return the task whose rows with a class weigh as much as those without, if balanced."""
         if not is_balanced:
             return self
@@ -256,32 +220,18 @@ class Multi(Task):
         return entropy(logits, labels, reduction="none", pos_weight=weights).mean(dim=1)
 
     def sample_labels(self, count: int) -> Indicators:
-        """Return a class for each example."""
         return np.eye(len(self.class_names), dtype=np.float32)[super().sample_labels(count)]
 
     def calibrate(
-        self,
-        predict: Callable[[], tuple[Logits, Indicators]],
-        *,
-        fits_temperature: bool,
-        emit: Emit,
-    ) -> "Multi":
-        """Return the task with the thresholds of the highest F1 on validation rows.
-
-        The temperature is that of the lowest binary cross-entropy of all classes.
-        """
+        self, predict: Callable[[], tuple[Logits, Labels]], *, fits_temperature: bool, emit: Emit
+    ) -> Self:
+        """Return the task with the thresholds of the highest F1, and the temperature."""
+        calibrated = super().calibrate(predict, fits_temperature=fits_temperature, emit=emit)
         logits, labels = predict()
         columns = zip(_probabilities(logits).T, labels.T > 0, strict=True)
-        calibrated = replace(self, thresholds=[find_threshold(*column) for column in columns])
-        if not fits_temperature:
-            return calibrated
-        mistakes = int(np.count_nonzero((logits > 0) != (labels > 0)))
-        temperature = fit_temperature(
-            self._unweighted.losses, logits, labels, mistakes=mistakes, emit=emit
-        )
-        return replace(calibrated, temperature=temperature)
+        return replace(calibrated, thresholds=[find_threshold(*column) for column in columns])
 
-    def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> "Multi":
+    def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
         """Divide the output layer by the temperature; the thresholds stay at the same logits."""
         if self.temperature == 1:
             return self
@@ -292,12 +242,8 @@ class Multi(Task):
         return replace(self, thresholds=moved.tolist())
 
     @property
-    def _unweighted(self) -> "Multi":
+    def unweighted(self) -> Self:
         return replace(self, positive_weights=())
-
-    def evaluation_losses(self, logits: Logits, labels: Indicators) -> NDArray[np.float32]:
-        """Return the loss of each row without class weights."""
-        return super(Multi, self._unweighted).evaluation_losses(logits, labels)
 
     def read_logits(self, logits: Logits) -> Outputs:
         """Return the classes whose probability reaches their threshold."""
@@ -309,31 +255,19 @@ class Multi(Task):
         is_largest = np.arange(labels.shape[1]) == labels.sum(axis=0).argmax()
         return np.broadcast_to(is_largest, labels.shape)
 
-    def score_classes(self, labels: Indicators, outputs: Outputs) -> dict[str, ClassScores]:
-        """Return the metrics of each class."""
+    def class_columns(self, labels: Indicators, outputs: Outputs) -> Mapping[str, Sequence[float]]:
+        """Return thresholds and average precisions."""
         weights, probabilities = np.ones((1, len(labels))), outputs.probabilities
         assert probabilities is not None
-        return score_classes(
-            self.class_names,
-            count_classes(labels, outputs.predicted, weights),
-            threshold=self._thresholds,
-            average_precision=average_precisions(labels, probabilities, weights)[0],
-        )
-
-    def confidences(
-        self, logits: Logits, labels: Indicators
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return the probability of each row and class, and whether the row has it."""
-        return _probabilities(logits).astype(np.float64).ravel(), labels.ravel() > 0
+        [precisions] = average_precisions(labels, probabilities, weights)
+        return {"threshold": self._thresholds, "average_precision": precisions.tolist()}
 
     @property
     def label_summary(self) -> str:
-        """How many classes there are."""
         return f"any number of {len(self.class_names)} classes each"
 
     @property
     def limits(self) -> Sequence[str]:
-        """Sentences on what its predictions do not say."""
         return (
             "A text has a class from the threshold above on, which was chosen on the validation "
             "split and is in `config.json`. With `top_k=None` the pipeline gives the probability "
@@ -343,24 +277,19 @@ class Multi(Task):
 
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         """Return the rows with the most wrong classes."""
-        numbers = self.class_numbers
-        wrong = [({*row["label"]} ^ {*row["predicted"]}, row) for row in rows]
-        wrong = sorted((one for one in wrong if one[0]), key=lambda one: -len(one[0]))
+        numbers, wrong = self.class_numbers, []
+        for row in rows:
+            if classes := {*row["label"]} ^ {*row["predicted"]}:
+                names = (", ".join(row["label"]), ", ".join(row["predicted"]))
+                cells = (text_of(row), *names, str(len(classes)))
+                groups = {f"class-{numbers[name]}": f"Mistakes with {name}" for name in classes}
+                wrong.append((cells, groups))
+        wrong.sort(key=lambda one: len(one[1]), reverse=True)
         return list_mistakes(
             "Most wrong classes",
             ("text", "true", "predicted", "wrong classes"),
-            [
-                (
-                    text_of(row),
-                    ", ".join(row["label"]),
-                    ", ".join(row["predicted"]),
-                    str(len(own)),
-                )
-                for own, row in wrong
-            ],
-            groups=[
-                {f"class-{numbers[one]}": f"mistakes with {one}" for one in own} for own, _ in wrong
-            ],
+            [cells for cells, _ in wrong],
+            groups=[groups for _, groups in wrong],
             note=f"{len(wrong)} of {len(rows)} test rows have a class too many or too few.",
         )
 

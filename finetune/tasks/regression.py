@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from finetune.tasks.metrics import NUMBERS, ProblemType
 from finetune.tasks.tables import MAX_MISTAKES, Table, format_number, text_of
 
 if TYPE_CHECKING:
-    import pyarrow
     import torch
+    from pyarrow import ChunkedArray as Column
     from transformers import PreTrainedConfig
 
 # If so many rows have the same number, a model that always gives it looks better than it is.
@@ -56,21 +56,19 @@ class Regression(Task):
         return {"mean": self.mean, "deviation": self.deviation}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> "Regression":
-        """Return the task of a model's ``config.json``; a saved model gives units."""
+    def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Self:
         return cls(mean=parameters["mean"], deviation=parameters["deviation"], is_scaled=True)
 
     def has_outputs_of(self, config: "PreTrainedConfig") -> bool:
-        """Return whether a pretrained head gives one number."""
         return bool(config.num_labels == 1)
 
     @classmethod
-    def parse(cls, columns: Sequence["pyarrow.ChunkedArray"]) -> "list[pyarrow.ChunkedArray]":
+    def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
         """Return numbers, null for an empty text."""
         return [cls._parse_column(column) for column in columns]
 
     @classmethod
-    def _parse_column(cls, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
+    def _parse_column(cls, column: "Column") -> "Column":
         import pyarrow.compute as pc
 
         trimmed = pc.utf8_trim_whitespace(column)
@@ -87,46 +85,35 @@ class Regression(Task):
         return numbers
 
     @classmethod
-    def of_labels(
-        cls, labels: "pyarrow.ChunkedArray", *, names: Sequence[str] | None = None
-    ) -> "Regression":
-        """Return a task without mean and deviation."""
+    def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
         return cls()
 
-    def encode(self, labels: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
-        """Return the numbers."""
+    def encode(self, labels: "Column") -> "Column":
         return labels
 
-    def decode(self, column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray":
-        """Return the numbers."""
+    def decode(self, column: "Column") -> "Column":
         return column
 
     @property
     def feature(self) -> Any:
-        """A float64."""
         from datasets import Value
 
         return Value("float64")
 
-    def labels(self, column: "pyarrow.ChunkedArray") -> NDArray[np.float32]:
-        """Return the numbers."""
+    def labels(self, column: "Column") -> NDArray[np.float32]:
         return np.asarray(column.to_numpy(), np.float32)
 
     def to_json(self, labels: NDArray[Any]) -> list[float]:
-        """Return the numbers."""
         values: list[float] = labels.tolist()
         return values
 
     def from_json(self, values: Sequence[Any]) -> NDArray[np.float64]:
-        """Return the numbers."""
         return np.array(values, np.float64)
 
     def format_label(self, label: Any) -> str:
-        """Return a number."""
         return f"{label:g}"
 
     def describe(self, labels: NDArray[np.float32]) -> dict[str, float]:
-        """Return where the numbers lie."""
         return {
             "lowest": float(labels.min()),
             "mean": float(labels.mean(dtype=np.float64)),
@@ -146,9 +133,7 @@ class Regression(Task):
                 "check whether it stands for a missing one",
             )
 
-    def with_training_labels(
-        self, labels: NDArray[np.float32], *, is_balanced: bool
-    ) -> "Regression":
+    def with_training_labels(self, labels: NDArray[np.float32], *, is_balanced: bool) -> Self:
         """Return the task with mean and standard deviation of the training rows."""
         if is_balanced:
             raise ConfigurationInvalid(
@@ -165,10 +150,9 @@ class Regression(Task):
         return (logits[:, 0] - (labels - self.mean) / self.deviation) ** 2
 
     def sample_labels(self, count: int) -> NDArray[np.float32]:
-        """Return different numbers."""
         return np.linspace(0, 1, count, dtype=np.float32)
 
-    def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> "Regression":
+    def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
         """Make the output layer give units instead of standard deviations from the mean."""
         import torch
 
@@ -182,7 +166,6 @@ class Regression(Task):
     def unscale_output_layer(
         self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
     ) -> None:
-        """Undo ``scale_output_layer`` for a saved output layer that is trained further."""
         if self.is_scaled:
             return
         import torch
@@ -204,16 +187,13 @@ class Regression(Task):
 
     @property
     def label_summary(self) -> str:
-        """That there are no classes."""
         return "a number each"
 
     def description(self, subject: str) -> str:
-        """Return that it gives numbers."""
         return f"A regression model of {subject}"
 
     @property
     def limits(self) -> Sequence[str]:
-        """Sentences on what its predictions do not say."""
         return ("A number may lie beyond those of the training rows.",)
 
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:

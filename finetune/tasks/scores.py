@@ -1,19 +1,19 @@
-"""How good a model is on a split: its metrics, those of each class, and what a table shows."""
+"""How good a model is on a split: its metrics, those of each class, and their baseline."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from finetune.events import Emit, WarningMessage
-from finetune.tasks.metrics import METRICS, Metric
+from finetune.tasks.metrics import METRICS, Metric, count_classes
 from finetune.tasks.tables import Table, format_interval, format_number, percent
 
 BASELINE = "baseline_"
-COLUMNS = {
-    "threshold": "threshold", "precision": "precision", "recall": "recall",
-    "interval": "95% interval", "f1": "F1", "average_precision": "average precision",
-    "support": "rows",
-}  # fmt: skip
+# The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
+MAX_CLASSES_OF_MATRIX = 500
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class ClassScores:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The values as a table shows them, by column; the interval is that of the recall."""
+        """The values that there are, as a table shows them, by column."""
         cells = {
+            "threshold": None if self.threshold is None else f"{self.threshold:.2f}",
             "precision": percent(self.precision),
             "recall": percent(self.recall),
-            "interval": format_interval(self.recall, self.support),
-            "f1": percent(self.f1),
-            "support": str(self.support),
+            "95% interval": format_interval(self.recall, self.support),
+            "F1": percent(self.f1),
+            "average precision": None
+            if self.average_precision is None
+            else percent(self.average_precision),
+            "rows": str(self.support),
         }
-        if self.threshold is not None:
-            cells["threshold"] = f"{self.threshold:.2f}"
-        if self.average_precision is not None:
-            cells["average_precision"] = percent(self.average_precision)
-        return cells
+        return {name: cell for name, cell in cells.items() if cell is not None}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class Scores:
-    """The metrics of a model on a split; each of them is an attribute too.
+    """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
 
     Args:
         samples: Rows of the split.
@@ -78,34 +78,39 @@ class Scores:
     per_class: Mapping[str, ClassScores] | None = None
     confusion_matrix: Sequence[Sequence[int]] | None = None
 
+    @classmethod
+    def of(
+        cls, metrics: Mapping[str, NDArray[Any]], labels: NDArray[Any], baseline: NDArray[Any]
+    ) -> "Scores":
+        """Return the scores of a split from its metrics, labels and baseline predictions."""
+        weights = np.ones((1, len(labels)))
+        baselines = {
+            name: METRICS[name].compute(labels, baseline, weights).item()
+            for name in metrics
+            if METRICS[name].baseline
+        }
+        return cls(len(labels), {name: one.item() for name, one in metrics.items()}, baselines)
+
     def __getattr__(self, name: str) -> Any:
-        """Return a metric such as ``accuracy``, or a ``baseline_accuracy``."""
         metrics, baselines = (self.__dict__.get(one, {}) for one in ("metrics", "baselines"))
-        if name in metrics:
-            return metrics[name]
-        if (metric := name.removeprefix(BASELINE)) != name and metric in baselines:
-            return baselines[metric]
-        raise AttributeError(f"these scores have no {name!r}")
+        found = metrics | {BASELINE + metric: value for metric, value in baselines.items()}
+        if name not in found:
+            raise AttributeError(f"these scores have no {name!r}")
+        return found[name]
 
     @property
     def values(self) -> list[MetricValue]:
         """The metrics without the loss, the one that matters most first."""
-        return [
-            MetricValue(METRICS[name], value, self._note(METRICS[name]))
-            for name, value in self.metrics.items()
-            if name != "loss"
-        ]
+        return [self._value_of(METRICS[name]) for name in self.metrics if name != "loss"]
 
-    def _note(self, metric: Metric) -> str:
-        """Return what a metric is compared with: its interval and its baseline."""
-        value, baseline = self.metrics[metric.name], self.baselines.get(metric.name)
-        notes = []
+    def _value_of(self, metric: Metric) -> MetricValue:
+        value, notes = self.metrics[metric.name], []
         if metric.is_proportion:
             notes.append(f"95% interval {format_interval(value, self.samples)}")
-        if baseline is not None:
-            shown = MetricValue(metric, baseline)
-            notes.append(f"{self.samples:,} rows; baseline ({metric.baseline}): {shown}")
-        return ", ".join(notes)
+        if metric.name in self.baselines:
+            baseline = MetricValue(metric, self.baselines[metric.name])
+            notes.append(f"{self.samples:,} rows; baseline ({metric.baseline}): {baseline}")
+        return MetricValue(metric, value, ", ".join(notes))
 
     @property
     def warning(self) -> str:
@@ -121,16 +126,13 @@ class Scores:
 
     @property
     def table(self) -> Table | None:
-        """The metrics of each class."""
+        """The metrics of each class; the interval is that of the recall."""
         if not self.per_class:
             return None
         rows = {name: one.cells for name, one in self.per_class.items()}
-        keys = [key for key in COLUMNS if key in next(iter(rows.values()))]
-        return Table(
-            "Classes of the test split",
-            ("class", *map(COLUMNS.__getitem__, keys)),
-            [(name, *map(cells.__getitem__, keys)) for name, cells in rows.items()],
-        )
+        columns = ("class", *next(iter(rows.values())))
+        cells = [(name, *own.values()) for name, own in rows.items()]
+        return Table("Classes of the test split", columns, cells)
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
@@ -140,15 +142,17 @@ class Scores:
             **{BASELINE + name: value for name, value in self.baselines.items()},
         }
         if self.per_class is not None:
-            classes = {name: asdict(one) for name, one in self.per_class.items()}
-            found["per_class"] = {name: _without_none(one) for name, one in classes.items()}
+            found["per_class"] = {
+                label: {name: one for name, one in asdict(own).items() if one is not None}
+                for label, own in self.per_class.items()
+            }
         if self.confusion_matrix is not None:
             found["confusion_matrix"] = self.confusion_matrix
         return found
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Scores":
-        """Return what ``to_json`` has written.
+        """Undo ``to_json``.
 
         Raises:
             KeyError: If something is missing.
@@ -169,8 +173,35 @@ class Scores:
         )
 
 
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def score_classes(
+    scores: Scores,
+    names: Sequence[str],
+    labels: NDArray[Any],
+    predicted: NDArray[Any],
+    **others: Sequence[float],
+) -> Scores:
+    """Return scores with those of each class, which may have other fields of ``ClassScores``."""
+    classes = len(names)
+    counts = count_classes(labels, predicted, np.ones((1, len(labels))), classes=classes)
+    right, chosen, true = (one[0] for one in counts)
+    precision, recall = right / np.maximum(chosen, 1), right / np.maximum(true, 1)
+    f1 = 2 * right / np.maximum(chosen + true, 1)
+    columns: dict[str, Sequence[float]] = {
+        "precision": precision.tolist(),
+        "recall": recall.tolist(),
+        "f1": f1.tolist(),
+        "support": true.astype(np.int64).tolist(),
+        **others,
+    }
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    per_class = {name: ClassScores(**row) for name, row in zip(names, rows, strict=True)}
+    matrix: list[list[int]] | None = None
+    if labels.ndim == 1:
+        matrix = []
+        if classes <= MAX_CLASSES_OF_MATRIX:
+            pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
+            matrix = pairs.reshape(classes, classes).tolist()
+    return replace(scores, per_class=per_class, confusion_matrix=matrix)
 
 
 def warn_unless_better(scores: Scores, *, emit: Emit) -> None:
