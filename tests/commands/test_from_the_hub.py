@@ -148,7 +148,6 @@ def test_the_real_trec_trains_from_the_hub(
         ("unknown", 2, [MODEL, "spelling"]),
         ("gated", 2, [MODEL, "HF_TOKEN"]),
         ("pickled", 2, ["safetensors"]),
-        ("altered", 3, ["model.safetensors", "damaged"]),
         ("slow", 6, [MODEL, "HF_ENDPOINT"]),
         ("down", 6, [MODEL]),
         ("cut", 6, ["broke off"]),
@@ -172,8 +171,6 @@ def test_a_model_that_does_not_arrive_is_told_in_two_lines_and_leaves_nothing_ha
             (tmp_path / "pickled").mkdir()
             for name in ("config.json", "pytorch_model.bin"):
                 (tmp_path / "pickled" / name).write_text("{}")
-        case "altered":
-            hub.failures.altered.add("model.safetensors")
         case "slow":
             hub.failures.delay_seconds = 300
         case "down":

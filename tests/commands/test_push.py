@@ -105,8 +105,6 @@ def push_with(failure: str, hub: HubServer, run: Path, *, command: Command) -> O
         match failure:
             case "no token":
                 patch.delenv("HF_TOKEN")
-            case "no header":
-                patch.setenv("HF_TOKEN", f"{TOKEN}\x07é")
             case "refused token":
                 hub.failures.refuses_tokens = True
             case "not the owner":
@@ -127,7 +125,6 @@ def push_with(failure: str, hub: HubServer, run: Path, *, command: Command) -> O
     ("failure", "code", "words"),
     [
         ("no token", 2, ["hf auth login", "HF_TOKEN"]),
-        ("no header", 2, ["hf auth login", "characters"]),
         ("refused token", 2, [NAME, "hf auth login"]),
         ("not the owner", 2, [NAME, "You don't have the rights", "OWNER"]),
         ("no owner", 2, ["OWNER/NAME"]),

@@ -15,7 +15,6 @@ from trec_files import TREC_DIR, needs_trec
 from finetune.data import trec
 from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY, PUBLISHED, PublishedFile, load_trec
 from finetune.errors import (
-    ChecksumDiffers,
     DataNotFound,
     DataUnreadable,
     HubNotReachable,
@@ -166,19 +165,6 @@ def test_a_hub_without_trec_leads_to_the_original_address(
     assert contents(table) == contents(again)
     assert contents(table) == contents(load(raw))
     assert any(isinstance(event, Info) and address in event.message for event in emitted)
-
-
-def test_damage_on_the_way_is_not_hidden_by_the_other_address(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        path = tmp_path / f"hub/default/{split}/0000.parquet"
-        write_parquet(path, [row[:2] for row in ROWS])
-    with (
-        HubServer(datasets={HUB_REPOSITORY: tmp_path / "hub"}) as hub,
-        hub_client(endpoint=hub.endpoint, home=tmp_path / "home"),
-    ):
-        hub.failures.altered.add("0000.parquet")
-        with pytest.raises(ChecksumDiffers):
-            load(None)
 
 
 def test_without_any_network_the_remedy_names_the_ways_out(
