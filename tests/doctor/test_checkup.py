@@ -390,7 +390,7 @@ def test_offline_mode_is_a_warning_that_names_the_variable(tmp_path: Path) -> No
         assert hub.requests == []
     assert check.status == "warning"
     assert "HF_HUB_OFFLINE" in check.finding
-    assert check.remedy == "unset HF_HUB_OFFLINE and run again"
+    assert "HF_HUB_OFFLINE" in check.remedy
 
 
 def test_a_token_that_is_refused_is_a_warning_that_names_it(
