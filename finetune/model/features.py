@@ -1,8 +1,6 @@
 """The features of whole splits: computed by the frozen layers, or read from the store."""
 
-import errno
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,26 +10,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.precision import autocast
 from finetune.distributed.processes import ALONE, MAX_SECONDS, Processes
-from finetune.events import Advance, Emit, Info, WarningMessage
+from finetune.events import Advance, Emit, Info
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.tensor_store import TensorStore, key_of
 from finetune.tokenization.buckets import Batch, plan_extraction
-from finetune.tokenization.examples import Examples, Inputs, InputsOf, fill_batch
+from finetune.tokenization.examples import Examples, Inputs, fill_batch
 
 PROGRESS_EVENTS = 10
 # Features are held in memory until there are as many as go to one file of the store.
 PART_BYTES = 2**26
-# Fraction of the free memory for features that can't be written to the store.
-MEMORY_FRACTION = 0.25
-TENSOR = "features"
 
 
-class FeaturesDoNotFit(Exception):
-    """Neither the disk of the store nor the memory has room for the features."""
+class FeaturesNotStored(Exception):
+    """The store can't be written to, for the reason that is its argument."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +44,9 @@ class FrozenLayers:
         with autocast(self.device, precision=self.precision):
             return self.extractor.extract(on_device)
 
-    def shape(self, lengths: NDArray[np.int64]) -> tuple[int, int]:
-        """Return the shape of the features of texts of these lengths: [tokens or texts, hidden]."""
-        vectors = lengths.sum() if self.extractor.per_token else len(lengths)
-        return int(vectors), self.extractor.hidden_size
-
-    def size_bytes(self, lengths: NDArray[np.int64]) -> int:
-        """Return the size in fp32 of the features of texts of these lengths in tokens."""
-        return math.prod(self.shape(lengths)) * torch.float32.itemsize
+    def vector_counts(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many vectors the features of texts of some lengths are."""
+        return lengths if self.extractor.per_token else np.ones_like(lengths)
 
 
 def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precision: str) -> str:
@@ -95,7 +84,7 @@ def with_features(
     the others; what another could not write to a store that both see is computed here as well.
 
     Raises:
-        FeaturesDoNotFit: If there is no room for them, neither on the disk nor in memory.
+        FeaturesNotStored: If the disk is full or the store can't be written to.
     """
     # The last bits of a text's features depend on its batch, so that the same texts always come in
     # the same batches.
@@ -108,31 +97,42 @@ def with_features(
     tokens = np.cumsum([len(batch.indices) * batch.padded_length for batch in batches])
     ends = np.searchsorted(tokens, tokens[-1] * np.arange(1, processes.count) / processes.count)
     shares = [
-        _Extraction(examples, layers, batches[start:end], batch_size, notes, emit)
+        _Share(examples, layers, batches[start:end], batch_size, notes, emit)
         for start, end in zip([0, *ends], [*ends, len(batches)], strict=True)
     ]
     keys = processes.gather(shares[processes.index].key())
     own = {processes.index}
     found: dict[int, list[torch.Tensor]] = {}
     for numbers in (own, set(range(processes.count)) - own):
-        has_room = True
+        failure = ""
         with processes.oom_on_all_ranks(layers.device.memory, seconds=MAX_SECONDS):
             try:
-                found |= {number: shares[number].get(store, keys[number]) for number in numbers}
-            except FeaturesDoNotFit:
-                has_room = False
-        if processes.any(not has_room):
-            raise FeaturesDoNotFit
-    vectors = _Vectors([part for number in range(processes.count) for part in found[number]])
-    order = _indices(batches)
-    if layers.extractor.per_token:
-        return replace(examples, inputs_of=_read_tokens(examples, vectors, order))
-    return replace(examples, inputs_of=_read_pooled(vectors, order, layers.takes_4d_mask))
+                found |= {one: shares[one].read_or_compute(store, keys[one]) for one in numbers}
+            except OSError as error:
+                failure = error.strerror or str(error)
+        if processes.any(bool(failure)):
+            raise FeaturesNotStored(failure or "another process can't write to it")
+    features = _Features(
+        [part for number in range(processes.count) for part in found[number]],
+        layers.vector_counts(examples.lengths),
+        order=np.concatenate([batch.indices for batch in batches]),
+    )
+
+    def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
+        vectors = features.of(indices)
+        if not layers.extractor.per_token:
+            return pooled_inputs(vectors, takes_4d_mask=layers.takes_4d_mask)
+        mask = examples.inputs_of(indices, padded_length)["attention_mask"]
+        embeddings = vectors.new_zeros(len(indices), padded_length, vectors.shape[1])
+        embeddings[mask.reshape(len(indices), padded_length).bool()] = vectors
+        return {"inputs_embeds": embeddings, "attention_mask": mask}
+
+    return replace(examples, inputs_of=inputs_of)
 
 
 @dataclass(frozen=True)
-class _Extraction:
-    """One pass of the frozen layers over a split, or over a share of it."""
+class _Share:
+    """What one process computes of the features of a split."""
 
     examples: Examples
     layers: FrozenLayers
@@ -151,37 +151,26 @@ class _Extraction:
 
         return key_of(ingredients())
 
-    def get(self, store: TensorStore, key: str) -> list[torch.Tensor]:
-        """Return the features that the store has, or compute and store them."""
-        stored = store.read(key, emit=self.emit)
-        verb = "computing" if stored is None else "reusing"
+    def read_or_compute(self, store: TensorStore, key: str) -> list[torch.Tensor]:
+        parts = store.read(key, emit=self.emit)
+        verb = "computing" if parts is None else "reusing"
         rows, split = len(self.examples.labels), self.notes["split"]
         self.emit(Info(f"{verb} features of the frozen layers for {rows:,} {split} rows"))
-        if stored is None:
-            return self._compute(store, key)
-        return [part[TENSOR] for part in stored]
+        if parts is None:
+            counts = self.layers.vector_counts(self.examples.lengths)
+            vectors = int(sum(counts[batch.indices].sum() for batch in self.batches))
+            shape = (vectors, self.layers.extractor.hidden_size)
+            parts = store.write(
+                key,
+                ({"features": part} for part in self._compute()),
+                size_bytes=math.prod(shape) * torch.float32.itemsize,
+                notes={**self.notes, "shape": shape},
+            )
+        return [part["features"] for part in parts]
 
-    def _compute(self, store: TensorStore, key: str) -> list[torch.Tensor]:
-        lengths = self.examples.lengths[_indices(self.batches)]
-        size_bytes = self.layers.size_bytes(lengths)
-        try:
-            if not store.would_fit(size_bytes):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            notes = {**self.notes, "shape": self.layers.shape(lengths)}
-            parts = ({TENSOR: part} for part in self._parts())
-            stored = store.write(key, parts, size_bytes=size_bytes, notes=notes)
-            return [part[TENSOR] for part in stored]
-        except OSError as error:
-            if size_bytes > MEMORY_FRACTION * host_memory.spare_bytes():
-                raise FeaturesDoNotFit from error
-            reason = f"can't be written to {store.folder} ({error.strerror})"
-            remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
-            self.emit(WarningMessage(f"features {reason}: they stay in memory", remedy=remedy))
-            return list(self._parts())
-
-    def _parts(self) -> Iterator[torch.Tensor]:
+    def _compute(self) -> Iterator[torch.Tensor]:
         """Yield the features without padding, on the CPU, about ``PART_BYTES`` at once."""
-        part: list[torch.Tensor] = []
+        part = [torch.empty(0, self.layers.extractor.hidden_size)]
         step = math.ceil(len(self.batches) / PROGRESS_EVENTS)
         done, total = 0, sum(len(batch.indices) for batch in self.batches)
         for number, batch in enumerate(self.batches, start=1):
@@ -190,16 +179,15 @@ class _Extraction:
             if self.layers.extractor.per_token:
                 mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
                 features = features[mask.bool()]
-            part.append(features)
-            done += count
-            is_last = number == len(self.batches)
-            if is_last or number % step == 0:
-                self.emit(Advance(done, total))
-            if is_last or sum(one.nbytes for one in part) >= PART_BYTES:
+            if sum(one.nbytes for one in part) >= PART_BYTES:
                 yield torch.cat(part)
                 part = []
-        if not self.batches:
-            yield torch.empty(0, self.layers.extractor.hidden_size)
+            # An empty tensor of fp32 would make features of bf16 fp32.
+            part = [*(one for one in part if len(one)), features]
+            done += count
+            if number % step == 0 or number == len(self.batches):
+                self.emit(Advance(done, total))
+        yield torch.cat(part)
 
     def _inputs(self, batch: Batch) -> Inputs:
         indices, shapes = batch.indices, self.layers.device.shapes
@@ -209,54 +197,37 @@ class _Extraction:
         return self.examples.inputs_of(indices, batch.padded_length)
 
 
-@dataclass(frozen=True)
-class _Vectors:
-    """The features of a split, one vector a token or a text, in one or more tensors."""
+class _Features:
+    """The features of a split: the vectors of the examples, end to end, in one or more tensors.
 
-    parts: Sequence[torch.Tensor]
+    Args:
+        counts: Vectors of each example: int64 of shape [examples].
+        order: In which order the examples were computed: int64 of shape [examples].
+    """
 
-    def take(self, numbers: NDArray[np.int64]) -> torch.Tensor:
-        """Return the vectors of these numbers, as they are counted over all parts."""
-        if len(self.parts) == 1:
-            return self.parts[0][torch.from_numpy(numbers)]
-        starts = np.cumsum([0, *map(len, self.parts)])
-        part_of_number = np.searchsorted(starts, numbers, side="right") - 1
-        taken = self.parts[0].new_empty(len(numbers), self.parts[0].shape[1])
-        for index in np.unique(part_of_number):
-            here = np.flatnonzero(part_of_number == index)
-            inside = torch.from_numpy(numbers[here] - starts[index])
-            taken[torch.from_numpy(here)] = self.parts[index][inside]
+    def __init__(
+        self,
+        parts: Sequence[torch.Tensor],
+        counts: NDArray[np.int64],
+        *,
+        order: NDArray[np.int64],
+    ) -> None:
+        self._parts, self._counts = parts, counts
+        self._firsts = np.empty_like(counts)
+        self._firsts[order] = np.cumsum(counts[order]) - counts[order]
+        self._starts = np.cumsum([0, *map(len, parts)])
+
+    def of(self, examples: NDArray[np.int64]) -> torch.Tensor:
+        """Return the vectors of some examples, end to end: [vectors, hidden]."""
+        counts = self._counts[examples]
+        shifts = self._firsts[examples] - (np.cumsum(counts) - counts)
+        numbers = np.repeat(shifts, counts) + np.arange(counts.sum())
+        if len(self._parts) == 1:
+            return self._parts[0][torch.from_numpy(numbers)]
+        owners = np.searchsorted(self._starts, numbers, side="right") - 1
+        taken = self._parts[-1].new_empty(len(numbers), self._parts[-1].shape[1])
+        for owner in np.unique(owners):
+            here = np.flatnonzero(owners == owner)
+            inside = torch.from_numpy(numbers[here] - self._starts[owner])
+            taken[torch.from_numpy(here)] = self._parts[owner][inside]
         return taken
-
-
-def _indices(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    return np.concatenate([np.empty(0, np.int64), *(batch.indices for batch in batches)])
-
-
-def _read_pooled(vectors: _Vectors, order: NDArray[np.int64], takes_4d_mask: bool) -> InputsOf:
-    """Return what reads an example's one vector out of those of a split, computed in an order."""
-    vector_of_example = np.argsort(order)
-
-    def inputs_of(indices: NDArray[np.int64], _: int) -> Inputs:
-        features = vectors.take(vector_of_example[indices])
-        return pooled_inputs(features, takes_4d_mask=takes_4d_mask)
-
-    return inputs_of
-
-
-def _read_tokens(examples: Examples, vectors: _Vectors, order: NDArray[np.int64]) -> InputsOf:
-    """Return what reads the vectors of an example's tokens, padded, and their mask."""
-    starts = np.empty_like(order)
-    starts[order] = np.cumsum(examples.lengths[order]) - examples.lengths[order]
-
-    def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
-        mask = examples.inputs_of(indices, padded_length)["attention_mask"]
-        lengths = examples.lengths[indices]
-        firsts = starts[indices] - (np.cumsum(lengths) - lengths)
-        numbers = np.repeat(firsts, lengths) + np.arange(lengths.sum())
-        taken = vectors.take(numbers)
-        features = taken.new_zeros(len(indices), padded_length, taken.shape[1])
-        features[mask.reshape(len(indices), padded_length).bool()] = taken
-        return {"inputs_embeds": features, "attention_mask": mask}
-
-    return inputs_of

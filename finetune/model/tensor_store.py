@@ -6,6 +6,7 @@ name and renamed at the end. Its files are mapped into memory, so that the syste
 back where it is short, and stay readable after their deletion.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -55,12 +56,6 @@ class TensorStore:
     limit_bytes: int
     _keys_in_use: set[str] = field(default_factory=set, init=False)
 
-    def would_fit(self, size_bytes: int) -> bool:
-        """Whether the disk has room for an entry, with that of those it would evict."""
-        existing = next(one for one in (self.folder, *self.folder.parents) if one.is_dir())
-        evicted_bytes = sum(one.size_bytes for one in self._evicted_by(size_bytes) or ())
-        return size_bytes <= shutil.disk_usage(existing).free + evicted_bytes
-
     def read(self, key: str, *, emit: Emit) -> "list[Tensors] | None":
         """Return the parts of an entry, mapped; None if there is none, or, with a warning, damage.
 
@@ -95,9 +90,13 @@ class TensorStore:
         """
         from safetensors.torch import save
 
+        existing = next(one for one in (self.folder, *self.folder.parents) if one.is_dir())
+        evicted = self._evicted_by(size_bytes)
+        evicted_bytes = sum(one.size_bytes for one in evicted or ())
+        if size_bytes > shutil.disk_usage(existing).free + evicted_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._delete_leftovers()
-        evicted = self._evicted_by(size_bytes)
         for entry in evicted or ():
             _delete(self.folder / entry.key)
         partial = self.folder / f"{uuid4().hex}{PARTIAL_SUFFIX}"

@@ -6,12 +6,12 @@ from torch import nn
 
 from finetune.config.mode import Mode
 from finetune.config.schema import CacheConfig
-from finetune.devices.base import gibibytes, place
+from finetune.devices.base import place
 from finetune.devices.batch_size import BatchSize
 from finetune.events import Emit, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, split_frozen
 from finetune.model.features import (
-    FeaturesDoNotFit,
+    FeaturesNotStored,
     FrozenLayers,
     key_of_frozen_layers,
     with_features,
@@ -87,13 +87,11 @@ def _checked_features(
     layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
     try:
         examples = _all_features(preparation, layers, batch_size, emit=emit)
-    except FeaturesDoNotFit:
-        size_bytes = sum(layers.size_bytes(one.lengths) for one in preparation.examples.values())
+    except FeaturesNotStored as error:
         emit(
             WarningMessage(
-                f"the features of all splits, {gibibytes(size_bytes)}, do not fit the disk: the "
-                "frozen layers run at every step",
-                remedy="make room, or name a folder on another disk with --cache-dir",
+                f"the features can't be stored ({error}): the frozen layers run at every step",
+                remedy="make room with finetune cache clear, or name a folder with --cache-dir",
             )
         )
         return None

@@ -234,18 +234,18 @@ def test_the_disk_is_asked_for_room_and_what_would_be_evicted_counts(
         usage = shutil.disk_usage("/")._replace(free=free_bytes)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
-    set_free_bytes(500)
-    store = open_small_store()
-    size_bytes = store.limit_bytes // 3
-    assert store.would_fit(500)
-    assert not store.would_fit(501)  # before there is a folder
+    set_free_bytes(3 * random_features().nbytes)
+    with pytest.raises(OSError, match="No space left"):
+        keep(open_small_store(), "large", random_features(3001))
     for key in "abc":
         keep(open_small_store(), key, random_features())
-    set_free_bytes(size_bytes - 1)
-    assert open_small_store().would_fit(2 * size_bytes - 1)
-    for key in "abc":
-        read_quietly(store, key)
-    assert not store.would_fit(size_bytes)
+    set_free_bytes(0)
+    keep(open_small_store(), "d", random_features())
+    run = open_small_store()
+    for key in keys_of(run):
+        read_quietly(run, key)
+    with pytest.raises(OSError, match="No space left"):
+        keep(run, "e", random_features())
 
 
 def test_two_writers_of_one_key_do_not_disturb_each_other(store: TensorStore) -> None:
