@@ -85,7 +85,14 @@ class ModelSource:
     def read_weights(self, *, may_be_missing: bool) -> "dict[str, torch.Tensor]":
         """Return the weights by name, mapped; none is read before all files are safetensors."""
         with self.failures_explained():
-            files = [_open_safetensors(file) for file in self._weight_files()]
+            files = []
+            for file in self._weight_files():
+                try:
+                    files.append(safe_open(file, framework="pt"))
+                except (OSError, SafetensorError) as error:
+                    raise ValueError(
+                        f"{file.name} can't be read as safetensors: {error}"
+                    ) from error
             weights = {name: file.get_tensor(name) for file in files for name in file.offset_keys()}
         if not weights and not may_be_missing:
             raise ModelUnsupported(
@@ -103,8 +110,7 @@ class ModelSource:
     def tokenizer_sha256(self) -> str:
         """Digest of the files that the tokenizer is made from."""
         named = (one for one in self.folder.iterdir() if _TOKENIZER_FILE.match(one.name))
-        files = [one for one in named if one.is_file()]
-        return _digest(sorted(files))
+        return _digest(sorted(one for one in named if one.is_file()))
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:
@@ -133,7 +139,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
     """Find the files of a folder, a Hub id, or ``minilm``; those of the Hub are fetched.
 
     Raises:
-        FinetuneError: As :func:`fetch_model` does.
+        FinetuneError: As ``fetch_model`` does.
         ConfigurationInvalid: If a revision is given for a folder.
         ModelNotFound: If there is no such folder or repository, or no model in the folder.
     """
@@ -150,14 +156,21 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
             raise HubNotReachable(error.message, remedy=remedy) from error
         return ModelSource(name, files, commit=files.name)
     if revision is not None:
-        reason = f"{name} is a folder, which has no revision {revision}"
-        remedy = "leave --revision out, or name a repository on the Hub"
-        raise ConfigurationInvalid(reason, remedy=remedy)
+        raise ConfigurationInvalid(
+            f"{name} is a folder, which has no revision {revision}",
+            remedy="leave --revision out, or name a repository on the Hub",
+        )
     if not os.path.isfile(folder / CONFIG):
-        reason = f"{name} is no folder with a model: it has no {CONFIG}"
-        remedy = "name the folder that save_pretrained() wrote, such as RUN/model"
-        raise ModelNotFound(reason, remedy=remedy)
+        raise ModelNotFound(
+            f"{name} is no folder with a model: it has no {CONFIG}",
+            remedy="name the folder that save_pretrained() wrote, such as RUN/model",
+        )
     return ModelSource(name, folder, commit=None)
+
+
+def load_tokenizer(name: str, *, revision: str | None) -> "PreTrainedTokenizerFast":
+    """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it."""
+    return find_model(name, revision=revision, with_weights=False).read_tokenizer()
 
 
 @contextmanager
@@ -174,11 +187,6 @@ def silence_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if had_bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def load_tokenizer(name: str, *, revision: str | None) -> "PreTrainedTokenizerFast":
-    """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it."""
-    return find_model(name, revision=revision, with_weights=False).read_tokenizer()
 
 
 def _packaged_minilm() -> ModelSource | None:
@@ -223,13 +231,6 @@ def _read_shard_names(folder: Path) -> list[str]:
         if Path(str(name)).name != name or not name.endswith(".safetensors"):
             raise ValueError(f"{SHARDS_INDEX} names {name}, no safetensors file of its folder")
     return names
-
-
-def _open_safetensors(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{file.name} can't be read as safetensors: {error}") from error
 
 
 def _digest(files: list[Path]) -> str:
