@@ -219,7 +219,7 @@ def read_texts(
     from finetune.data.stream import read_rows
     from finetune.runs.manifest import Manifest
 
-    saved, manifest = folder.read_config().data, Manifest.read(folder.manifest_file)
+    saved, manifest = folder.read_config().data, Manifest.read(folder)
     options = DataOptions(
         str(file),
         saved.label,

@@ -127,7 +127,7 @@ def command(
 
         facts, training = results.facts, results.training
         folder = RunFolder(Path(results.output_dir))
-        pair = " --text-pair TEXT" * Manifest.read(folder.manifest_file).reads_pairs
+        pair = " --text-pair TEXT" * Manifest.read(folder).reads_pairs
         show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
         show_lines(
             f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "

@@ -94,11 +94,11 @@ def _train_missing(
     if not missing:
         emit(Info(f"the runs in {parent.path} have finished: nothing is left to do"))
         return
-    preparation = prepare(_with_seed(config, missing[0]), origins=origins, emit=shared)
+    preparation = prepare(_with_seed(config, missing[0]), option_sources=origins, emit=shared)
     if is_new:
         held.set_aside_previous()
     elif before := parent.first_begun():
-        saved = Manifest.read(before.manifest_file)
+        saved = Manifest.read(before)
         saved.check(Manifest.of(preparation), remedy="restore it, or train in another folder")
     parent.write(parent.read(seeds, metric=metric))
     for seed in missing:

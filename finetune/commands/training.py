@@ -40,7 +40,9 @@ def train(work: Work, *, emit: Emit, processes: Processes = ALONE) -> RunResults
     """
     log = WarningLog(emit)
     with kept_awake(), _hold(work, processes) as folder, interruption_explained(folder):
-        preparation = prepare(work.config, origins=work.origins, emit=log, processes=processes)
+        preparation = prepare(
+            work.config, option_sources=work.origins, emit=log, processes=processes
+        )
         if work.continued:
             _check_data(preparation, work.continued)
         results, _ = train_and_finish(
@@ -70,7 +72,7 @@ def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) 
 def _check_data(preparation: Preparation, continued: RunFolder) -> None:
     remedy = "restore it, or train the model on it as a new run, with --model"
     now = replace(Manifest.of(preparation), model={})
-    saved = Manifest.read(continued.manifest_file)
+    saved = Manifest.read(continued)
     saved.check(now, remedy=f"{remedy} {continued.model_folder}")
 
 

@@ -20,7 +20,7 @@ from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.mps.environment import check_fallback, check_math, check_watermarks
 from finetune.errors import FinetuneError, ModelNotFound
 from finetune.hub import ask_hub, endpoint
-from finetune.runs.environment import PACKAGES
+from finetune.runs.manifest import PACKAGES
 
 _DISTRIBUTION = "finetune-mps"
 _HUB_TIMEOUT_SECONDS = 3.0

@@ -43,7 +43,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         base=_as_code(_public_name(results.facts.model)),
         data=_as_code(_title_of_data(results.facts.data)),
         cell=_as_words,
-        reads_pairs=Manifest.read(folder.manifest_file).reads_pairs,
+        reads_pairs=Manifest.read(folder).reads_pairs,
         options=options,
         head_length=head_tokens(options.max_length),
         config=_public_config(config),

@@ -37,7 +37,7 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
         raise NotARun(
             f"the run in {folder.path} has no {split} split", remedy=f"it has: {', '.join(splits)}"
         )
-    Manifest.read(folder.manifest_file).check(
+    Manifest.read(folder).check(
         Manifest.of_data(data),
         remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
     )
@@ -53,7 +53,7 @@ def evaluate_data(
         DataError: If the data can't be read, or has classes that the model lacks.
     """
     options = data_options(folder.read_config().data)
-    manifest = Manifest.read(folder.manifest_file)
+    manifest = Manifest.read(folder)
     rows = load_rows(
         replace(options, data=source, earlier_columns=manifest.columns, **columns),
         task=folder.read_task(),

@@ -1,4 +1,4 @@
-"""Keeps the steps and validations of a run in its folder."""
+"""Keeps the steps, validations and warnings of a run in its folder."""
 
 import json
 from collections.abc import Sequence
@@ -22,32 +22,56 @@ class Journal:
     """
 
     def __init__(self, folder: RunFolder, emit: Emit) -> None:
-        self._folder, self._emit = folder, emit
+        self._file, self._emit = folder.metrics_file, emit
         self._unwritten: list[dict[str, Any]] = []
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
         """Keep an event and pass it on."""
-        row = _row(event)
-        if row is not None:
-            self._unwritten.append(row)
+        if isinstance(event, Step | Validation):
+            self._unwritten.append(_row(event))
             self.write()
         self._emit(event)
 
     def write(self) -> bool:
         """Write the rows that are still to write; return whether all are written."""
-        file = self._folder.metrics_file
         try:
-            append_jsonl(file, self._unwritten)
+            append_jsonl(self._file, self._unwritten)
         except OSError as error:
             if not self._has_warned:
-                message = f"{file} can't be written: {error.strerror}"
+                message = f"{self._file} can't be written: {error.strerror}"
                 remedy = "the run goes on and tries again; it writes no checkpoint until then"
                 self._emit(WarningMessage(message, remedy=remedy))
         else:
             self._unwritten.clear()
         self._has_warned = bool(self._unwritten)
         return not self._unwritten
+
+
+def _row(event: Step | Validation) -> dict[str, Any]:
+    if isinstance(event, Validation):
+        metrics = {f"eval_{name}": value for name, value in event.metrics.items()}
+        return {"kind": "validation", "step": event.step, "epoch": event.epoch, **metrics}
+    return {
+        "kind": "step",
+        "step": event.step,
+        "epoch": event.epoch,
+        "loss": event.loss,
+        "learning_rate": event.learning_rate,
+        "examples_per_second": event.examples_per_second,
+        "memory_bytes": event.memory_bytes,
+        "held_bytes": event.held_bytes,
+    }
+
+
+def continue_journal(folder: RunFolder, *, steps: int) -> None:
+    """Drop the rows after the step that a run resumes from, and what a power cut has torn."""
+    rows = []
+    for line in folder.metrics_file.read_bytes().split(b"\n"):
+        with suppress(ValueError, LookupError, TypeError):
+            row = json.loads(line)
+            rows += [row] if row["step"] <= steps else []
+    write_jsonl(folder.metrics_file, rows)
 
 
 class WarningLog:
@@ -81,8 +105,9 @@ class WarningLog:
         self._write()
 
     def _write(self) -> None:
+        # On a full disk, of which the journal warns, they are written with a later one.
         if self._folder and self._unwritten:
-            with suppress(OSError):  # on a full disk, of which the journal warns: with a later one
+            with suppress(OSError):
                 append_jsonl(self._folder.warnings_file, self._unwritten)
                 self._unwritten.clear()
 
@@ -91,41 +116,4 @@ def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:
     """Return the warnings of a run, each once: a resumed run repeats some."""
     if not folder.warnings_file.exists():
         return ()
-    found = (WarningMessage(**row) for row in read_jsonl(folder.warnings_file))
-    return [*dict.fromkeys(found)]
-
-
-def continue_journal(folder: RunFolder, *, steps: int) -> None:
-    """Drop what was written after the step from which a run resumes, and what was torn."""
-    if folder.metrics_file.exists():
-        lines = folder.metrics_file.read_bytes().split(b"\n")
-        rows = filter(None, map(_read_row, lines))
-        write_jsonl(folder.metrics_file, (row for row in rows if row["step"] <= steps))
-
-
-def _read_row(line: bytes) -> dict[str, Any] | None:
-    """Return a row, or None where a power cut left something else."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    strict = isinstance(row, dict) and isinstance(row.get("step"), int)
-    return row if strict else None
-
-
-def _row(event: Event) -> dict[str, Any] | None:
-    if isinstance(event, Step):
-        return {
-            "kind": "step",
-            "step": event.step,
-            "epoch": event.epoch,
-            "loss": event.loss,
-            "learning_rate": event.learning_rate,
-            "examples_per_second": event.examples_per_second,
-            "memory_bytes": event.memory_bytes,
-            "held_bytes": event.held_bytes,
-        }
-    if isinstance(event, Validation):
-        metrics = {f"eval_{name}": value for name, value in event.metrics.items()}
-        return {"kind": "validation", "step": event.step, "epoch": event.epoch, **metrics}
-    return None
+    return [*dict.fromkeys(WarningMessage(**row) for row in read_jsonl(folder.warnings_file))]

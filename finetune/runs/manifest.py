@@ -1,26 +1,48 @@
-"""What a run was made from, so that whoever uses it later works on the same."""
+"""What a run was made from, manifest.json, and with what, environment.json."""
 
 import hashlib
+import os
+import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
-
-from finetune.errors import DataDiffers, NotARun
+from finetune.devices.mps.power import power_facts
+from finetune.errors import DataDiffers
 from finetune.files import read_json, write_json
-from finetune.runs.environment import package_versions
+from finetune.runs.details import AutoTunedOption
+from finetune.runs.folder import RunFolder
+from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
     from finetune.data.source import DataSource, LoadedData
-    from finetune.model.source import ModelSource
     from finetune.runs.preparation import Preparation
     from finetune.tasks.base import Task
 
 SCHEMA_VERSION = 1
+PACKAGES = (
+    "finetune-mps",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "accelerate",
+    "evaluate",
+    "numpy",
+    "scikit-learn",
+)
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that compute."""
+    return {package: version(package) for package in PACKAGES}
 
 
 @dataclass(frozen=True)
@@ -28,7 +50,8 @@ class Manifest:
     """What a run was made from.
 
     Args:
-        sources: sha256 of each source file by its path, or the commit of a Hub data set by its id.
+        sources: sha256 of each source file by its absolute path, or the commit of a data set of the
+            Hub by its id.
         splits: A digest of each split's texts and labels in their order.
         model: Commit of the model on the Hub, and digests of its weights and tokenizer files.
         packages: Versions of the packages that compute.
@@ -45,17 +68,15 @@ class Manifest:
     reads_pairs: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
 
-    def write(self, path: Path) -> None:
-        """Write the manifest as JSON, whole or not at all."""
-        write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(self)})
-
     @classmethod
     def of(cls, preparation: "Preparation") -> "Manifest":
         """Return the manifest of a run that begins now."""
+        source = preparation.text_model.source
+        commit = {"commit": source.commit} if source.commit else {}
         return cls(
             sources=describe_sources(preparation.sources),
             splits=digest_splits(preparation.splits, preparation.task),
-            model=describe_model(preparation.text_model.source),
+            model=commit | {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256},
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
             reads_pairs="text_pair" in preparation.splits["train"].column_names,
@@ -65,31 +86,26 @@ class Manifest:
     @classmethod
     def of_data(cls, data: "LoadedData") -> "Manifest":
         """Return the part of a manifest that says what the data is now."""
+        sources = describe_sources(data.sources)
         splits = digest_splits(data.splits, data.task)
-        return replace(_EMPTY, sources=describe_sources(data.sources), splits=splits)
+        return cls(sources, splits, model={}, packages={}, metrics_precision="")
 
     @classmethod
-    def read(cls, path: Path) -> "Manifest":
-        """Return the manifest in a file; an empty one where an older version has written none.
+    def read(cls, folder: RunFolder) -> "Manifest":
+        """Return the manifest of a run, or raise ``NotARun``."""
+        from pydantic import TypeAdapter
 
-        Raises:
-            NotARun: If the file can't be read as one.
-        """
-        if not path.is_file():
-            return _EMPTY
-        try:
-            return TypeAdapter(cls).validate_python(read_json(path))
-        except (OSError, ValueError) as error:
-            raise NotARun(
-                f"{path} does not say what the run was made from",
-                remedy="restore the file, or make the run again",
-            ) from error
+        return folder.read(folder.manifest_file, TypeAdapter(cls).validate_python)
+
+    def write(self, folder: RunFolder) -> None:
+        """Write ``manifest.json``."""
+        write_json(folder.manifest_file, {"schema_version": SCHEMA_VERSION, **asdict(self)})
 
     def check(self, now: "Manifest", *, remedy: str) -> None:
-        """Make sure that a configuration still stands for the same data and model.
+        """Make sure that data and model are those that the run began with.
 
         Args:
-            now: Made from what there is now; what one of both lacks is not compared.
+            now: What there is now. Fields missing on either side are not compared.
             remedy: What the user can do if something differs.
 
         Raises:
@@ -104,17 +120,8 @@ class Manifest:
             raise DataDiffers(f"changed since the run began: {', '.join(differing)}", remedy=remedy)
 
 
-_EMPTY = Manifest(sources={}, splits={}, model={}, packages={}, metrics_precision="")
-
-
 def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [name for name, digest in now.items() if before.get(name, digest) != digest]
-
-
-def describe_model(source: "ModelSource") -> dict[str, str]:
-    """Return a model's commit, if it is from the Hub, and digests of its weights and tokenizer."""
-    commit = {"commit": source.commit} if source.commit else {}
-    return {**commit, "weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256}
 
 
 def describe_sources(sources: "Sequence[DataSource]") -> dict[str, str]:
@@ -126,17 +133,63 @@ def describe_sources(sources: "Sequence[DataSource]") -> dict[str, str]:
     }
 
 
-def digest_splits(splits: "DatasetDict", task: "Task") -> dict[str, str]:
-    """Return a digest of each split's texts and labels in their order."""
-    return {name: digest_rows(rows, task) for name, rows in splits.items()}
-
-
-def digest_rows(rows: "Dataset", task: "Task") -> str:
-    """Return the sha256 of texts, labels and the names of the classes: 64 hexadecimal digits."""
+def digest_splits(splits: "Mapping[str, Dataset]", task: "Task") -> dict[str, str]:
+    """Return the sha256 of each split's class names, texts and labels, in their order."""
     from finetune.data.dataset import column_of, texts_of, update_with_texts
 
-    digest = hashlib.sha256("\0".join(task.class_names).encode())
-    for column in texts_of(rows).columns:
-        update_with_texts(digest, column)
-    digest.update(task.labels(column_of(rows, "label")).tobytes())
-    return digest.hexdigest()
+    digests = {}
+    for name, rows in splits.items():
+        digest = hashlib.sha256("\0".join(task.class_names).encode())
+        for column in texts_of(rows).columns:
+            update_with_texts(digest, column)
+        digest.update(task.labels(column_of(rows, "label")).tobytes())
+        digests[name] = digest.hexdigest()
+    return digests
+
+
+def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
+    """Write versions, machine, where options come from, and what was chosen by measurements."""
+    import torch
+
+    timing, processes = preparation.precision_timing, preparation.processes
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": package_versions(),
+        **power_facts(),
+        "device": preparation.device.description,
+        "threads": torch.get_num_threads(),
+        "origins": dict(preparation.option_sources),
+        "choices": [asdict(choice) for choice in preparation.choices],
+        **({"processes": processes.count} if processes.count > 1 else {}),
+        **({"precision_timing": asdict(timing)} if timing else {}),
+    }
+    write_json(folder.environment_file, environment)
+
+
+def restore_threads(folder: RunFolder) -> None:
+    """Compute with as many CPU threads as the run began with: sums of others differ in their bits.
+
+    ``OMP_NUM_THREADS`` goes first, and a machine with fewer cores keeps its own number.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    with suppress(OSError, ValueError, KeyError):
+        threads = read_json(folder.environment_file)["threads"]
+        torch.set_num_threads(min(threads, os.cpu_count() or 1))
+
+
+def read_measured(folder: RunFolder) -> tuple[Sequence[AutoTunedOption], PrecisionTiming | None]:
+    """Return what a run has chosen by measurements; nothing if that can't be read."""
+    from pydantic import TypeAdapter
+
+    try:
+        found = read_json(folder.environment_file)
+        measured = found["choices"], found.get("precision_timing")
+        return TypeAdapter(tuple[list[AutoTunedOption], PrecisionTiming | None]).validate_python(
+            measured
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return (), None

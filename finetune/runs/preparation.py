@@ -43,7 +43,7 @@ class Preparation:
             training changes it.
         encoding_seconds: Time that the token ids took.
         precision_timing: What the precision was chosen by; None where it was given.
-        origins: The file, variable or flag of each option that one of them gives.
+        option_sources: The file, variable or flag of each option that one of them gives.
         choices: What else was chosen by measurements.
         processes: Those that train together, each with a preparation of its own.
     """
@@ -57,7 +57,7 @@ class Preparation:
     encoding_seconds: float
     columns: Mapping[str, str] = field(default_factory=dict)
     precision_timing: PrecisionTiming | None = None
-    origins: Mapping[str, str] = field(default_factory=dict)
+    option_sources: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[AutoTunedOption] = ()
     processes: Processes = ALONE
 
@@ -120,13 +120,14 @@ class Preparation:
 def prepare(
     config: Config,
     *,
-    origins: Mapping[str, str] | None = None,
+    option_sources: Mapping[str, str] | None = None,
     emit: Emit,
     processes: Processes = ALONE,
 ) -> Preparation:
     """Select the device, load the data and the model, and encode the texts.
 
-    ``origins`` says where the options of the configuration come from; ``processes`` train together.
+    ``option_sources`` says where the options of the configuration come from; ``processes`` train
+    together.
 
     Raises:
         FinetuneError: Of every kind that a device, data or a model can cause.
@@ -158,7 +159,7 @@ def prepare(
     seconds = time.perf_counter() - started
     return Preparation(
         config, device, loaded.sources, splits, examples, text_model, seconds,
-        columns=loaded.columns, origins=origins or {}, processes=processes,
+        columns=loaded.columns, option_sources=option_sources or {}, processes=processes,
     )  # fmt: skip
 
 

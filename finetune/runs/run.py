@@ -25,7 +25,6 @@ from finetune.model.load import save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.calibration import Predicted, finish_task
 from finetune.runs.confidences import write_confidences
-from finetune.runs.environment import read_measured, restore_threads, write_environment
 from finetune.runs.failures import (
     examples_explained,
     too_much_work_explained,
@@ -35,7 +34,7 @@ from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_inference
 from finetune.runs.journal import Journal, WarningLog, continue_journal
-from finetune.runs.manifest import Manifest
+from finetune.runs.manifest import Manifest, read_measured, restore_threads, write_environment
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.precision import with_precision
 from finetune.runs.preparation import Preparation
@@ -147,8 +146,8 @@ class Run:
         if run.processes.is_main:
             folder.set_aside_previous()
             write_text_atomically(folder.config_file, dump_config(run.preparation.resolved_config))
-            Manifest.of(run.preparation).write(folder.manifest_file)
-            write_environment(folder.environment_file, run.preparation)
+            Manifest.of(run.preparation).write(folder)
+            write_environment(folder, run.preparation)
         return run
 
     @classmethod
@@ -161,8 +160,8 @@ class Run:
         """
         processes = preparation.processes
         processes.broadcast(lambda: _check_resumable(preparation, folder))
-        restore_threads(folder.environment_file)
-        choices, timing = processes.broadcast(lambda: read_measured(folder.environment_file))
+        restore_threads(folder)
+        choices, timing = processes.broadcast(lambda: read_measured(folder))
         preparation = replace(preparation, precision_timing=timing, choices=choices)
         run = cls._build(preparation, folder, emit=emit)
         progress = run.checkpoints.restore(run.training_state)
@@ -374,7 +373,7 @@ class Run:
 def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
     if not folder.can_resume:
         raise nothing_to_resume(folder)
-    saved = Manifest.read(folder.manifest_file)
+    saved = Manifest.read(folder)
     saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
 
 

@@ -1,4 +1,4 @@
-"""Reports a run to a tracker of experiments, such as TensorBoard, through Accelerate."""
+"""Reports a run to an experiment tracker, such as TensorBoard, through Accelerate."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +25,8 @@ def tracked(
 ) -> Iterator["Tracking"]:
     """Yield what reports to the configuration's tracker, if it names one.
 
-    The tracker gets the options of model and training, and nothing of the data; of several
-    processes the main one alone has a tracker.
+    The tracker gets the options of model and training, and nothing of the data. Of several
+    processes only the main one has a tracker.
 
     Raises:
         FinetuneError: If the tracker can't be started.
@@ -34,20 +34,20 @@ def tracked(
     name, tracker = config.output.report_to, None
     if name != NONE and is_main:
         options = {**asdict(config.model), **asdict(config.training)}
-        given = {option: value for option, value in options.items() if value is not None}
-        tracker = start_tracker(name, folder=folder.path.resolve(), hyperparameters=given)
+        options = {option: value for option, value in options.items() if value is not None}
+        tracker = start_tracker(name, folder=folder.path.resolve(), hyperparameters=options)
     tracking = Tracking(name, tracker, emit)
     try:
         yield tracking
     finally:
-        tracking.finish()
+        tracking.call("finish")
 
 
 class Tracking:
     """An ``Emit`` that reports steps and validations to a tracker, and passes all events on.
 
     Args:
-        name: Of the tracker.
+        name: The tracker's name.
         tracker: One of Accelerate's; None for none.
         emit: Receives all events, and a warning if the tracker fails.
     """
@@ -69,23 +69,16 @@ class Tracking:
         """Report the metrics of the test split, after the last step."""
         self._log("test", metrics, step=step, epoch=epoch)
 
-    def finish(self) -> None:
-        """Let the tracker write all that it was given."""
-        with self._failure_warned():
-            if self._tracker:
-                self._tracker.finish()
-
     def _log(self, part: str, values: Mapping[str, float], *, step: int, epoch: float) -> None:
         named = {f"{part}/{name}": value for name, value in values.items()}
-        with self._failure_warned():
-            if self._tracker:
-                self._tracker.log({**named, "train/epoch": epoch}, step=step)
+        self.call("log", {**named, "train/epoch": epoch}, step=step)
 
-    @contextmanager
-    def _failure_warned(self) -> Iterator[None]:
-        """Go on without a tracker that fails, whatever its package raises, with a warning."""
+    def call(self, method: str, *arguments: Any, **options: Any) -> None:
+        """Call the tracker; go on without one that fails, whatever it raises, with a warning."""
+        if self._tracker is None:
+            return
         try:
-            yield
+            getattr(self._tracker, method)(*arguments, **options)
         except Exception as error:
             self._tracker = None
             reason = " ".join(str(error).split()) or type(error).__name__

@@ -74,7 +74,7 @@ class TrainedModel:
             BatchSize(config.training.eval_batch_size, "evaluation batch size", chosen, emit),
             processes.on(chosen),
         )
-        reads_pairs = Manifest.read(folder.manifest_file).reads_pairs
+        reads_pairs = Manifest.read(folder).reads_pairs
         return cls(config, text_model, chosen, predictor, reads_pairs)
 
     def predict(

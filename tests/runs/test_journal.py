@@ -66,11 +66,6 @@ def test_what_a_kill_or_a_power_cut_has_torn_is_dropped(torn: bytes, tmp_path: P
     assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2]
 
 
-def test_a_run_that_has_told_nothing_yet_has_nothing_to_drop(tmp_path: Path) -> None:
-    continue_journal(RunFolder(tmp_path), steps=0)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_that_the_disk_refused_are_written_later_in_their_order(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path / "run"), list[Event]()
     emit = Journal(folder, emitted.append)

@@ -8,14 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import ClassLabel, Dataset, Features, Value
 from prepared_runs import prepare_tiny
 from safetensors.torch import load_file, save_file
 
 from finetune.data.source import DataSource
 from finetune.errors import DataDiffers, NotARun
-from finetune.files import read_json
-from finetune.runs.manifest import Manifest, describe_sources, digest_rows
+from finetune.files import read_json, write_json
+from finetune.runs.folder import RunFolder
+from finetune.runs.manifest import Manifest, describe_sources, digest_splits, restore_threads
 from finetune.tasks.single import Single
 
 MANIFEST = Manifest(
@@ -34,8 +36,8 @@ def rows_of(*rows: tuple[str, int], names: tuple[str, ...] = ("a", "b")) -> Data
 
 
 def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    MANIFEST.write(tmp_path / "manifest.json")
-    assert Manifest.read(tmp_path / "manifest.json") == MANIFEST
+    MANIFEST.write(RunFolder(tmp_path))
+    assert Manifest.read(RunFolder(tmp_path)) == MANIFEST
     assert read_json(tmp_path / "manifest.json")["schema_version"] == 1
 
 
@@ -46,16 +48,11 @@ def test_the_second_texts_of_pairs_are_part_of_a_digest() -> None:
     assert len(digests | {digest(single)}) == 3
 
 
-def test_a_run_of_an_older_version_has_none_and_is_not_compared(tmp_path: Path) -> None:
-    Manifest.read(tmp_path / "manifest.json").check(MANIFEST, remedy="none")
-
-
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"sources": 1}'])
 def test_one_that_makes_no_sense_is_refused(content: str, tmp_path: Path) -> None:
-    file = tmp_path / "manifest.json"
-    file.write_text(content)
+    (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(NotARun, match=r"manifest\.json"):
-        Manifest.read(file)
+        Manifest.read(RunFolder(tmp_path))
 
 
 def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -> None:
@@ -82,7 +79,7 @@ def change_tokenizer(model: Path) -> None:
 
 
 def digest(rows: Dataset) -> str:
-    return digest_rows(rows, Single(rows.features["label"].names))
+    return digest_splits({"train": rows}, Single(rows.features["label"].names))["train"]
 
 
 @pytest.mark.parametrize(
@@ -168,3 +165,33 @@ def test_what_differs_is_named(now: Manifest, words: str) -> None:
 )
 def test_what_is_the_same_or_not_compared_is_accepted(now: Manifest) -> None:
     MANIFEST.check(now, remedy="restore it")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "variable", "expected"),
+    [
+        pytest.param({"threads": 2}, None, 2, id="as recorded"),
+        pytest.param({"threads": 2}, "1", 1, id="the variable goes first"),
+        pytest.param({"threads": 10_000}, None, 2, id="at most one for each core"),
+        pytest.param({}, None, 1, id="nothing recorded"),
+    ],
+)
+def test_a_resumed_run_computes_with_the_threads_it_began_with(
+    recorded: dict[str, int],
+    variable: str | None,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    write_json(tmp_path / "environment.json", recorded)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        restore_threads(RunFolder(tmp_path))
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

@@ -20,6 +20,7 @@ from finetune.errors import BatchDoesNotFit, Interrupted
 from finetune.events import Emit, Event, Info, Step, WarningMessage, ignore
 from finetune.files import read_json
 from finetune.runs import precision
+from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
 from finetune.runs.precision import note_parity, with_precision
 from finetune.runs.preparation import Preparation
@@ -109,7 +110,7 @@ def test_the_choice_and_both_timings_are_shown_and_kept(
     assert "200 ms for one step" in page
     assert "100 ms for one step" in page
     assert words in (run / "model" / "README.md").read_text()
-    manifest = Manifest.read(run / "manifest.json")
+    manifest = Manifest.read(RunFolder(run))
     assert manifest.metrics_precision == training_options(run)["precision"] == "bf16"
     assert timing.count == 1
 
