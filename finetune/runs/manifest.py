@@ -92,9 +92,15 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Manifest":
-        """Return the manifest of a run, or raise ``NotARun``."""
+        """Return the manifest of a run, an empty one for a copy of its model and configuration.
+
+        Raises:
+            NotARun: If the file can't be read.
+        """
         from pydantic import TypeAdapter
 
+        if not folder.manifest_file.exists():
+            return cls(sources={}, splits={}, model={}, packages={}, metrics_precision="")
         return folder.read(folder.manifest_file, TypeAdapter(cls).validate_python)
 
     def write(self, folder: RunFolder) -> None:
