@@ -85,7 +85,7 @@ class ModelSource:
     def read_weights(self, *, may_be_missing: bool) -> "dict[str, torch.Tensor]":
         """Return the weights by name, mapped; none is read before all files are safetensors."""
         with self.failures_explained():
-            files = []
+            files: list[Any] = []
             for file in self._weight_files():
                 try:
                     files.append(safe_open(file, framework="pt"))
