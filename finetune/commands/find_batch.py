@@ -1,8 +1,13 @@
-"""``finetune find-batch``."""
+"""``finetune find-batch``: the largest batch size that fits, and the fastest.
+
+Every device is searched, in a child process. For a Mac that is not here, sizes are estimated.
+"""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,25 +15,62 @@ import click
 
 from finetune.batch_finder.child import Child, starting
 from finetune.batch_finder.worker import MODULE
-from finetune.commands.console import show_json, show_lines, show_table
+from finetune.commands.console import show_lines, show_table
 from finetune.commands.options import (
+    Display,
     GroupedCommand,
     chosen_options,
     complete_folder,
     completes,
     config_option,
     given,
-    output_options,
+    with_display,
 )
-from finetune.commands.progress import showing
-from finetune.config.schema import OPTIONS
-from finetune.devices.mps.chips import MACS
+from finetune.config.mode import Mode
+from finetune.config.schema import OPTIONS, Config, mode_of, precision_without_timing
+from finetune.devices.mps.chips import MACS, Mac, find_mac
 from finetune.distributed.launch import read_launch
-from finetune.errors import UsageError
-from finetune.events import Emit, ignore
+from finetune.errors import (
+    BatchDoesNotFit,
+    ConfigurationInvalid,
+    DataNotFound,
+    HubNotReachable,
+    ModelNotFound,
+    ModelUnsupported,
+    UsageError,
+)
+from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.files import write_json, write_text_atomically
 
 if TYPE_CHECKING:
+    from finetune.batch_finder.case import Case
     from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
+    from finetune.devices.base import Device
+
+# The article padded every text to this length.
+ARTICLE_TOKENS = 512
+MIN_MEMORY_BYTES = 2**30
+EXAMPLES = """\b
+Examples:
+  finetune find-batch                  BERT-base and its head, on every device
+  finetune find-batch --model minilm --memory-limit 2GiB --device cpu
+  finetune find-batch --data reviews.csv --train-layers 2
+  finetune find-batch --for m1-8gb     a Mac that is not here
+"""
+SECTIONS = ("data", "model", "search", "cache")
+SEARCH_OPTIONS = [one.name for one in OPTIONS.values() if one.section in SECTIONS]
+SEARCH_COLUMNS = ("tokens", "largest", "fails", "GiB", "of", "fastest", "use", "trials", "s")
+ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What a search needs to know of the data; by default a single label of TREC's six classes."""
+
+    max_tokens: int
+    rows: int
+    task: str = "single"
+    outputs: int = 6
 
 
 def find_batch(
@@ -51,12 +93,12 @@ def find_batch(
         fresh: Search even if an earlier search has found the batch sizes.
         emit: Receives progress events.
         options: Those of ``finetune run`` for data, model, device, precision, cache and search.
-            Where none names a mode, ``full`` and ``head`` are looked at. ``output_dir`` is for the
+            If none names a mode, ``full`` and ``head`` are searched. ``output_dir`` is for the
             results of a search as JSON and as a picture.
 
     Raises:
         UsageError: If the options make no sense, or no such machine is known.
-        BatchDoesNotFit: If nowhere even one example fits.
+        BatchDoesNotFit: If not even one example fits anywhere.
         TrialFailed: If a trial failed for another reason than memory.
         ProcessLost: If another process, of several that torchrun has started, has ended.
     """
@@ -67,34 +109,200 @@ def find_batch(
     if limit is not None and limit < 1:
         raise UsageError(f"--limit is {limit}", remedy="give at least 1")
     output_dir = options.pop("output_dir", None)
+    folder = None if output_dir is None else Path(output_dir).expanduser()
     file = None if config is None else str(config)
     loaded = load_config(file=file, environment=os.environ, flags=options, assignments=())
-    given = loaded.config, "max_length" in loaded.sources, limit, emit
+    search = _Search(loaded.config, "max_length" in loaded.sources, limit, emit)
     if machine is not None or memory is not None:
-        from finetune.commands.batch_search import Request, estimate_batches
-
-        return estimate_batches(Request(*given), machine=machine, memory=memory)
-    # Of several processes each joins the others first, and takes its share of the cores' threads.
+        return search.estimate(
+            find_mac(machine) if machine is not None else _mac_with(memory or "")
+        )
+    # Of several processes, each joins the others before it starts a child.
     is_alone = read_launch().world_size == 1
+    # Importing PyTorch takes seconds: the first child does so while this process does.
     with starting(MODULE) if is_alone else nullcontext(list[Child]()) as spares:
-        # Each takes seconds to import PyTorch: the first child and this process at the same time.
-        from finetune.commands.batch_search import Request, search_batches
-
-        folder = None if output_dir is None else Path(output_dir).expanduser()
-        return search_batches(Request(*given), spares, is_fresh=fresh, output_dir=folder)
+        return search.run(spares, is_fresh=fresh, output_dir=folder)
 
 
-EXAMPLES = """\b
-Examples:
-  finetune find-batch                  BERT-base and its head, on every device
-  finetune find-batch --model minilm --memory-limit 2GiB --device cpu
-  finetune find-batch --data reviews.csv --train-layers 2
-  finetune find-batch --for m1-8gb     a Mac that is not here
-"""
-SECTIONS = ("data", "model", "search", "cache")
-SEARCH_OPTIONS = [one.name for one in OPTIONS.values() if one.section in SECTIONS]
-SEARCH_COLUMNS = ("tokens", "largest", "fails", "GiB", "of", "fastest", "use", "trials", "s")
-ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
+@dataclass(frozen=True)
+class _Search:
+    """A search for batch sizes; with ``has_max_length`` the user has given the texts' length."""
+
+    config: Config
+    has_max_length: bool
+    limit: int | None
+    emit: Emit
+
+    @property
+    def modes(self) -> list[Mode]:
+        mode = mode_of(self.config.model)
+        return [mode, Mode("head")] if mode == "full" else [mode]
+
+    def run(
+        self, spares: list[Child], *, is_fresh: bool, output_dir: Path | None
+    ) -> "FoundBatches":
+        """Search on each device, in each mode; of several processes, each tries its own device."""
+        from finetune.batch_finder.find import Search, find_parts, memory_limit_bytes
+        from finetune.batch_finder.results import FoundBatches, least_of
+        from finetune.devices.select import select_device, usable_devices
+        from finetune.distributed.processes import join_processes
+        from finetune.runs.cache import cache_folder
+        from finetune.runs.features import stores_features
+        from finetune.runs.folder import check_writable
+
+        config, processes = self.config, join_processes()
+        emit = self.emit if processes.is_main else ignore
+        if output_dir is not None:
+            processes.broadcast(lambda: check_writable(output_dir))
+        memory_limit_bytes(config.search)  # refused, if invalid, before anything is loaded
+        texts = replace(self, emit=emit).measure_texts()
+        cache = None if is_fresh else cache_folder(config.cache, "batches")
+        choice, results = config.training.device, []
+        devices = (
+            usable_devices(emit=emit) if choice == "auto" else [select_device(choice, emit=emit)]
+        )
+        for device in devices:
+            for mode in self.modes:
+                own = find_parts(
+                    self.case(device, mode, texts),
+                    Search(device, config.search, texts.rows, None, cache, emit, spares),
+                    stores_features=stores_features(config.cache, mode),
+                )
+                results.append(least_of(processes.on(device).gather(own)))
+        if not any(result.max_verified for result in results):
+            raise BatchDoesNotFit(
+                "not even a batch of one example fits in memory",
+                remedy="lower --max-length, choose a smaller --model, or raise --memory-limit",
+            )
+        found = FoundBatches(results=tuple(results))
+        if output_dir is not None and processes.is_main:
+            _write(found, output_dir)
+        return found
+
+    def estimate(self, mac: Mac) -> "FoundBatches":
+        """Estimate the batch sizes of a Mac, at the data's length and at the article's."""
+        from finetune.batch_finder.find import memory_limit_bytes
+        from finetune.batch_finder.results import FoundBatches
+        from finetune.devices.mps.device import MpsDevice
+
+        mac = replace(mac, limit_bytes=memory_limit_bytes(self.config.search))
+        device, texts = MpsDevice(chip=mac.chip), self.measure_texts()
+        lengths = [texts.max_tokens] if self.has_max_length else [texts.max_tokens, ARTICLE_TOKENS]
+        estimates: list[EstimateResult] = []
+        for max_tokens in lengths:
+            of_length: list[EstimateResult] = []
+            for mode in self.modes:
+                case = self.case(device, mode, replace(texts, max_tokens=max_tokens))
+                self.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
+                of_length += self._estimate_case(case, mac, limit=texts.rows)
+            self._warn_of_wrong_results(device, of_length)
+            estimates += of_length
+        return FoundBatches(estimates=tuple(estimates))
+
+    def case(self, device: "Device", mode: Mode, texts: _Texts) -> "Case":
+        """Return the case of the longest text, within the model's positions."""
+        from finetune.batch_finder.case import Case, architecture_of
+        from finetune.model.shape import load_shape, most_positions
+
+        options, training = self.config.model, self.config.training
+        shape = load_shape(options.model, revision=options.revision)
+        longest = device.shapes.padded_length(texts.max_tokens)
+        return Case(
+            device.name, architecture_of(shape.to_dict()), classes=texts.outputs, mode=mode,
+            padded_length=min(longest, most_positions(shape) or longest),
+            precision=precision_without_timing(training), optimizer=training.optimizer,
+            gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
+            task=texts.task,
+        )  # fmt: skip
+
+    def _estimate_case(self, case: "Case", mac: Mac, *, limit: int) -> Iterator["EstimateResult"]:
+        """Estimate a case with stored features, if the model can be split, and without."""
+        from finetune.batch_finder.estimate import estimate_parts
+        from finetune.runs.features import stores_features
+
+        if stores_features(self.config.cache, case.mode):
+            try:
+                yield estimate_parts(case, mac, stores_features=True, limit=limit)
+            except ModelUnsupported as error:
+                self.emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
+        yield estimate_parts(case, mac, stores_features=False, limit=limit)
+
+    def _warn_of_wrong_results(
+        self, device: "Device", estimates: Sequence["EstimateResult"]
+    ) -> None:
+        """Warn if memory holds more examples of a length than the device computes correctly."""
+        padded_length = estimates[0].padded_length
+        limit = device.shapes.max_examples(padded_length=padded_length)
+        # Where features are stored, only their extraction is sure to see all tokens.
+        if limit is not None and max(one.features_batch or one.batch for one in estimates) > limit:
+            warning = f"more than {limit:,} examples of {padded_length} tokens fit"
+            remedy = (
+                f"a run takes no more: on M1 and M2 {device.name} computes wrongly on more than "
+                f"{device.shapes.max_tokens:,} tokens at once"
+            )
+            self.emit(WarningMessage(warning, remedy=remedy))
+
+    def measure_texts(self) -> _Texts:
+        """Read as much of the data as is needed."""
+        from finetune.data.dataset import texts_of
+        from finetune.data.trec import TRAINING_ROWS
+        from finetune.model.source import load_tokenizer
+        from finetune.runs.data import load_run_data
+        from finetune.tokenization.encode import encode_texts
+
+        options, model, rows = self.config.data, self.config.model, self.limit
+        is_published = options.data == "trec" and options.data_dir is None
+        if rows is None and is_published:
+            rows = min(TRAINING_ROWS, options.max_train_samples or TRAINING_ROWS)
+        if self.has_max_length and rows:
+            return _Texts(model.max_length, rows)
+        try:
+            loaded = load_run_data(options, emit=self.emit)
+            task, rows_found = loaded.task, rows or len(loaded.splits["train"])
+            texts = _Texts(model.max_length, rows_found, task.name, len(task.output_names))
+            if self.has_max_length:
+                return texts
+            tokenizer = load_tokenizer(model.model, revision=model.revision)
+        except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
+            if not (is_published and rows):
+                raise
+            warning = f"the length of {options.data}'s texts is not known: {error.message}"
+            remedy = f"batch sizes are for texts of {model.max_length} tokens; see --max-length"
+            self.emit(WarningMessage(warning, remedy=remedy))
+            return _Texts(model.max_length, rows)
+        encoded = (
+            encode_texts(tokenizer, *texts_of(split), max_length=model.max_length)
+            for split in loaded.splits.values()
+        )
+        max_tokens = max(int(one.lengths.max()) for one in encoded)
+        self.emit(Info(f"the longest text of {options.data} has {max_tokens} tokens"))
+        why = "as --limit says" if self.limit else "the rows of the training split; see --limit"
+        self.emit(Info(f"batch sizes of up to {texts.rows:,} are tried: {why}"))
+        return replace(texts, max_tokens=max_tokens)
+
+
+def _mac_with(memory: str) -> Mac:
+    from finetune.config.load import parse_size
+
+    # As Apple writes it, and as the names of Macs have it.
+    gibibytes = re.sub(r"(?i)(?<=[\d ])gb$", "GiB", memory.strip())
+    memory_bytes = parse_size(gibibytes, source="--memory")
+    if memory_bytes < MIN_MEMORY_BYTES:
+        raise ConfigurationInvalid(
+            f"--memory is {memory!r}, which is less than any Mac has",
+            remedy="write for example 16GiB",
+        )
+    return Mac(f"Mac with {memory}", memory_bytes)
+
+
+def _write(found: "FoundBatches", folder: Path) -> None:
+    from finetune.report.batches import draw_batches
+    from finetune.report.chart import picture_of
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "find-batch.json", found.to_json())
+    if charts := draw_batches(found.results):
+        write_text_atomically(folder / "find-batch.svg", picture_of(charts))
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)
@@ -116,43 +324,43 @@ ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
     shell_complete=complete_folder,
     help="Folder of the JSON and the picture.",
 )
-@output_options
-def command(*, as_json: bool, quiet: bool, no_progress: bool, **flags: Any) -> None:
+@with_display
+def command(*, display: Display, **flags: Any) -> None:
     """Find the largest batch size that fits, and the fastest.
 
     Takes real steps, each device in a child process that may use no more memory than is free.
     Without --freeze-core, --head or --train-layers it searches for all layers, and for the head
     alone.
     """
-    with showing(quiet=quiet, no_progress=no_progress) as emit:
+    with display.progress() as emit:
         found = find_batch(emit=emit, **given(flags))
-    if as_json:
-        show_json(found.to_json())
-    else:
-        show_batches(found, folder=flags["output_dir"])
+    display.show(found, lambda: show_batches(found, folder=flags["output_dir"]))
 
 
 def show_batches(found: "FoundBatches", *, folder: str) -> None:
     """Print a line per device or padded length and mode, and notes below."""
-    results, estimates = found.results, found.estimates
     notes = [
         f"{_place(one)}: features are extracted with --eval-batch-size {one.features_batch:,}"
-        for one in estimates or results
+        for one in found.estimates or found.results
         if one.features_batch
     ]
-    if estimates:
-        titles = ("machine", "mode", *ESTIMATE_COLUMNS)
-        show_table(titles, map(_estimate_row, estimates), numbers=ESTIMATE_COLUMNS)
+    if found.estimates:
+        rows = [_estimate_row(one) for one in found.estimates]
+        show_table(("machine", "mode", *ESTIMATE_COLUMNS), rows, numbers=ESTIMATE_COLUMNS)
+        modes_by_basis: dict[str, list[str]] = {}
+        for one in found.estimates:
+            modes = modes_by_basis.setdefault(one.basis, [])
+            modes += [_mode(one)] * (_mode(one) not in modes)
         title = "These are estimates: nothing was run on such a machine. They are based on"
-        show_lines(title, *_bases(estimates), *notes)
+        bases = (f"{', '.join(modes)}: {basis}" for basis, modes in modes_by_basis.items())
+        show_lines(title, *bases, *notes)
         return
-    show_table(
-        ("device", "mode", *SEARCH_COLUMNS), map(_search_row, results), numbers=SEARCH_COLUMNS
-    )
+    rows = [_search_row(one) for one in found.results]
+    show_table(("device", "mode", *SEARCH_COLUMNS), rows, numbers=SEARCH_COLUMNS)
     notes += [
         f"{_place(one)}: the time limit ended the search; memory is predicted to hold "
         f"{one.predicted_maximum:,} examples"
-        for one in results
+        for one in found.results
         if one.predicted_maximum
     ]
     show_lines(*notes, f"results and picture: {folder}")
@@ -188,13 +396,6 @@ def _peak_and_budget(one: "BatchResult | EstimateResult") -> Sequence[str]:
 def _mode(one: "BatchResult | EstimateResult") -> str:
     is_unsplit = one.mode != "full" and not one.stores_features
     return f"{one.mode}, no stored features" if is_unsplit else one.mode
-
-
-def _bases(estimates: Sequence["EstimateResult"]) -> list[str]:
-    modes_by_basis: dict[str, dict[str, None]] = {}
-    for one in estimates:
-        modes_by_basis.setdefault(one.basis, {})[_mode(one)] = None
-    return [f"{', '.join(modes)}: {basis}" for basis, modes in modes_by_basis.items()]
 
 
 def _place(one: "BatchResult | EstimateResult") -> str:

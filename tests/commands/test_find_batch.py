@@ -22,11 +22,12 @@ from finetune import events
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
-from finetune.commands import batch_search as api
 from finetune.commands.find_batch import show_batches
+from finetune.devices import select
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
+from finetune.distributed import processes
 from finetune.distributed.processes import Processes
 from finetune.errors import (
     BatchDoesNotFit,
@@ -37,6 +38,7 @@ from finetune.errors import (
     UsageError,
 )
 from finetune.events import Event, Info
+from finetune.runs import data as run_data
 from finetune.tasks.single import Single
 
 __all__ = ["runner"]
@@ -77,7 +79,7 @@ def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_run_data(options: Any, *, emit: Any) -> Any:
         raise HubNotReachable("TREC is not in the cache", remedy="go online")
 
-    monkeypatch.setattr(api, "load_run_data", load_run_data)
+    monkeypatch.setattr(run_data, "load_run_data", load_run_data)
 
 
 def estimates(
@@ -163,7 +165,7 @@ def test_every_device_that_works_is_searched(
 ) -> None:
     second = CpuDevice()
     second.name = "other"
-    monkeypatch.setattr(api, "usable_devices", lambda *, emit: [CpuDevice(), second])
+    monkeypatch.setattr(select, "usable_devices", lambda *, emit: [CpuDevice(), second])
     results = search(model=tiny_folder, limit=1, device="auto", freeze_core=True)
     assert [one.device for one in results] == ["cpu", "other"]
 
@@ -207,7 +209,7 @@ def test_two_processes_find_the_least_and_the_main_one_keeps_it(
     runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, index: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(api, "join_processes", lambda: TwoProcesses(index, 2))
+    monkeypatch.setattr(processes, "join_processes", lambda: TwoProcesses(index, 2))
     emitted: list[Event] = []
     [result, _] = search(emitted, model=tiny_folder, limit=9, output_dir=tmp_path / "found")
     assert (result.max_verified, result.first_failed, result.recommended) == (5, 6, 4)
@@ -322,7 +324,7 @@ def test_a_missing_tokenizer_leaves_trec_unmeasured_but_own_data_are_an_error(
     with pytest.raises(ModelUnsupported, match="tokenizer"):
         estimates(model=bare, data=table)
     rows = SimpleNamespace(splits={"train": {"text": TEXTS}}, task=Single([*"ab"]))
-    monkeypatch.setattr(api, "load_run_data", lambda options, emit: rows)
+    monkeypatch.setattr(run_data, "load_run_data", lambda options, emit: rows)
     assert {one.padded_length for one in estimates(model=bare, limit=5)} == {64}
 
 
