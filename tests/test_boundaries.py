@@ -125,7 +125,7 @@ def test_light_modules_import_nothing_heavy() -> None:
         dict.fromkeys(light, HEAVY)
         | {
             "finetune.report.compare": TRAINING_ONLY | {"torch", "transformers", "datasets"},
-            "finetune.runs.finished": {"torch", "transformers", "datasets", "pyarrow"},
+            "finetune.runs.compare": {"torch", "transformers", "datasets", "pyarrow"},
             "finetune.report.card": TRAINING_ONLY | {"torch", "transformers", "datasets"},
             "finetune.report.page": TRAINING_ONLY | {"torch", "transformers", "datasets"},
         }

@@ -47,11 +47,9 @@ def compare(
         NotWritten: If the page can't be written.
     """
     from finetune.runs.compare import compare_runs
-    from finetune.runs.finished import FinishedRun, find_finished_runs
 
-    folders = find_finished_runs([Path(run).expanduser() for run in runs], emit=emit)
-    finished = [FinishedRun.read(folder) for folder in folders]
-    comparison = compare_runs(finished, baseline=baseline, most_rows=rows)
+    paths = [Path(run).expanduser() for run in runs]
+    comparison = compare_runs(paths, baseline=baseline, max_rows=rows, emit=emit)
     if output is not None:
         from finetune.report.compare import render_comparison
 

@@ -1,14 +1,15 @@
 """Finished runs side by side: metrics, options, and rows that one gets right and another wrong."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.schema import OPTIONS
+from finetune.config.schema import OPTIONS, Config
 from finetune.errors import DataDiffers, NotARun, UsageError
 from finetune.evaluation.statistics import (
     Interval,
@@ -16,9 +17,11 @@ from finetune.evaluation.statistics import (
     mcnemar_p_value,
     paired_differences,
 )
-from finetune.runs.finished import FinishedRun
-from finetune.runs.results import best_of
+from finetune.events import Emit, WarningMessage
+from finetune.runs.folder import RunFolder
+from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
+from finetune.tasks.metrics import WeightedMetrics
 from finetune.tasks.scores import Scores
 from finetune.tasks.tables import text_of
 
@@ -30,14 +33,14 @@ _OPTIONS_LEFT_OUT = frozenset({"output_dir", "overwrite"})
 
 @dataclass(frozen=True)
 class DifferingRow:
-    """A test row that one of two runs answers better.
+    """A test row that one of two runs predicts better.
 
     Args:
         row: Its number in the test split, from 0.
         text: Its text, or both texts of a pair.
         label: What is true: a class, classes or a number.
-        baseline: What the baseline says.
-        run: What the other run says.
+        baseline: The prediction of the baseline.
+        run: The prediction of the other run.
     """
 
     row: int
@@ -83,10 +86,8 @@ class Comparison:
     """Runs on the same test rows.
 
     Args:
-        task: What the labels are.
         samples: Rows of the test split.
         baseline: Name of the run that the others are compared with.
-        runs: In the order in which they were given.
         options: Those that differ, with the value of each run.
     """
 
@@ -113,48 +114,144 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class _FinishedRun:
+    """What a finished run has left: ``metrics`` computes metrics of resampled test rows."""
+
+    path: Path
+    config: Config
+    results: RunResults
+    test_digest: str
+    predictions: Sequence[Mapping[str, Any]]
+    metrics: WeightedMetrics
+
+
 def compare_runs(
-    runs: Sequence[FinishedRun], *, baseline: Baseline = "first", most_rows: int
+    paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int, emit: Emit
 ) -> Comparison:
-    """Compare runs with one of them.
+    """Compare finished runs with one of them.
 
     Args:
-        runs: Two at least.
+        paths: Run folders, or folders that contain some.
         baseline: ``first`` or, by the validation metric that chose their models, ``best``.
-        most_rows: Of differing rows, each way.
+        max_rows: Most differing rows that are kept, each way.
+        emit: Receives a warning of runs that have not finished.
 
     Raises:
+        NotARun: If a folder is no finished run and contains none, or a file of one is damaged.
         UsageError: If there is one run alone, or the best is not known.
         DataDiffers: If they were tested on different rows.
     """
-    if len(runs) < 2:
+    folders = {}
+    for path in paths:
+        folders |= {folder.path.resolve(): folder for folder in _finished_in(path, emit=emit)}
+    if len(folders) < 2:
         raise UsageError(
-            f"there is nothing to compare {' '.join(str(one.path) for one in runs)} with",
+            f"there is nothing to compare {' '.join(map(str, paths))} with",
             remedy="name two runs or more, or a folder that contains several",
         )
-    names = _name_runs(runs)
+    runs = [_read(folder) for folder in folders.values()]
+    names = [path.name for path in folders]
+    if len({*names}) < len(names):
+        names = [str(run.path) for run in runs]
     _check_test_rows(runs, names)
-    against = runs[0] if baseline == "first" else best_run(runs)
-    pairing = _Pairing(runs, against, most_rows)
-    compared = [
-        ComparedRun(name, str(run.path), run.results.test, pairing.versus(run))
-        for name, run in zip(names, runs, strict=True)
-    ]
+    base = runs[0] if baseline == "first" else _find_best(runs)
+    rows = len(base.predictions)
+    resampled = dict(zip(runs, bootstrap([run.metrics for run in runs], rows=rows), strict=True))
+
+    def compare_with_baseline(run: _FinishedRun) -> Versus:
+        before, now = base.results.test.metrics, run.results.test.metrics
+        differences = paired_differences(
+            resampled[run],
+            resampled[base],
+            found={name: value - before[name] for name, value in now.items()},
+        )
+        return _compare_rows(run, base, differences, max_rows=max_rows)
+
     return Comparison(
-        task=against.results.task,
-        samples=len(against.predictions),
-        baseline=names[runs.index(against)],
-        runs=compared,
-        options=_differing_options(runs),
+        task=base.results.task,
+        samples=rows,
+        baseline=names[runs.index(base)],
+        runs=[
+            ComparedRun(
+                name,
+                str(run.path),
+                run.results.test,
+                None if run is base else compare_with_baseline(run),
+            )
+            for name, run in zip(names, runs, strict=True)
+        ],
+        options=_differing_options([run.config for run in runs]),
     )
 
 
-def best_run(runs: Sequence[FinishedRun]) -> FinishedRun:
-    """Return the run with the best model by the validation metric that chose it.
+def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
+    """Return a run, or the finished runs in a folder, by name."""
+    folder = RunFolder(path)
+    if folder.has_finished:
+        return [folder]
+    if folder.config_file.is_file():
+        raise NotARun(
+            f"the run in {path} has not finished",
+            remedy=f"finish it with finetune run --resume-from-checkpoint {path}",
+        )
+    paths = sorted(path.iterdir(), key=_natural_order) if path.is_dir() else []
+    # A link would name a run of this folder twice.
+    folders = [RunFolder(one) for one in paths if not one.is_symlink()]
+    runs = [one for one in folders if one.config_file.is_file()]
+    finished = [run for run in runs if run.has_finished]
+    if not finished:
+        raise NotARun(
+            f"{path} is neither a finished run nor a folder of finished runs",
+            remedy="name folders that finetune run has written, such as runs/trec-minilm-full",
+        )
+    for run in runs:
+        if run not in finished:
+            emit(WarningMessage(f"{run.path} is left out: the run has not finished"))
+    return finished
 
-    Raises:
-        UsageError: If a run has no validation split.
-    """
+
+def _natural_order(path: Path) -> list[tuple[int, str]]:
+    """Return a key that sorts ``seed-10`` after ``seed-9``."""
+    parts = re.findall(r"\d+|\D+", path.name)
+    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
+
+
+def _read(folder: RunFolder) -> _FinishedRun:
+    results = read_results(folder)
+
+    def parse(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], WeightedMetrics]:
+        if len(rows) != results.test.samples:
+            raise ValueError(f"{len(rows)} rows, and {results.test.samples} were tested")
+        return rows, results.task.weighted_metrics(rows)
+
+    predictions, metrics = folder.read(folder.predictions_file, parse)
+    digest = folder.read(folder.manifest_file, lambda manifest: str(manifest["splits"]["test"]))
+    config = folder.read_config()
+    return _FinishedRun(folder.path, config, results, digest, predictions, metrics)
+
+
+def _check_test_rows(runs: Sequence[_FinishedRun], names: Sequence[str]) -> None:
+    groups: dict[str, list[str]] = {}
+    for run, name in zip(runs, names, strict=True):
+        groups.setdefault(run.test_digest, []).append(name)
+    if len(groups) > 1:
+        raise DataDiffers(
+            "the runs were tested on different rows: "
+            + " | ".join(", ".join(group) for group in groups.values()),
+            remedy="compare runs of one of these groups, or make runs with the same data, test "
+            "split, --task and --split-seed",
+        )
+    labels = [[row.get("label") for row in run.predictions] for run in runs]
+    for run, own_labels in zip(runs, labels, strict=True):
+        if own_labels != labels[0]:
+            raise NotARun(
+                f"the predictions.jsonl of {run.path} is not of the test rows in its manifest.json",
+                remedy="restore the file, or make the run again",
+            )
+
+
+def _find_best(runs: Sequence[_FinishedRun]) -> _FinishedRun:
     metric = runs[0].config.training.metric_for_best_model
     best = best_of({run: run.results for run in runs}, metric)
     if best is None:
@@ -165,92 +262,43 @@ def best_run(runs: Sequence[FinishedRun]) -> FinishedRun:
     return best
 
 
-def _name_runs(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return the name of each run's folder, or its path where two have the same name."""
-    names = [run.path.resolve().name for run in runs]
-    return names if len({*names}) == len(names) else [str(run.path) for run in runs]
+def _compare_rows(
+    run: _FinishedRun, base: _FinishedRun, differences: dict[str, Interval], *, max_rows: int
+) -> Versus:
+    task = base.results.task
+    errors, base_errors = (task.row_errors(one.predictions) for one in (run, base))
+    is_better, is_worse = errors < base_errors, errors > base_errors
+    if task.is_right_or_wrong:
+        is_better, is_worse = is_better & (errors == 0), is_worse & (base_errors == 0)
 
-
-def _check_test_rows(runs: Sequence[FinishedRun], names: Sequence[str]) -> None:
-    groups: dict[str, list[str]] = {}
-    for run, name in zip(runs, names, strict=True):
-        groups.setdefault(run.test_digest, []).append(name)
-    if len(groups) > 1:
-        raise DataDiffers(
-            "the runs were tested on different rows: "
-            + " | ".join(", ".join(own) for own in groups.values()),
-            remedy="compare runs of one of these groups, or make runs with the same data, test "
-            "split, --task and --split-seed",
-        )
-    labels = [[row.get("label") for row in run.predictions] for run in runs]
-    for run, own in zip(runs, labels, strict=True):
-        if own != labels[0]:
-            raise NotARun(
-                f"the predictions.jsonl of {run.path} is not of the test rows in its manifest.json",
-                remedy="restore the file, or make the run again",
+    def differing_rows(mask: NDArray[np.bool_]) -> list[DifferingRow]:
+        """Return the rows that differ most, the first of equals first."""
+        gaps = np.where(mask, np.abs(errors - base_errors), 0)
+        order = np.argsort(-gaps, kind="stable")[:max_rows]
+        rows = ((row, base.predictions[row]) for row in order[gaps[order] > 0].tolist())
+        return [
+            DifferingRow(
+                number, text_of(row), row["label"], row["predicted"],
+                run.predictions[number]["predicted"],
             )
+            for number, row in rows
+        ]  # fmt: skip
+
+    better, worse = int(is_better.sum()), int(is_worse.sum())
+    return Versus(
+        differences=differences,
+        better=better,
+        worse=worse,
+        p_value=mcnemar_p_value(better, worse) if task.is_right_or_wrong else None,
+        better_rows=differing_rows(is_better),
+        worse_rows=differing_rows(is_worse),
+    )
 
 
-def _differing_options(runs: Sequence[FinishedRun]) -> dict[str, list[Any]]:
+def _differing_options(configs: Sequence[Config]) -> dict[str, list[Any]]:
     values = {
-        option.name: [option.value_in(run.config) for run in runs]
+        option.name: [option.value_in(config) for config in configs]
         for option in OPTIONS.values()
         if option.name not in _OPTIONS_LEFT_OUT
     }
-    return {option: own for option, own in values.items() if any(value != own[0] for value in own)}
-
-
-@dataclass(frozen=True)
-class _Pairing:
-    """Each of the runs against one of them."""
-
-    runs: Sequence[FinishedRun]
-    baseline: FinishedRun
-    most_rows: int
-
-    @cached_property
-    def _resampled(self) -> list[dict[str, NDArray[np.float64]]]:
-        functions = [run.weighted_metrics for run in self.runs]
-        return bootstrap(functions, rows=len(self.baseline.predictions))
-
-    def versus(self, run: FinishedRun) -> Versus | None:
-        """Compare a run with the baseline; None if it is the baseline."""
-        if run is self.baseline:
-            return None
-        task = self.baseline.results.task
-        errors, base = (task.row_errors(one.predictions) for one in (run, self.baseline))
-        is_better, is_worse = errors < base, errors > base
-        if task.is_right_or_wrong:
-            is_better, is_worse = (errors == 0) & (base > 0), (errors > 0) & (base == 0)
-        better, worse = (int(np.count_nonzero(mask)) for mask in (is_better, is_worse))
-        gaps = np.abs(errors - base)
-        return Versus(
-            differences=self._differences(run),
-            better=better,
-            worse=worse,
-            p_value=mcnemar_p_value(better, worse) if task.is_right_or_wrong else None,
-            better_rows=self._differing_rows(run, np.where(is_better, gaps, 0)),
-            worse_rows=self._differing_rows(run, np.where(is_worse, gaps, 0)),
-        )
-
-    def _differences(self, run: FinishedRun) -> dict[str, Interval]:
-        of_run, of_baseline = (one.results.test.metrics for one in (run, self.baseline))
-        return paired_differences(
-            self._resampled[self.runs.index(run)],
-            self._resampled[self.runs.index(self.baseline)],
-            found={name: value - of_baseline[name] for name, value in of_run.items()},
-        )
-
-    def _differing_rows(self, run: FinishedRun, gaps: NDArray[np.float64]) -> list[DifferingRow]:
-        """Return the rows with the largest gaps above 0, the first of equals first."""
-        order = np.argsort(-gaps, kind="stable")[: self.most_rows]
-        return [
-            DifferingRow(
-                row,
-                text_of(self.baseline.predictions[row]),
-                self.baseline.predictions[row]["label"],
-                self.baseline.predictions[row]["predicted"],
-                run.predictions[row]["predicted"],
-            )
-            for row in order[gaps[order] > 0].tolist()
-        ]
+    return {name: own for name, own in values.items() if any(value != own[0] for value in own)}

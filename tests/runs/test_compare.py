@@ -10,7 +10,6 @@ import finetune
 from finetune.errors import DataDiffers, NotARun, UsageError
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
-from finetune.runs.finished import find_finished_runs
 
 
 def change_json(path: Path, **changes: Any) -> None:
@@ -98,9 +97,9 @@ def test_a_folder_stands_for_its_finished_runs_each_once(
     (tmp_path / "best").symlink_to("seed-9")
     (tmp_path / "notes.txt").write_text("none of the runs")
     events: list[Event] = []
-    found = find_finished_runs([tmp_path / "seed-9", tmp_path], emit=events.append)
+    found = finetune.compare(tmp_path / "seed-9", tmp_path, emit=events.append)
 
-    assert [one.path.name for one in found] == ["seed-9", "seed-10"]
+    assert [run.name for run in found.runs] == ["seed-9", "seed-10"]
     [warning] = events
     assert isinstance(warning, WarningMessage)
     assert "running" in warning.message
