@@ -142,7 +142,7 @@ def compare_runs(
         UsageError: If there is one run alone, or the best is not known.
         DataDiffers: If they were tested on different rows.
     """
-    folders = {}
+    folders: dict[Path, RunFolder] = {}
     for path in paths:
         folders |= {folder.path.resolve(): folder for folder in _finished_in(path, emit=emit)}
     if len(folders) < 2:
