@@ -1,6 +1,6 @@
 """Shows results on standard output.
 
-Rich is imported where something is shown, so that ``--help`` stays quick.
+Rich and NumPy are imported where something is shown, so that ``--help`` stays quick.
 """
 
 import json
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from finetune.escaping import escape_controls, escape_line
-from finetune.tasks.tables import format_number
 
 if TYPE_CHECKING:
     from finetune.tasks.scores import Scores
@@ -104,6 +103,8 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {as_text(one)}" for key, one in value.items())
     if isinstance(value, float):
+        from finetune.tasks.tables import format_number
+
         return format_number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 

@@ -1,4 +1,4 @@
-"""``finetune run``: the command, and ``finetune.run``, which it calls.
+"""``finetune run``: trains a classifier, or several that differ in their seed, and shows results.
 
 The libraries that training needs take seconds to import, so they are imported once the call is
 known to be right.
@@ -6,44 +6,38 @@ known to be right.
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import (
-    show_facts,
-    show_json,
-    show_lines,
-    show_scores,
-    show_table,
-)
+from finetune.commands.console import show_facts, show_json, show_lines, show_scores, show_table
 from finetune.commands.options import (
+    Display,
     GroupedCommand,
     assignments_option,
     completes,
     config_option,
     config_options,
     given,
-    output_options,
+    with_display,
 )
-from finetune.commands.progress import showing
 from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.events import Emit, Info, ignore
-from finetune.runs.folder import RunFolder
-from finetune.tasks.labels import listed_counts
+from finetune.events import Emit, ignore
+from finetune.runs.folder import RunFolder, seed_name
 
 if TYPE_CHECKING:
-    from finetune.commands.dry_run import DryRun
     from finetune.config.load import LoadedConfig
-    from finetune.runs.results import RunResults
+    from finetune.runs.results import RunFacts, RunResults
     from finetune.runs.seeds import SeedResults
     from finetune.tasks.scores import MetricValue
 
+SCHEMA_VERSION = 1
 EXAMPLES = """\b
 Examples:
   finetune run                                BERT-base on TREC, from the Hub
@@ -51,7 +45,6 @@ Examples:
   finetune run --config offline               without a network
   finetune run --freeze-core --seeds 5        mean and interval of five seeds
 """
-
 # Of a dry run's JSON, the names that do not say what they are.
 IN_WORDS = {
     "real_token_share": "share of tokens that are not padding",
@@ -59,159 +52,6 @@ IN_WORDS = {
     "tokens": "tokens of a training text",
     "batches_by_width": "batches of an epoch by padded length",
 }
-
-
-@click.command(cls=GroupedCommand, epilog=EXAMPLES)
-@config_option
-@click.option(
-    "--resume-from-checkpoint",
-    metavar="RUN",
-    shell_complete=completes("dir", ["auto"]),
-    help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest "
-    "of its default name that has not finished, and starts a new run if there is none.",
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Train N seeds, from --seed on, with the same splits; print mean and 95% interval.",
-)
-@assignments_option
-@click.option(
-    "--dry-run", "is_dry_run", is_flag=True, help="Print what the run would do, and stop."
-)
-@click.option(
-    "--num-processes",
-    type=click.IntRange(min=1),
-    default=1,
-    help="Train in so many processes of this host, such as one for each GPU.  [default: 1]",
-)
-@config_options
-@output_options
-def command(
-    *,
-    is_dry_run: bool,
-    seeds: int | None,
-    num_processes: int,
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
-    **flags: Any,
-) -> None:
-    """Fine-tune a classifier and write a run folder."""
-    for option in ("seeds", "resume_from_checkpoint") if is_dry_run else ():
-        if click.get_current_context().params[option] is not None:
-            raise UsageError(
-                "--dry-run is for a new run of one seed",
-                remedy=f"leave out --dry-run or --{option.replace('_', '-')}",
-            )
-    if num_processes > 1 and not is_dry_run and read_launch().world_size == 1:
-        sys.exit(_run_in_processes(num_processes, seeds, flags))
-    with showing(quiet=quiet, no_progress=no_progress) as emit:
-        if seeds is not None:
-            found = run(seeds=seeds, emit=emit, **given(flags))
-        elif is_dry_run:
-            plan = dry_run(emit=emit, **given(flags)).to_json()
-        else:
-            results = run(emit=emit, **given(flags))
-    if seeds is not None:
-        _show_seeds(found, as_json=as_json)
-    elif is_dry_run and as_json:
-        show_json(plan)
-    elif is_dry_run:
-        _show_plan(plan)
-    elif as_json:
-        show_json({**results.to_json(), "output_dir": results.output_dir})
-    else:
-        from finetune.runs.manifest import Manifest
-
-        facts, training = results.facts, results.training
-        folder = RunFolder(Path(results.output_dir))
-        pair = " --text-pair TEXT" * Manifest.read(folder).reads_pairs
-        show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
-        show_lines(
-            f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "
-            f"{training.train_samples_per_second:.0f} examples/s",
-            f"run folder: {results.output_dir}",
-            f"report: {folder.report_file}",
-            f"classify with it: finetune predict {quote(results.output_dir)} TEXT{pair}",
-        )
-
-
-def _show_plan(plan: dict[str, Any]) -> None:
-    del plan["schema_version"]
-    # Hundreds of classes fit no line, and a number has none.
-    plan["rows_by_class"] = listed_counts(plan["rows_by_class"]) or "no classes"
-    show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
-
-
-def _run_in_processes(count: int, seeds: int | None, flags: dict[str, Any]) -> int:
-    if seeds is not None:
-        raise UsageError(
-            "several seeds are trained by one process",
-            remedy="leave out --seeds or --num-processes",
-        )
-    # What is wrong with the options is said once, and at once.
-    read_options(**given(flags))
-    from finetune.commands.launch import run_in_processes
-
-    return run_in_processes(count, click.get_current_context().obj)
-
-
-def _show_seeds(found: "SeedResults", *, as_json: bool) -> None:
-    if as_json:
-        show_json({**found.to_json(), "output_dir": found.output_dir})
-        return
-    from finetune.runs.folder import seed_name
-
-    runs = list(found.runs.values())
-    values, means = runs[0].test.values, found.test
-    rows = [[seed_name(seed), *map(str, run.test.values)] for seed, run in found.runs.items()]
-    rows.append(["mean", *(_format_mean(one, means[one.metric.name].value) for one in values)])
-    limits = [(one, means[one.metric.name]) for one in values]
-    rows.append(
-        [
-            "95% interval",
-            *(f"{_format_mean(one, it.low)} to {_format_mean(one, it.high)}" for one, it in limits),
-        ]
-    )
-    columns = ("run", *(one.metric.title for one in values))
-    show_lines(f"test split of {runs[0].facts.data}, {runs[0].test.samples:,} rows", "")
-    show_table(columns, rows, numbers=columns[1:])
-    best = "not known, there is no validation split"
-    if found.best_seed is not None:
-        best = str(Path(found.output_dir) / seed_name(found.best_seed))
-    show_lines(f"best on validation: {best}", f"run folders: {found.output_dir}")
-
-
-def _format_mean(metric_value: "MetricValue", mean: float) -> str:
-    # The interval of a few seeds may go beyond 0% or 100%.
-    shown = min(max(mean, 0.0), 1.0) if metric_value.metric.is_fraction else mean
-    return str(replace(metric_value, value=shown))
-
-
-@overload
-def run(
-    config: str | Path | None = None,
-    *,
-    seeds: None = None,
-    resume_from_checkpoint: str | Path | None = None,
-    assignments: Sequence[str] = (),
-    emit: Emit = ignore,
-    **options: Any,
-) -> "RunResults": ...
-
-
-@overload
-def run(
-    config: str | Path | None = None,
-    *,
-    seeds: int,
-    resume_from_checkpoint: str | Path | None = None,
-    assignments: Sequence[str] = (),
-    emit: Emit = ignore,
-    **options: Any,
-) -> "SeedResults": ...
 
 
 def run(
@@ -246,75 +86,36 @@ def run(
         assignments=assignments,
         **options,
     )
-    if seeds is not None:
-        return _run_seeds(loaded, seeds, resume_from=resume_from_checkpoint, emit=emit)
-    if read_launch().world_size > 1:
-        return _run_together(loaded, resume_from_checkpoint, emit=emit)
-    from finetune.commands.resuming import choose_work
+    from finetune.commands.resuming import choose_seeds, choose_work
 
+    processes = read_launch().world_size
+    if seeds is not None:
+        if seeds < 2:
+            raise UsageError(f"{seeds} seeds are not several", remedy="give --seeds 2 or more")
+        if processes > 1:
+            raise UsageError(
+                f"several seeds are trained by one process, and there are {processes}",
+                remedy="leave out --seeds, or start without torchrun or accelerate launch",
+            )
+        work = choose_seeds(loaded, seeds, resume_from_checkpoint, emit=emit)
+        from finetune.commands.training import train_seeds
+
+        return train_seeds(work, seeds, emit=emit)
+    if processes > 1:
+        from finetune.commands.training import train
+        from finetune.distributed.processes import join_processes
+
+        joined = join_processes()
+        emit = emit if joined.is_main else ignore
+        # It depends on folders, which the main process is about to change.
+        work = joined.broadcast(lambda: choose_work(loaded, resume_from_checkpoint, emit=emit))
+        return work.results or train(work, emit=emit, processes=joined)
     work = choose_work(loaded, resume_from_checkpoint, emit=emit)
     if work.results:
         return work.results
     from finetune.commands.training import train
 
     return train(work, emit=emit)
-
-
-def _run_together(
-    given: "LoadedConfig", resume_from: str | Path | None, *, emit: Emit
-) -> "RunResults":
-    from finetune.commands.resuming import choose_work
-    from finetune.commands.training import train
-    from finetune.distributed.processes import join_processes
-
-    processes = join_processes()
-    # It depends on folders, which the main process is about to change.
-    work = processes.broadcast(lambda: choose_work(given, resume_from, emit=emit))
-    if work.results:
-        return work.results
-    return train(work, emit=emit if processes.is_main else ignore, processes=processes)
-
-
-def _run_seeds(
-    given: "LoadedConfig", count: int, *, resume_from: str | Path | None, emit: Emit
-) -> "SeedResults":
-    if count < 2:
-        raise UsageError(f"{count} seeds are not several", remedy="give --seeds 2 or more")
-    if (processes := read_launch().world_size) > 1:
-        raise UsageError(
-            f"several seeds are trained by one process, and there are {processes}",
-            remedy="leave out --seeds, or start without torchrun or accelerate launch",
-        )
-    from finetune.commands.resuming import check_changes, with_changes
-    from finetune.commands.seeds import find_seeds, train_seeds
-
-    config, begun = given.config, None
-    if resume_from is not None:
-        begun = find_seeds(config, count, resume_from=resume_from)
-        if begun is None:
-            emit(Info("there are no seeds to go on with: new runs begin"))
-        elif saved := begun.load_config():
-            check_changes(given, saved, RunFolder(begun.path))
-            config = with_changes(saved, given)
-    return train_seeds(config, count, begun=begun, origins=given.sources, emit=emit)
-
-
-def dry_run(
-    config: str | Path | None = None,
-    *,
-    assignments: Sequence[str] = (),
-    emit: Emit = ignore,
-    **options: Any,
-) -> "DryRun":
-    """Prepare a run up to its first step, write nothing, and return what it would do.
-
-    Whatever would keep the run from starting is raised here too. The arguments are those of
-    :func:`run`.
-    """
-    loaded = read_options(config, assignments=assignments, **options)
-    from finetune.commands.dry_run import describe
-
-    return describe(loaded.config, emit=emit)
 
 
 def read_options(
@@ -324,19 +125,204 @@ def read_options(
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "LoadedConfig":
-    """Return all options of a run, of which nothing is wrong without looking at data and model.
-
-    The arguments are those of :func:`run`.
-    """
+    """Return all options of a run, checked as far as that needs neither data nor model."""
     from finetune.config.load import load_config
 
     if config is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationInvalid(
             "a run is resumed with its own configuration", remedy="leave out --config"
         )
-    return load_config(
-        file=None if config is None else str(config),
-        environment=os.environ,
-        flags=dict(options),
-        assignments=assignments,
+    file = None if config is None else str(config)
+    return load_config(file=file, environment=os.environ, flags=options, assignments=assignments)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would do.
+
+    Args:
+        rows: Of each split.
+        rows_by_class: Of the training split.
+        tokens: Of the training texts: mean, percentiles, max.
+        batches_by_padded_length: Of the first epoch.
+        learning_rate: The peak.
+    """
+
+    facts: "RunFacts"
+    rows: dict[str, int]
+    rows_by_class: dict[str, int]
+    tokens: dict[str, float]
+    batch_size: int | str
+    effective_batch_size: int
+    batches_by_padded_length: dict[int, int]
+    num_train_epochs: float
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    learning_rate: float
+    output_dir: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune run --dry-run --json`` prints."""
+        values = asdict(self)
+        facts = values.pop("facts")
+        # Nothing has been timed.
+        del facts["class_names"], facts["precision_timing"]
+        values["batches_by_width"] = values.pop("batches_by_padded_length")
+        return {"schema_version": SCHEMA_VERSION, **facts, **values}
+
+
+def dry_run(
+    config: str | Path | None = None,
+    *,
+    assignments: Sequence[str] = (),
+    emit: Emit = ignore,
+    **options: Any,
+) -> DryRun:
+    """Prepare a run up to its first step, write nothing, and return what it would do.
+
+    Whatever would keep the run from starting is raised here too. The arguments are those of
+    :func:`run`.
+    """
+    chosen = read_options(config, assignments=assignments, **options).config
+    from finetune.commands.resuming import find_free_folder
+    from finetune.data.check import describe_lengths
+    from finetune.runs.preparation import prepare
+    from finetune.runs.results import RunFacts
+
+    folder = find_free_folder(chosen)
+    preparation = prepare(chosen, emit=emit)
+    plan = preparation.plan
+    lengths = Counter(batch.padded_length for batch in plan.batches(0))
+    return DryRun(
+        facts=RunFacts.of(preparation),
+        rows=dict(preparation.splits.num_rows),
+        rows_by_class=preparation.task.count_classes(preparation.examples["train"].labels),
+        tokens=asdict(describe_lengths(plan.lengths)),
+        batch_size=chosen.training.batch_size,
+        effective_batch_size=plan.effective_batch_size,
+        batches_by_padded_length=dict(sorted(lengths.items())),
+        num_train_epochs=plan.num_train_epochs,
+        steps_per_epoch=plan.steps_per_epoch,
+        total_steps=plan.schedule.total_steps,
+        warmup_steps=plan.schedule.warmup_steps,
+        learning_rate=plan.schedule.peak,
+        output_dir=str(folder),
     )
+
+
+@click.command(cls=GroupedCommand, epilog=EXAMPLES)
+@config_option
+@click.option(
+    "--resume-from-checkpoint",
+    metavar="RUN",
+    shell_complete=completes("dir", ["auto"]),
+    help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest "
+    "of its default name that has not finished, and starts a new run if there is none.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Train N seeds, from --seed on, with the same splits; print mean and 95% interval.",
+)
+@assignments_option
+@click.option(
+    "--dry-run", "is_dry_run", is_flag=True, help="Print what the run would do, and stop."
+)
+@click.option(
+    "--num-processes",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Train in N processes of this host, such as one for each GPU.  [default: 1]",
+)
+@config_options
+@with_display
+def command(
+    *, display: Display, is_dry_run: bool, seeds: int | None, num_processes: int, **flags: Any
+) -> None:
+    """Fine-tune a classifier and write a run folder."""
+    options = given(flags)
+    if is_dry_run:
+        for option in ("seeds", "resume_from_checkpoint"):
+            if click.get_current_context().params[option] is not None:
+                raise UsageError(
+                    "--dry-run is for a new run of one seed",
+                    remedy=f"leave out --dry-run or --{option.replace('_', '-')}",
+                )
+        with display.progress() as emit:
+            plan = dry_run(emit=emit, **options)
+        display.show(plan, lambda: _show_plan(plan.to_json()))
+        return
+    if num_processes > 1 and read_launch().world_size == 1:
+        sys.exit(_run_in_processes(num_processes, seeds, options))
+    with display.progress() as emit:
+        results: Any = run(seeds=seeds, emit=emit, **options)
+    if display.as_json:
+        show_json({**results.to_json(), "output_dir": results.output_dir})
+    elif seeds is None:
+        _show_run(results)
+    else:
+        _show_seeds(results)
+
+
+def _run_in_processes(count: int, seeds: int | None, options: dict[str, Any]) -> int:
+    if seeds is not None:
+        raise UsageError(
+            "several seeds are trained by one process",
+            remedy="leave out --seeds or --num-processes",
+        )
+    # A wrong option is reported once, and at once.
+    read_options(**options)
+    from finetune.commands.launch import run_in_processes
+
+    return run_in_processes(count, click.get_current_context().obj)
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    from finetune.tasks.labels import listed_counts
+
+    del plan["schema_version"]
+    # Hundreds of classes fit no line, and a number has none.
+    plan["rows_by_class"] = listed_counts(plan["rows_by_class"]) or "no classes"
+    show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
+
+
+def _show_run(results: "RunResults") -> None:
+    from finetune.runs.manifest import Manifest
+
+    facts, training = results.facts, results.training
+    folder = RunFolder(Path(results.output_dir))
+    pair = " --text-pair TEXT" * Manifest.read(folder).reads_pairs
+    show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
+    show_lines(
+        f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "
+        f"{training.train_samples_per_second:.0f} examples/s",
+        f"run folder: {results.output_dir}",
+        f"report: {folder.report_file}",
+        f"classify with it: finetune predict {quote(results.output_dir)} TEXT{pair}",
+    )
+
+
+def _show_seeds(results: "SeedResults") -> None:
+    first, means = next(iter(results.runs.values())), results.test
+    intervals = [(value, means[value.metric.name]) for value in first.test.values]
+    rows = [[seed_name(seed), *map(str, one.test.values)] for seed, one in results.runs.items()]
+    rows.append(["mean", *(_format_mean(value, one.value) for value, one in intervals)])
+    limits = [
+        (_format_mean(value, one.low), _format_mean(value, one.high)) for value, one in intervals
+    ]
+    rows.append(["95% interval", *(f"{low} to {high}" for low, high in limits)])
+    columns = ("run", *(value.metric.title for value in first.test.values))
+    show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
+    show_table(columns, rows, numbers=columns[1:])
+    best = "not known, there is no validation split"
+    if results.best_seed is not None:
+        best = str(Path(results.output_dir) / seed_name(results.best_seed))
+    show_lines(f"best on validation: {best}", f"run folders: {results.output_dir}")
+
+
+def _format_mean(metric_value: "MetricValue", mean: float) -> str:
+    # The interval of a few seeds may go beyond 0% or 100%.
+    shown = min(max(mean, 0.0), 1.0) if metric_value.metric.is_fraction else mean
+    return str(replace(metric_value, value=shown))

@@ -1,20 +1,18 @@
-"""What ``finetune run`` does once its configuration is known.
+"""The work of ``finetune run``: one training, or several that differ in their seed."""
 
-It holds a folder, prepares what several trainings may share, begins or resumes a run, trains, and
-writes the results.
-"""
-
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.commands.folders import reserve
 from finetune.commands.report import write_pages
-from finetune.commands.resuming import Work
+from finetune.commands.resuming import Work, lock_folder, lock_seeds_folder
+from finetune.config.schema import change_options
 from finetune.devices.mps.awake import kept_awake
 from finetune.distributed.processes import ALONE, Processes
-from finetune.events import Emit
+from finetune.errors import Interrupted
+from finetune.events import Emit, Info
 from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
@@ -22,6 +20,8 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import train_and_finish
+from finetune.runs.seeds import SeedResults, SeedsFolder
+from finetune.training.interruption import signal_of
 
 
 def train(work: Work, *, emit: Emit, processes: Processes = ALONE) -> RunResults:
@@ -32,16 +32,12 @@ def train(work: Work, *, emit: Emit, processes: Processes = ALONE) -> RunResults
     Args:
         work: Which run, and with which options.
         emit: Receives progress events.
-        processes: Those that train together; each calls this. When a run goes on there may be more
-            than before.
-
-    Raises:
-        FinetuneError: With an exit code and a remedy.
+        processes: Those that train together; each calls this. A run may be resumed with more.
     """
     log = WarningLog(emit)
-    with kept_awake(), _hold(work, processes) as folder, interruption_explained(folder):
+    with kept_awake(), _lock(work, processes) as folder, interruption_explained(folder):
         preparation = prepare(
-            work.config, option_sources=work.origins, emit=log, processes=processes
+            work.config, option_sources=work.sources, emit=log, processes=processes
         )
         if work.continued:
             _check_data(preparation, work.continued)
@@ -51,22 +47,14 @@ def train(work: Work, *, emit: Emit, processes: Processes = ALONE) -> RunResults
         return results
 
 
-def train_seed(preparation: Preparation, folder: RunFolder, *, log: WarningLog) -> Preparation:
-    """Train one of several seeds from where it stopped, or from its beginning.
-
-    Returns:
-        What the next may share: with what was chosen by measurements.
-
-    Raises:
-        FinetuneError: With an exit code and a remedy.
-        KeyboardInterrupt: If a signal stopped it.
-    """
-    resumes = folder.can_resume
-    with folder.lock() if resumes else folder.create(overwrite=True):
-        _, preparation = train_and_finish(
-            preparation, folder, resumes=resumes, write_pages=write_pages, log=log
-        )
-        return preparation
+@contextmanager
+def _lock(work: Work, processes: Processes) -> Iterator[RunFolder]:
+    """Let the main process lock the run's folder, and tell the others which it is."""
+    if not processes.is_main:
+        yield processes.broadcast(lambda: RunFolder(Path()))
+        return
+    with lock_folder(work) as folder:
+        yield processes.broadcast(lambda: folder)
 
 
 def _check_data(preparation: Preparation, continued: RunFolder) -> None:
@@ -76,11 +64,58 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
     saved.check(now, remedy=f"{remedy} {continued.model_folder}")
 
 
+def train_seeds(work: Work, count: int, *, emit: Emit) -> SeedResults:
+    """Train several seeds, from that of the configuration on; those that have finished stay.
+
+    All use the same data, device and token ids, which are prepared once.
+    """
+    config, log = work.config, WarningLog(emit)
+    seeds = range(config.training.seed, config.training.seed + count)
+    metric = config.training.metric_for_best_model
+    with kept_awake(), lock_seeds_folder(work) as locked:
+        folder = SeedsFolder(locked.path)
+        missing = [one for one in seeds if not work.resumed or not folder.run(one).has_finished]
+        if not missing:
+            emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
+            return folder.read(seeds, metric=metric)
+        with _interruption_explained(folder, seeds):
+            config = change_options(config, {"seed": missing[0]})
+            preparation = prepare(config, option_sources=work.sources, emit=log)
+            if not work.resumed:
+                locked.set_aside_previous()
+            elif before := folder.first_begun():
+                saved = Manifest.read(before)
+                remedy = "restore it, or train in another folder"
+                saved.check(Manifest.of(preparation), remedy=remedy)
+            folder.write(folder.read(seeds, metric=metric))
+            for seed in missing:
+                emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {count}"))
+                run, run_log = folder.run(seed), log.copy()
+                if seed != missing[0]:
+                    preparation = preparation.with_seed(seed, emit=run_log)
+                resumes = run.can_resume
+                with run.lock() if resumes else run.create(overwrite=True):
+                    _, preparation = train_and_finish(
+                        preparation, run, resumes=resumes, write_pages=write_pages, log=run_log
+                    )
+                locked.delete_previous()
+                folder.write(folder.read(seeds, metric=metric))
+        return folder.read(seeds, metric=metric)
+
+
 @contextmanager
-def _hold(work: Work, processes: Processes) -> Iterator[RunFolder]:
-    """Let the main process hold the run's folder, and the others know which."""
-    if not processes.is_main:
-        yield processes.broadcast(lambda: RunFolder(Path()))
-        return
-    with work.resumed.lock() if work.resumed else reserve(work.config) as folder:
-        yield processes.broadcast(lambda: folder)
+def _interruption_explained(folder: SeedsFolder, seeds: Sequence[int]) -> Iterator[None]:
+    """Say how many seeds have finished, and how the others are resumed."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        runs = [folder.run(seed) for seed in seeds]
+        finished = sum(run.has_finished for run in runs)
+        command = f"finetune run --seeds {len(runs)} --resume-from-checkpoint"
+        raise Interrupted(
+            f"{str(stop) or 'stopped'}; {finished} of {len(runs)} seeds have finished",
+            remedy=f"resume with: {command} {shlex.quote(str(folder.path))}"
+            if any(run.has_progress for run in runs)
+            else "start again with --overwrite: nothing was saved yet",
+            signal_number=signal_of(stop),
+        ) from None

@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import QUICK
 
 import finetune
-from finetune.commands.folders import default_name
+from finetune.commands.resuming import default_name
 from finetune.config.schema import Config, DataConfig, ModelConfig
 from finetune.errors import FinetuneError, Interrupted, ModelNotFound
 from finetune.events import Event, Info

@@ -9,12 +9,13 @@ from prepared_runs import prepare_tiny
 from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
 
 import finetune
-from finetune.commands.training import train_seed
+from finetune.commands.report import write_pages
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
 from finetune.runs.results import read_results
+from finetune.runs.run import train_and_finish
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +204,9 @@ def test_all_that_is_said_of_a_run_is_said_before_it_has_finished(
         if isinstance(event, WarningMessage) and "not better than" in event.message:
             had_finished.append(folder.has_finished)
 
-    train_seed(
-        prepare_tiny(tiny_folder, learning_rate=1e-7, max_steps=1), folder, log=WarningLog(note)
-    )
+    preparation = prepare_tiny(tiny_folder, learning_rate=1e-7, max_steps=1)
+    with folder.create(overwrite=False):
+        train_and_finish(
+            preparation, folder, resumes=False, write_pages=write_pages, log=WarningLog(note)
+        )
     assert had_finished == [False]
