@@ -149,8 +149,6 @@ class Split:
     """A split as checks see it.
 
     Args:
-        name: Of the split.
-        texts: Its texts or pairs.
         numbers: Of the texts, int64 of shape [rows]: the same text has one number in all splits.
         labels: Index of each row's label in ``label_names``: int64 of shape [rows].
         label_names: The distinct labels of all splits.
@@ -172,9 +170,10 @@ class Split:
         first = rows[:MAX_EXAMPLES]
         return list(zip(first.tolist(), self.texts.take(first).joined.to_pylist(), strict=True))
 
-    def labels_of(self, number: int) -> list[str]:
-        """Return the names of the labels that a text has here."""
-        return sorted({self.label_names[label] for label in self.labels[self.numbers == number]})
+    def labels_of(self, row: int, *, of: "Split") -> list[str]:
+        """Return the names of the labels that the text of another split's row has here."""
+        own = self.labels[self.numbers == of.numbers[row]]
+        return sorted({self.label_names[label] for label in own})
 
 
 def find_repeats(split: Split, train: Split) -> Finding:
@@ -197,22 +196,20 @@ def find_repeats(split: Split, train: Split) -> Finding:
 
 def find_conflicts(split: Split, train: Split) -> Finding:
     """Count texts that have several labels."""
-    labelled = np.unique(split.labelled)
-    label_counts = np.unique(labelled // len(split.label_names), return_counts=True)[1]
+    texts = np.unique(split.labelled) // len(split.label_names)
+    label_counts = np.unique(texts, return_counts=True)[1]
     _, first_rows = np.unique(split.numbers, return_index=True)
     rows = np.sort(first_rows[label_counts > 1])
     examples = []
     for row, text in split.examples(rows):
-        labels = split.labels_of(split.numbers[row])
+        labels = split.labels_of(row, of=split)
         title = f"{' and '.join(labels)} in {split.name}"
         examples.append(Example(title, text, {"text": text, "labels": labels}))
+    found = f"texts of {split.name} with several labels: {len(rows):,}"
     return Finding(
         [Count("texts", len(rows), "texts with contradictory labels")],
         examples,
-        Suggestion(
-            f"texts of {split.name} with several labels: {len(rows):,}",
-            "decide on one label for each",
-        ),
+        Suggestion(found, "decide on one label for each"),
     )
 
 
@@ -222,17 +219,15 @@ def find_short_texts(split: Split, train: Split) -> Finding:
         [pc.utf8_length(pc.utf8_trim_whitespace(one)).to_numpy() for one in split.texts.columns]
     )
     rows = np.flatnonzero(characters < SHORT_CHARACTERS)
-    title = f"shorter than {SHORT_CHARACTERS} characters"
+    short = f"shorter than {SHORT_CHARACTERS} characters"
+    found = f"texts of {split.name} {short}: {len(rows):,}"
     return Finding(
         [
-            Count("rows", len(rows), f"texts {title}"),
+            Count("rows", len(rows), f"texts {short}"),
             Count("empty", int(np.count_nonzero(characters == 0))),
         ],
         [Example(f"short in {split.name}", text, text) for _, text in split.examples(rows)],
-        Suggestion(
-            f"texts of {split.name} {title}: {len(rows):,}",
-            "check that they say enough to be classified",
-        ),
+        Suggestion(found, "check that they say enough to be classified"),
     )
 
 
@@ -245,7 +240,7 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
     disagreeing = int(np.count_nonzero(~agrees))
     examples = []
     for row, text in split.examples(shared[np.argsort(agrees, kind="stable")]):
-        label, there = split.label_names[split.labels[row]], train.labels_of(split.numbers[row])
+        label, there = split.label_names[split.labels[row]], train.labels_of(row, of=split)
         title = f"{' and '.join(there)} in train, {label} in {split.name}"
         shown = {"text": text, "label": label, "train_labels": there}
         examples.append(Example(title, text, shown))
@@ -277,23 +272,25 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
     text_numbers = number_splits({split: own.columns for split, own in texts.items()})
-    distinct, label_numbers = np.unique(
-        np.concatenate(list(labels.values())), axis=0, return_inverse=True
-    )
+    together = np.concatenate(list(labels.values()))
+    distinct, label_numbers = np.unique(together, axis=0, return_inverse=True)
     names = [task.format_label(label) for label in distinct]
     ends = np.cumsum([len(rows) for rows in splits.values()])[:-1]
-    parts = [
-        Split(split, texts[split], text_numbers[split], own_labels, names)
+    parts = {
+        split: Split(split, texts[split], text_numbers[split], own_labels, names)
         for split, own_labels in zip(splits, np.split(label_numbers, ends), strict=True)
-    ]
-    [train] = (part for part in parts if part.name == "train")
+    }
     classes = {split: task.count_classes(own) for split, own in labels.items()}
     balance = measure_balance(classes["train"]) if task.class_names else None
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
         checks={
-            name: {part.name: found for part in parts if (found := check(part, train))}
+            name: {
+                split: found
+                for split, part in parts.items()
+                if (found := check(part, parts["train"]))
+            }
             for name, check in CHECKS.items()
         },
         balance=balance,
@@ -374,22 +371,14 @@ def suggest_changes(
                 changes.append(one.suggestion)
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
-        changes.append(
-            Suggestion(
-                f"training texts truncated to {lengths.max_length} tokens: {train.cut_rows:,}"
-                f" ({train.cut_share:.1%})",
-                f"--max-length {lengths.suggested_max_length}",
-            )
-        )
+        found = f"training texts truncated to {lengths.max_length} tokens: {train.cut_rows:,}"
+        remedy = f"--max-length {lengths.suggested_max_length}"
+        changes.append(Suggestion(f"{found} ({train.cut_share:.1%})", remedy))
     if lengths and lengths.beyond_model:
         share = lengths.beyond_model / findings.rows["train"]
-        changes.append(
-            Suggestion(
-                "training texts longer than the model can read at once:"
-                f" {lengths.beyond_model:,} ({share:.1%})",
-                "shorten the longer text of each pair"
-                if reads_pairs
-                else "--long-texts windows, which reads all of them",
-            )
-        )
+        found = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
+        remedy = "--long-texts windows, which reads all of them"
+        if reads_pairs:
+            remedy = "shorten the longer text of each pair"
+        changes.append(Suggestion(f"{found} ({share:.1%})", remedy))
     return changes

@@ -168,12 +168,7 @@ def columns_named(name: str, names: Sequence[str]) -> list[str]:
 def _named_columns(
     options: DataOptions, names: Sequence[str], *, table: str, wanted: Sequence[str] = OPTIONS
 ) -> dict[str, AutoTunedOption]:
-    """Return the columns that are named by an option or, if the table has them, were read before.
-
-    Raises:
-        UsageError: If one column is named for two options.
-        DataNotFound: If a column that is named is not there.
-    """
+    """Return the columns that options name, or that the run has read if the table has them."""
     given = {option: name for option in wanted if (name := getattr(options, option)) is not None}
     found = {}
     for option in wanted:
@@ -395,12 +390,7 @@ def _spread_sample(columns: pyarrow.Table) -> pyarrow.Table:
 def _guess(
     kind: str, facts: Sequence[_Facts], *, without: Collection[str], table: str
 ) -> AutoTunedOption:
-    """Return the column that looks most like texts or labels.
-
-    Raises:
-        DataNotFound: If none does.
-        DataError: If several do.
-    """
+    """Return the column that looks most like texts or labels."""
     is_label, option = kind == "label", f"--{kind}-column"
     scores = {
         one: one.label_score if is_label else one.text_score

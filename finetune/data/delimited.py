@@ -2,12 +2,11 @@
 
 import csv
 import io
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice, product
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile, find_text
-from finetune.data.mapped import ROWS_A_PIECE, collect
+from finetune.data.mapped import PIECE_ROWS, collect
 from finetune.data.numbers import plain_numbers
 from finetune.data.packed import Content
 from finetune.data.reader import RawTable, Reader, Records, records_of
@@ -79,27 +78,22 @@ def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Recor
 
 @dataclass(frozen=True)
 class Dialect:
-    """The delimiter of values, and the quote around those that contain it; ``None`` for none."""
+    """The delimiter of values, and whether those that contain it are in quotes."""
 
     delimiter: str
-    quote: str | None
+    has_quotes: bool = True
 
-    def reader(self, lines: Iterable[str]) -> Any:
+    def reader(self, lines: Iterable[str], *, strict: bool = True) -> Any:
         """Return a reader of rows that raises ``csv.Error`` where quotes are wrong."""
         return csv.reader(
             lines,
             delimiter=self.delimiter,
-            quotechar=self.quote,
-            quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
-            strict=True,
+            quoting=csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
+            strict=strict,
         )
 
     def numbered_rows(self, text: TextFile) -> Iterator[tuple[int, list[str]]]:
-        """Yield each row that is not blank, as it is read, and the number of its first line.
-
-        Raises:
-            DataUnreadable: If a quote does not end, or a row has not as many values as the first.
-        """
+        """Yield each row that is not blank, as it is read, and the number of its first line."""
         with text.open() as lines:
             reader, count = self.reader(lines), 0
             while True:
@@ -143,7 +137,7 @@ def _parse(
         if dialect.delimiter != "\t":
             raise
     # Many files with tabs know no quotes, and a text may then begin with one and never end it.
-    dialect = replace(dialect, quote=None)
+    dialect = replace(dialect, has_quotes=False)
     result = _parse_in(dialect, text, use)
     emit(Info(f"quotes in {text.path} are part of the texts"))
     return dialect, result
@@ -156,10 +150,10 @@ def _parse_in(
     if first is None:
         remedy = "write a header row, such as text,label, and rows"
         raise DataUnreadable(f"{text.path} is empty", remedy=remedy)
-    if dialect.quote and not any(dialect.quote in piece for piece in text.pieces()):
-        dialect = replace(dialect, quote=None)
+    has_quotes = dialect.has_quotes and any('"' in piece for piece in text.pieces())
+    dialect = replace(dialect, has_quotes=has_quotes)
     try:
-        if dialect.quote:  # Arrow accepts characters behind a closing quote
+        if has_quotes:  # Arrow accepts characters behind a closing quote
             with text.open() as lines:
                 deque(dialect.reader(lines), maxlen=0)
         return use(partial(_parse_by_arrow, dialect, text, columns=len(first[1])))
@@ -175,8 +169,8 @@ def _parse_by_arrow(dialect: Dialect, text: TextFile, *, columns: int) -> Rows:
         read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
         parse_options=arrow_csv.ParseOptions(
             delimiter=dialect.delimiter,
-            quote_char=dialect.quote or False,
-            newlines_in_values=dialect.quote is not None,
+            quote_char='"' if dialect.has_quotes else False,
+            newlines_in_values=dialect.has_quotes,
         ),
         convert_options=arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
@@ -187,7 +181,7 @@ def _parse_by_arrow(dialect: Dialect, text: TextFile, *, columns: int) -> Rows:
 
 def _parse_by_row(dialect: Dialect, text: TextFile) -> Rows:
     rows = (row for _, row in dialect.numbered_rows(text))
-    while piece := list(islice(rows, ROWS_A_PIECE)):
+    while piece := list(islice(rows, PIECE_ROWS)):
         columns = [pyarrow.array(values, "string") for values in zip(*piece, strict=True)]
         yield pyarrow.table(columns, names=list(map(str, range(len(columns)))))
 
@@ -196,32 +190,17 @@ def _find_dialect(text: TextFile) -> Dialect:
     """Return the dialect in which most of the first rows have as many values as the first one.
 
     Of several, it is the one of commas in a ``.csv`` and the one of tabs elsewhere: texts have
-    commas. csv.Sniffer takes apostrophes in texts for quotes, and fails on quoted line ends.
+    commas. csv.Sniffer fails on quoted line ends.
     """
     sample = next(text.pieces(), "")
 
-    def score(dialect: Dialect) -> float:
-        is_single = dialect.quote == "'"
-        if is_single and not re.search(rf"(?m)(^|[{dialect.delimiter}])'", sample):
-            return -1.0
-        lines = io.StringIO(sample, newline="")
-        reader = csv.reader(
-            lines, delimiter=dialect.delimiter, quotechar=dialect.quote, strict=is_single
-        )
-        try:
-            rows = [row for row in islice(reader, SAMPLE_ROWS) if row]
-        except csv.Error:
-            return -1.0
-        if not rows or len(rows[0]) < 2:
-            return 0.0
-        is_even = [len(row) == len(rows[0]) for row in rows]
-        values = [value for row in rows for value in row if value]
-        still_quoted = [len(value) > 1 and value[0] == value[-1] == "'" for value in values]
-        return sum(is_even) / len(rows) - sum(still_quoted) / (len(values) or 1)
+    def score(delimiter: str) -> float:
+        reader = Dialect(delimiter).reader(io.StringIO(sample, newline=""), strict=False)
+        lengths = [len(row) for row in islice(reader, SAMPLE_ROWS) if row]
+        return lengths.count(lengths[0]) / len(lengths) if lengths and lengths[0] > 1 else 0.0
 
     likely = "," if text.content.name.suffix.lower() == ".csv" else "\t"
-    delimiters = sorted(DELIMITERS, key=lambda one: one != likely)
-    return max((Dialect(*both) for both in product(delimiters, "\"'")), key=score)
+    return Dialect(max(sorted(DELIMITERS, key=lambda one: one != likely), key=score))
 
 
 def name_columns(
@@ -230,10 +209,6 @@ def name_columns(
     """Name the columns by the first row or by their position; drop those that are all blank.
 
     Whether the first row has names is returned too; see :func:`read`.
-
-    Raises:
-        DataUnreadable: If two columns have the same name, there are no rows, or the names are in
-            the second one.
     """
     names, has_header = _find_names(rows, options, path=path)
     table = rows.slice(int(has_header))

@@ -27,20 +27,15 @@ ENCODINGS = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
     *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1"),
 )
-# No text has them; ISO 8859-1 has them where Windows-1252 has quotes and the euro sign.
-CONTROLS = "[\x80-\x9f]"
-SAMPLE_BYTES = 2**20
-# Another encoding is a rival if it is this close to the best in how well letters suit a language.
-CLOSE_COHERENCE = 0.1
+PIECE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of text, its encoding, and the encodings that fit its bytes nearly as well."""
+    """A file of text and its encoding."""
 
     content: Content
     encoding: str
-    rivals: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -56,7 +51,7 @@ class TextFile:
     def pieces(self, *, errors: str = "strict") -> Iterator[str]:
         """Yield the text in pieces of so many characters that they take little memory."""
         with self.open(errors=errors) as file:
-            yield from iter(partial(file.read, SAMPLE_BYTES), "")
+            yield from iter(partial(file.read, PIECE_BYTES), "")
 
     def open_for_arrow(self) -> pyarrow.NativeFile:
         """Open it from its start as UTF-8, in memory of Arrow's own.
@@ -71,17 +66,12 @@ class TextFile:
             sink.write(piece.encode())
         return pyarrow.BufferReader(sink.getvalue())
 
-    def no_text(self, reason: str = "") -> DataUnreadable:
-        """Return an error that says that the file is no text."""
-        complaint = f"{self.path} is not a text file{reason}"
-        return DataUnreadable(complaint, remedy="export it as UTF-8")
-
     def find_fault(self) -> DataUnreadable | None:
         """Return an error that says where the file is damaged, or is no text, if it is."""
         decoder = text_decoder(self.encoding)
         bytes_before = lines_before = 0
         with self.content.open() as file:
-            for chunk in chain(iter(partial(file.read, SAMPLE_BYTES), b""), [b""]):
+            for chunk in chain(iter(partial(file.read, PIECE_BYTES), b""), [b""]):
                 bytes_before += len(chunk)
                 try:
                     text = decoder.decode(chunk, final=not chunk)
@@ -95,20 +85,15 @@ class TextFile:
                     )
                 if "\0" in text:
                     line = lines_before + text[: text.index("\0")].count("\n") + 1
-                    reason = f": line {line} has the character NUL"
-                    return self.no_text(reason)
+                    return _not_text(self.path, f": line {line} has the character NUL")
                 lines_before += text.count("\n")
         return None
 
 
 def text_decoder(encoding: str) -> codecs.IncrementalDecoder:
-    """Return what decodes a text piece by piece.
-
-    Raises:
-        UsageError: If there is no such encoding, or it is none of texts, as base64.
-    """
+    """Return what decodes a text piece by piece."""
     try:
-        io.TextIOWrapper(io.BytesIO(), encoding)
+        io.TextIOWrapper(io.BytesIO(), encoding)  # refuses those of bytes, such as base64
         decoder = codecs.getincrementaldecoder(encoding)()
         decoder.decode(b"")
     except (LookupError, UnicodeError) as error:
@@ -123,40 +108,33 @@ def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) ->
     """Find the encoding of a file, and make sure that all of it is text.
 
     Without an encoding, by Python's name, it is what a byte-order mark says, else UTF-8, else what
-    charset-normalizer detects: then a warning names others that fit nearly as well.
-
-    Raises:
-        UsageError: If there is no such encoding.
-        DataUnreadable: If the bytes are no text, or damaged in places.
+    charset-normalizer detects, with a warning.
     """
-    known = encoding or _stated_encoding(content.start(SAMPLE_BYTES))
+    start = content.start(4)
+    marked = [name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)]
+    known = encoding or next(iter(marked), None)
     text = TextFile(content, known or "utf-8")
     fault = text.find_fault()
     if fault and not known and not _is_mostly_utf8(text):
-        text = _detect(content)
+        detected = _detect(content)
+        text = TextFile(content, detected or "cp1252")
         fault = text.find_fault()
+        if fault and not detected:
+            fault = _not_text(content.path)
     if fault:
         raise fault
-    if text.rivals:
+    if not known and text.encoding != "utf-8":
         emit(
             WarningMessage(
-                f"the encoding of {text.path} is a guess, {text.encoding}; its bytes also fit"
-                f" {', '.join(text.rivals)}",
+                f"{text.path} is not UTF-8; its encoding was detected as {text.encoding}",
                 remedy="if the texts look wrong, name another encoding with --encoding",
             )
         )
     return text
 
 
-def _stated_encoding(start: bytes) -> str | None:
-    """Return what a byte-order mark says, or bytes of 0 in UTF-16 without one."""
-    for mark, named in BYTE_ORDER_MARKS.items():
-        if start.startswith(mark):
-            return named
-    if b"\0" in start:
-        detected = from_bytes(start, cp_isolation=["utf_16_le", "utf_16_be"]).best()
-        return detected.encoding if detected else None
-    return None
+def _not_text(path: Path, reason: str = "") -> DataUnreadable:
+    return DataUnreadable(f"{path} is not a text file{reason}", remedy="export it as UTF-8")
 
 
 def _is_mostly_utf8(text: TextFile) -> bool:
@@ -168,41 +146,25 @@ def _is_mostly_utf8(text: TextFile) -> bool:
     return beyond_ascii - damaged > damaged
 
 
-def _detect(content: Content) -> TextFile:
-    sample = _sample(content)
+def _detect(content: Content) -> str | None:
+    """Return the encoding that fits best the bytes around the first that is not ASCII."""
+    with content.open() as file:
+        start = 0
+        for chunk in iter(partial(file.read, PIECE_BYTES), b""):
+            if found := re.search(rb"[\x80-\xff]", chunk):
+                start += found.start()
+                break
+            start += len(chunk)
+        file.seek(max(0, start - PIECE_BYTES // 2))
+        sample = file.read(PIECE_BYTES)
+        if file.read(1):  # not to cut a character in two
+            sample = sample[: sample.rfind(b"\n") + 1] or sample
     matches = list(from_bytes(sample, cp_isolation=list(ENCODINGS)))
-    if not matches:
-        text = TextFile(content, "cp1252", ENCODINGS[1:])
-        if text.find_fault():
-            raise text.no_text()
-        return text
-    best = matches[0]
-    ties = {
+    best = [(one.chaos, one.coherence) for one in matches[:1]]
+    names = {
         name
         for match in matches
-        if (match.chaos, match.coherence) == (best.chaos, best.coherence)
+        if (match.chaos, match.coherence) in best
         for name in match.could_be_from_charset
     }
-    chosen = min(ties.intersection(ENCODINGS), key=ENCODINGS.index)
-    rivals = tuple(
-        match.encoding
-        for match in matches
-        if match.coherence >= best.coherence - CLOSE_COHERENCE
-        and (rival := sample.decode(match.encoding)) != sample.decode(chosen)
-        and not re.search(CONTROLS, rival)
-    )
-    return TextFile(content, chosen, rivals)
-
-
-def _sample(content: Content) -> bytes:
-    """Return bytes around the first that is not ASCII."""
-    with content.open() as file:
-        chunks = enumerate(iter(partial(file.read, SAMPLE_BYTES), b""))
-        number, chunk = next(((n, one) for n, one in chunks if not one.isascii()), (0, b""))
-        first = re.search(rb"[\x80-\xff]", chunk)
-        start = max(0, number * SAMPLE_BYTES + (first.start() if first else 0) - SAMPLE_BYTES // 2)
-        file.seek(start)
-        sample = file.read(SAMPLE_BYTES)
-        is_cut = bool(file.read(1))
-    # Not to cut a character in two.
-    return (sample[: sample.rfind(b"\n") + 1] or sample) if is_cut else sample
+    return min(names.intersection(ENCODINGS), key=ENCODINGS.index, default=None)

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
@@ -26,11 +26,6 @@ def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> dict[str, R
     A folder whose name is, or ends with, that of a split, as ``train`` or ``20news-bydate-test``,
     holds folders of classes; without one for training, the folder itself does. Links are not
     followed. Of the options, the encoding matters.
-
-    Raises:
-        UsageError: If there is no such encoding.
-        DataNotFound: If there are no texts in folders of classes.
-        DataUnreadable: If a file can't be read, or the folder is a saved data set.
     """
     splits = {
         split: folder
@@ -66,29 +61,22 @@ def _read_classes(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
             f"{path} has no texts, in .txt files, in folders named by their class",
             remedy="name a file as --data, or a folder such as one with pos/1.txt and neg/2.txt",
         )
-    texts, encoding = _read_texts(files, options, path=path)
-    classes = len({file.parent for file in files})
-    emit(Info(f"reading {path}: {len(files):,} texts in {classes} folders, encoding {encoding}"))
-    columns = {
-        "text": pyarrow.array(texts, "string"),
-        "label": pyarrow.array([file.parent.name for file in files], "string"),
-    }
-    return RawTable(path, pyarrow.table(columns), files=files)
-
-
-def _read_texts(
-    files: Sequence[Path], options: DataOptions, *, path: Path
-) -> tuple[list[str], str]:
-    """Return the texts of files, which have one encoding, and its name."""
     contents = [file.read_bytes() for file in files]
-    try:
+    try:  # all have one encoding
         together = Content(path, path, b"\n".join(contents))
         encoding = find_text(together, encoding=options.encoding).encoding
     except DataUnreadable:
         for file, content in zip(files, contents, strict=True):  # which one it is
             find_text(Content(file, file, content), encoding=options.encoding or "utf-8")
         raise
-    return [content.decode(encoding).removeprefix("\ufeff") for content in contents], encoding
+    classes = len({file.parent for file in files})
+    emit(Info(f"reading {path}: {len(files):,} texts in {classes} folders, encoding {encoding}"))
+    texts = (content.decode(encoding).removeprefix("\ufeff") for content in contents)
+    columns = {
+        "text": pyarrow.array(texts, "string"),
+        "label": pyarrow.array([file.parent.name for file in files], "string"),
+    }
+    return RawTable(path, pyarrow.table(columns), files=files)
 
 
 def _folders_in(path: Path) -> list[Path]:

@@ -3,11 +3,12 @@
 A new format is a file with a ``READER``, such as json_lines.py, and a line in ``READERS``.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from finetune.data import delimited, json_lines, parquet_files, workbook
 from finetune.data.packed import Content, unpack
-from finetune.data.reader import RawTable, Reader
+from finetune.data.reader import RawTable, Reader, Records
 from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit
@@ -38,23 +39,19 @@ OTHER_TEXTS = {
 
 
 def read_file(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
-    """Read the table of a file, which may be packed.
-
-    Raises:
-        UsageError: If there is no such encoding.
-        DataNotFound: If there is no such file.
-        DataUnreadable: If the format is none of those known, or the file does not parse.
-    """
+    """Read the table of a file, which may be packed."""
     content = unpack(path, SUFFIXES)
-    return find_reader(content).read(content, options, emit)
+    return _find_reader(content).read(content, options, emit)
 
 
-def find_reader(content: Content) -> Reader:
-    """Return the reader of a format, by the first bytes of a file, else its suffix.
+def stream_file(path: Path, options: DataOptions, *, emit: Emit) -> Iterator[Records]:
+    """Yield the rows of a file, which may be packed, in pieces, with their values as they are."""
+    content = unpack(path, SUFFIXES)
+    return _find_reader(content).stream(content, options, emit)
 
-    Raises:
-        DataUnreadable: If it is no table.
-    """
+
+def _find_reader(content: Content) -> Reader:
+    """Return the reader of a format, by the first bytes of a file, else its suffix."""
     start, suffix = content.start(64), content.name.suffix.lower()
     for reader in READERS.values():
         if reader.first_bytes and start.startswith(reader.first_bytes):

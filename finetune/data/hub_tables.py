@@ -19,28 +19,46 @@ MAIN_FOLDERS = ("", "data", "default")
 
 
 def fetch_splits(
-    repository: str, part: str | None = None, *, revision: str | None, emit: Emit
+    name: str, part: str | None = None, *, revision: str | None, emit: Emit
 ) -> tuple[dict[str, list[Path]], str]:
     """Return the files of each split of a dataset, ``train`` among them, and their commit.
 
     ``part`` is the dataset to take of a repository that holds several. Parquet files come first:
-    the repository's own, then those into which the Hub has converted it. Without any, CSV, TSV or
-    JSONL files are taken. ``revision`` is a branch, tag or commit; ``None`` for the main branch or
-    what the Hub has made of it.
-
-    Raises:
-        DataNotFound: If there is no such repository or revision, or it has no training files.
-        DataError: If it holds several datasets.
-        ChecksumDiffers: If a file arrived damaged.
-        HubNotReachable: If the Hub does not answer and the cache does not hold the files.
+    the repository's own, then those into which the Hub has converted it. Without any, files of
+    other formats are taken. ``revision`` is a branch, tag or commit; ``None`` for the main branch
+    or what the Hub has made of it.
     """
-    emit(Info(f"loading {repository} from the Hub"))
-    dataset, splits = _find_files(repository, part, revision=revision)
+    emit(Info(f"loading {name} from the Hub"))
+    places = [(revision, (PARQUET,)), (revision, SUFFIXES)]
+    if revision is None:
+        places.insert(1, (CONVERTED_BRANCH, (PARQUET,)))
+    unreachable = None
+    for branch, suffixes in places:
+        try:
+            repository = hub.resolve("dataset", name, revision=branch)
+        except HubNotReachable as error:
+            unreachable = error  # the cache may hold the files of another branch
+            continue
+        except DataNotFound:
+            if branch == revision:
+                raise
+            continue
+        unreachable = unreachable or repository.unreachable
+        found = (find_splits(repository.files, part, suffix=suffix) for suffix in suffixes)
+        if splits := next(filter(None, found), None):
+            break
+    else:
+        raise unreachable or DataNotFound(
+            f"the dataset {name!r} has no complete training split in one of the formats"
+            f" {', '.join(SUFFIXES)}",
+            remedy="choose another; if it is made by a script, which is never run, save its rows"
+            " as a file and name that as --data",
+        )
     # The training split comes last, so that a cache that holds it holds everything.
-    dataset.fetch(name for split in splits.keys() - {"train"} for name in splits[split])
-    folder = dataset.fetch(splits["train"])
-    paths = {split: [folder / name for name in names] for split, names in splits.items()}
-    return paths, dataset.commit
+    repository.fetch(file for split in splits.keys() - {"train"} for file in splits[split])
+    folder = repository.fetch(splits["train"])
+    paths = {split: [folder / file for file in files] for split, files in splits.items()}
+    return paths, repository.commit
 
 
 def find_splits(
@@ -51,9 +69,6 @@ def find_splits(
     A file belongs to a split by its name or its folder's: ``train.csv``,
     ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``. With ``part``, only
     those in a folder of that name are taken.
-
-    Raises:
-        DataError: If several folders hold a training split, and there is no part of that name.
     """
     pattern = re.compile(
         rf"(?:(.*)/)?({'|'.join(SPLIT_OF_WORD)})(?:[-_.]?\d[^/]*|/[^/]+)?{re.escape(suffix)}"
@@ -83,36 +98,6 @@ def find_splits(
         )
     main = min(candidates, key=lambda folder: folder not in MAIN_FOLDERS, default="")
     return candidates.get(main, {})
-
-
-def _find_files(
-    name: str, part: str | None, *, revision: str | None
-) -> tuple[hub.Repository, dict[str, list[str]]]:
-    """Return the repository at the commit to take and, of each split, its files there."""
-    others = tuple(suffix for suffix in SUFFIXES if suffix != PARQUET)
-    places = [(revision, (PARQUET,)), (revision, others)]
-    if revision is None:
-        places.insert(1, (CONVERTED_BRANCH, (PARQUET,)))
-    unreachable = None
-    for branch, suffixes in places:
-        try:
-            repository = hub.resolve("dataset", name, revision=branch)
-        except HubNotReachable as error:
-            unreachable = error  # the cache may hold the files of another branch
-            continue
-        except DataNotFound:
-            if branch == revision:
-                raise
-            continue
-        unreachable = unreachable or repository.unreachable
-        for suffix in suffixes:
-            if splits := find_splits(repository.files, part, suffix=suffix):
-                return repository, splits
-    raise unreachable or DataNotFound(
-        f"the dataset {name!r} has no complete training split in Parquet, CSV, TSV or JSONL",
-        remedy="choose another; if it is made by a script, which is never run, save its rows as a"
-        " file and name that as --data",
-    )
 
 
 def _is_complete(files: Sequence[str]) -> bool:

@@ -92,16 +92,15 @@ def _count_rows(text: TextFile) -> int:
 
 def _read_by_line(text: TextFile, *, emit: Emit) -> pyarrow.Table:
     rows = [row for _, row in _numbered_objects(text)]
-    names = dict.fromkeys(name for row in rows for name in row)
-    nested = [name for name in names if any(_is_nested(row.get(name)) for row in rows)]
+    columns, nested = {}, []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        if any(map(_is_nested, values)):
+            nested.append(name)
+        else:
+            columns[name] = pyarrow.array(map(_value_as_text, values), "string")
     report_left_out(nested, path=text.path, emit=emit)
-    return pyarrow.table(
-        {
-            name: pyarrow.array([_value_as_text(row.get(name)) for row in rows], "string")
-            for name in names
-            if name not in nested
-        }
-    )
+    return pyarrow.table(columns)
 
 
 def _is_nested(value: Any) -> bool:

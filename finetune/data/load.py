@@ -52,11 +52,6 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
 
     With ``is_for_training``, rows of files and Hub datasets of which nothing can be learned are
     refused.
-
-    Raises:
-        UsageError: If the source is unknown or does not take one of the options.
-        DataError: If the data is missing, damaged or unreadable.
-        HubNotReachable: If it can't be fetched and the cache does not hold it.
     """
     kind = _check_source(options)
     match kind:
@@ -98,11 +93,7 @@ def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) ->
 
 
 def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
-    """Load all rows of other data than a run's, with the labels of the run's task.
-
-    Raises:
-        DataError: If its labels are of another kind, or one is none of the task's classes.
-    """
+    """Load all rows of other data than a run's, with the labels of the run's task."""
     wanted = replace(
         options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN,
         task=task.name,

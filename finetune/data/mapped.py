@@ -15,7 +15,8 @@ from finetune import hub
 from finetune.errors import DataError
 
 LARGE_BYTES = 2**25
-ROWS_A_PIECE = 2**14
+# So many that what is made of a piece takes little memory.
+PIECE_ROWS = 2**14
 
 
 def collect(pieces: Iterable[pyarrow.Table]) -> pyarrow.Table:
@@ -24,9 +25,6 @@ def collect(pieces: Iterable[pyarrow.Table]) -> pyarrow.Table:
     A large one is written to a file in the cache as they come, and mapped. The file has no name, so
     that it goes with the table, or with the process, however that ends. Where none can be made, the
     table stays in memory.
-
-    Raises:
-        DataError: If the disk is full.
     """
     pieces = iter(pieces)
     first: list[pyarrow.Table] = []
@@ -43,22 +41,22 @@ def map_pieces(
     table: pyarrow.Table, convert: Callable[[pyarrow.Table], pyarrow.Table]
 ) -> pyarrow.Table:
     """Return a table that is converted piece by piece."""
-    return collect(convert(piece) for piece in pieces_of(table))
+    return collect(map(convert, pieces_of(table)))
 
 
 def filter_rows(table: pyarrow.Table, mask: NDArray[np.bool_]) -> pyarrow.Table:
     """Return the rows for which the mask, of shape [rows], is true."""
     if mask.all():
         return table
-    masks = (mask[start : start + ROWS_A_PIECE] for start in range(0, len(mask), ROWS_A_PIECE))
+    masks = (mask[start : start + PIECE_ROWS] for start in range(0, len(mask), PIECE_ROWS))
     pieces = zip(pieces_of(table), masks, strict=True)
     return collect(piece.filter(pyarrow.array(own)) for piece, own in pieces)
 
 
 def pieces_of(table: pyarrow.Table) -> Iterator[pyarrow.Table]:
-    """Yield a table in pieces of so many rows that what is made of one takes little memory."""
-    for start in range(0, len(table) or 1, ROWS_A_PIECE):
-        yield table.slice(start, ROWS_A_PIECE)
+    """Yield a table in pieces."""
+    for start in range(0, len(table) or 1, PIECE_ROWS):
+        yield table.slice(start, PIECE_ROWS)
 
 
 def _open_file() -> IO[bytes] | None:

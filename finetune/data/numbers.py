@@ -24,13 +24,13 @@ def plain_numbers(
     A few values that are no numbers stay, and so do then the words for missing ones, which may be
     classes too. ``allows_comma`` says that a comma between digits is a decimal one.
     """
-    pattern = f"{WITH_COMMA}|{NUMBER}" if allows_comma else NUMBER
+    pattern = rf"^\s*({WITH_COMMA}|{NUMBER})\s*$" if allows_comma else rf"^\s*({NUMBER})\s*$"
     for position, name in enumerate(columns.column_names):
         column = columns[position]
         if not (_holds_numbers(column[:SAMPLE_ROWS], pattern) and _holds_numbers(column, pattern)):
             continue
         filled = _without_missing(column)
-        is_number = _is_number(filled, pattern)
+        is_number = pc.match_substring_regex(filled, pattern)
         if not pc.all(pc.or_(is_number, pc.equal(filled, ""))).as_py():
             if pc.any(pc.match_substring_regex(filled, LIST)).as_py():
                 continue
@@ -53,11 +53,8 @@ def plain_numbers(
 def _holds_numbers(column: pyarrow.ChunkedArray, pattern: str) -> bool:
     filled = _without_missing(column)
     filled = filled.filter(pc.not_equal(filled, ""))
-    return len(filled) > 0 and pc.mean(_is_number(filled, pattern)).as_py() >= MIN_NUMBERS
-
-
-def _is_number(column: pyarrow.ChunkedArray, pattern: str) -> pyarrow.ChunkedArray:
-    return pc.match_substring_regex(column, rf"^\s*({pattern})\s*$")
+    share = pc.mean(pc.match_substring_regex(filled, pattern)).as_py() if len(filled) else 0.0
+    return bool(share >= MIN_NUMBERS)
 
 
 def _without_missing(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:

@@ -61,30 +61,26 @@ def unpack(path: Path, suffixes: Sequence[str] = ()) -> Content:
     """Unpack a file with gzip, or the only table in a zip archive, into memory; others stay.
 
     A workbook, which is an archive too, stays as it is. ``suffixes`` are those of tables.
-
-    Raises:
-        DataNotFound: If there is no such file.
-        DataUnreadable: If it can't be read or unpacked, becomes too large, or holds several tables.
     """
     if not os.path.isfile(path):  # no error where a name is too long
         raise DataNotFound(f"there is no file {path}", remedy="check the name")
     content = Content(path, path)
-    start = content.start(max(len(GZIP), len(ZIP)))
+    start = content.start(len(ZIP))
     try:
         if start.startswith(GZIP):
+            name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
             with GzipFile(path) as file:
-                name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-                return Content(path, name, _read(file, path=path))
+                return Content(path, name, _read(file, path))
         if not start.startswith(ZIP):
             return content
         with ZipFile(path) as archive:
             if "xl/workbook.xml" in archive.namelist():
                 # Of a member, no more is read than the size that the archive names.
-                _check_size(sum(member.file_size for member in archive.infolist()), path=path)
+                _check_size(sum(member.file_size for member in archive.infolist()), path)
                 return content
-            table = _find_table(archive.namelist(), suffixes, path=path)
+            table = _find_table(archive.namelist(), suffixes, path)
             with archive.open(table) as member:
-                return Content(path, path / table, _read(member, path=path))
+                return Content(path, path / table, _read(member, path))
     # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
     # names a ValueError.
     except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
@@ -93,7 +89,7 @@ def unpack(path: Path, suffixes: Sequence[str] = ()) -> Content:
         ) from error
 
 
-def _find_table(names: list[str], suffixes: Sequence[str], *, path: Path) -> str:
+def _find_table(names: Sequence[str], suffixes: Sequence[str], path: Path) -> str:
     """Return the one file of an archive that has a table's suffix, or is no README."""
     files = [name for name in names if not name.endswith("/") and not name.startswith("__MACOSX")]
     tables = [name for name in files if Path(name).suffix.lower() in suffixes]
@@ -107,18 +103,14 @@ def _find_table(names: list[str], suffixes: Sequence[str], *, path: Path) -> str
     return found[0]
 
 
-def _read(file: IO[bytes] | GzipFile, *, path: Path) -> bytes:
-    content = file.read(_limit_bytes(path) + 1)
-    _check_size(len(content), path=path)
+def _read(file: IO[bytes] | GzipFile, path: Path) -> bytes:
+    content = file.read(max(SMALL_BYTES, MAX_TIMES * path.stat().st_size) + 1)
+    _check_size(len(content), path)
     return content
 
 
-def _limit_bytes(path: Path) -> int:
-    return max(SMALL_BYTES, MAX_TIMES * path.stat().st_size)
-
-
-def _check_size(size_bytes: int, *, path: Path) -> None:
-    if size_bytes > _limit_bytes(path):
+def _check_size(size_bytes: int, path: Path) -> None:
+    if size_bytes > max(SMALL_BYTES, MAX_TIMES * path.stat().st_size):
         raise DataUnreadable(
             f"{path} becomes more than {MAX_TIMES} times as large when it is unpacked",
             remedy="unpack it yourself if you trust it, and name the table in it",

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.compute as pc
 from pyarrow import parquet, types
 
-from finetune.data.mapped import ROWS_A_PIECE, collect
+from finetune.data.mapped import PIECE_ROWS, collect
 from finetune.data.packed import Content
 from finetune.data.reader import (
     STREAM_ROWS,
@@ -49,7 +49,7 @@ def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
         for name, own in _class_names(schema.metadata or {}).items()
         if name in kinds and (types.is_integer(kinds[name]) or is_list_of_labels(kinds[name]))
     }
-    batches = _read_batches(file, path=path, rows=ROWS_A_PIECE, columns=names)
+    batches = _read_batches(file, path=path, rows=PIECE_ROWS, columns=names)
     tables = (pyarrow.Table.from_batches([batch]) for batch in batches)
     with _errors_explained(path):  # a damaged file may have none of its rows
         columns = collect(as_texts(_with_class_names(one, class_names)) for one in tables)

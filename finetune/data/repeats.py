@@ -1,4 +1,4 @@
-"""Which rows repeat the text of another: for splits without leaks, and for what is odd in them."""
+"""Which rows repeat the text of another: texts that differ in case and spaces only are the same."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -13,15 +13,6 @@ from finetune.data.mapped import pieces_of
 DIGEST_BYTES = 8
 
 
-def normal_form(text: str) -> str:
-    r"""Return what texts share that count as the same: they differ in case and spaces only.
-
-    >>> normal_form("What is\tTHE  sun ? ")
-    'what is the sun ?'
-    """
-    return " ".join(text.casefold().split())
-
-
 def number_texts(
     texts: pyarrow.ChunkedArray, pairs: pyarrow.ChunkedArray | None = None
 ) -> NDArray[np.int64]:
@@ -32,8 +23,7 @@ def number_texts(
     numbers = _number(texts)
     if pairs is None:
         return numbers
-    both = pyarrow.array(numbers * len(numbers) + _number(pairs))
-    return _places_of_first(both)
+    return _number_values(pyarrow.array(numbers * len(numbers) + _number(pairs)))
 
 
 def number_splits(
@@ -51,7 +41,7 @@ def number_splits(
 def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
     table = pyarrow.table({"texts": texts})
     digests = b"".join(_digest(piece["texts"]) for piece in pieces_of(table))
-    return _places_of_first(pyarrow.array(np.frombuffer(digests, np.int64)))
+    return _number_values(pyarrow.array(np.frombuffer(digests, np.int64)))
 
 
 def _digest(texts: pyarrow.ChunkedArray) -> bytes:
@@ -64,12 +54,14 @@ def _digest(texts: pyarrow.ChunkedArray) -> bytes:
     # Arrow folds no case but that of ASCII, and is slow to join what it has split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")
     is_other = pc.or_(has_gaps, pc.invert(pc.string_is_ascii(texts))).combine_chunks()
-    others = pyarrow.array(map(normal_form, texts.filter(is_other).to_pylist()), "string")
-    forms = pc.replace_with_mask(normal, is_other, others).cast("binary").to_pylist()
-    return b"".join(blake2b(form, digest_size=DIGEST_BYTES).digest() for form in forms)
+    others = (" ".join(one.casefold().split()) for one in texts.filter(is_other).to_pylist())
+    forms = pc.replace_with_mask(normal, is_other, pyarrow.array(others, "string"))
+    return b"".join(
+        blake2b(form, digest_size=DIGEST_BYTES).digest()
+        for form in forms.cast("binary").to_pylist()
+    )
 
 
-def _places_of_first(values: pyarrow.Array) -> NDArray[np.int64]:
-    """Return for each value which of the distinct ones it is, in order of appearance."""
-    places: NDArray[np.int64] = values.dictionary_encode().indices.to_numpy().astype(np.int64)
-    return places
+def _number_values(values: pyarrow.Array) -> NDArray[np.int64]:
+    numbers: NDArray[np.int64] = values.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return numbers

@@ -4,7 +4,7 @@ Lines of a pipe are read without what reads tables, which is imported where a ta
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,6 @@ from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info, WarningMessage
 
 if TYPE_CHECKING:
-    from finetune.data.reader import Records
     from finetune.data.source import DataOptions
 
 # As much as a pipe holds.
@@ -41,11 +40,6 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
     """Yield the lines of a stream that are not blank, as many as there are at a time.
 
     A pipe is not waited for while there is a line. Without an encoding it is UTF-8.
-
-    Raises:
-        UsageError: If there is no such encoding.
-        DataUnreadable: If a line is in another encoding, or has no end for long.
-        DataNotFound: If all lines are blank.
     """
     from finetune.data.encoding import text_decoder
 
@@ -92,14 +86,10 @@ def read_rows(
     It is read as the rows are asked for. With ``as_lines`` a table is read by lines too, with
     ``reads_pairs`` the column of second texts. Of the options, the columns of texts, the encoding
     and the header matter.
-
-    Raises:
-        UsageError: If there is no such encoding.
-        DataError: If the file is missing or does not parse, or the column is not found.
     """
     from finetune.data.encoding import find_text
-    from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, find_reader
-    from finetune.data.packed import Content, unpack
+    from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES
+    from finetune.data.packed import Content
 
     if os.path.isdir(path):  # no error where a name is too long
         remedy = "name a table, or a file with one text per line"
@@ -110,9 +100,7 @@ def read_rows(
     if suffix in PACKED_SUFFIXES and (as_lines or path.stem.lower().endswith(".txt")):
         raise DataUnreadable(f"the lines of {path} are compressed", remedy="unpack it")
     if suffix in (*SUFFIXES, *PACKED_SUFFIXES, ".json") and not as_lines:
-        content = unpack(path, SUFFIXES)
-        pieces = find_reader(content).stream(content, options, emit)
-        return _read_table(pieces, path, options, reads_pairs=reads_pairs, emit=emit)
+        return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
     content, encoding = Content(path, path), options.encoding
     if path.is_file():
         encoding = find_text(content, encoding=encoding, emit=emit).encoding
@@ -120,60 +108,45 @@ def read_rows(
 
 
 def _read_table(
-    pieces: "Iterator[Records]",
-    path: Path,
-    options: "DataOptions",
-    *,
-    reads_pairs: bool,
-    emit: Emit,
+    path: Path, options: "DataOptions", *, reads_pairs: bool, emit: Emit
 ) -> Iterator[list[Row]]:
     import pyarrow
 
-    from finetune.data.columns import choose_text_columns
+    from finetune.data.columns import choose_text_columns, join_texts
+    from finetune.data.formats import stream_file
     from finetune.data.reader import as_text
 
+    pieces = stream_file(path, options, emit=emit)
     sample = next(pieces, [])
     names = dict.fromkeys(name for record in sample for name in record)
     columns = pyarrow.table(
         {name: [as_text(record.get(name)) for record in sample] for name in names},
         schema=pyarrow.schema([(name, "string") for name in names]),
     )
-    chosen = choose_text_columns(columns, options, reads_pairs=reads_pairs, table=str(path))
-    named = " and ".join(repr(",".join(names)) for names in chosen if names)
+    texts, pairs = choose_text_columns(columns, options, reads_pairs=reads_pairs, table=str(path))
+    named = " and ".join(repr(",".join(own)) for own in (texts, pairs) if own)
     emit(Info(f"texts from column {named} of {path}"))
-    return _rows_of(chain([sample], pieces), *chosen, path=path, emit=emit)
 
-
-def _rows_of(
-    pieces: "Iterator[Records]",
-    texts: Sequence[str],
-    pairs: Sequence[str],
-    *,
-    path: Path,
-    emit: Emit,
-) -> Iterator[list[Row]]:
-    """Yield the rows that have texts in some columns and, if they are pairs, in others."""
-    from finetune.data.columns import join_texts
-    from finetune.data.reader import as_text
-
-    def text_of(record: dict[str, Any], names: Sequence[str]) -> str:
-        return join_texts([as_text(record.pop(name, "")) for name in names])
-
-    skipped, is_empty = 0, True
-    for records in pieces:
-        rows = [
-            Row(text_of(record, texts), record, text_of(record, pairs) if pairs else None)
-            for record in records
-        ]
-        with_text = [row for row in rows if row.has_text]
-        skipped += len(rows) - len(with_text)
-        if with_text:
-            is_empty = False
-            yield with_text
-    if is_empty:
-        raise DataNotFound(
-            f"{path} has no texts in {','.join(texts)!r}",
-            remedy="name another with --text-column",
+    def row_of(record: dict[str, Any]) -> Row:
+        first, second = (
+            join_texts([as_text(record.pop(name, "")) for name in own]) for own in (texts, pairs)
         )
-    if skipped:
-        emit(WarningMessage(f"{skipped:,} rows of {path} skipped: empty text"))
+        return Row(first, record, second if pairs else None)
+
+    def rows() -> Iterator[list[Row]]:
+        skipped, is_empty = 0, True
+        for records in chain([sample], pieces):
+            with_text = [row for row in map(row_of, records) if row.has_text]
+            skipped += len(records) - len(with_text)
+            if with_text:
+                is_empty = False
+                yield with_text
+        if is_empty:
+            raise DataNotFound(
+                f"{path} has no texts in {','.join(texts)!r}",
+                remedy="name another with --text-column",
+            )
+        if skipped:
+            emit(WarningMessage(f"{skipped:,} rows of {path} skipped: empty text"))
+
+    return rows()

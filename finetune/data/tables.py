@@ -57,10 +57,6 @@ def read_tables(
     The classes are those of the training rows, under the names that a file itself gives them or in
     the order of ``sort_classes``. Training rows of which nothing can be learned are refused with
     ``is_for_training``.
-
-    Raises:
-        DataError: If a file is missing or does not parse, a column is not found, a label does not
-            occur in the training rows, or these have fewer than two texts or two classes.
     """
     tables: Tables
     if len(files) == 1 and os.path.isdir(files["train"][0]):  # no error where a name is too long

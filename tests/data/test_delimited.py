@@ -157,7 +157,7 @@ def test_both_parsers_give_what_was_written(
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
         writer.writerows([("text", "label"), *rows])
-    dialect = Dialect(delimiter, '"')
+    dialect = Dialect(delimiter)
     assert [tuple(row) for _, row in dialect.numbered_rows(utf8(path))][1:] == rows
     with suppress(pyarrow.ArrowInvalid):
         [table] = _parse_by_arrow(dialect, utf8(path), columns=2)
@@ -220,10 +220,3 @@ def test_blank_trailing_columns_are_dropped_and_reported(tmp_path: Path) -> None
     assert table.columns.to_pydict() == {"text": ["a", "b"], "label": ["x", "y"]}
     table, _ = read(tmp_path, "text,label,\na,x,\nb,y,note\n")
     assert table.columns.column_names == ["text", "label", "column3"]
-
-
-def test_single_quotes_are_detected(tmp_path: Path) -> None:
-    table, _ = read(tmp_path, "'text','label'\n'It''s good, really','a'\n'Bad','b'\n")
-    assert table.columns.to_pydict() == {"text": ["It's good, really", "Bad"], "label": ["a", "b"]}
-    table, _ = read(tmp_path, "text,label\n'tis good,a\nthe 'best' film,b\n'twas 'nice',a\n")
-    assert table.columns["text"].to_pylist() == ["'tis good", "the 'best' film", "'twas 'nice'"]

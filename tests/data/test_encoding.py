@@ -10,6 +10,7 @@ import pytest
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.packed import Content
 from finetune.errors import DataUnreadable, UsageError
+from finetune.events import Event, WarningMessage
 
 TEXT = "Grüße aus Zürich – „fünf Straßen“\n"
 PATH = Path("greetings.csv")
@@ -25,8 +26,6 @@ LINES = {
     "cp1252": "Die Bedienung war „wirklich“ sehr schön – für uns,gut\nIn Maßen gut,schlecht\n",
     "latin-1": "Le café était délicieux, très bien,bon\nUne soirée décevante à oublier,mauvais\n",
     "windows-1252": "Hyvää huomenta, elokuva oli pitkä,hyvä\nEi enää koskaan, töykeä,paha\n",
-    "utf-16-le": "The film was good,good\nNever again,bad\n",
-    "utf-16-be": "The film was good,good\nNever again,bad\n",
 }
 
 
@@ -50,7 +49,7 @@ def text_of(file: TextFile) -> str:
 )
 def test_unicode_is_certain(content: bytes, encoding: str) -> None:
     found = find(content)
-    assert (text_of(found), found.encoding, found.rivals) == (TEXT, encoding, ())
+    assert (text_of(found), found.encoding) == (TEXT, encoding)
 
 
 @pytest.mark.parametrize("codec", LINES)
@@ -61,22 +60,24 @@ def test_the_encodings_of_the_world_are_detected(codec: str) -> None:
     assert codecs.lookup(found.encoding).name != "utf-8"
 
 
-def test_an_encoding_that_is_not_certain_has_rivals() -> None:
+def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
     swedish = "text,label\n" + "Maten var väldigt god på restaurangen,bra\n" * 20
-    found = find(swedish.encode("cp1252"))
-    assert (text_of(found), found.encoding) == (swedish, "cp1252")
-    assert "cp1250" in found.rivals
-    assert "cp1252" not in found.rivals
-    assert "latin_1" not in found.rivals
+    emitted: list[Event] = []
+    content = Content(PATH, PATH, swedish.encode("cp1252"))
+    for encoding in (None, "cp1252"):
+        found = find_text(content, encoding=encoding, emit=emitted.append)
+        assert (text_of(found), found.encoding) == (swedish, "cp1252")
+    [warning] = emitted
+    assert isinstance(warning, WarningMessage)
+    assert "detected as cp1252" in warning.message
     euros = find("Größe 5 €,gut\n".encode("cp1252") * 20)
-    assert euros.encoding == "cp1252"
-    assert "latin_1" not in euros.rivals  # there the euro sign is a control character
+    assert euros.encoding == "cp1252"  # in ISO 8859-1 the euro sign is a control character
 
 
 def test_letters_far_from_the_beginning_of_a_large_file_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("finetune.data.encoding.SAMPLE_BYTES", 1000)
+    monkeypatch.setattr("finetune.data.encoding.PIECE_BYTES", 1000)
     text = "text,label\n" + "plain English,a\n" * 200 + LINES["cp932"] * 40
     assert text_of(find(text.encode("cp932"))) == text
 
@@ -102,7 +103,7 @@ def test_an_encoding_that_is_named_is_taken() -> None:
 def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
     damage: bytes, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune.data.encoding.SAMPLE_BYTES", 64)
+    monkeypatch.setattr("finetune.data.encoding.PIECE_BYTES", 64)
     with pytest.raises(DataUnreadable, match=complaint):
         find("é, a word or two 😀\n".encode() * 41 + damage)
 

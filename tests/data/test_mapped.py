@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / "cache" / name)
     monkeypatch.setattr(mapped, "LARGE_BYTES", 100_000)
     for module in (mapped, parquet_files):
-        monkeypatch.setattr(module, "ROWS_A_PIECE", 64)
+        monkeypatch.setattr(module, "PIECE_ROWS", 64)
     return tmp_path / "cache" / "tables"
 
 
@@ -73,7 +73,7 @@ def test_memory_does_not_hold_the_texts_of_a_large_table(table: Path, cache: Pat
 def test_memory_holds_a_text_file_only_while_arrow_parses_it(
     suffix: str, table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune.data.encoding.SAMPLE_BYTES", 2**16)
+    monkeypatch.setattr("finetune.data.encoding.PIECE_BYTES", 2**16)
     path, frame = table.with_suffix(f".{suffix}"), pandas.read_parquet(table)
     if suffix == "csv":
         frame.to_csv(path, index=False)

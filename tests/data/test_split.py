@@ -7,8 +7,10 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.data.dataset import make_dataset
-from finetune.data.split import NumberedRows, SplitOptions, split_table
+from finetune.data.dataset import column_of, make_dataset, rows_where
+from finetune.data.dataset import texts_of as columns_of
+from finetune.data.repeats import number_texts
+from finetune.data.split import SplitOptions, find_held_out, split_table
 from finetune.errors import DataError
 from finetune.events import Event, Info, WarningMessage
 from finetune.tasks.single import Single
@@ -18,8 +20,10 @@ TASK = Single(CLASSES)
 
 
 def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    kept, held_out = NumberedRows.of(table, TASK).hold_out(fraction=fraction, seed=seed)
-    return kept.table, held_out.table
+    numbers = number_texts(*columns_of(table))
+    strata = TASK.strata(TASK.labels(column_of(table, "label")))
+    mask = find_held_out(numbers, strata, fraction=fraction, seed=seed)
+    return rows_where(table, ~mask), rows_where(table, mask)
 
 
 def table_of(texts: list[str], labels: list[str]) -> Dataset:
