@@ -1,32 +1,159 @@
-"""``finetune data``."""
+"""``finetune data check``: what is odd about the data of a run, and how long its texts are."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import as_text, shorten, show_json, show_lines, show_table
+from finetune.commands.console import as_text, shorten, show_lines, show_table
 from finetune.commands.options import (
+    Display,
     GroupedCommand,
     chosen_options,
     config_option,
     load,
-    output_options,
+    with_display,
 )
-from finetune.commands.progress import showing
-from finetune.config.schema import DataConfig
+from finetune.config.schema import OPTIONS, Config, ModelConfig
+from finetune.errors import FinetuneError
+from finetune.events import Emit, Event, Info, WarningMessage
 
 if TYPE_CHECKING:
-    from finetune.commands.check_data import DataReport
-    from finetune.data.check import LengthFindings
+    from datasets import DatasetDict
+    from transformers import PreTrainedTokenizerFast
 
+    from finetune.data.check import Findings, LengthFindings, Suggestion
+    from finetune.tokenization.encode import EncodedTexts
+
+SCHEMA_VERSION = 1
+UNLIMITED = 2**31 - 1
 EXAMPLES = """\b
 Examples:
   finetune data check                               TREC
   finetune data check --data reviews.csv            your own file
   finetune data check --data hub:owner/name --json
 """
+DATA_OPTIONS = [one.name for one in OPTIONS.values() if one.section == "data"]
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What a check of data has found.
+
+    Args:
+        rows_of_a_run: By split, once the missing splits are held out.
+        findings: Of the splits that the data has.
+        lengths: Of the texts in tokens; None without a tokenizer.
+        warnings: Of loading.
+    """
+
+    data: str
+    rows_of_a_run: dict[str, int]
+    findings: "Findings"
+    lengths: "LengthFindings | None"
+    suggestions: Sequence["Suggestion"]
+    warnings: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``finetune data check --json`` prints."""
+        report = {**asdict(self), **self.findings.to_json()}
+        del report["findings"]
+        return {"schema_version": SCHEMA_VERSION, **report}
+
+
+def check_data(config: Config, *, emit: Emit) -> DataReport:
+    """Check the data that a run with these options would load."""
+    from datasets import DatasetDict
+
+    from finetune.data.check import check_splits, suggest_changes
+    from finetune.data.load import load_data
+    from finetune.data.split import split_table
+    from finetune.runs.data import data_options, split_options
+
+    warnings: list[str] = []
+
+    def emit_and_keep(event: Event) -> None:
+        if isinstance(event, WarningMessage):
+            warnings.append(event.message)
+        emit(event)
+
+    loaded = load_data(data_options(config.data), emit=emit_and_keep)
+    splits = split_table(
+        loaded.splits,
+        split_options(config.data),
+        task=loaded.task,
+        takes_first=config.data.data == "trec",
+        emit=emit_and_keep,
+    )
+    given = DatasetDict({name: loaded.splits[name] for name in splits if name in loaded.splits})
+    findings = check_splits(given, loaded.task)
+    lengths = _measure_tokens(given, config.model, emit=emit_and_keep)
+    reads_pairs = "text_pair" in given["train"].column_names
+    return DataReport(
+        data=config.data.data,
+        rows_of_a_run={split: len(rows) for split, rows in splits.items()},
+        findings=findings,
+        lengths=lengths,
+        suggestions=suggest_changes(findings, lengths=lengths, reads_pairs=reads_pairs),
+        warnings=warnings,
+    )
+
+
+def _measure_tokens(
+    splits: "DatasetDict", options: ModelConfig, *, emit: Emit
+) -> "LengthFindings | None":
+    from finetune.data.check import LengthFindings, measure_lengths, suggest_max_length
+    from finetune.data.dataset import texts_of
+    from finetune.tokenization.encode import encode_texts
+
+    tokenizer = find_tokenizer(options, emit=emit)
+    if tokenizer is None:
+        return None
+    encoded = {
+        split: encode_texts(tokenizer, *texts_of(rows), max_length=UNLIMITED, emit=emit)
+        for split, rows in splits.items()
+    }
+    unknown_share = warn_of_unknown_words(encoded["train"], tokenizer, emit=emit)
+    lengths, max_tokens = encoded["train"].lengths, tokenizer.model_max_length
+    suggested = suggest_max_length(lengths, max_tokens=max_tokens)
+    return LengthFindings(
+        model=options.model,
+        max_length=options.max_length,
+        suggested_max_length=suggested,
+        beyond_suggested=int((lengths > suggested).sum()),
+        beyond_model=int((lengths > max_tokens).sum()),
+        unknown_share=unknown_share,
+        splits={
+            split: measure_lengths(texts.lengths, max_length=options.max_length)
+            for split, texts in encoded.items()
+        },
+    )
+
+
+def find_tokenizer(options: ModelConfig, *, emit: Emit) -> "PreTrainedTokenizerFast | None":
+    """Return a model's tokenizer, or None with a warning if it can't be loaded."""
+    from finetune.model.source import load_tokenizer
+
+    emit(Info(f"counting tokens as {options.model} does"))
+    try:
+        return load_tokenizer(options.model, revision=options.revision)
+    except FinetuneError as error:
+        warning = f"the lengths of the texts are missing: {error.message}"
+        emit(WarningMessage(warning, remedy=error.remedy))
+        return None
+
+
+def warn_of_unknown_words(
+    encoded: "EncodedTexts", tokenizer: "PreTrainedTokenizerFast", *, emit: Emit
+) -> float:
+    """Return the share of tokens that the vocabulary lacks, in 0..1; warn if it is large."""
+    from finetune.data.check import suggest_model
+
+    unknown_tokens, tokens = encoded.count(tokenizer.unk_token_id), int(encoded.offsets[-1])
+    if suggestion := suggest_model(unknown_tokens=unknown_tokens, tokens=tokens):
+        emit(WarningMessage(suggestion.finding, remedy=suggestion.remedy))
+    return unknown_tokens / tokens
 
 
 @click.group(epilog=EXAMPLES)
@@ -36,33 +163,26 @@ def command() -> None:
 
 @command.command(cls=GroupedCommand, epilog=EXAMPLES)
 @config_option
-@chosen_options(*(option.name for option in fields(DataConfig)), "model", "revision", "max_length")
-@output_options
-def check(
-    *, config: str | None, as_json: bool, quiet: bool, no_progress: bool, **flags: Any
-) -> None:
+@chosen_options(*DATA_OPTIONS, "model", "revision", "max_length")
+@with_display
+def check(*, config: str | None, display: Display, **flags: Any) -> None:
     """Print statistics of the data and suggest what to change.
 
     Rows and classes, duplicates, texts with contradictory labels, test rows that are in the
     training split too, and lengths in tokens. Of the model, only the tokenizer is loaded.
     """
-    with showing(quiet=quiet, no_progress=no_progress) as emit:
-        from finetune.commands.check_data import check_data
-
+    with display.progress() as emit:
         report = check_data(load(flags, config=config).config, emit=emit)
-    if as_json:
-        show_json(report.to_json())
-    else:
-        _show_report(report)
+    display.show(report, lambda: _show(report))
 
 
-def _show_report(report: "DataReport") -> None:
-    """Print tables of what was found, and what to change."""
+def _show(report: DataReport) -> None:
     found, splits = report.findings, list(report.findings.rows)
     classes = {
-        name: [found.classes[split][name] for split in splits] for name in found.classes["train"]
+        name: {split: found.classes[split][name] for split in splits}
+        for name in found.classes["train"]
     }
-    _show_counts("class", splits, classes | {"all rows": list(found.rows.values())})
+    _show_counts("class", splits, classes | {"all rows": found.rows})
     if names := list(found.figures["train"]):
         rows = [(name, *(as_text(found.figures[one][name]) for one in splits)) for name in names]
         show_lines()
@@ -70,17 +190,17 @@ def _show_report(report: "DataReport") -> None:
     run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())
     show_lines(f"rows of a run: {run}")
     counts: dict[str, dict[str, int]] = {}
+    examples = []
     for by_split in found.checks.values():
         for split, finding in by_split.items():
             for count in finding.counts:
                 if count.title:
                     counts.setdefault(count.title, {})[split] = count.number
-    shown = {title: [own.get(split) for split in splits] for title, own in counts.items()}
-    _show_counts("texts", splits, shown)
+            examples += [(one.title, shorten(one.text)) for one in finding.examples]
+    _show_counts("texts", splits, counts)
     if report.lengths:
         _show_lengths(report.lengths)
-    findings = [one for by_split in found.checks.values() for one in by_split.values()]
-    if examples := [(one.title, shorten(one.text)) for own in findings for one in own.examples]:
+    if examples:
         show_lines()
         show_table(("example", "text"), examples)
     for suggestion in report.suggestions:
@@ -88,12 +208,12 @@ def _show_report(report: "DataReport") -> None:
 
 
 def _show_counts(
-    title: str, splits: Sequence[str], counts: Mapping[str, Sequence[int | None]]
+    title: str, splits: Sequence[str], counts: Mapping[str, Mapping[str, int]]
 ) -> None:
     show_lines()
     rows = [
-        (shorten(name), *("" if one is None else f"{one:,}" for one in numbers))
-        for name, numbers in counts.items()
+        (shorten(name), *(f"{by_split[one]:,}" if one in by_split else "" for one in splits))
+        for name, by_split in counts.items()
     ]
     show_table((title, *splits), rows, numbers=splits)
 

@@ -1,27 +1,244 @@
-"""``finetune init``."""
+"""``finetune init``: a first configuration, from a look at what a table holds."""
 
+import math
 import shlex
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from finetune.commands.console import shorten, show_facts, show_json, show_lines, show_table
-from finetune.commands.options import GroupedCommand, chosen_options, given, output_options
-from finetune.commands.progress import showing
-from finetune.config.yaml_files import check_is_new, write_new_file
+from finetune.commands.data import UNLIMITED, find_tokenizer, warn_of_unknown_words
+from finetune.commands.options import (
+    Display,
+    GroupedCommand,
+    chosen_options,
+    given,
+    with_display,
+)
+from finetune.config.mode import Mode
+from finetune.config.schema import (
+    DEFAULT_BATCH_SIZE,
+    Config,
+    DataConfig,
+    ModelConfig,
+    mode_defaults,
+)
+from finetune.config.yaml_files import check_is_new, make_starter, write_new_file
+from finetune.events import Emit, Info
 
 if TYPE_CHECKING:
-    from finetune.commands.look_at_table import TableFacts
+    import numpy as np
+    import pyarrow
+    from numpy.typing import NDArray
 
+    from finetune.data.dataset import TextColumns
+    from finetune.data.source import DataOptions
+
+# Without a tokenizer, the estimate is rather too high, which costs nothing: BERT's takes 3.8 bytes
+# of TREC's questions a token, and of Chinese a character, which is 3.
+BYTES_A_TOKEN = 3
+SPECIAL_TOKENS = 2
+# Positions of BERT and of most models like it.
+MAX_TOKENS = 512
+# The default model's vocabulary is English.
+MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
+FIRST_LETTER_BEYOND_LATIN = "\u0250"
+SCRIPT_TEXTS = 1000
+# Of a large table, a random sample is encoded, and the longest texts.
+SAMPLE_TEXTS = 20_000
+LONGEST_TEXTS = 20
+MAX_CLASSES_SHOWN = 20
+SCHEMA_VERSION = 1
 EXAMPLES = """\b
 Examples:
   finetune init reviews.csv                     writes reviews.yaml
   finetune run --config reviews.yaml            trains on it as it is
   finetune init reviews.csv --label-column stars --model minilm
 """
-MAX_CLASSES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What a table holds.
+
+    Args:
+        options: The file, and what of it is not to be guessed.
+        text_reason: Why this is the column of texts.
+        label_reason: Why this is the column of labels.
+        rows_of_a_run: By split, once the missing splits are held out.
+        rows: How many have a text and a label.
+        class_rows: Rows of each class, in the order of the classes.
+        label_figures: Other numbers about the labels, by name.
+        examples: The first text of each class.
+        model: The model that was named, or one whose vocabulary suits the texts.
+        suggested_max_length: Tokens that are enough for the texts, or an estimate.
+        longer_share: Estimated share of texts that are longer than the model reads, in 0..1.
+    """
+
+    options: "DataOptions"
+    columns: Sequence[str]
+    text_column: str
+    text_reason: str
+    text_pair_column: str | None
+    label_column: str
+    label_reason: str
+    rows_of_a_run: Mapping[str, int]
+    task: str
+    rows: int
+    class_rows: Mapping[str, int]
+    label_figures: Mapping[str, float]
+    examples: Mapping[str, str]
+    mean_characters: float
+    longest_characters: int
+    model: str
+    suggested_max_length: int
+    longer_share: float
+
+
+def look_at_table(options: "DataOptions", *, model: str | None, emit: Emit) -> TableFacts:
+    """Read a table as a run would, and say what it holds.
+
+    Args:
+        options: A file, and what of it is not to be guessed.
+        model: Whose tokenizer counts; ``None`` for the default. Without one, tokens are estimated.
+        emit: Receives progress events.
+    """
+    import pyarrow.compute as pc
+
+    from finetune.data.check import suggest_max_length
+    from finetune.data.dataset import column_of, texts_of
+    from finetune.data.split import split_table
+    from finetune.data.tables import read_tables
+    from finetune.runs.data import split_options
+
+    table = read_tables({"train": [Path(options.data)]}, options, emit=emit)
+    rows, task, chosen = table.splits["train"], table.task, table.chosen
+    assert chosen is not None
+    texts = texts_of(rows)
+    characters = pc.utf8_length(texts.joined)
+    labels = task.labels(column_of(rows, "label"))
+    model = model or _suggest_model(texts.joined)
+    lengths, max_tokens = _count_tokens(texts, model, emit=emit)
+    splits = split_table(
+        table.splits, split_options(DataConfig()), task=task, takes_first=False, emit=emit
+    )
+    return TableFacts(
+        options=options,
+        columns=table.column_names,
+        text_column=chosen.text.name,
+        text_reason=chosen.text.reason,
+        text_pair_column=chosen.pair.name if chosen.pair else None,
+        label_column=chosen.label.name,
+        label_reason=chosen.label.reason,
+        rows_of_a_run={split: len(rows) for split, rows in splits.items()},
+        task=task.name,
+        rows=len(rows),
+        class_rows=task.count_classes(labels),
+        label_figures=task.describe(labels),
+        examples={name: texts.joined[row].as_py() for name, row in task.first_rows(labels).items()},
+        mean_characters=pc.mean(characters).as_py(),
+        longest_characters=pc.max(characters).as_py(),
+        model=model,
+        suggested_max_length=suggest_max_length(lengths, max_tokens=max_tokens),
+        longer_share=float((lengths > max_tokens).mean()),
+    )
+
+
+def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
+    """Return the default model or, for texts not in Latin letters, a multilingual one."""
+    first = "".join(texts[:SCRIPT_TEXTS].to_pylist())
+    letters = list(filter(str.isalpha, first))
+    latin = sum(letter < FIRST_LETTER_BEYOND_LATIN for letter in letters)
+    return MULTILINGUAL_MODEL if 2 * latin < len(letters) else Config().model.model
+
+
+def _count_tokens(
+    texts: "TextColumns", model: str, *, emit: Emit
+) -> tuple["NDArray[np.int64]", int]:
+    """Return the tokens of texts, or of a sample, and the maximum that the model reads."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from finetune.tokenization.encode import encode_texts
+
+    size_bytes = pc.binary_length(texts.joined).to_numpy().astype(np.int64)
+    tokenizer = find_tokenizer(ModelConfig(model=model), emit=emit)
+    if tokenizer is None:
+        return size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, MAX_TOKENS
+    if len(size_bytes) > SAMPLE_TEXTS:
+        emit(Info(f"in {SAMPLE_TEXTS:,} of the {len(size_bytes):,} texts, and in the longest"))
+        rows = np.random.default_rng(0).choice(len(size_bytes), SAMPLE_TEXTS, replace=False)
+        longest = np.argsort(size_bytes)[-LONGEST_TEXTS:]
+        texts = texts.take(np.sort(np.append(rows, longest)))
+    encoded = encode_texts(tokenizer, *texts, max_length=UNLIMITED, emit=emit)
+    warn_of_unknown_words(encoded, tokenizer, emit=emit)
+    return encoded.lengths, tokenizer.model_max_length
+
+
+def make_config(facts: TableFacts) -> str:
+    """Return a YAML configuration for a table, with comments, that runs as it is."""
+    defaults, options = Config(), facts.options
+    named = {
+        "encoding": options.encoding,
+        "header": options.header,
+        "split_column": options.split_column,
+        "label_names": options.label_names,
+        "text_pair_column": facts.text_pair_column,
+        "task": None if facts.task == "single" else facts.task,
+    }
+    values = {
+        **given(named),
+        "data": options.data,
+        "text_column": facts.text_column,
+        "label_column": facts.label_column,
+        "model": facts.model,
+        "freeze_core": defaults.model.freeze_core,
+        "max_length": max(facts.suggested_max_length, defaults.model.max_length),
+        "num_train_epochs": defaults.training.num_train_epochs,
+        "batch_size": defaults.training.batch_size,
+    }
+    if facts.longer_share and not facts.text_pair_column:
+        values["long_texts"] = defaults.model.long_texts
+    if facts.class_rows:
+        values["class_weights"] = defaults.training.class_weights
+    heading = (
+        f"Written by `finetune init` for a table of {facts.rows:,} rows. An "
+        "option behind a # has its default; `finetune run --help` explains all of them."
+    )
+    return make_starter(values, notes=_notes(facts), heading=heading)
+
+
+def _notes(facts: TableFacts) -> dict[str, str]:
+    """Return what the table adds to the help of an option."""
+    rows = [count for count in facts.class_rows.values() if count] or [facts.rows]
+    is_single = facts.task == "single"
+    price = " and costs accuracy, on two tables 4 and 17 points" if is_single else ""
+    steps_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
+    full, head = (
+        mode_defaults(Mode(mode), steps_per_epoch=steps_per_epoch).num_train_epochs
+        for mode in ("full", "head")
+    )
+    return {
+        "data": "A path that is not absolute counts from the folder in which finetune runs.",
+        "max_length": (
+            f"Here a text has {facts.mean_characters:,.0f} characters on average and "
+            f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese."
+        ),
+        "long_texts": (
+            f"Here about {facts.longer_share:.1%} of the texts are longer than the model reads at "
+            "once."
+        ),
+        "num_train_epochs": (
+            f"Here it is {full:g}, or at most {head:g} where only the head trains."
+        ),
+        "class_weights": (
+            f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}: "
+            f"balanced finds more of the small classes{price}."
+        ),
+    }
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)
@@ -36,9 +253,9 @@ MAX_CLASSES_SHOWN = 20
     *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
     *("split_column", "label_names", "model"),
 )
-@output_options
+@with_display
 def command(
-    table: Path, *, output: Path | None, as_json: bool, quiet: bool, no_progress: bool, **flags: Any
+    *, table: Path, output: Path | None, model: str | None, display: Display, **flags: Any
 ) -> None:
     """Write a configuration for a table of texts.
 
@@ -46,28 +263,26 @@ def command(
     columns are guessed. The configuration explains the most important options and can be run
     without changes.
     """
-    model = flags.pop("model")
     file = output or Path(f"{table.stem}.yaml")
     check_is_new(file)
-    with showing(quiet=quiet, no_progress=no_progress) as emit:
-        from finetune.commands.look_at_table import look_at_table, make_config
+    with display.progress() as emit:
         from finetune.data.source import DataOptions
 
         options = DataOptions(str(table), label="", **given(flags))
         facts = look_at_table(options, model=model, emit=emit)
     write_new_file(file, make_config(facts))
-    if as_json:
-        show_json({"schema_version": 1, "config": str(file), **asdict(facts)})
-        return
-    _show_facts(facts)
-    name = shlex.quote(str(file))
-    show_lines(
-        f"written: {file}; check the data with: finetune data check --config {name}",
-        f"train with: finetune run --config {name}",
-    )
+    if display.as_json:
+        show_json({"schema_version": SCHEMA_VERSION, "config": str(file), **asdict(facts)})
+    else:
+        _show(facts)
+        name = shlex.quote(str(file))
+        show_lines(
+            f"written: {file}; check the data with: finetune data check --config {name}",
+            f"train with: finetune run --config {name}",
+        )
 
 
-def _show_facts(facts: "TableFacts") -> None:
+def _show(facts: TableFacts) -> None:
     show_facts(
         {
             "rows": facts.rows,
@@ -85,9 +300,10 @@ def _show_facts(facts: "TableFacts") -> None:
     if not facts.class_rows:
         return
     show_lines()
-    shown = list(facts.class_rows.items())[:MAX_CLASSES_SHOWN]
     rows = [
-        (shorten(name), f"{rows:,}", shorten(facts.examples.get(name, ""))) for name, rows in shown
+        (shorten(name), f"{rows:,}", shorten(facts.examples.get(name, "")))
+        for name, rows in list(facts.class_rows.items())[:MAX_CLASSES_SHOWN]
     ]
-    rows += [("...", "", "")] * (len(facts.class_rows) > MAX_CLASSES_SHOWN)
+    if len(facts.class_rows) > MAX_CLASSES_SHOWN:
+        rows.append(("...", "", ""))
     show_table(("class", "rows", "example"), rows, numbers=("rows",))

@@ -11,7 +11,7 @@ from hub_server import HubServer, hub_client
 from tiny_runs import Command
 from trec_files import TREC_DIR, needs_trec
 
-from finetune.commands.check_data import check_data
+from finetune.commands.data import check_data
 from finetune.config.schema import Config, DataConfig, ModelConfig
 from finetune.events import Event, WarningMessage
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from tiny_runs import Command
 
-from finetune.commands import look_at_table as init
-from finetune.commands.check_data import check_data
-from finetune.commands.look_at_table import TableFacts, look_at_table, make_config
+from finetune.commands import init
+from finetune.commands.data import check_data
+from finetune.commands.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.data.source import DataOptions
@@ -191,7 +191,7 @@ def test_of_a_large_table_a_sample_and_the_longest_texts_are_counted(
     table = [*rows(praise=100), *long]
     expected = look(tmp_path, table, model=str(tiny_folder)).suggested_max_length
     monkeypatch.setattr(init, "SAMPLE_TEXTS", 20)
-    monkeypatch.setattr(init, "MAX_TEXTS", 1)
+    monkeypatch.setattr(init, "LONGEST_TEXTS", 1)
     assert look(tmp_path, table, model=str(tiny_folder)).suggested_max_length == expected == 64
 
 
