@@ -63,9 +63,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     asked = {"mps", "cuda"} & {marker.name for marker in item.iter_markers()}
     if asked:
         from finetune.devices import cuda
-        from finetune.devices.mps import support
+        from finetune.devices.mps import device as mps
 
-        kinds = {"mps": support.why_not_usable, "cuda": cuda.why_not_usable}
+        kinds = {"mps": mps.why_not_usable, "cuda": cuda.why_not_usable}
         for name in asked:
             if unusable := kinds[name]():
                 pytest.skip(f"needs a GPU for {name}: {unusable.reason}")

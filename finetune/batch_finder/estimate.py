@@ -27,9 +27,9 @@ from finetune.batch_finder.case import Case
 from finetune.batch_finder.memory_model import MemoryModel, fit_memory
 from finetune.batch_finder.results import EstimateResult, parts_of
 from finetune.batch_finder.trial_model import build_trial_model
-from finetune.devices.base import gibibytes
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import Kernels, keeping_memory_as
+from finetune.devices.host import gibibytes
 from finetune.devices.mps.chips import Mac
 from finetune.errors import ModelUnsupported
 

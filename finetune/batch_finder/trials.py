@@ -7,7 +7,8 @@ from typing import Any
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEnded
 from finetune.batch_finder.worker import MODULE
-from finetune.devices.base import Device, gibibytes
+from finetune.devices.base import Device
+from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import HostWatch, process_bytes
 from finetune.errors import ModelUnsupported, TrialFailed
 from finetune.events import Emit, Trial, TrialStatus, ignore

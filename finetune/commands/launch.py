@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from finetune.devices.base import gibibytes
+from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import spare_bytes
 from finetune.distributed.launch import import_environment, module_command
 from finetune.errors import ProcessLost, UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work, lock_folder, lock_seeds_folder
 from finetune.config.schema import change_options
-from finetune.devices.mps.awake import kept_awake
+from finetune.devices.mps.power import kept_awake
 from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info

@@ -1,4 +1,4 @@
-"""What a device offers to the rest of the package, and the rules that several devices share."""
+"""What a device offers to the rest of the package."""
 
 import time
 from abc import ABC, abstractmethod
@@ -15,18 +15,17 @@ _MAX_BATCHES_AT_ONCE = 16
 
 
 class OutOfMemoryElsewhere(RuntimeError):
-    """Memory ran out in another process of the run: all repeat their work in smaller pieces."""
+    """Another rank ran out of memory: all repeat their work in smaller micro-batches."""
 
 
 class Device:
-    """Where a model trains: its arithmetic and random numbers.
+    """Where a model trains.
 
     Attributes:
         description: The hardware, such as ``NVIDIA H200, 139.8 GiB``.
-        precisions: Number formats it can compute in, fp32 first.
-        fused_adamw_scales_gradients: Whether the fused kernel of AdamW divides the gradients by a
-            scale.
-        captures: Whether ``capture`` gives more than None.
+        precisions: Number formats that it can compute in, fp32 first.
+        fused_adamw_scales_gradients: Whether fused AdamW divides the gradients by a scale.
+        captures: Whether ``capture`` returns a function.
         prefetch_tokens: Tokens of the batches that are copied to it together.
         has_silent_faults_in_16_bits: Whether 16-bit results may be wrong without an error, so that
             ``doctor --parity`` has to pass before they are used by default.
@@ -56,11 +55,11 @@ class Device:
     def capture(
         self, function: Callable[[Sequence[Tensors]], torch.Tensor]
     ) -> "CapturedFunction | None":
-        """Return a function whose calls are launched as a whole, where the device can do that."""
+        """Return a function whose kernels are launched together, where the device can do that."""
         return None
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
-        """Return the seconds of some calls in a row, between which nothing waits for the device."""
+        """Return the seconds of some calls in a row, with a synchronization before and after."""
         self.synchronize()
         started = time.perf_counter()
         for _ in range(calls):
@@ -69,21 +68,16 @@ class Device:
         return time.perf_counter() - started
 
     def choose_attention(self, *, longest_tokens: int | None) -> None:
-        """Choose attention's kernels in this process by the longest text, where there are several.
-
-        Args:
-            longest_tokens: The longest padded length that is to come; None for the kernels that
-                PyTorch and transformers take by default.
-        """
+        """Choose attention kernels by the longest padded length; None for PyTorch's defaults."""
 
     def busy_hint(self) -> str | None:
         """Return a hint if other processes have slowed this device since it was selected."""
         return None
 
     def make_group(self) -> distributed.ProcessGroup | None:
-        """Return a group that adds up tensors on this device, None for the default one: gloo's.
+        """Return the group for collectives on this device; None for the default one, gloo's.
 
-        Every process of a run calls it.
+        All ranks call it.
         """
         return None
 
@@ -97,7 +91,7 @@ class Device:
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore the random generators, from a checkpoint of this device or another.
 
-        The GPU's stay as they are if the state is another kind's: those differ in size.
+        A GPU's state is ignored on another kind of GPU, where its size differs.
         """
         torch.set_rng_state(state["cpu"])
         if "device" in state and self.torch_device.type != "cpu":
@@ -116,15 +110,15 @@ class CapturedFunction(ABC):
 
     @abstractmethod
     def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
-        """Do what of a call needs memory; return what makes the call, on the same tensors.
+        """Capture the call if its shapes are new; return what replays it on the same arguments.
 
         None: the caller calls the function itself, this time or, after a ``failure``, always.
-        Memory may run out here, and nothing has changed then.
+        Only this may run out of memory, and then nothing has changed.
         """
 
     @abstractmethod
     def clear(self) -> None:
-        """Drop what was captured, before tensors that it changes are replaced."""
+        """Drop all captures, before tensors that they change are replaced."""
 
 
 class DeviceMemory(ABC):
@@ -133,30 +127,27 @@ class DeviceMemory(ABC):
     Attributes:
         is_shared: Whether tensors are in the machine's own memory, so that too many of them harm
             every other process.
-        out_of_memory_errors: What is raised for nothing but memory that did not suffice.
+        swaps: Whether memory beyond what is free is swapped to disk, slowly, instead of refused.
+        out_of_memory_errors: Raised for nothing but memory that ran out.
         out_of_memory_texts: What a RuntimeError that is raised for it says.
     """
 
     is_shared = False
+    swaps = False
     out_of_memory_errors: tuple[type[BaseException], ...] = ()
     out_of_memory_texts: tuple[str, ...]
 
-    @property
-    def swaps(self) -> bool:
-        """Whether memory beyond what is free is swapped to disk, slowly, instead of refused."""
-        return False
-
     @abstractmethod
     def used_bytes(self) -> int:
-        """Return the memory of live tensors, where they are counted; else what the process has."""
+        """Return the memory of live tensors, or of the whole process where they are not counted."""
 
     @abstractmethod
     def peak_bytes(self) -> int | None:
-        """Return the most that ``used_bytes`` has been, or None where that is not counted."""
+        """Return the peak of ``used_bytes``, or None where it is not counted."""
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Count the peak from now on, where the device can."""
+        """Count the peaks from now on, where the device can."""
 
     def held_bytes(self) -> int:
         """Return the memory that this process holds on the device now, its cache included."""
@@ -164,14 +155,14 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return how much this process may hold in all: at most the user's limit, if any."""
+        """Return how much this process may hold in total: at most the user's limit, if any."""
 
     @abstractmethod
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Let this process's allocations beyond a budget fail, where the system can."""
+        """Let allocations of this process beyond a budget fail, where the system can."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether an error says that the device's memory did not suffice."""
+        """Return whether an error says that the device ran out of memory."""
         return isinstance(error, (*self.out_of_memory_errors, OutOfMemoryElsewhere)) or (
             isinstance(error, RuntimeError)
             and any(text in str(error) for text in self.out_of_memory_texts)
@@ -186,11 +177,11 @@ class DeviceMemory(ABC):
         return False
 
     def held_peak_bytes(self) -> int | None:
-        """Return the peak of ``held_bytes``, or None where it has to be watched from outside."""
+        """Return the peak of ``held_bytes``, or None where another process has to watch it."""
         return None
 
     def retried_allocations(self) -> int:
-        """Return how often since ``reset_peak`` memory came only once the cache was freed."""
+        """Return how often since ``reset_peak`` an allocation succeeded only without the cache."""
         return 0
 
 
@@ -199,17 +190,17 @@ class BatchShapes:
     """Which shapes a batch should have on a device.
 
     Args:
-        max_shapes: Most shapes that the steps of a run may have; None for any.
-        counts_evaluation: Whether those of evaluation count among them, so that a run evaluates
-            with the batch size of training.
+        max_shapes: Most shapes that the steps of a run may have; None for any number.
+        counts_evaluation: Whether evaluation counts among them, so that a run evaluates with the
+            batch size of training.
         least_padded_length: Fewest tokens to which a text may be padded.
         multiple_of: What divides every padded length.
-        pads_batches: Whether repeated examples fill up a ragged last batch, as new shapes cost.
-        max_tokens: Most tokens, padding included, that are computed right at once; None for any.
-        min_examples: Fewest examples that are computed right: 2 where linear layers drop the bias
-            of a single vector, such as the pooled output of one example.
-        extraction_tokens: Tokens that frozen layers should read at once, so that they compute
-            longer than they take to launch; 0 where the evaluation's batches do.
+        pads_batches: Whether repeated examples fill up the last batch, since new shapes are costly.
+        max_tokens: Most tokens of a batch, padding included, with right results; None for any.
+        min_examples: Fewest examples with right results: 2 where linear layers drop the bias of a
+            single vector, such as the pooled output of one example.
+        extraction_tokens: Tokens that frozen layers should read at once to keep a GPU busy; 0 where
+            a batch of the evaluation is enough.
     """
 
     max_shapes: int | None = None
@@ -222,18 +213,18 @@ class BatchShapes:
     extraction_tokens: int = 0
 
     def padded_length(self, tokens: int) -> int:
-        """Return the fewest tokens to which a text of some tokens may be padded."""
+        """Return to how many tokens a text may be padded, at the least."""
         multiple = -(-tokens // self.multiple_of) * self.multiple_of
         return max(self.least_padded_length, multiple)
 
     def max_examples(self, *, padded_length: int) -> int | None:
-        """Return the most examples of a padded length that are computed right, None for any."""
+        """Return the most examples of a padded length with right results, None for any number."""
         return None if self.max_tokens is None else max(1, self.max_tokens // padded_length)
 
     def extraction_examples(self, batch_size: int, *, padded_length: int) -> int:
-        """Return how many examples frozen layers read at once: not fewer than the evaluation.
+        """Return how many examples frozen layers read at once, at least the evaluation's batch.
 
-        With its batch size, which is halved when memory runs out, shrinks what they read.
+        It shrinks with that batch size, which is halved when memory runs out.
         """
         examples = min(self.extraction_tokens // padded_length, _MAX_BATCHES_AT_ONCE * batch_size)
         return max(batch_size, examples)
@@ -249,7 +240,7 @@ class Unusable:
 
 
 def place(module: nn.Module, torch_device: torch.device) -> None:
-    """Move a module to a device, unless all of it is there: fake tensors can't be moved."""
+    """Move a module to a device, unless it is there: fake tensors can't be moved."""
     tensors = (*module.parameters(), *module.buffers())
     if any(one.device.type != torch_device.type for one in tensors):
         module.to(torch_device)
@@ -258,7 +249,7 @@ def place(module: nn.Module, torch_device: torch.device) -> None:
 def why_operation_fails(torch_device: torch.device) -> str | None:
     """Multiply two small matrices on the device; return what went wrong, or None.
 
-    A GPU's fault may pass without an error and leave garbage in the product (pytorch#193571).
+    A GPU's fault may raise no error and leave garbage in the product (pytorch#193571).
     """
     try:
         ones = torch.ones(8, 8, device=torch_device)
@@ -266,8 +257,3 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     return None if total == 512 else f"the sum of an 8 by 8 product is {total}, not 512"
-
-
-def gibibytes(size_bytes: int) -> str:
-    """Format a size, such as ``23.4 GiB``."""
-    return f"{size_bytes / 2**30:.1f} GiB"

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["ok", "warning", "failure"]
-
 # Twice BERT-base's 110 million weights, as many gradients, and AdamW's two moments, in fp32. In
 # memory, activations take about as much again. On a disk, a checkpoint holds three of the four
 # parts, and a second one is written before the first is deleted.
@@ -16,14 +14,12 @@ class Check:
     """One line of ``finetune doctor``.
 
     Args:
-        name: Which side of the machine, such as ``hub``; in JSON as well.
         status: ``failure`` if something can't work, ``warning`` if the user should know of it.
-        finding: What was found.
         remedy: What the user can do about it; empty where all is well.
     """
 
     name: str
-    status: Status
+    status: Literal["ok", "warning", "failure"]
     finding: str
     remedy: str = ""
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 import psutil
 import torch
 
-from finetune.devices import cuda
-from finetune.devices.base import gibibytes
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
-from finetune.devices.mps import support
+from finetune.devices.host import gibibytes
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.mps.environment import high_ratio
-from finetune.devices.select import select_device
+from finetune.devices.select import GPUS, select_device
 from finetune.errors import DeviceNotAvailable
 
 # All of BERT-base trained on a Mac of this size at 512 tokens with a batch size of 1 and no larger.
@@ -23,13 +21,11 @@ _DRIVER_SECONDS = 20
 
 def check_gpus() -> Iterator[Check]:
     """Yield a description of each kind of GPU, or why it can't be used."""
-    for name, why_not_usable, describe in (
-        ("mps", support.why_not_usable, describe_mps),
-        ("cuda", cuda.why_not_usable, describe_cuda),
-    ):
-        unusable = why_not_usable()
+    describe = {"mps": describe_mps, "cuda": describe_cuda}
+    for name in describe:
+        unusable = GPUS[name].why_not_usable()
         if unusable is None:
-            yield from describe()
+            yield from describe[name]()
         elif unusable.is_absent:
             yield Check(name, "ok", unusable.reason)
         else:
@@ -43,11 +39,8 @@ def check_device(asked: str) -> Check:
     except DeviceNotAvailable as error:
         return Check("device", "failure", error.message, error.remedy)
     precisions = ", ".join(device.precisions)
-    return Check(
-        "device",
-        "ok",
-        f"--device {asked} takes {device.name} ({device.description}) and computes in {precisions}",
-    )
+    finding = f"--device {asked} takes {device.name} ({device.description}), in {precisions}"
+    return Check("device", "ok", finding)
 
 
 def describe_mps() -> Iterator[Check]:
@@ -92,9 +85,9 @@ def _read_driver() -> str:
     """Return the driver's version, which PyTorch does not report."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=_DRIVER_SECONDS
         )
     except (OSError, subprocess.SubprocessError):
         return "of unknown version: nvidia-smi does not answer"
-    return answer.stdout.partition("\n")[0]
+    return process.stdout.partition("\n")[0]

@@ -12,7 +12,8 @@ import psutil
 import torch
 
 from finetune.devices import host, host_memory
-from finetune.devices.base import BatchShapes, Device, DeviceMemory, gibibytes
+from finetune.devices.base import BatchShapes, Device, DeviceMemory
+from finetune.devices.host import gibibytes
 
 # What processes that do the same hold differs by a per cent or two; a size that was seen to fit has
 # to fit the next time.
@@ -93,11 +94,8 @@ class CpuMemory(DeviceMemory):
         self._reserved_bytes: int | None = None
         # To make one takes longer than to ask it.
         self._process = psutil.Process()
-
-    @property
-    def swaps(self) -> bool:
-        """Whether allocations beyond the budget are swapped: where no limit can be set."""
-        return not _CLEAR.exists()
+        # Where no limit can be set, allocations beyond the budget are swapped.
+        self.swaps = not _CLEAR.exists()
 
     def used_bytes(self) -> int:
         """Return the process's resident memory."""

@@ -14,13 +14,13 @@ from finetune.devices.base import (
     DeviceMemory,
     Tensors,
     Unusable,
-    gibibytes,
     why_operation_fails,
 )
 from finetune.devices.cuda_graphs import CudaGraphs
+from finetune.devices.host import gibibytes
 from finetune.errors import UsageError
 
-# What the driver loads with later kernels, outside PyTorch's allocator, is not to fail for memory.
+# Room for kernels that the driver loads later, outside PyTorch's allocator.
 _RESERVE_BYTES = 512 * 2**20
 
 _MAX_WITHOUT_CUDNN = 96
@@ -50,8 +50,8 @@ class CudaDevice(Device):
     name = "cuda"
     torch_device = torch.device("cuda")
     captures = True
-    # Short steps wait for the copies of their inputs. Features of so many tokens take 50 MB in
-    # BERT-base.
+    # Short steps would wait for the copies of their inputs. Features of so many tokens take 50 MB
+    # in BERT-base.
     prefetch_tokens = 2**14
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class CudaDevice(Device):
         self.shapes = CapturedShapes()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor on the GPU: from pinned memory, since other copies wait for it."""
+        """Copy from pinned memory: other copies wait for the GPU."""
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
     def choose_attention(self, *, longest_tokens: int | None) -> None:
-        """Leave cuDNN's attention to long texts.
+        """Use cuDNN's attention for long texts only.
 
         It is 28% faster at 512 tokens, 3% at 128, and 4 to 9% slower up to 40 (steps of
         BERT-base in bf16, H200). It also compiles its kernels for each shape, 2.4 s for the first
@@ -80,10 +80,10 @@ class CudaDevice(Device):
         )
 
     def make_group(self) -> distributed.ProcessGroup:
-        """Return a group over NCCL, whose sums can be captured.
+        """Return a group over NCCL, whose all-reduce can be captured.
 
         Raises:
-            UsageError: If several processes have one GPU, which NCCL refuses in the first sum.
+            UsageError: If several processes share one GPU, which NCCL refuses.
         """
         own = str(torch.cuda.get_device_properties().uuid)
         gpus = [own] * distributed.get_world_size()
@@ -93,31 +93,31 @@ class CudaDevice(Device):
                 "several processes have one GPU",
                 remedy="start one process for each GPU; see --num-processes",
             )
-        # Buffers of captured sums would be registered by all processes together during a capture,
-        # in which memory may run out in one of them.
+        # All ranks would register the buffers of a captured all-reduce together, during a capture
+        # in which one of them may run out of memory.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         group: distributed.ProcessGroup = distributed.new_group(backend="nccl")
         return group
 
     def capture(self, function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
-        """Return a function whose calls are CUDA graphs."""
+        """Return a function that replays CUDA graphs."""
         return CudaGraphs(function, is_out_of_memory=self.memory.is_out_of_memory)
 
 
 @dataclass(frozen=True)
 class CapturedShapes(BatchShapes):
-    """As many padded lengths as captured steps pay for, in multiples of 8.
+    """Up to 16 padded lengths, in multiples of 8.
 
-    To capture BERT-base's step takes less than 0.1 s a shape on an H200, so that 16 shapes cost
-    1 s of a run. A captured batch needs a shape that comes again: ragged ones are filled up. Tensor
-    cores work on blocks of 8 numbers of 16 bits.
+    Capturing BERT-base's step takes less than 0.1 s a shape on an H200. A capture pays off only if
+    its shape comes again, so ragged batches are filled up. Tensor cores work on blocks of 8 numbers
+    of 16 bits.
     """
 
     max_shapes: int | None = 16
     least_padded_length: int = 8
     multiple_of: int = 8
     pads_batches: bool = True
-    # Of so many BERT-base's widest activation takes 200 MB.
+    # The widest activation of BERT-base then takes 200 MB.
     extraction_tokens: int = 2**14
 
 
@@ -133,15 +133,15 @@ class CudaMemory(DeviceMemory):
     )
 
     def used_bytes(self) -> int:
-        """Return the memory of live tensors; the allocator's cache is free for any of them."""
+        """Return the memory of live tensors, without the allocator's cache."""
         return torch.cuda.memory_allocated()
 
     def peak_bytes(self) -> int:
-        """Return the most memory that live tensors took."""
+        """Return the peak of live tensors."""
         return torch.cuda.max_memory_allocated()
 
     def reset_peak(self) -> None:
-        """Count the peak, and what was retried, from now on."""
+        """Count peaks and retries from now on."""
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
 
@@ -150,11 +150,11 @@ class CudaMemory(DeviceMemory):
         return torch.cuda.memory_reserved()
 
     def held_peak_bytes(self) -> int:
-        """Return the most memory that the allocator held, its cache included."""
+        """Return the peak of what the allocator held, its cache included."""
         return torch.cuda.max_memory_reserved()
 
     def retried_allocations(self) -> int:
-        """Return how often the allocator had to give its cache back before it got memory."""
+        """Return how often the allocator had to free its cache before it got memory."""
         return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
     def budget_bytes(self, limit_bytes: int | None) -> int:

@@ -2,29 +2,13 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from finetune.devices.base import CapturedFunction, Tensors
 
 Shapes = tuple[tuple[tuple[str, torch.Size], ...], ...]
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A captured call, with the tensors that it reads and writes at fixed addresses."""
-
-    graph: torch.cuda.CUDAGraph
-    arguments: Sequence[Tensors]
-    result: torch.Tensor
-
-    def replay(self, arguments: Sequence[Tensors]) -> torch.Tensor:
-        for mine, given in zip(self.arguments, arguments, strict=True):
-            for name, tensor in mine.items():
-                tensor.copy_(given[name])
-        self.graph.replay()
-        return self.result.clone()
+Replay = Callable[[Sequence[Tensors]], torch.Tensor]
 
 
 class CudaGraphs(CapturedFunction):
@@ -48,7 +32,7 @@ class CudaGraphs(CapturedFunction):
     ) -> None:
         self._function = function
         self._is_out_of_memory = is_out_of_memory
-        self._graphs: dict[Shapes, _Graph] = {}
+        self._replays: dict[Shapes, Replay] = {}
         self._pool = torch.cuda.graph_pool_handle()
         # The allocator gives freed memory only to the stream that had it.
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -61,32 +45,33 @@ class CudaGraphs(CapturedFunction):
         return self._failure
 
     def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
-        """Capture a call if its shapes are new; return what makes it, or None."""
+        """Capture a call if its shapes are new; return what replays it, or None."""
         if self._failure is not None or not self._is_warm:
             self._is_warm = True
             return None
-        shapes = _shapes(arguments)
-        if shapes not in self._graphs:
+        shapes = tuple(tuple((name, one.shape) for name, one in each.items()) for each in arguments)
+        if shapes not in self._replays:
             try:
-                self._graphs[shapes] = self._capture(arguments)
+                self._replays[shapes] = self._capture(arguments)
             except RuntimeError as error:
                 if self._is_out_of_memory(error):
                     raise
                 self.clear()
                 self._failure = str(error).partition("\n")[0]
                 return None
-        graph = self._graphs[shapes]
-        return lambda: graph.replay(arguments)
+        replay = self._replays[shapes]
+        return lambda: replay(arguments)
 
     def clear(self) -> None:
         """Drop all graphs and their memory."""
-        self._graphs.clear()
+        self._replays.clear()
         self._pool = torch.cuda.graph_pool_handle()
         self._is_warm = False
 
-    def _capture(self, arguments: Sequence[Tensors]) -> _Graph:
-        mine = [{name: one.clone() for name, one in each.items()} for each in arguments]
-        # What the cache holds is of no use to the graphs' pool.
+    def _capture(self, arguments: Sequence[Tensors]) -> Replay:
+        # A graph reads and writes tensors at fixed addresses.
+        fixed = [{name: one.clone() for name, one in each.items()} for each in arguments]
+        # The graphs' pool can't use the memory in the cache.
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         # A capture that fails would leave the generator waiting for its end.
@@ -96,8 +81,8 @@ class CudaGraphs(CapturedFunction):
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                result = self._function(mine)
-                # An operation that can't be captured may show here alone.
+                result = self._function(fixed)
+                # An operation that can't be captured may show only here.
                 graph.capture_end()
             # Whatever it is: with an open capture nothing could be saved.
             except BaseException:
@@ -105,8 +90,12 @@ class CudaGraphs(CapturedFunction):
                     graph.capture_end()
                 generator.graphsafe_set_state(random_state)
                 raise
-        return _Graph(graph, mine, result)
 
+        def replay(arguments: Sequence[Tensors]) -> torch.Tensor:
+            for mine, given in zip(fixed, arguments, strict=True):
+                for name, tensor in mine.items():
+                    tensor.copy_(given[name])
+            graph.replay()
+            return result.clone()
 
-def _shapes(arguments: Sequence[Tensors]) -> Shapes:
-    return tuple(tuple((name, one.shape) for name, one in each.items()) for each in arguments)
+        return replay

@@ -1,4 +1,4 @@
-"""Runs on the CPU, also on fake tensors, what the kernels of other devices would.
+"""Runs on the CPU, also on fake tensors, what other devices would run.
 
 ``dispatching_as_mps`` lets the CPU dispatch MPS's operators, so that they can be listed without a
 Mac; ``keeping_memory_as`` lets operations keep for the backward pass what a device's kernels keep,
@@ -11,8 +11,8 @@ read in PyTorch 2.13:
     what                 on the CPU                 on MPS
     attention, without   …_flash_attention_for_cpu  …_attention_math_for_mps
       gradient, dropout
-    attention, with      …_flash_attention_for_cpu  in pieces: matmul, softmax and others, in fp32
-                                                    those of mps/attention.py
+    attention, with      …_flash_attention_for_cpu  composed of matmul, softmax and others
+      gradient
     linear layer         addmm, mm, t, view         linear, linear_backward
     autocast             in 16 bits: norms, sums    in fp32
 """
@@ -28,9 +28,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
-
-from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.attention import training_attention
 
 _aten = torch.ops.aten
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -59,7 +56,7 @@ _Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Where the kernels of devices differ in what they keep.
+    """Where the kernels of devices differ in what they keep for the backward pass.
 
     As read in PyTorch's attention.cpp, Dropout.cpp and autocast_mode.cpp, without a Mac to try it.
 
@@ -77,7 +74,7 @@ class Kernels:
 
 @contextmanager
 def keeping_memory_as(kernels: Kernels) -> Iterator[None]:
-    """Let operations on fake tensors of the CPU keep what a device's kernels would."""
+    """Let operations on fake tensors of the CPU keep as much memory as a device's kernels."""
     functions: dict[_Function, _Function] = {
         # Fake tensors have no values: any two of one shape count as close, and any number will do.
         torch.allclose: lambda *_, **__: True,
@@ -85,7 +82,7 @@ def keeping_memory_as(kernels: Kernels) -> Iterator[None]:
     }
     if kernels.attention != "cpu":
         functions[functional.scaled_dot_product_attention] = (
-            _attend_in_pieces if kernels.attention == "matrix" else _attend_without_dropout
+            _attend_composed if kernels.attention == "matrix" else _attend_without_dropout
         )
     if kernels.has_packed_dropout:
         functions[functional.dropout] = _drop_by_packed_mask
@@ -96,13 +93,9 @@ def keeping_memory_as(kernels: Kernels) -> Iterator[None]:
 
 @contextmanager
 def dispatching_as_mps() -> Iterator[None]:
-    """Let the CPU's tensors dispatch what MPS's would, in the whole process for a while."""
+    """Let the CPU's tensors dispatch what MPS's would, in the whole process."""
     functions = {functional.scaled_dot_product_attention: _attend_as_mps}
-    with (
-        _autocasting_to_fp32(_IN_FP32_ON_MPS) as library,
-        training_attention(CpuDevice.name),
-        _Replacing(functions),
-    ):
+    with _autocasting_to_fp32(_IN_FP32_ON_MPS) as library, _Replacing(functions):
         library.impl("linear", _linear, "AutogradCPU")
         yield
 
@@ -138,7 +131,7 @@ class _Replacing(TorchFunctionMode):
         return self._functions.get(func, func)(*args, **(kwargs or {}))
 
 
-def _attend_in_pieces(*args: Any, **kwargs: Any) -> torch.Tensor:
+def _attend_composed(*args: Any, **kwargs: Any) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.MATH):
         return functional.scaled_dot_product_attention(*args, **kwargs)
 
@@ -146,7 +139,7 @@ def _attend_in_pieces(*args: Any, **kwargs: Any) -> torch.Tensor:
 def _attend_as_mps(*args: Any, **kwargs: Any) -> torch.Tensor:
     tensors = (one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
     if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-        return _attend_in_pieces(*args, **kwargs)
+        return _attend_composed(*args, **kwargs)
     return functional.scaled_dot_product_attention(*args, **kwargs)
 
 

@@ -5,15 +5,18 @@ import ctypes
 import gc
 import platform
 import subprocess
-import sysconfig
 from pathlib import Path
 
 # For MPS, from PyTorch 2.9 on, so all versions that are supported (pytorch#162921).
 OLDEST_MACOS = 14
+MACOS_REMEDY = "update macOS in its settings, under Software Update"
+ROSETTA_REMEDY = (
+    "untick Open using Rosetta in the terminal's Get Info, and install a Python for arm64; with "
+    "conda: CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11, then conda activate "
+    "finetune && conda config --env --set subdir osx-arm64"
+)
 # Those that PyTorch's CPU kernels use: AVX-512 and AMX on Intel's and AMD's, bfmmla on Arm's.
 _BF16_FLAGS_OF_LINUX = ("avx512_bf16", "amx_bf16", "bf16")
-
-
 # Of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_KEPT_BYTES = 2**30
@@ -38,7 +41,7 @@ def return_freed_memory() -> None:
 
 
 def reduce_gc_frequency() -> None:
-    """Let Python look for garbage less often, and hardly when the process ends.
+    """Let Python collect garbage less often, and hardly when the process ends.
 
     Importing the libraries makes a million objects. By itself Python looks for garbage at every 700
     of them, and three times among all when the process ends, which takes a second.
@@ -51,8 +54,8 @@ def reduce_gc_frequency() -> None:
 def read_sysctl(name: str) -> str | None:
     """Return a value of macOS's kernel, such as that of ``hw.optional.arm64``, or None."""
     command = ["/usr/sbin/sysctl", "-n", name]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() if answer.returncode == 0 else None
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def is_mac() -> bool:
@@ -67,19 +70,6 @@ def is_under_rosetta() -> bool:
     # Rosetta's own flag for a process that it translates, and the hardware's, which such a process
     # sees as well.
     return "1" in (read_sysctl("sysctl.proc_translated"), read_sysctl("hw.optional.arm64"))
-
-
-def way_out_of_rosetta() -> str:
-    """Return what makes Python run as a program for Apple silicon."""
-    if "universal2" in sysconfig.get_platform():
-        return (
-            "this Python can do both: untick Open using Rosetta in the terminal's Get Info, open "
-            "it anew and install into a new environment"
-        )
-    return (
-        "install a Python for arm64; with conda: CONDA_SUBDIR=osx-arm64 conda create -n finetune "
-        "python=3.11, then conda activate finetune && conda config --env --set subdir osx-arm64"
-    )
 
 
 def macos_version() -> str:
@@ -101,12 +91,6 @@ def macos_major() -> int:
 def is_macos_too_old() -> bool:
     """Return whether this macOS is older than PyTorch's GPU support for Macs."""
     return macos_major() < OLDEST_MACOS
-
-
-def way_to_newer_macos() -> str:
-    """Return where macOS is updated; macOS 13 has moved it."""
-    place = "System Settings > General" if macos_major() >= 13 else "System Preferences"
-    return f"update macOS: {place} > Software Update"
 
 
 def cpu_name() -> str:
@@ -135,3 +119,8 @@ def _read_cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def gibibytes(size_bytes: int) -> str:
+    """Format a size, such as ``23.4 GiB``."""
+    return f"{size_bytes / 2**30:.1f} GiB"

@@ -1,13 +1,14 @@
 """The machine's own memory: what is left of it, what a process holds, and when it runs short."""
 
 import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from finetune.devices import host
-from finetune.devices.base import gibibytes
-from finetune.devices.cgroups import group_limits
+from finetune.devices.host import gibibytes
 
 # What is left to the rest of the machine or control group, as a share of its memory. Below half of
 # it, memory runs short.
@@ -21,6 +22,43 @@ _PRESSURE_NAMES = {1: "normal", 2: "warning", 4: "critical"}
 _FOOTPRINT_INDEX = 9
 _USAGE_NUMBERS = 64
 _USAGE_VERSION = 0
+
+
+@dataclass(frozen=True)
+class GroupLimit:
+    """The memory that a control group of Linux may use, of which this process's is a part.
+
+    Args:
+        limit_bytes: The kernel kills a process of the group that goes beyond.
+        used_bytes: What the group uses now, but for files that the kernel can drop at any time.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+
+
+def group_limits(
+    *, process: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Iterator[GroupLimit]:
+    """Yield the memory limits of this process's control group and of each group around it."""
+    if not process.is_file():
+        return
+    lines = process.read_text(encoding="utf-8").splitlines()
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if path is None:
+        return
+    # In a container, the root is the container's own group, whatever the path of the process.
+    group = root / path if (root / path).is_dir() and ".." not in path else root
+    while group.is_relative_to(root):
+        # memory.high slows a group down long before memory.max kills.
+        files = [group / name for name in ("memory.max", "memory.high")]
+        texts = [file.read_text().strip() for file in files if file.is_file()]
+        if limits := [int(text) for text in texts if text != "max"]:
+            lines = (group / "memory.stat").read_text().splitlines()
+            droppable_bytes = int(dict(line.split(" ", 1) for line in lines)["inactive_file"])
+            used_bytes = int((group / "memory.current").read_text())
+            yield GroupLimit(min(limits), used_bytes - droppable_bytes)
+        group = group.parent
 
 
 def spare_bytes() -> int:
@@ -39,28 +77,18 @@ def spare_bytes() -> int:
 def process_bytes(process_id: int) -> int:
     """Return the memory that a process holds; 0 if it has ended.
 
-    Resident memory, and on macOS the footprint, which counts a GPU's tensors as well.
+    Resident memory, and on macOS the footprint: resident memory leaves out most of a GPU's tensors,
+    as 4.1 GB of 62.7 GB has been seen.
     """
+    if host.is_mac():
+        usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()
+        library = ctypes.CDLL(None)
+        has_ended = library.proc_pid_rusage(process_id, _USAGE_VERSION, ctypes.byref(usage)) != 0
+        return 0 if has_ended else int(usage[_FOOTPRINT_INDEX])
     try:
-        if host.is_mac():
-            return footprint_bytes(process_id)
         return int(psutil.Process(process_id).memory_info().rss)
-    except (psutil.NoSuchProcess, ProcessLookupError):
+    except psutil.NoSuchProcess:
         return 0
-
-
-def footprint_bytes(process_id: int) -> int:
-    """Return the memory that a process takes of a Mac.
-
-    Resident memory leaves out most of a GPU's tensors: 4.1 GB of 62.7 GB has been seen.
-
-    Raises:
-        ProcessLookupError: If there is no such process.
-    """
-    usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()
-    if ctypes.CDLL(None).proc_pid_rusage(process_id, _USAGE_VERSION, ctypes.byref(usage)) != 0:
-        raise ProcessLookupError(process_id)
-    return int(usage[_FOOTPRINT_INDEX])
 
 
 class HostWatch:
@@ -85,12 +113,11 @@ class HostWatch:
         return None
 
     def has_killed(self) -> bool:
-        """Return whether the system, where it counts them, has killed a process for its memory."""
+        """Return whether the system has killed a process for its memory, where it counts them."""
         return _count_kills() > self._kills
 
 
 def _count_kills() -> int:
-    """Return how many processes Linux has killed for memory; 0 where that is not known."""
     if not _KERNEL_COUNTS.is_file():
         return 0
     counts = dict(line.split() for line in _KERNEL_COUNTS.read_text().splitlines())
@@ -98,7 +125,7 @@ def _count_kills() -> int:
 
 
 def _pressure() -> int:
-    """Return how short of memory a Mac is: 1 for not at all, 2 for a warning, 4 for critical."""
+    """Return a Mac's memory pressure: 1 for normal, 2 for a warning, 4 for critical."""
     if not host.is_mac():
         return 1
     return int(host.read_sysctl("kern.memorystatus_vm_pressure_level") or 1)

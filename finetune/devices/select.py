@@ -1,22 +1,28 @@
 """From the name of a device to the device."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from finetune import events
 from finetune.devices import cuda
 from finetune.devices.base import Device, Unusable
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
-from finetune.devices.mps import support
+from finetune.devices.mps import device as mps
 from finetune.devices.mps.device import MpsDevice
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
 from finetune.events import Emit
 
-# In the order in which "auto" tries them: why a device can't be used, and what makes it.
-_KINDS: dict[str, tuple[Callable[[], Unusable | None], Callable[[], Device]]] = {
-    "cuda": (cuda.why_not_usable, CudaDevice),
-    "mps": (support.why_not_usable, MpsDevice),
-    "cpu": (lambda: None, CpuDevice),
+
+class _Gpu(NamedTuple):
+    why_not_usable: Callable[[], Unusable | None]
+    make: Callable[[], Device]
+
+
+# In the order in which "auto" tries them, before the CPU.
+GPUS = {
+    CudaDevice.name: _Gpu(cuda.why_not_usable, CudaDevice),
+    MpsDevice.name: _Gpu(mps.why_not_usable, MpsDevice),
 }
 
 
@@ -31,22 +37,24 @@ def select_device(name: str, *, emit: Emit) -> Device:
     """
     if name == "auto":
         return next(usable_devices(emit=emit))
-    if name not in _KINDS:
-        raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(_KINDS)}")
-    why_not_usable, make = _KINDS[name]
-    if unusable := why_not_usable():
+    if name == CpuDevice.name:
+        return CpuDevice()
+    if name not in GPUS:
+        raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(GPUS)}, cpu")
+    if unusable := GPUS[name].why_not_usable():
         raise DeviceNotAvailable(unusable.reason, remedy=unusable.remedy)
-    return make()
+    return GPUS[name].make()
 
 
 def usable_devices(*, emit: Emit) -> Iterator[Device]:
     """Yield every device that works on this machine, the CPU last; each is tried when asked."""
-    for why_not_usable, make in _KINDS.values():
-        unusable = why_not_usable()
+    for gpu in GPUS.values():
+        unusable = gpu.why_not_usable()
         if unusable is None:
-            yield make()
+            yield gpu.make()
         elif not unusable.is_absent:
             emit(events.WarningMessage(unusable.reason, remedy=unusable.remedy))
+    yield CpuDevice()
 
 
 def check_precision(device: Device, precision: str) -> None:

@@ -15,8 +15,8 @@ from packaging.specifiers import SpecifierSet
 
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
-from finetune.devices.cgroups import group_limits
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
+from finetune.devices.host_memory import group_limits
 from finetune.devices.mps.environment import check_fallback, check_math, check_watermarks
 from finetune.errors import FinetuneError, ModelNotFound
 from finetune.hub import ask_hub, endpoint
@@ -54,7 +54,7 @@ def check_cpu() -> Check:
     finding = ", ".join(filter(None, [platform.machine(), host.cpu_name()]))
     if host.is_under_rosetta():
         finding += ": this Python runs as an Intel program under Rosetta, which hides the GPU"
-        return Check("processor", "warning", finding, host.way_out_of_rosetta())
+        return Check("processor", "warning", finding, host.ROSETTA_REMEDY)
     if host.is_mac() and platform.machine() != "arm64":
         finding += ": PyTorch supports the GPUs of Macs with Apple silicon alone"
         remedy = "use --device cpu; PyTorch's last packages for Intel Macs are of version 2.2"
@@ -70,7 +70,7 @@ def check_system() -> Check:
     if platform.machine() != "arm64" or not host.is_macos_too_old():
         return Check("system", "ok", finding)
     finding += f": the GPU needs macOS {host.OLDEST_MACOS} or newer with this PyTorch"
-    return Check("system", "warning", finding, host.way_to_newer_macos())
+    return Check("system", "warning", finding, host.MACOS_REMEDY)
 
 
 def check_python() -> Check:

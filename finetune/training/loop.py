@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from finetune import events
-from finetune.devices.base import gibibytes
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.host import gibibytes
 from finetune.distributed.processes import MAX_SECONDS, SECONDS_LATE
 from finetune.errors import LossNotFinite
 from finetune.events import Emit

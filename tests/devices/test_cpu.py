@@ -43,17 +43,6 @@ def test_the_peak_is_that_since_the_reset() -> None:
     assert device.memory.held_peak_bytes() == device.memory.peak_bytes()
 
 
-def test_elsewhere_the_peak_is_that_of_the_process_and_can_not_be_asked_for_a_probe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=300))
-    monkeypatch.setattr(Path, "exists", lambda path: False)
-    device = CpuDevice()
-    device.memory.reset_peak()
-    assert (device.memory.peak_bytes(), device.memory.held_peak_bytes()) == (300, None)
-
-
 @pytest.fixture
 def _lift_cap() -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_DATA)
@@ -72,20 +61,6 @@ def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
     assert device.memory.is_out_of_memory(caught.value)
     device.memory.set_memory_limit(device.memory.used_bytes() + 512 * 2**20)
     assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
-
-
-@pytest.mark.skipif(platform.system() != "Linux", reason="other systems have no such limit")
-@pytest.mark.usefixtures("_lift_cap")
-def test_a_cap_beyond_the_hard_limit_of_the_process_is_that_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # A real one could not be raised again.
-    limits = (resource.RLIM_INFINITY, 2**30)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    chosen: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda _, one: chosen.append(one))
-    CpuDevice().memory.set_memory_limit(2**40)
-    assert chosen == [(2**30, 2**30)]
 
 
 def test_a_peak_that_a_kernel_does_not_count_is_unknown(
@@ -143,15 +118,6 @@ def test_refused_memory_is_out_of_memory(error: Exception) -> None:
 )
 def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
     assert not CpuDevice().memory.is_out_of_memory(error)
-
-
-def test_waiting_resetting_and_releasing_leave_it_as_it_is() -> None:
-    device = CpuDevice()
-    device.synchronize()
-    device.memory.reset_peak()
-    device.memory.release()
-    assert (device.memory.peak_bytes() or 0) > 0
-    assert device.memory.retried_allocations() == 0
 
 
 _KEEPING = """

@@ -55,11 +55,6 @@ def test_each_failure_of_the_first_operation_has_its_reason_and_remedy(
     assert remedy in unusable.remedy
 
 
-def test_it_describes_the_gpu_and_its_memory(pretend_nvidia: Callable[..., None]) -> None:
-    pretend_nvidia()
-    assert CudaDevice().description == "NVIDIA H200, 139.8 GiB"
-
-
 def test_bf16_depends_on_the_gpu(pretend_nvidia: Callable[..., None]) -> None:
     pretend_nvidia(has_bf16=True)
     assert CudaDevice().precisions == ("fp32", "bf16", "fp16")
@@ -162,18 +157,6 @@ def test_a_budget_is_kept_as_a_fraction_of_the_gpus_memory(
     CudaDevice().memory.set_memory_limit(150_110_000_000 // 4)
     CudaDevice().memory.set_memory_limit(2**60)
     assert fractions == [0.25, 1.0]
-
-
-def test_what_the_allocator_holds_and_how_often_it_retried_are_told(
-    pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_nvidia()
-    device = CudaDevice()
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7_000)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 3})
-    assert (device.memory.held_peak_bytes(), device.memory.retried_allocations()) == (7_000, 3)
-    monkeypatch.setattr(torch.cuda, "memory_stats", dict)  # before the first allocation
-    assert device.memory.retried_allocations() == 0
 
 
 @pytest.mark.cuda

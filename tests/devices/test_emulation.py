@@ -142,14 +142,6 @@ def test_dropout_keeps_a_byte_or_a_number_for_each_number() -> None:
     assert kept_bytes(drop, NUMBERS, kernels=CPU) == (4 + 4) * NUMBERS
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_dropout_that_drops_nothing_keeps_nothing(training: bool) -> None:
-    packed = Kernels(attention="fused", has_packed_dropout=True, has_fp32_norms=True)
-    share = 0.0 if training else 0.1
-    layer = torch.nn.Dropout(share).train(training)
-    assert kept_bytes(layer, NUMBERS, kernels=packed) == 0
-
-
 def test_autocast_computes_norms_in_fp32_where_the_device_does() -> None:
     in_fp32 = Kernels(attention="fused", has_packed_dropout=True, has_fp32_norms=True)
 

@@ -6,38 +6,12 @@ from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, MACHINES, ROSETTA, Machi
 from finetune.devices import host
 
 
-def test_a_value_of_the_kernel_is_read_without_its_line_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pretend(a_mac(), monkeypatch)
-    assert host.read_sysctl("machdep.cpu.brand_string") == "Apple M2"
-
-
-def test_a_value_that_the_kernel_does_not_have_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(a_mac(), monkeypatch)
-    assert host.read_sysctl("sysctl.proc_translated") is None
-
-
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_only_rosetta_is_taken_for_rosetta(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(machine, monkeypatch)
     assert host.is_under_rosetta() == (machine is ROSETTA)
-
-
-@pytest.mark.parametrize("name", ["sysctl.proc_translated", "hw.optional.arm64"])
-def test_either_sign_of_rosetta_is_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(replace(ROSETTA, sysctls={name: "1"}), monkeypatch)
-    assert host.is_under_rosetta()
-
-
-def test_a_python_for_both_processors_needs_no_other_python(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pretend(replace(ROSETTA, python_platform="macosx-10.9-universal2"), monkeypatch)
-    assert "untick Open using Rosetta" in host.way_out_of_rosetta()
-    assert "conda" not in host.way_out_of_rosetta()
 
 
 def test_the_version_of_macos_is_the_kernels_or_else_pythons(

@@ -10,8 +10,13 @@ import psutil
 import pytest
 
 from finetune.devices import host_memory
-from finetune.devices.cgroups import GroupLimit
-from finetune.devices.host_memory import HostWatch, footprint_bytes, process_bytes, spare_bytes
+from finetune.devices.host_memory import (
+    GroupLimit,
+    HostWatch,
+    group_limits,
+    process_bytes,
+    spare_bytes,
+)
 
 GIB = 2**30
 
@@ -43,23 +48,8 @@ def test_the_tightest_of_all_groups_decides(pretend_host: Callable[..., None]) -
     assert spare_bytes() == pytest.approx((4 * 0.95 - 1) * GIB)
 
 
-def test_a_machine_that_is_nearly_full_has_nothing_to_spare(
-    pretend_host: Callable[..., None],
-) -> None:
-    pretend_host(available=0.9)
-    assert spare_bytes() == 0
-
-
 def test_a_process_holds_its_resident_memory() -> None:
     assert process_bytes(os.getpid()) == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
-
-
-def test_a_process_holds_its_footprint_on_a_mac(
-    pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_mac()
-    monkeypatch.setattr(host_memory, "footprint_bytes", lambda process_id: process_id + 1)
-    assert process_bytes(7) == 8
 
 
 def test_a_process_that_has_ended_holds_nothing() -> None:
@@ -134,16 +124,12 @@ def test_a_process_that_the_kernel_killed_for_its_memory_is_noticed(kernel_count
     assert watch.has_killed()
 
 
-def test_a_kernel_that_does_not_count_has_killed_nothing(kernel_counts: Path) -> None:
-    kernel_counts.unlink()
-    assert not HostWatch().has_killed()
-
-
 FOOTPRINT_BYTES = 62_700_000_000
 
 
-@pytest.fixture
-def _pretend_libproc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_mac_a_process_holds_its_footprint_and_not_its_resident_size(
+    pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kernel with one process, 7, that writes the 96 bytes of rusage_info_v0."""
 
     def proc_pid_rusage(process_id: int, version: int, pointer: Any) -> int:
@@ -156,21 +142,50 @@ def _pretend_libproc(monkeypatch: pytest.MonkeyPatch) -> None:
         ctypes.memmove(pointer, usage, ctypes.sizeof(usage))
         return 0
 
+    pretend_mac()
     library = SimpleNamespace(proc_pid_rusage=proc_pid_rusage)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert process_bytes(7) == FOOTPRINT_BYTES
+    assert process_bytes(8) == 0
 
 
-@pytest.mark.usefixtures("_pretend_libproc")
-def test_the_footprint_is_read_and_not_the_resident_size() -> None:
-    assert footprint_bytes(7) == FOOTPRINT_BYTES
+MIB = 2**20
 
 
-@pytest.mark.usefixtures("_pretend_libproc")
-def test_a_process_that_is_not_there_has_no_footprint() -> None:
-    with pytest.raises(ProcessLookupError):
-        footprint_bytes(8)
+def write_group(
+    folder: Path, *, limit: str, usage: int, droppable: int = 0, high: str = "max"
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.high").write_text(f"{high}\n")
+    (folder / "memory.current").write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {droppable}\nslab 3\n")
 
 
-def test_a_mac_that_does_not_tell_is_under_no_pressure(pretend_mac: Callable[..., None]) -> None:
-    pretend_mac(sysctls={})
-    assert host_memory._pressure() == 1
+def limits_of(folder: Path, group: str) -> list[GroupLimit]:
+    process = folder / "cgroup"
+    process.write_text(f"0::{group}\n")
+    return list(group_limits(process=process, root=folder / "fs"))
+
+
+def test_every_control_group_around_the_process_counts(tmp_path: Path) -> None:
+    root = tmp_path / "fs"
+    write_group(root / "user.slice", limit=str(4096 * MIB), usage=900 * MIB)
+    write_group(root / "user.slice/session", limit="max", usage=800 * MIB)
+    write_group(
+        root / "user.slice/session/job", limit=str(512 * MIB), usage=300 * MIB, droppable=100 * MIB
+    )
+    assert limits_of(tmp_path, "/user.slice/session/job") == [
+        GroupLimit(512 * MIB, 200 * MIB),
+        GroupLimit(4096 * MIB, 900 * MIB),
+    ]
+
+
+@pytest.mark.parametrize("group", ["/", "/docker/1f2e", "/../../job"])
+def test_in_a_container_the_root_is_the_containers_own_group(group: str, tmp_path: Path) -> None:
+    write_group(tmp_path / "fs", limit="max", high=str(64 * MIB), usage=10 * MIB)
+    assert limits_of(tmp_path, group) == [GroupLimit(64 * MIB, 10 * MIB)]
+
+
+def test_without_control_groups_there_are_no_limits(tmp_path: Path) -> None:
+    assert list(group_limits(process=tmp_path / "cgroup", root=tmp_path)) == []

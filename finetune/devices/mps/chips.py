@@ -27,8 +27,8 @@ CHIPS: dict[str, tuple[int, ...]] = {
     "m5-max": (36, 48, 64, 128),
 }
 
-# What macOS and its usual programs hold: a guess, and part of what memory estimates for Macs are
-# calibrated by (finetune/batch_finder/calibration.json).
+# What macOS and its usual programs hold: a guess, on which the estimates for Macs are calibrated
+# (finetune/batch_finder/calibration.json).
 _HELD_BYTES = 3 * 2**30
 
 _MAX_SMALL_MEMORY_BYTES = 36 * 2**30

@@ -1,5 +1,6 @@
-"""The GPU of a Mac with Apple silicon as a device."""
+"""The GPU of a Mac with Apple silicon: what it can do, and why it may not be usable."""
 
+import platform
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -7,10 +8,11 @@ import psutil
 import torch
 from torch.torch_version import TorchVersion
 
-from finetune.devices.base import BatchShapes, Device, gibibytes
-from finetune.devices.host import cpu_name, macos_major
-from finetune.devices.mps.attention import use_default_attention, use_training_attention
+from finetune.devices import host
+from finetune.devices.base import BatchShapes, Device, Unusable, why_operation_fails
+from finetune.devices.host import gibibytes
 from finetune.devices.mps.chips import generation, max_tokens
+from finetune.devices.mps.environment import HIGH, LOW
 from finetune.devices.mps.memory import MpsMemory
 from finetune.errors import UsageError
 
@@ -20,6 +22,19 @@ _FIRST_WITH_16_BITS = "2.13"
 # Before it, an M1 with macOS 26 drops the bias of single vectors (pytorch#188438).
 _FIRST_WITH_BIAS_OF_VECTORS = "2.14"
 _MACOS_WITHOUT_BIAS_OF_VECTORS = 26
+
+_USE_CPU = "use --device cpu"
+# By what PyTorch says when the first operation on the GPU fails.
+_REMEDIES = {
+    # Whatever is not between the bounds of the two (kohya-ss/sd-scripts#603).
+    "watermark ratio": f"unset {HIGH} and {LOW}",
+    # On virtual Macs, such as GitHub's runners, MPS is available and yet every allocation fails
+    # (actions/runner-images#9918, #11899).
+    "MPS backend out of memory": f"{_USE_CPU}; the GPU of a virtual Mac can't be used, whatever "
+    f"the text says of {HIGH}",
+    # Whatever else.
+    "": f"{_USE_CPU}, and look the text up in github.com/pytorch/pytorch/issues",
+}
 
 
 class MpsDevice(Device):
@@ -31,23 +46,23 @@ class MpsDevice(Device):
     has_silent_faults_in_16_bits = True
 
     def __init__(self, *, chip: str | None = None) -> None:
-        chip = cpu_name() if chip is None else chip
+        chip = host.cpu_name() if chip is None else chip
         memory = gibibytes(psutil.virtual_memory().total)
         self.description = f"{chip or 'Apple'} GPU, {memory} unified memory"
         self.memory = MpsMemory()
         # bf16 needs macOS 14, without which the device is not usable at all.
         self.precisions = ("fp32", "bf16", "fp16")
-        if TorchVersion(torch.__version__) < _FIRST_WITH_16_BITS:
+        version = TorchVersion(torch.__version__)
+        if version < _FIRST_WITH_16_BITS:
             self.fused_adamw_scales_gradients = False
             self.precisions = ("fp32",) if (generation(chip) or 0) >= 5 else ("fp32", "bf16")
         drops_bias_of_vectors = (
             generation(chip) == 1
-            and macos_major() == _MACOS_WITHOUT_BIAS_OF_VECTORS
-            and TorchVersion(torch.__version__) < _FIRST_WITH_BIAS_OF_VECTORS
+            and host.macos_major() == _MACOS_WITHOUT_BIAS_OF_VECTORS
+            and version < _FIRST_WITH_BIAS_OF_VECTORS
         )
         self.shapes = FewShapes(
-            max_tokens=max_tokens(chip),
-            min_examples=2 if drops_bias_of_vectors else 1,
+            max_tokens=max_tokens(chip), min_examples=2 if drops_bias_of_vectors else 1
         )
 
     def make_group(self) -> NoReturn:
@@ -60,13 +75,6 @@ class MpsDevice(Device):
             "a Mac's GPU is one device: it trains in one process",
             remedy="start one process, or use --device cpu",
         )
-
-    def choose_attention(self, *, longest_tokens: int | None) -> None:
-        """Let training attend in few operations, whatever the length; None: as by default."""
-        if longest_tokens is None:
-            use_default_attention()
-        else:
-            use_training_attention(self.name)
 
 
 @dataclass(frozen=True)
@@ -82,3 +90,40 @@ class FewShapes(BatchShapes):
     counts_evaluation: bool = True
     least_padded_length: int = 9
     pads_batches: bool = True
+
+
+def why_not_usable() -> Unusable | None:
+    """Return why the GPU can't be used, or None if a small operation on it works."""
+    if not host.is_mac():
+        reason = f"MPS needs a Mac, and this is {platform.system()}"
+        return Unusable(reason, remedy=_USE_CPU, is_absent=True)
+    if host.is_under_rosetta():
+        return Unusable(
+            "this Python runs as an Intel program under Rosetta, which hides the GPU",
+            remedy=host.ROSETTA_REMEDY,
+        )
+    if platform.machine() != "arm64":
+        reason = "MPS needs Apple silicon, and this Mac has an Intel CPU"
+        return Unusable(reason, remedy=_USE_CPU, is_absent=True)
+    if host.is_macos_too_old():
+        # PyTorch's own text still says 13 (pytorch#162921).
+        return Unusable(
+            f"MPS needs macOS {host.OLDEST_MACOS} or newer, and this is {host.macos_version()}",
+            remedy=f"{host.MACOS_REMEDY}, or {_USE_CPU}",
+        )
+    if not torch.backends.mps.is_built():
+        return Unusable(
+            f"PyTorch {torch.__version__} is built without MPS",
+            remedy="install it from PyPI: pip install --force-reinstall torch",
+        )
+    if not torch.backends.mps.is_available():
+        return Unusable(
+            "Metal shows no GPU to this process",
+            remedy=f"run it outside sandboxes and containers, or {_USE_CPU}",
+        )
+    if failure := why_operation_fails(MpsDevice.torch_device):
+        return Unusable(
+            f"MPS is built and available, but an operation on it fails: {failure}",
+            remedy=next(remedy for text, remedy in _REMEDIES.items() if text in failure),
+        )
+    return None

@@ -3,7 +3,7 @@
 import os
 import re
 
-from finetune.devices.check import Check, Status
+from finetune.devices.check import Check
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 # Factors of the recommended working set: above the low one the allocator collects garbage, above
@@ -11,18 +11,18 @@ FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 _DEFAULTS = {HIGH: 1.7, LOW: 1.4}
+_MAX_RATIO = 2.0
 # What each does, by PyTorch's page of these variables and Metal's specification of its language.
 _MATH = {
-    "PYTORCH_MPS_FAST_MATH": "rounds less exactly and takes no account of NaN and infinity",
+    "PYTORCH_MPS_FAST_MATH": "rounds less exactly and ignores NaN and infinity",
     "PYTORCH_MPS_PREFER_METAL": "multiplies matrices by other kernels than its default ones",
 }
-_LARGEST = 2.0
 
 
 def high_ratio() -> float:
     """Return the factor above which PyTorch refuses memory; 0 is no limit."""
     try:
-        return _ratio(HIGH)
+        return float(os.environ.get(HIGH, _DEFAULTS[HIGH]))
     except ValueError:
         # PyTorch reads the number in front of other text, such as 1.5 in 1.5x; here it counts as 0.
         return 0.0
@@ -30,32 +30,29 @@ def high_ratio() -> float:
 
 def check_watermarks() -> Check:
     """Say whether PyTorch accepts the two ratios, and whether they still protect the Mac."""
-    return Check("mps_watermarks", *_find_watermarks())
-
-
-def _find_watermarks() -> tuple[Status, str, str]:
-    origins = {name: _origin(name) for name in _DEFAULTS}
+    name = "mps_watermarks"
+    values = {
+        ratio: f"{ratio}={os.environ.get(ratio, f'{default} by default')}"
+        for ratio, default in _DEFAULTS.items()
+    }
+    both = ", ".join(values.values())
     try:
-        high, low = _ratio(HIGH), _ratio(LOW)
+        high, low = (float(os.environ.get(ratio, _DEFAULTS[ratio])) for ratio in (HIGH, LOW))
     except ValueError:
-        finding = f"{origins[HIGH]} or {origins[LOW]} is not a number: PyTorch may read 0, no limit"
-        remedy = (
-            f"set them to numbers such as {_DEFAULTS[HIGH]} and {_DEFAULTS[LOW]}, or unset both"
-        )
-        return "failure", finding, remedy
-    if not 0 <= high <= _LARGEST:
-        finding = f"PyTorch refuses {origins[HIGH]}: it takes 0 to {_LARGEST:g}"
-        return "failure", finding, f"unset {HIGH}"
-    most = high or _LARGEST
-    if not 0 <= low <= most:
-        finding = f"PyTorch refuses {origins[LOW]}: with {origins[HIGH]} it takes 0 to {most:g}"
-        return "failure", finding, f"set {LOW} to at most {most:g}, or unset both"
+        finding = f"{both}: one is not a number, and PyTorch may read 0, no limit"
+        return Check(name, "failure", finding, f"unset {HIGH} and {LOW}")
+    if not 0 <= high <= _MAX_RATIO:
+        finding = f"PyTorch refuses {values[HIGH]}: it takes 0 to {_MAX_RATIO:g}"
+        return Check(name, "failure", finding, f"unset {HIGH}")
+    max_low = high or _MAX_RATIO
+    if not 0 <= low <= max_low:
+        finding = f"PyTorch refuses {values[LOW]}: with {values[HIGH]} it takes 0 to {max_low:g}"
+        remedy = f"set {LOW} to at most {max_low:g}, or unset both"
+        return Check(name, "failure", finding, remedy)
     if high == 0:
-        finding = (
-            f"{HIGH}=0 lifts PyTorch's limit: a Mac then swaps until it freezes (pytorch#79840)"
-        )
-        return "warning", finding, f"unset {HIGH}"
-    return "ok", ", ".join(origins.values()), ""
+        finding = f"{HIGH}=0 lifts PyTorch's limit: a Mac swaps until it freezes (pytorch#79840)"
+        return Check(name, "warning", finding, f"unset {HIGH}")
+    return Check(name, "ok", both)
 
 
 def check_math() -> Check:
@@ -72,25 +69,14 @@ def check_fallback() -> Check:
     PyTorch reads the variable with ``std::stoi`` while it is loaded (``MPSFallback.mm``), so that
     on a Mac anything but a number ends the process at ``import torch``.
     """
-    status, finding = _find_fallback(os.environ.get(FALLBACK))
-    return Check("mps_fallback", status, finding, "" if status == "ok" else f"unset {FALLBACK}")
-
-
-def _find_fallback(value: str | None) -> tuple[Status, str]:
+    name, value, remedy = "mps_fallback", os.environ.get(FALLBACK), f"unset {FALLBACK}"
     if value is None:
-        return "ok", "not set: an operator that MPS lacks is an error, never a slow detour"
+        return Check(name, "ok", "not set: an operator that MPS lacks is an error")
     number = re.match(r"\s*[+-]?\d+", value)
     if number is None:
-        return "failure", f"{FALLBACK}={value} ends PyTorch on a Mac: it is not a number"
+        finding = f"{FALLBACK}={value} ends PyTorch on a Mac: it is not a number"
+        return Check(name, "failure", finding, remedy)
     if int(number[0]) == 0:
-        return "ok", f"{FALLBACK}={value}: an operator that MPS lacks is an error"
-    return "warning", f"{FALLBACK}={value} hides operators that run slowly on the CPU"
-
-
-def _ratio(name: str) -> float:
-    return float(os.environ.get(name, _DEFAULTS[name]))
-
-
-def _origin(name: str) -> str:
-    default = "" if name in os.environ else " by default"
-    return f"{name}={os.environ.get(name, _DEFAULTS[name])}{default}"
+        return Check(name, "ok", f"{FALLBACK}={value}: an operator that MPS lacks is an error")
+    finding = f"{FALLBACK}={value} hides operators that run slowly on the CPU"
+    return Check(name, "warning", finding, remedy)

@@ -20,10 +20,9 @@ from torch.torch_version import TorchVersion
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an operator.
+    """A call of an operator, such as ``aten::bmm``.
 
     Args:
-        operator: Its name, such as ``aten::bmm``.
         arguments: By the names of the operator's schema; those left to their defaults are missing.
     """
 
@@ -61,10 +60,10 @@ class KnownFault:
 
     Args:
         source: The reports, or the changes that ended it.
-        operators: Those that are hit, without ``aten::``, by spaces.
-        condition: Of those in ``_CONDITIONS``: which calls are hit.
+        operators: Without ``aten::``, separated by spaces.
+        condition: One of ``_CONDITIONS``: which calls are hit.
         effect: What goes wrong, and when.
-        remedy: How to keep clear of it.
+        remedy: How to avoid it.
         fixed: First release without it, or None if there is none yet.
     """
 

@@ -48,7 +48,7 @@ class MpsMemory(DeviceMemory):
         return self.held_bytes() > min(recommended_bytes, max(recommended_bytes // 2, needed_bytes))
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory of live tensors, None if the allocator does not count it."""
+        """Return the peak of live tensors, None if the allocator does not count it."""
         return torch.accelerator.max_memory_allocated() if _counts_peak() else None
 
     def reset_peak(self) -> None:
@@ -86,10 +86,7 @@ class MpsMemory(DeviceMemory):
 
 
 def _counts_peak() -> bool:
-    """Return whether the allocator keeps statistics.
-
-    It does from PyTorch 2.13 on (pytorch#186748); before, asking fails (pytorch#186430).
-    """
+    """Return whether the allocator keeps statistics: from PyTorch 2.13 on (pytorch#186748)."""
     try:
         torch.accelerator.memory_stats()
     except RuntimeError as error:

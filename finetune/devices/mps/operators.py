@@ -1,12 +1,12 @@
 """Which of PyTorch's operators have a kernel on MPS.
 
 The list is the ``native_functions.yaml`` from which PyTorch itself is generated. Its wheels ship
-the file for every platform, so that the answer needs no Mac.
+the file for every platform, so that this needs no Mac.
 """
 
 import functools
 from importlib import resources
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
 import yaml
 
@@ -17,15 +17,6 @@ _COMPOSITES = {
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
 }
-
-
-class _Entry(TypedDict, total=False):
-    """What is read of an operator's entry in the list."""
-
-    func: str
-    structured_delegate: str
-    dispatch: dict[str, str]
-    autogen: str
 
 
 def status_of(name: str) -> Status:
@@ -39,27 +30,25 @@ def status_of(name: str) -> Status:
 
 @functools.cache
 def _statuses() -> dict[str, Status]:
-    """Return how MPS runs each operator of PyTorch's list."""
     packaged = resources.files("torchgen") / "packaged" / "ATen" / "native"
     # libyaml reads the 16,000 lines in 0.1 s, Python's own parser in ten times that.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    entries: list[_Entry] = yaml.load(
-        (packaged / "native_functions.yaml").read_text("utf-8"), Loader=loader
-    )
+    text = (packaged / "native_functions.yaml").read_text("utf-8")
+    entries: list[dict[str, Any]] = yaml.load(text, Loader=loader)
     by_name = {entry["func"].partition("(")[0]: entry for entry in entries}
-    statuses = {name: _status(entry, by_name) for name, entry in by_name.items()}
+
+    def status(entry: dict[str, Any]) -> Status:
+        # A structured operator runs the kernel of its variant that writes into a given tensor.
+        if delegate := entry.get("structured_delegate"):
+            return status(by_name[delegate])
+        keys = {key.strip() for listed in entry.get("dispatch", {}) for key in listed.split(",")}
+        if "MPS" in keys:
+            return "native"
+        return "composite" if not keys or keys & _COMPOSITES else "missing"
+
+    statuses = {name: status(entry) for name, entry in by_name.items()}
     for entry in entries:
         for variant in entry.get("autogen", "").split(","):
             # Generated from an operator that it then calls.
             statuses.setdefault(variant.strip(), "composite")
     return statuses
-
-
-def _status(entry: _Entry, by_name: dict[str, _Entry]) -> Status:
-    # A structured operator runs the kernel of its variant that writes into a given tensor.
-    if delegate := entry.get("structured_delegate"):
-        return _status(by_name[delegate], by_name)
-    keys = {key.strip() for listed in entry.get("dispatch", {}) for key in listed.split(",")}
-    if "MPS" in keys:
-        return "native"
-    return "composite" if not keys or keys & _COMPOSITES else "missing"

@@ -1,7 +1,11 @@
-"""What may slow a Mac down: its battery, Low Power Mode, heat. No root is needed to read it."""
+"""A Mac's power: it is kept awake while it works, and may be slowed by its battery or heat."""
 
+import os
 import re
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 
@@ -16,31 +20,39 @@ _LOW_POWER_MODE = r"^\s*(?:low)?powermode\s+(\d+)"
 _SECONDS = 5
 
 
-def power_facts() -> dict[str, str]:
-    """Return power source, Low Power Mode and thermal pressure, as far as macOS says them.
+@contextmanager
+def kept_awake() -> Iterator[None]:
+    """Keep a Mac from sleeping when idle; its display may.
 
-    Elsewhere than on a Mac there are none.
+    ``caffeinate`` ends with this process, however that ends. A process group of its own keeps
+    Ctrl-C from it, so that the Mac stays awake while the run is saved.
     """
+    program = shutil.which("caffeinate") if is_mac() else None
+    if program is None:
+        yield
+        return
+    process = subprocess.Popen(
+        [program, "-i", "-w", str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def power_facts() -> dict[str, str]:
+    """Return power source, Low Power Mode and thermal pressure, as far as macOS reports them."""
+    facts: dict[str, str] = {}
     if not is_mac():
-        return {}
-    battery = psutil.sensors_battery()
-    if battery is None:
-        return _slowing_facts()
-    source = "adapter" if battery.power_plugged else "battery"
-    return {"power_source": f"{source}, charged to {battery.percent:.0f}%"} | _slowing_facts()
-
-
-def why_slowed() -> str | None:
-    """Return why this Mac computes more slowly now than it could, or None."""
-    facts = _slowing_facts() if is_mac() else {}
-    if facts.get("low_power_mode") == "on":
-        return "the Mac is in Low Power Mode"
-    pressure = facts.get("thermal_pressure", "nominal")
-    return None if pressure == "nominal" else f"the Mac is hot: its thermal pressure is {pressure}"
-
-
-def _slowing_facts() -> dict[str, str]:
-    facts = {}
+        return facts
+    if battery := psutil.sensors_battery():
+        source = "adapter" if battery.power_plugged else "battery"
+        facts["power_source"] = f"{source}, charged to {battery.percent:.0f}%"
     if (mode := _read_number(_POWER_COMMAND, _LOW_POWER_MODE)) is not None:
         facts["low_power_mode"] = "on" if mode == 1 else "off"
     level = _read_number(_THERMAL_COMMAND, r"(\d+)\s*$")
@@ -49,13 +61,22 @@ def _slowing_facts() -> dict[str, str]:
     return facts
 
 
+def why_slowed() -> str | None:
+    """Return why this Mac computes more slowly now than it could, or None."""
+    facts = power_facts()
+    if facts.get("low_power_mode") == "on":
+        return "the Mac is in Low Power Mode"
+    pressure = facts.get("thermal_pressure", "nominal")
+    return None if pressure == "nominal" else f"the Mac is hot: its thermal pressure is {pressure}"
+
+
 def _read_number(command: tuple[str, ...], pattern: str) -> int | None:
-    """Return a number of a command's output, None where the command or the number is missing."""
+    """Return a number in a command's output, None where the command or the number is missing."""
     try:
-        answer = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(pattern, answer.stdout, re.MULTILINE)
+    found = re.search(pattern, process.stdout, re.MULTILINE)
     return int(found[1]) if found else None

@@ -1,6 +1,6 @@
 import pytest
 
-from finetune.devices.mps.chips import CHIPS, MACS, Mac, find_mac, generation, max_tokens
+from finetune.devices.mps.chips import Mac, find_mac, generation, max_tokens
 from finetune.errors import UsageError
 
 GIB = 2**30
@@ -21,19 +21,10 @@ def test_recommended_memory_is_what_pytorch_computes_its_limit_from(
     assert recommended * HIGH_WATERMARK_RATIO / GIB == pytest.approx(max_allowed, abs=0.005)
 
 
-def test_no_more_is_recommended_than_was_seen_on_newer_systems() -> None:
-    assert find_mac("m5-pro-48gb").recommended_bytes <= 37.4 * GIB
-    assert find_mac("m5-max-128gb").recommended_bytes <= 107.5 * GIB
-
-
 def test_macos_leaves_less_of_a_small_mac_than_metal_recommends() -> None:
     small, large = find_mac("m1-8gb"), find_mac("m1-16gb")
     assert small.budget_bytes < small.recommended_bytes
     assert large.budget_bytes == large.recommended_bytes
-
-
-def test_a_mac_that_is_all_macos_has_no_budget() -> None:
-    assert Mac("", 2 * GIB).budget_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["m4-max-128gb", "M4-Max-128GB"])
@@ -41,20 +32,9 @@ def test_a_mac_is_found_by_its_chip_and_memory(name: str) -> None:
     assert find_mac(name) == Mac("m4-max-128gb", 128 * GIB, "m4-max")
 
 
-def test_every_chip_comes_with_some_memory() -> None:
-    assert {name.rpartition("-")[0] for name in MACS} == set(CHIPS)
-
-
 def test_an_unknown_size_is_answered_with_those_of_the_chip() -> None:
     with pytest.raises(UsageError) as caught:
         find_mac("m1-12gb")
-    assert caught.value.remedy == "choose m1-8gb, m1-16gb"
-
-
-@pytest.mark.parametrize("name", ["m1", "m1-", "m1-8"])
-def test_a_size_that_is_missing_is_answered_with_those_of_the_chip(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        find_mac(name)
     assert caught.value.remedy == "choose m1-8gb, m1-16gb"
 
 
@@ -71,11 +51,6 @@ def test_an_unknown_chip_is_answered_with_all_chips(name: str) -> None:
 )
 def test_chips_have_generations(chip: str, number: int) -> None:
     assert generation(chip) == number
-
-
-@pytest.mark.parametrize("chip", ["", "Apple", "AMD EPYC 7763"])
-def test_other_chips_have_none(chip: str) -> None:
-    assert generation(chip) is None
 
 
 @pytest.mark.parametrize(

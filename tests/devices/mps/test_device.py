@@ -1,10 +1,11 @@
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
+from machines import INTEL_MAC, ROSETTA, VIRTUAL_MAC_TEXTS, pretend
 
-from finetune.devices.mps.device import MpsDevice
+from finetune.devices.base import Unusable
+from finetune.devices.mps.device import MpsDevice, why_not_usable
 from finetune.distributed.processes import Processes
 from finetune.errors import UsageError
 
@@ -60,12 +61,6 @@ def test_the_articles_batch_is_one_example_too_large_for_m1_and_m2(
     assert MpsDevice().shapes.max_tokens == tokens
 
 
-def test_another_macs_chip_may_be_asked_for(pretend_mac: Callable[..., None]) -> None:
-    pretend_mac(chip="Apple M4")
-    assert MpsDevice(chip="m1").shapes.max_examples(padded_length=512) == 63
-    assert MpsDevice(chip="m3").shapes.max_examples(padded_length=512) is None
-
-
 @pytest.mark.parametrize(
     ("chip", "macos", "version", "examples"),
     [
@@ -89,26 +84,11 @@ def test_an_m1_with_macos_26_needs_two_examples_for_a_bias(
     assert MpsDevice().shapes.min_examples == examples
 
 
-def test_it_wants_every_batch_to_have_all_examples(device: MpsDevice) -> None:
-    assert device.shapes.pads_batches
-
-
 def test_it_has_six_shapes_of_more_queries_than_attention_needs_to_be_right(
     device: MpsDevice,
 ) -> None:
     assert device.shapes.max_shapes == 6
     assert [device.shapes.padded_length(tokens) for tokens in (1, 8, 9, 41)] == [9, 9, 9, 41]
-
-
-def test_it_waits_and_releases_through_metal(
-    device: MpsDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.mps, name, partial(calls.append, name))
-    device.synchronize()
-    device.memory.release()
-    assert calls == ["synchronize", "empty_cache"]
 
 
 @pytest.mark.mps
@@ -127,3 +107,70 @@ def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**46, device=device.torch_device)
     assert device.memory.is_out_of_memory(caught.value)
+
+
+def explain() -> Unusable:
+    unusable = why_not_usable()
+    assert unusable is not None
+    return unusable
+
+
+@pytest.mark.parametrize("macos", ["14.0", "14.5", "15.6.1", "26.0"])
+def test_apple_silicon_with_a_recent_macos_is_usable(
+    pretend_mac: Callable[..., None], macos: str
+) -> None:
+    pretend_mac(macos=macos)
+    assert why_not_usable() is None
+
+
+def test_another_system_than_macos_is_the_reason(pretend_linux: None) -> None:
+    assert explain() == Unusable(
+        "MPS needs a Mac, and this is Linux", remedy="use --device cpu", is_absent=True
+    )
+
+
+def test_an_intel_mac_is_sent_to_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(INTEL_MAC, monkeypatch)
+    assert "Intel CPU" in explain().reason
+    assert explain().remedy == "use --device cpu"
+
+
+def test_a_python_for_intel_on_apple_silicon_is_to_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(ROSETTA, monkeypatch)
+    assert "under Rosetta" in explain().reason
+    assert "CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11" in explain().remedy
+
+
+@pytest.mark.parametrize("macos", ["12.3", "13.6"])
+def test_an_old_macos_is_to_be_updated(pretend_mac: Callable[..., None], macos: str) -> None:
+    pretend_mac(macos=macos, is_mps_available=False)
+    assert explain().reason == f"MPS needs macOS 14 or newer, and this is {macos}"
+    assert "update macOS" in explain().remedy
+
+
+def test_a_pytorch_without_mps_is_to_be_replaced(pretend_mac: Callable[..., None]) -> None:
+    pretend_mac(has_mps_build=False, is_mps_available=False)
+    assert "built without MPS" in explain().reason
+    assert "pip install --force-reinstall torch" in explain().remedy
+
+
+def test_a_gpu_that_metal_hides_is_the_reason(pretend_mac: Callable[..., None]) -> None:
+    pretend_mac(is_mps_available=False)
+    assert explain().reason == "Metal shows no GPU to this process"
+
+
+@pytest.mark.parametrize("text", VIRTUAL_MAC_TEXTS)
+def test_a_virtual_mac_is_found_out_by_trying(pretend_mac: Callable[..., None], text: str) -> None:
+    pretend_mac(failure=text)
+    assert text in explain().reason
+    assert explain().remedy.startswith("use --device cpu; the GPU of a virtual Mac can't be used")
+
+
+def test_a_failure_that_nobody_knows_is_told_with_its_text(
+    pretend_mac: Callable[..., None],
+) -> None:
+    pretend_mac(failure="Internal Error (0000000e:Internal Error)")
+    assert "0000000e" in explain().reason
+    assert "github.com/pytorch/pytorch/issues" in explain().remedy

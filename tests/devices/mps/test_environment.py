@@ -102,11 +102,6 @@ def test_the_variable_is_read_as_pytorch_reads_it(
     assert check.remedy == ("" if status == "ok" else f"unset {FALLBACK}")
 
 
-def test_without_the_variable_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FALLBACK, raising=False)
-    assert check_fallback().status == "ok"
-
-
 def test_other_arithmetic_than_by_default_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_MPS_FAST_MATH", "0")
     monkeypatch.delenv("PYTORCH_MPS_PREFER_METAL", raising=False)

@@ -1,5 +1,7 @@
 """What macOS prints of its power and heat, by fake commands: no Mac is here."""
 
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +9,7 @@ import psutil
 import pytest
 
 from finetune.devices.mps import power
-from finetune.devices.mps.power import power_facts, why_slowed
+from finetune.devices.mps.power import kept_awake, power_facts, why_slowed
 
 PMSET = """System-wide power settings:
 Currently in use:
@@ -60,11 +62,6 @@ def test_low_power_mode_slows_a_mac_down(mode: str, tmp_path: Path) -> None:
     assert why_slowed() == "the Mac is in Low Power Mode"
 
 
-def test_high_power_mode_is_not_low_power_mode(tmp_path: Path) -> None:
-    print_power(tmp_path, mode="powermode", value=2)
-    assert power_facts()["low_power_mode"] == "off"
-
-
 def test_heat_slows_a_mac_down(tmp_path: Path) -> None:
     print_heat(tmp_path, level=2)
     assert why_slowed() == "the Mac is hot: its thermal pressure is heavy"
@@ -82,3 +79,34 @@ def test_what_macos_does_not_say_is_left_out(
 def test_elsewhere_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(power, "is_mac", lambda: False)
     assert power_facts() == {}
+
+
+FAKE = """#!/bin/sh
+trap 'echo ended >> {log}; exit' TERM
+echo "$@" > {log}
+while true; do sleep 0.01; done
+"""
+
+
+def test_a_mac_is_kept_awake_for_this_process_until_the_work_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, program = tmp_path / "log", tmp_path / "caffeinate"
+    program.write_text(FAKE.format(log=log))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(power, "is_mac", lambda: True)
+    with kept_awake():
+        while not log.exists() or not log.read_text():
+            time.sleep(0.01)
+    assert log.read_text() == f"-i -w {os.getpid()}\nended\n"
+
+
+@pytest.mark.parametrize("is_mac", [True, False])
+def test_where_there_is_no_caffeinate_nothing_happens(
+    is_mac: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(power, "is_mac", lambda: is_mac)
+    with kept_awake():
+        pass
