@@ -26,7 +26,6 @@ from finetune.bench.bert import (
     bert_base,
     bert_structure,
     read_lengths,
-    repeat,
     texts_of,
 )
 from finetune.config.mode import Mode
@@ -53,7 +52,7 @@ STORE_BYTES = 2**40
 
 def make_examples(rows: int, data_dir: Path | None) -> Examples:
     """Return rows of random tokens, as long as those of TREC or of the bundled questions."""
-    lengths = repeat(read_lengths(data_dir), rows)
+    lengths = np.resize(read_lengths(data_dir), rows)
     inputs = inputs_of_texts(texts_of(lengths), takes_4d_mask=bert_structure().takes_4d_mask)
     labels, weights = np.arange(rows) % CLASSES, np.ones(rows, np.float32)
     return Examples(inputs.inputs_of, inputs.lengths, labels, weights)

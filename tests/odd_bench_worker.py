@@ -10,14 +10,14 @@ def main() -> None:
     """Answer with a row of each device for each of two workloads; die on ``fragile``."""
     orders, answer = connect_to_parent()
     task = orders.get()
-    if task["choice"]["model"] == "unable":
+    if task["selection"]["model"] == "unable":
         raise SystemExit("no such luck")
     for index in range(task["first"], 2):
         skipped = task["skipped"] if index == task["first"] else []
         rows = []
         for device in task["devices"]:
             if device not in skipped:
-                answer({"begun": device})
+                answer({"begins": device})
                 if device == "fragile":
                     os.kill(os.getpid(), signal.SIGABRT)
                 fields = {"group": "mlp", "phase": "training", "rows": 1, "timed_rows": 1}

@@ -1,4 +1,4 @@
-"""What was measured, the ``bench.json`` that holds it, and its kinds of tables; free of torch."""
+"""What was measured, and the ``bench.json`` that holds it; free of torch."""
 
 import statistics
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from finetune.errors import UsageError
-from finetune.tasks.tables import Table
 
 Group = Literal["mlp", "inference", "training", "apple"]
 Phase = Literal["training", "evaluation"]
@@ -55,13 +54,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where it was measured.
-
-    Args:
-        cpu: Its name for itself, maybe empty.
-        devices: Description by name.
-        versions: Of Python and of the packages that compute.
-    """
+    """Where it was measured: devices by name, versions of Python and the packages that compute."""
 
     cpu: str
     platform: str
@@ -99,11 +92,7 @@ class BenchResults:
 
 
 def read_results(path: Path) -> BenchResults:
-    """Read a ``bench.json``.
-
-    Raises:
-        UsageError: If it can't be read, is none, or is one of another version.
-    """
+    """Read a ``bench.json``; UsageError if it can't be read, is none, or of another version."""
     import pydantic
 
     try:
@@ -117,19 +106,3 @@ def read_results(path: Path) -> BenchResults:
         f"{path} can't be read as a bench.json: {reason}",
         remedy="name two files that finetune bench of this version has written",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchTable(Table):
-    """A table of a group.
-
-    Args:
-        group: That it is of; empty for a comparison of benches.
-        remarks: Sentences below it.
-        source: Who published its numbers; empty where they were measured.
-    """
-
-    text_columns: int = 2
-    group: str = ""
-    remarks: tuple[str, ...] = ()
-    source: str = ""

@@ -1,25 +1,31 @@
 """``finetune bench``."""
 
+import math
+import platform
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from finetune.bench.results import GROUPS, BenchResults, Group
-from finetune.bench.supervisor import Supervisor
+from finetune.batch_finder.child import starting
+from finetune.bench.measure import SEARCH_SECONDS, TIMING, find_article_sizes, measure
+from finetune.bench.results import GROUPS, BenchResults, Group, Machine, Row
 from finetune.commands.console import show_json, show_lines, show_table
 from finetune.commands.options import output_options
 from finetune.commands.progress import showing
 from finetune.devices.names import DEVICE_NAMES
 from finetune.errors import Interrupted
-from finetune.events import Emit, ignore
+from finetune.events import Emit, Info, ignore
 from finetune.files import write_json, write_text_atomically
 from finetune.runs.folder import check_writable
 from finetune.training.interruption import signal_of
 
 if TYPE_CHECKING:
-    from finetune.bench.results import BenchResults, BenchTable
+    from finetune.bench.tables import BenchTable
+    from finetune.devices.base import Device
 
 
 def run_bench(
@@ -50,34 +56,72 @@ def run_bench(
         Interrupted: If the user stopped it; what was measured is written.
     """
     check_writable(output_dir)
-    with Supervisor() as supervisor:
+    with starting(TIMING) as children:
         # Each takes seconds to import PyTorch: the child and this process at the same time.
         from finetune.bench.bert import TREC_FILE, read_lengths
-        from finetune.bench.workloads import AutoTunedOption
-        from finetune.commands.bench_session import Session
+        from finetune.bench.timing import FULL, QUICK
+        from finetune.bench.workloads import MODES, Selection, list_workloads
         from finetune.devices.select import select_device, usable_devices
 
-        chosen = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
-        session = Session(
-            AutoTunedOption(
-                groups=groups, model=model, lengths=read_lengths(data_dir), is_quick=quick
-            ),
-            devices=chosen or [*usable_devices(emit=emit)],
-            texts="questions" if data_dir is None else TREC_FILE,
-            emit=emit,
-        )
+        found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
+        found = found or [*usable_devices(emit=emit)]
+        lengths = read_lengths(data_dir)
+        selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
+        list_workloads(selection)  # Refuses a model that can't be made.
+        searched = found if "training" in groups and not quick else []
+        seconds = (QUICK if quick else FULL).total_seconds
+        minutes = math.ceil((seconds + len(searched) * len(MODES) * SEARCH_SECONDS) / 60)
+        emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
+        rows: dict[tuple[str, ...], Row] = {}
+        is_complete = False
         try:
-            session.measure(supervisor)
+            selection = replace(selection, found=find_article_sizes(searched, emit=emit))
+            workloads = list_workloads(selection)
+            names = [device.name for device in found]
+            timed = measure(children, selection, workloads, names, until=time.time() + seconds)
+            for number, workload in enumerate(workloads, start=1):
+                emit(Info(f"{number}/{len(workloads)} {workload.group}: {workload.name}"))
+                rows |= {row.place: row for row in next(timed)}
+            for again in timed:
+                rows |= {row.place: row for row in again}
+                emit(
+                    Info(f"timed again, while time is left: {again[0].group}: {again[0].workload}")
+                )
+            is_complete = True
         except KeyboardInterrupt as stop:
-            write_bench(session.results(is_complete=False), output_dir)
             raise Interrupted(
                 "stopped before the end",
                 remedy=f"see what was measured in {output_dir}, or run the command again",
                 signal_number=signal_of(stop),
             ) from None
-        results = session.results(is_complete=True)
-        write_bench(results, output_dir)
+        finally:
+            results = BenchResults(
+                machine=_describe_machine(found),
+                texts="questions" if data_dir is None else TREC_FILE,
+                is_quick=quick,
+                is_complete=is_complete,
+                rows=tuple(rows.values()),
+                found_batches=selection.found,
+            )
+            write_bench(results, output_dir)
         return results
+
+
+def _describe_machine(devices: "Sequence[Device]") -> Machine:
+    import torch
+    import transformers
+
+    import finetune
+    from finetune.devices.host import cpu_name
+
+    libraries = (finetune, torch, transformers)
+    return Machine(
+        cpu=cpu_name(),
+        platform=platform.platform(),
+        devices={device.name: device.description for device in devices},
+        versions={"python": platform.python_version()}
+        | {one.__name__: str(one.__version__) for one in libraries},
+    )
 
 
 def write_bench(results: BenchResults, folder: Path) -> None:

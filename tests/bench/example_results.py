@@ -1,7 +1,6 @@
 """Results of a bench that never was, on a CPU and a device that is faster at large batches."""
 
-from finetune.bench.results import BenchResults, Machine, Row
-from finetune.bench.workload import Phase
+from finetune.bench.results import BenchResults, Machine, Phase, Row
 
 
 def a_row(

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from finetune.bench.workload import Effort, Load, Steps, Workload
+from finetune.bench.timing import Limits
+from finetune.bench.workloads import Load, Steps, Workload
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 
-EFFORT = Effort(step_seconds=10.0, timing_seconds=0.1, visit_seconds=1.0, total_seconds=100.0)
+LIMITS = Limits(step_seconds=10.0, timing_seconds=0.1, repeat_seconds=1.0, total_seconds=100.0)
 
 
 class SimulatedDevice(CpuDevice):
     """A device on which a row takes some seconds, and whose memory holds some rows.
 
-    Args:
-        cold_steps: Each of the first steps takes twice as long as the next.
+    Each of the first ``cold_steps`` takes twice as long as the next.
     """
 
     def __init__(
@@ -24,11 +24,9 @@ class SimulatedDevice(CpuDevice):
         self.name, self.row_seconds, self.holds, self.fault = name, row_seconds, holds, fault
         self.rows = 0
         self.cold_steps = cold_steps
-        self.timed: list[tuple[str, int]] = []
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
         work()
-        self.timed.append((self.name, self.rows))
         seconds = calls * self.rows * self.row_seconds * 2**self.cold_steps
         self.cold_steps = max(0, self.cold_steps - 1)
         return seconds
@@ -50,8 +48,7 @@ def _build(device: Device) -> Load:
     return load
 
 
-def a_workload(*, rows: int = 8, least_rows: int = 1, gigaflops: float = 0.0) -> Workload:
+def a_workload(*, name: str = "small", rows: int = 8, min_rows: int = 1) -> Workload:
     return Workload(
-        group="mlp", name="small", build=_build, rows=rows, least_rows=least_rows,
-        phases=("training",), gigaflops=gigaflops,
-    )  # fmt: skip
+        group="mlp", name=name, build=_build, rows=rows, min_rows=min_rows, phases=("training",)
+    )

@@ -1,31 +1,50 @@
 """The workloads, with a tiny BERT in the place of BERT-base, on the CPU."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
 
-from finetune.bench import bert, training
+from finetune.bench import bert, workloads
 from finetune.bench.bert import bert_base, bert_structure, read_lengths
-from finetune.bench.networks import MLP_WIDTHS, make_mlp, make_resnet50, make_vgg16
-from finetune.bench.timer import time_workload
-from finetune.bench.workload import Effort
-from finetune.bench.workloads import AutoTunedOption, list_workloads, own_workload
+from finetune.bench.results import Row
+from finetune.bench.timing import Limits, time_workload
+from finetune.bench.workloads import (
+    MLP_WIDTHS,
+    Selection,
+    Workload,
+    list_workloads,
+    make_mlp,
+    make_resnet50,
+    make_vgg16,
+    training_workloads,
+)
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFound
 
 LENGTHS = [3, 9, 5, 7]
-SHORT = Effort(step_seconds=9.0, timing_seconds=0.0, visit_seconds=0.0, total_seconds=0.0)
+SHORT = Limits(step_seconds=9.0, timing_seconds=0.0, repeat_seconds=0.0, total_seconds=0.0)
+
+
+def select(*groups: Any, **changes: Any) -> Selection:
+    selection = Selection(groups=groups, model=None, lengths=LENGTHS, is_quick=True)
+    return replace(selection, **changes)
+
+
+def timed(workload: Workload) -> list[Row]:
+    return time_workload(workload, [CpuDevice()], SHORT, begin=lambda name: None)
 
 
 @pytest.fixture
 def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(bert, "_random_bert", tiny_model)
-    monkeypatch.setattr(training, "ARTICLE_TOKENS", 16)
-    monkeypatch.setattr(training, "ARTICLE_TEXTS", 40)
+    monkeypatch.setattr(workloads, "ARTICLE_TOKENS", 16)
+    monkeypatch.setattr(workloads, "ARTICLE_TEXTS", 40)
     bert_structure.cache_clear()
     yield
     bert_structure.cache_clear()
@@ -34,9 +53,8 @@ def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("tiny_bert")
 @pytest.mark.parametrize("group", ["inference", "training"])
 def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
-    choice = AutoTunedOption(groups=[group], model=None, lengths=LENGTHS, is_quick=True)  # type: ignore[list-item]
-    for workload in list_workloads(choice):
-        [row] = time_workload(workload, [CpuDevice()], effort=SHORT, announce=lambda name: None)
+    for workload in list_workloads(select(group)):
+        [row] = timed(workload)
         assert (row.note, row.timed_rows) == ("", workload.rows), workload.name
         assert all(seconds > 0 for seconds in row.seconds)
 
@@ -44,8 +62,8 @@ def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
 @pytest.mark.usefixtures("tiny_bert")
 def test_a_batch_size_that_was_found_is_timed_on_its_device_alone() -> None:
     found = {"cpu": {"full": 4, "classifier": 64}}
-    workloads = training.training_workloads(LENGTHS, found=found, is_quick=False)
-    [extra] = [one for one in workloads if one.device]
+    found_workloads = training_workloads(select(found=found, is_quick=False))
+    [extra] = [one for one in found_workloads if one.device]
     assert (extra.name, extra.device) == ("full, 16 tokens, batch 4, found on cpu", "cpu")
 
 
@@ -55,10 +73,11 @@ def test_the_articles_updates_change_what_its_mode_trains(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = bert_base()
-    monkeypatch.setattr(training, "bert_base", lambda: model)
+    monkeypatch.setattr(workloads, "bert_base", lambda: model)
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
-    workloads = training.training_workloads(LENGTHS, found={}, is_quick=True)
-    [workload] = [one for one in workloads if one.name == f"{mode}, 16 tokens, batch 1"]
+    [workload] = [
+        one for one in training_workloads(select()) if one.name == f"{mode}, 16 tokens, batch 1"
+    ]
     workload.build(CpuDevice())(1)["training"]()
     changed = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
     assert "classifier.weight" in changed
@@ -91,9 +110,8 @@ def test_a_network_of_the_users_own_is_trained_and_evaluated_with_its_batch(
         "import torch\ndef make(): return torch.nn.Linear(3, 4), {'input': torch.ones(5, 3)}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    rows = time_workload(
-        own_workload("own_network:make"), [CpuDevice()], effort=SHORT, announce=lambda name: None
-    )
+    [workload] = list_workloads(select(model="own_network:make"))
+    rows = timed(workload)
     assert [(row.phase, row.timed_rows, row.note) for row in rows] == [
         ("training", 5, ""),
         ("evaluation", 5, ""),

@@ -11,14 +11,14 @@ from bench.example_results import example_results
 from tiny_runs import Command, finetune_in_a_child
 
 from finetune.bench.results import Row, read_results
-from finetune.bench.supervisor import Supervisor
+from finetune.commands import bench
 from finetune.files import write_json
 
 ROWS = [replace(row, group="mlp") for row in example_results().rows if row.device == "cpu"]
 
 
 def time_all(
-    _: Any, choice: Any, workloads: Any, devices: Any, *, until: float
+    children: Any, selection: Any, workloads: Any, devices: Any, *, until: float
 ) -> Iterator[list[Row]]:
     for row, _ in zip(ROWS, workloads, strict=False):
         yield [replace(row, seconds=row.seconds[:1])]
@@ -33,7 +33,7 @@ def be_stopped(*_: Any, until: float) -> Iterator[list[Row]]:
 def test_a_bench_writes_files_and_says_how_long_it_takes(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Supervisor, "time_all", time_all)
+    monkeypatch.setattr(bench, "measure", time_all)
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path / "b")
     assert outcome.code == 0, outcome.errors
     first, *progress = outcome.errors.splitlines()
@@ -50,7 +50,7 @@ def test_a_bench_writes_files_and_says_how_long_it_takes(
 def test_ctrl_c_keeps_what_was_measured(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Supervisor, "time_all", be_stopped)
+    monkeypatch.setattr(bench, "measure", be_stopped)
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
     outcome.assert_refused(130, "stopped", str(tmp_path))
     results = read_results(tmp_path / "bench.json")
@@ -62,7 +62,7 @@ def test_a_row_without_timing_is_a_note_and_no_failure(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = replace(ROWS[0], seconds=(), timed_rows=0, note="the process was killed by SIGABRT")
-    monkeypatch.setattr(Supervisor, "time_all", lambda *_, until: iter_rows(lost))
+    monkeypatch.setattr(bench, "measure", lambda *_, until: iter_rows(lost))
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
     assert outcome.code == 0, outcome.errors
     assert "the process was killed by SIGABRT" in outcome.output
