@@ -1,7 +1,7 @@
 """Which run a call of ``finetune.run`` begins or resumes: in which folder, with which options."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ class Work:
     Args:
         config: Of the run.
         sources: The file, variable or flag of each option that is given.
+        seeds: How many seeds to train; None for a single run.
         resumed: The folder of the run, or of the seeds, that is resumed; None for a new one.
         continued: The finished run whose model a new run trains further.
         results: Of a run that has finished already.
@@ -40,186 +41,161 @@ class Work:
 
     config: Config
     sources: Mapping[str, str] = field(default_factory=dict)
+    seeds: int | None = None
     resumed: RunFolder | None = None
     continued: RunFolder | None = None
     results: "RunResults | None" = None
 
+    @property
+    def named_folder(self) -> RunFolder | None:
+        """The folder that ``--output-dir`` names."""
+        name = self.config.output.output_dir
+        return None if name is None else RunFolder(Path(name).expanduser())
 
-def choose_work(given: "LoadedConfig", resume_from: str | Path | None, *, emit: Emit) -> Work:
+    @property
+    def default_name(self) -> str:
+        """The name of a folder where none is named, such as ``trec-minilm-full``."""
+        from finetune.data.load import source_name
+
+        data, model = self.config.data.data, self.config.model
+        parts = [source_name(data), Path(model.model).name, mode_of(model)]
+        return "-".join([*parts, "seeds"] if self.seeds else parts)
+
+    def lock(self) -> AbstractContextManager[RunFolder]:
+        """Lock the folder of the work, which is created for a new run."""
+        if self.resumed:
+            return self.resumed.lock()
+        if (folder := self.named_folder) is None:
+            return RunFolder.create_next(RUNS_FOLDER, self.default_name)
+        overwrite, has_seeds = self.config.output.overwrite, seeds_file(folder.path).is_file()
+        if not self.seeds:
+            return folder.create(overwrite=overwrite)
+        if overwrite and (has_seeds or folder.previous_run.is_dir()):
+            return folder.lock()
+        if has_seeds:
+            raise RunFolderNotEmpty(
+                f"{folder.path} already holds runs of several seeds",
+                remedy="go on with them by --resume-from-checkpoint auto, delete them with "
+                "--overwrite, or choose another folder with --output-dir",
+            )
+        if folder.config_file.is_file():
+            raise RunFolderNotEmpty(
+                f"{folder.path} holds a single run",
+                remedy="choose another folder with --output-dir",
+            )
+        return folder.create(overwrite=False)
+
+    def find_free_folder(self) -> Path:
+        """Return the folder that a new run would get; raise if it may not be written."""
+        if (folder := self.named_folder) is None:
+            return next_free_folder(RUNS_FOLDER, self.default_name)
+        folder.check_can_create(overwrite=self.config.output.overwrite)
+        return folder.path
+
+
+def choose_work(
+    given: "LoadedConfig",
+    resume_from: str | Path | None,
+    *,
+    seeds: int | None = None,
+    emit: Emit,
+) -> Work:
     """Return what to do with the given options: begin a run, or resume one.
 
     Args:
         given: All options.
         resume_from: ``auto``, a run folder or a checkpoint in it; None for a new run.
+        seeds: How many seeds to train; None for a single run.
         emit: Receives what was decided.
 
     Raises:
-        UsageError: If the folder that is named holds runs of several seeds.
-        NotARun: If it holds no run.
+        UsageError: If the named folder holds runs of several seeds, and a single run is wanted.
+        NotARun: If it holds no run, or no runs of several seeds.
         ConfigurationInvalid: If an option would make another run of the one that is resumed.
     """
+    work = Work(given.config, given.sources, seeds)
     if resume_from is None:
-        return Work(given.config, given.sources)
-    if resume_from != AUTO:
-        folder = _open(Path(resume_from).expanduser())
-    elif (found := _find_begun(given.config)) is not None:
-        folder = found
-    else:
+        return work
+    folder = _find_begun(work) if resume_from == AUTO else _open(Path(resume_from), seeds)
+    if folder is None:
         emit(Info("there is no run to resume: a new one begins"))
-        return Work(_with_folder_of_killed_start(given.config), given.sources)
-    saved, epochs = folder.read_config(), given.config.training.num_train_epochs
-    wants_more_epochs = epochs not in (None, saved.training.num_train_epochs)
-    if folder.has_finished and wants_more_epochs and resume_from != AUTO:
-        return _continue(folder, saved, given, emit=emit)
+        named = work.named_folder
+        if seeds is None and named and not named.model_folder.exists():
+            # It may hold a run that was killed before it saved a model.
+            return replace(work, config=change_options(work.config, {"overwrite": True}))
+        return work
+    if seeds is None:
+        saved, epochs = folder.read_config(), given.config.training.num_train_epochs
+        has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
+        if folder.has_finished and has_more_epochs and resume_from != AUTO:
+            return _continue(folder, saved, given, emit=emit)
+    else:
+        from finetune.runs.seeds import SeedsFolder
+
+        saved = SeedsFolder(folder.path).load_config() or given.config
     _check_changes(given, saved, folder)
-    if not folder.has_finished:
-        return Work(_with_changes(saved, given), resumed=folder)
+    work = replace(work, config=_with_changes(saved, given), resumed=folder)
+    if seeds is not None or not folder.has_finished:
+        return work
     from finetune.runs.results import read_results
 
     # A kill at the very end leaves checkpoints that nobody needs.
     folder.delete_checkpoints()
     emit(Info(f"the run in {folder.path} has finished: nothing is left to do"))
-    return Work(saved, results=read_results(folder))
+    return replace(work, results=read_results(folder))
 
 
-def choose_seeds(
-    given: "LoadedConfig", count: int, resume_from: str | Path | None, *, emit: Emit
-) -> Work:
-    """Return what to do for several seeds; the arguments are those of ``choose_work``.
+def _find_begun(work: Work) -> RunFolder | None:
+    """Return what this configuration has begun, in its folder or under its default name.
 
-    By its default name, ``auto`` finds the newest folder that has not finished or has fewer seeds.
-
-    Raises:
-        NotARun: If the folder that is named has no runs of several seeds.
+    By its default name it is the newest that has not finished or, of seeds, that has fewer.
     """
     from finetune.runs.seeds import SeedsFolder
 
-    if resume_from is None:
-        return Work(given.config, given.sources)
-    folder: SeedsFolder | None
-    if resume_from != AUTO:
-        folder = named = SeedsFolder(Path(resume_from).expanduser())
-        if not seeds_file(named.path).is_file() or named.first_begun() is None:
+    def has_begun(folder: RunFolder) -> bool:
+        if work.seeds:
+            return seeds_file(folder.path).is_file()
+        return folder.can_resume or folder.has_finished
+
+    def has_finished(folder: RunFolder) -> bool:
+        return (
+            SeedsFolder(folder.path).has_finished(work.seeds) if work.seeds else folder.has_finished
+        )
+
+    def begun_at(folder: RunFolder) -> float:
+        file = seeds_file(folder.path) if work.seeds else folder.config_file
+        return file.stat().st_mtime
+
+    if folder := work.named_folder:
+        return folder if has_begun(folder) else None
+    numbered = re.compile(rf"{re.escape(work.default_name)}(-\d+)?")
+    named = (RunFolder(one) for one in RUNS_FOLDER.glob("*") if numbered.fullmatch(one.name))
+    unfinished = [one for one in named if has_begun(one) and not has_finished(one)]
+    return max(unfinished, key=begun_at, default=None)
+
+
+def _open(path: Path, seeds: int | None) -> RunFolder:
+    """Return the run, or the folder of seeds, that is named; maybe by one of its checkpoints."""
+    path = path.expanduser()
+    run, has_seeds = RunFolder(path), seeds_file(path).is_file()
+    if seeds:
+        if not has_seeds or not any(path.glob("seed-*/config.yaml")):
             raise NotARun(
-                f"{named.path} has no runs of several seeds to go on with",
+                f"{path} has no runs of several seeds to go on with",
                 remedy="leave out --seeds to resume a single run, or start with --seeds alone",
             )
-    elif path := _named_folder(given.config):
-        folder = SeedsFolder(path) if seeds_file(path).is_file() else None
-    else:
-        paths = _find_named(default_name(given.config, seeds=True))
-        begun = [SeedsFolder(path) for path in paths if seeds_file(path).is_file()]
-        unfinished = [one for one in begun if not one.has_finished(count)]
-        folder = max(unfinished, key=lambda one: seeds_file(one.path).stat().st_mtime, default=None)
-    if folder is None:
-        emit(Info("there are no seeds to go on with: new runs begin"))
-        return Work(given.config, given.sources)
-    config, run_folder = given.config, RunFolder(folder.path)
-    if saved := folder.load_config():
-        _check_changes(given, saved, run_folder)
-        config = _with_changes(saved, given)
-    return Work(config, given.sources, resumed=run_folder)
-
-
-# Folders.
-
-
-def default_name(config: Config, *, seeds: bool = False) -> str:
-    """Return the name of a run folder, such as ``trec-minilm-full``."""
-    from finetune.data.load import source_name
-
-    parts = [source_name(config.data.data), Path(config.model.model).name, mode_of(config.model)]
-    return "-".join([*parts, "seeds"] if seeds else parts)
-
-
-def find_free_folder(config: Config) -> Path:
-    """Return the folder that a new run would get; raise if it may not be written."""
-    path = _named_folder(config)
-    if path is None:
-        return next_free_folder(RUNS_FOLDER, default_name(config))
-    RunFolder(path).check_can_create(overwrite=config.output.overwrite)
-    return path
-
-
-def lock_folder(work: Work) -> AbstractContextManager[RunFolder]:
-    """Lock the folder of a run, which is created for a new one."""
-    if work.resumed:
-        return work.resumed.lock()
-    path = _named_folder(work.config)
-    if path is None:
-        return RunFolder.create_next(RUNS_FOLDER, default_name(work.config))
-    return RunFolder(path).create(overwrite=work.config.output.overwrite)
-
-
-def lock_seeds_folder(work: Work) -> AbstractContextManager[RunFolder]:
-    """Lock the folder of several seeds, which is created for new ones."""
-    if work.resumed:
-        return work.resumed.lock()
-    path = _named_folder(work.config)
-    if path is None:
-        return RunFolder.create_next(RUNS_FOLDER, default_name(work.config, seeds=True))
-    folder, has_seeds = RunFolder(path), seeds_file(path).is_file()
-    if work.config.output.overwrite and (has_seeds or folder.previous_run.is_dir()):
-        return folder.lock()
+        return run
     if has_seeds:
-        raise RunFolderNotEmpty(
-            f"{path} already holds runs of several seeds",
-            remedy="go on with them by --resume-from-checkpoint auto, delete them with "
-            "--overwrite, or choose another folder with --output-dir",
-        )
-    if folder.config_file.is_file():
-        raise RunFolderNotEmpty(
-            f"{path} holds a single run", remedy="choose another folder with --output-dir"
-        )
-    return folder.create(overwrite=False)
-
-
-def _named_folder(config: Config) -> Path | None:
-    name = config.output.output_dir
-    return None if name is None else Path(name).expanduser()
-
-
-def _find_named(name: str) -> Iterator[Path]:
-    """Yield the folders that have a default name, with or without a number."""
-    numbered = re.compile(rf"{re.escape(name)}(-\d+)?")
-    return (path for path in RUNS_FOLDER.glob("*") if numbered.fullmatch(path.name))
-
-
-def _find_begun(config: Config) -> RunFolder | None:
-    """Return the run that this configuration has begun, in its folder or under its default name."""
-    if path := _named_folder(config):
-        folder = RunFolder(path)
-        return folder if folder.can_resume or folder.has_finished else None
-    begun = map(RunFolder, _find_named(default_name(config)))
-    unfinished = [folder for folder in begun if folder.can_resume and not folder.has_finished]
-    return max(unfinished, key=lambda one: one.config_file.stat().st_mtime, default=None)
-
-
-def _with_folder_of_killed_start(config: Config) -> Config:
-    """Let a run take its named folder if it holds a run that was killed before it saved a model."""
-    path = _named_folder(config)
-    if path is None or RunFolder(path).model_folder.exists():
-        return config
-    return change_options(config, {"overwrite": True})
-
-
-def _open(path: Path) -> RunFolder:
-    """Return the run in a folder; the folder may be, as transformers takes it, a checkpoint's."""
-    if seeds_file(path).is_file():
         raise UsageError(
             f"{path} holds runs of several seeds",
             remedy=f"go on with them: --seeds {len(read_seeds(path))} "
             f"--resume-from-checkpoint {path}",
         )
-    run = RunFolder(path)
     # A run may itself lie in a folder that is called so.
     is_checkpoint = path.absolute().parent.name == run.checkpoints_folder.name
     if is_checkpoint and not run.config_file.exists():
         path = path.absolute().parents[1]
     return open_run_folder(path, needs_model=False)
-
-
-# Options.
 
 
 def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: Emit) -> Work:

@@ -86,36 +86,31 @@ def run(
         assignments=assignments,
         **options,
     )
-    from finetune.commands.resuming import choose_seeds, choose_work
+    from finetune.commands.resuming import choose_work
 
     processes = read_launch().world_size
-    if seeds is not None:
-        if seeds < 2:
-            raise UsageError(f"{seeds} seeds are not several", remedy="give --seeds 2 or more")
-        if processes > 1:
-            raise UsageError(
-                f"several seeds are trained by one process, and there are {processes}",
-                remedy="leave out --seeds, or start without torchrun or accelerate launch",
-            )
-        work = choose_seeds(loaded, seeds, resume_from_checkpoint, emit=emit)
-        from finetune.commands.training import train_seeds
-
-        return train_seeds(work, seeds, emit=emit)
-    if processes > 1:
-        from finetune.commands.training import train
+    if seeds is not None and seeds < 2:
+        raise UsageError(f"{seeds} seeds are not several", remedy="give --seeds 2 or more")
+    if seeds is not None and processes > 1:
+        raise UsageError(
+            f"several seeds are trained by one process, and there are {processes}",
+            remedy="leave out --seeds, or start without torchrun or accelerate launch",
+        )
+    if processes == 1:
+        work = choose_work(loaded, resume_from_checkpoint, seeds=seeds, emit=emit)
+    else:
         from finetune.distributed.processes import join_processes
 
-        joined = join_processes()
-        emit = emit if joined.is_main else ignore
+        emit = emit if read_launch().is_main else ignore
         # It depends on folders, which the main process is about to change.
-        work = joined.broadcast(lambda: choose_work(loaded, resume_from_checkpoint, emit=emit))
-        return work.results or train(work, emit=emit, processes=joined)
-    work = choose_work(loaded, resume_from_checkpoint, emit=emit)
+        work = join_processes().broadcast(
+            lambda: choose_work(loaded, resume_from_checkpoint, emit=emit)
+        )
     if work.results:
         return work.results
-    from finetune.commands.training import train
+    from finetune.commands.training import train, train_seeds
 
-    return train(work, emit=emit)
+    return train(work, emit=emit) if seeds is None else train_seeds(work, emit=emit)
 
 
 def read_options(
@@ -185,12 +180,12 @@ def dry_run(
     :func:`run`.
     """
     chosen = read_options(config, assignments=assignments, **options).config
-    from finetune.commands.resuming import find_free_folder
+    from finetune.commands.resuming import Work
     from finetune.data.check import describe_lengths
     from finetune.runs.preparation import prepare
     from finetune.runs.results import RunFacts
 
-    folder = find_free_folder(chosen)
+    folder = Work(chosen).find_free_folder()
     preparation = prepare(chosen, emit=emit)
     plan = preparation.plan
     lengths = Counter(batch.padded_length for batch in plan.batches(0))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from finetune.commands.report import write_pages
-from finetune.commands.resuming import Work, lock_folder, lock_seeds_folder
+from finetune.commands.resuming import Work
 from finetune.config.schema import change_options
 from finetune.devices.mps.power import kept_awake
-from finetune.distributed.processes import ALONE, Processes
+from finetune.distributed.processes import Processes, join_processes
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info
 from finetune.runs.failures import interruption_explained
@@ -24,17 +24,13 @@ from finetune.runs.seeds import SeedResults, SeedsFolder
 from finetune.training.interruption import signal_of
 
 
-def train(work: Work, *, emit: Emit, processes: Processes = ALONE) -> RunResults:
+def train(work: Work, *, emit: Emit) -> RunResults:
     """Train a new run, or one that was interrupted, to its end.
 
-    The folder of a new run is created first, and deleted if nothing came of it.
-
-    Args:
-        work: Which run, and with which options.
-        emit: Receives progress events.
-        processes: Those that train together; each calls this. A run may be resumed with more.
+    The folder of a new run is created first, and deleted if nothing came of it. Each of several
+    processes calls this; a run may be resumed with more of them.
     """
-    log = WarningLog(emit)
+    log, processes = WarningLog(emit), join_processes()
     with kept_awake(), _lock(work, processes) as folder, interruption_explained(folder):
         preparation = prepare(
             work.config, option_sources=work.sources, emit=log, processes=processes
@@ -53,7 +49,7 @@ def _lock(work: Work, processes: Processes) -> Iterator[RunFolder]:
     if not processes.is_main:
         yield processes.broadcast(lambda: RunFolder(Path()))
         return
-    with lock_folder(work) as folder:
+    with work.lock() as folder:
         yield processes.broadcast(lambda: folder)
 
 
@@ -64,15 +60,15 @@ def _check_data(preparation: Preparation, continued: RunFolder) -> None:
     saved.check(now, remedy=f"{remedy} {continued.model_folder}")
 
 
-def train_seeds(work: Work, count: int, *, emit: Emit) -> SeedResults:
+def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
     """Train several seeds, from that of the configuration on; those that have finished stay.
 
     All use the same data, device and token ids, which are prepared once.
     """
     config, log = work.config, WarningLog(emit)
-    seeds = range(config.training.seed, config.training.seed + count)
+    seeds = range(config.training.seed, config.training.seed + (work.seeds or 1))
     metric = config.training.metric_for_best_model
-    with kept_awake(), lock_seeds_folder(work) as locked:
+    with kept_awake(), work.lock() as locked:
         folder = SeedsFolder(locked.path)
         missing = [one for one in seeds if not work.resumed or not folder.run(one).has_finished]
         if not missing:
@@ -89,7 +85,7 @@ def train_seeds(work: Work, count: int, *, emit: Emit) -> SeedResults:
                 saved.check(Manifest.of(preparation), remedy=remedy)
             folder.write(folder.read(seeds, metric=metric))
             for seed in missing:
-                emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {count}"))
+                emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
                 run, run_log = folder.run(seed), log.copy()
                 if seed != missing[0]:
                     preparation = preparation.with_seed(seed, emit=run_log)

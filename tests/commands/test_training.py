@@ -8,7 +8,7 @@ import pytest
 from tiny_runs import QUICK
 
 import finetune
-from finetune.commands.resuming import default_name
+from finetune.commands.resuming import Work
 from finetune.config.schema import Config, DataConfig, ModelConfig
 from finetune.errors import FinetuneError, Interrupted, ModelNotFound
 from finetune.events import Event, Info
@@ -26,12 +26,12 @@ ONE_UPDATE: dict[str, Any] = QUICK | {
 )
 def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
     config = Config(data=DataConfig(data=data))
-    assert default_name(config) == f"{name}-bert-base-uncased-full"
+    assert Work(config).default_name == f"{name}-bert-base-uncased-full"
 
 
 def test_the_run_folder_is_named_after_the_mode() -> None:
     config = Config(model=ModelConfig(model="some/tiny", freeze_core=True))
-    assert default_name(config) == "trec-tiny-head"
+    assert Work(config).default_name == "trec-tiny-head"
 
 
 def test_runs_without_a_folder_are_numbered_and_reserve_theirs_before_anything_is_loaded(
