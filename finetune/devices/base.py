@@ -1,4 +1,4 @@
-"""What a device offers to the rest of the package."""
+"""What a device offers to the rest of the package: ``Device``, its memory and its batch shapes."""
 
 import time
 from abc import ABC, abstractmethod
@@ -101,12 +101,13 @@ class Device:
 
 
 class CapturedFunction(ABC):
-    """A function that is captured for each shape of its arguments, and then replayed."""
+    """A function that is captured for each shape of its arguments, and then replayed.
 
-    @property
-    @abstractmethod
-    def failure(self) -> str | None:
-        """Why the function can't be captured, or None."""
+    Attributes:
+        failure: Why the function can't be captured, or None.
+    """
+
+    failure: str | None = None
 
     @abstractmethod
     def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
@@ -139,7 +140,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def used_bytes(self) -> int:
-        """Return the memory of live tensors, or of the whole process where they are not counted."""
+        """Return the memory of live tensors, or of the process where they are not counted."""
 
     @abstractmethod
     def peak_bytes(self) -> int | None:
@@ -147,11 +148,15 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Count the peaks from now on, where the device can."""
+        """Count peaks and retries from now on, where the device can."""
 
     def held_bytes(self) -> int:
         """Return the memory that this process holds on the device now, its cache included."""
         return self.used_bytes()
+
+    def held_peak_bytes(self) -> int | None:
+        """Return the peak of ``held_bytes``, or None where another process has to watch it."""
+        return None
 
     @abstractmethod
     def budget_bytes(self, limit_bytes: int | None) -> int:
@@ -175,10 +180,6 @@ class DeviceMemory(ABC):
     def cache_exceeds_limit(self) -> bool:
         """Return whether the cache has outgrown what a run needs; does not wait for the device."""
         return False
-
-    def held_peak_bytes(self) -> int | None:
-        """Return the peak of ``held_bytes``, or None where another process has to watch it."""
-        return None
 
     def retried_allocations(self) -> int:
         """Return how often since ``reset_peak`` an allocation succeeded only without the cache."""
@@ -213,7 +214,7 @@ class BatchShapes:
     extraction_tokens: int = 0
 
     def padded_length(self, tokens: int) -> int:
-        """Return to how many tokens a text may be padded, at the least."""
+        """Return the smallest padded length for a text of some tokens."""
         multiple = -(-tokens // self.multiple_of) * self.multiple_of
         return max(self.least_padded_length, multiple)
 

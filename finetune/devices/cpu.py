@@ -5,7 +5,6 @@ import platform
 import re
 import resource
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -41,39 +40,20 @@ class CpuDevice(Device):
         self.memory = CpuMemory()
         # Any: a new shape costs nothing, each padding token does.
         self.shapes = BatchShapes()
-        self._started = _CpuClock.now()
+        # psutil counts from here to its next call.
+        psutil.cpu_percent()
+        self._started, self._own_seconds = time.perf_counter(), time.process_time()
 
     def busy_hint(self) -> str | None:
-        """Return a hint if other processes have taken a fifth of the CPU since ``__init__``."""
-        others = self._started.share_of_others()
+        own_seconds = time.process_time() - self._own_seconds
+        cpu_seconds = (time.perf_counter() - self._started) * (psutil.cpu_count() or 1)
+        others = psutil.cpu_percent() / 100 - own_seconds / cpu_seconds
         if others < _BUSY_SHARE or torch.get_num_threads() == 1:
             return None
         return (
             f"other processes use {others:.0%} of the CPU: fewer threads may be faster "
             "(OMP_NUM_THREADS=1)"
         )
-
-
-@dataclass(frozen=True)
-class _CpuClock:
-    """Seconds since some time in the past: of the day, of all busy cores, and of this process."""
-
-    wall: float
-    busy: float
-    own: float
-
-    @classmethod
-    def now(cls) -> "_CpuClock":
-        times = psutil.cpu_times()
-        own = sum(os.times()[:4])  # with those of children that have ended
-        return cls(time.monotonic(), sum(times) - times.idle - getattr(times, "iowait", 0.0), own)
-
-    def share_of_others(self) -> float:
-        """Return which fraction of the machine's CPU time other processes have used since then."""
-        now = self.now()
-        available = (now.wall - self.wall) * (psutil.cpu_count() or 1)
-        others = (now.busy - self.busy) - (now.own - self.own)
-        return min(1.0, others / available) if available else 0.0
 
 
 class CpuMemory(DeviceMemory):
@@ -98,28 +78,24 @@ class CpuMemory(DeviceMemory):
         self.swaps = not _CLEAR.exists()
 
     def used_bytes(self) -> int:
-        """Return the process's resident memory."""
         return int(self._process.memory_info().rss)
 
     def peak_bytes(self) -> int | None:
-        """Return the most resident memory that the process has had; None from gVisor's kernel."""
         if _is_linux():
+            # gVisor's kernel does not count it.
             return _read_status().get("VmHWM")
         # getrusage(2) counts in bytes on macOS; on Linux it counts the parent's memory as well
         # where that was larger when it started this process.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def reset_peak(self) -> None:
-        """Count the peak from now on; elsewhere than on Linux from the start of the process."""
         if _CLEAR.exists():
             _CLEAR.write_text("5")
 
     def held_peak_bytes(self) -> int | None:
-        """Return the most resident memory since ``reset_peak``, or None where that does nothing."""
         return self.peak_bytes() if _CLEAR.exists() else None
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return the resident memory that this process may have, its own of now included."""
         free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes()
         most_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
         return int(_STEADY_SHARE * most_bytes)
@@ -144,7 +120,7 @@ class CpuMemory(DeviceMemory):
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 
     def release(self) -> None:
-        """Give what the C library keeps of freed memory back; PyTorch keeps none."""
+        # PyTorch keeps none; the C library does.
         host.return_freed_memory()
 
 

@@ -100,7 +100,6 @@ class CudaDevice(Device):
         return group
 
     def capture(self, function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
-        """Return a function that replays CUDA graphs."""
         return CudaGraphs(function, is_out_of_memory=self.memory.is_out_of_memory)
 
 
@@ -133,28 +132,22 @@ class CudaMemory(DeviceMemory):
     )
 
     def used_bytes(self) -> int:
-        """Return the memory of live tensors, without the allocator's cache."""
         return torch.cuda.memory_allocated()
 
     def peak_bytes(self) -> int:
-        """Return the peak of live tensors."""
         return torch.cuda.max_memory_allocated()
 
     def reset_peak(self) -> None:
-        """Count peaks and retries from now on."""
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
 
     def held_bytes(self) -> int:
-        """Return the memory that the allocator holds, its cache included."""
         return torch.cuda.memory_reserved()
 
     def held_peak_bytes(self) -> int:
-        """Return the peak of what the allocator held, its cache included."""
         return torch.cuda.max_memory_reserved()
 
     def retried_allocations(self) -> int:
-        """Return how often the allocator had to free its cache before it got memory."""
         return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
@@ -164,12 +157,10 @@ class CudaMemory(DeviceMemory):
         return available_bytes if limit_bytes is None else min(available_bytes, limit_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Let the allocator refuse memory beyond a budget."""
         total_bytes = torch.cuda.get_device_properties().total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes))
 
     def release(self) -> None:
-        """Give the allocator's free blocks back to the driver."""
         torch.cuda.empty_cache()
 
 

@@ -37,16 +37,9 @@ class CudaGraphs(CapturedFunction):
         # The allocator gives freed memory only to the stream that had it.
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._is_warm = False
-        self._failure: str | None = None
-
-    @property
-    def failure(self) -> str | None:
-        """Why the function can't be captured, or None."""
-        return self._failure
 
     def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
-        """Capture a call if its shapes are new; return what replays it, or None."""
-        if self._failure is not None or not self._is_warm:
+        if self.failure is not None or not self._is_warm:
             self._is_warm = True
             return None
         shapes = tuple(tuple((name, one.shape) for name, one in each.items()) for each in arguments)
@@ -57,13 +50,12 @@ class CudaGraphs(CapturedFunction):
                 if self._is_out_of_memory(error):
                     raise
                 self.clear()
-                self._failure = str(error).partition("\n")[0]
+                self.failure = str(error).partition("\n")[0]
                 return None
         replay = self._replays[shapes]
         return lambda: replay(arguments)
 
     def clear(self) -> None:
-        """Drop all graphs and their memory."""
         self._replays.clear()
         self._pool = torch.cuda.graph_pool_handle()
         self._is_warm = False

@@ -2,7 +2,6 @@ import platform
 import resource
 import subprocess
 import sys
-from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,19 +153,19 @@ def test_freed_memory_that_is_kept_is_released_and_counts_once_for_the_cap() -> 
     subprocess.run([sys.executable, "-c", _KEEPING], check=True)
 
 
-def test_other_processes_that_use_the_cores_give_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("percent", "has_hint"), [(90.0, True), (40.0, False)])
+def test_other_processes_that_use_the_cores_give_a_hint(
+    percent: float, has_hint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process itself has used 30% of the CPU."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
-    seconds = {"wall": 0.0, "user": 0.0}
-    monkeypatch.setattr("time.monotonic", lambda: seconds["wall"])
-    times = namedtuple("times", ("user", "idle"))
-    monkeypatch.setattr(psutil, "cpu_times", lambda: times(seconds["user"], 0.0))
-    device = CpuDevice()
-    seconds["wall"] = 1_000.0
-    seconds["user"] = 400.0
-    assert device.busy_hint() is None
-    seconds["user"] = 2_400.0
-    hint = device.busy_hint()
-    assert hint
-    assert hint.startswith("other processes use 60% of the CPU")
-    assert "OMP_NUM_THREADS" in hint
+    monkeypatch.setattr(psutil, "cpu_percent", lambda: percent)
+    clock, own = iter([0.0, 10.0]), iter([0.0, 12.0])
+    fake = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(own))
+    monkeypatch.setattr("finetune.devices.cpu.time", fake)
+    hint = CpuDevice().busy_hint()
+    assert (hint is not None) == has_hint
+    if hint:
+        assert hint.startswith("other processes use 60% of the CPU")
+        assert "OMP_NUM_THREADS" in hint

@@ -66,11 +66,6 @@ class MpsDevice(Device):
         )
 
     def make_group(self) -> NoReturn:
-        """Refuse several processes: a Mac has one GPU.
-
-        Raises:
-            UsageError: Always.
-        """
         raise UsageError(
             "a Mac's GPU is one device: it trains in one process",
             remedy="start one process, or use --device cpu",

@@ -28,7 +28,6 @@ class MpsMemory(DeviceMemory):
     )
 
     def used_bytes(self) -> int:
-        """Return the memory of live tensors."""
         return torch.mps.current_allocated_memory()
 
     def held_bytes(self) -> int:
@@ -48,11 +47,9 @@ class MpsMemory(DeviceMemory):
         return self.held_bytes() > min(recommended_bytes, max(recommended_bytes // 2, needed_bytes))
 
     def peak_bytes(self) -> int | None:
-        """Return the peak of live tensors, None if the allocator does not count it."""
         return torch.accelerator.max_memory_allocated() if _counts_peak() else None
 
     def reset_peak(self) -> None:
-        """Count the peak from now on, if the allocator counts it."""
         if _counts_peak():
             torch.accelerator.reset_peak_memory_stats()
 
@@ -81,7 +78,6 @@ class MpsMemory(DeviceMemory):
         torch.mps.set_per_process_memory_fraction(max(_MIN_FRACTION, fraction))
 
     def release(self) -> None:
-        """Give the allocator's free buffers back to Metal."""
         torch.mps.empty_cache()
 
 
