@@ -19,8 +19,9 @@ from tiny_runs import run_tiny
 from tiny_training import give_few_shapes
 
 from finetune import events
+from finetune.config.schema import TrainingConfig
 from finetune.events import Event, Info, ignore
-from finetune.runs.batch_sizes import FoundSizes, find_sizes
+from finetune.runs.batch_sizes import with_batch_sizes
 from finetune.runs.preparation import Preparation
 
 __all__ = ["runner"]
@@ -56,9 +57,12 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert (case.device, case.mode, case.classes, case.part) == ("cpu", "full", 6, "whole")
 
 
-def find(preparation: Preparation, emitted: list[Event] | None = None) -> FoundSizes:
-    emit = ignore if emitted is None else emitted.append
-    return find_sizes(preparation, emit=emit)
+def find(preparation: Preparation) -> TrainingConfig:
+    return with_batch_sizes(preparation, emit=ignore).config.training
+
+
+def sizes_of(options: TrainingConfig) -> tuple[int | str, int, bool | None]:
+    return options.batch_size, options.eval_batch_size, options.gradient_checkpointing
 
 
 def prepare_auto(model: Path, cache: Path, **options: Any) -> Preparation:
@@ -75,7 +79,7 @@ def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
         memory_limit="4GiB", time_limit=99.0,
     )  # fmt: skip
     found = find(preparation)
-    assert found.training == found.evaluation == 3
+    assert sizes_of(found) == (3, 3, False)
     assert (runner.limit_bytes, runner.timeout_seconds) == (4 * GIB, 99.0)
     [case] = runner.cases
     longest = max(int(one.lengths.max()) for one in preparation.examples.values())
@@ -88,8 +92,9 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
     runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
-    found = find(prepare_auto(tiny_folder, tmp_path, freeze_core=True), emitted)
-    assert found == FoundSizes(training=16, evaluation=64, gradient_checkpointing=False)
+    preparation = prepare_auto(tiny_folder, tmp_path, freeze_core=True)
+    found = with_batch_sizes(preparation, emit=emitted.append)
+    assert sizes_of(found.config.training) == (16, 64, False)
     assert {one.subject: one.value for one in found.choices} == {
         "batch size without gradients": "64",
         "batch size": "16",
@@ -107,8 +112,9 @@ def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
     runner.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
     options = {"freeze_core": True, "memory_limit": "9GiB"}
     emitted: list[Event] = []
-    found = find(prepare_auto(tiny_folder, tmp_path, **options), emitted)
-    assert found.training == found.evaluation < 9
+    preparation = prepare_auto(tiny_folder, tmp_path, **options)
+    found = with_batch_sizes(preparation, emit=emitted.append).config.training
+    assert found.batch_size == found.eval_batch_size < 9
     assert max(tried_sizes(emitted)) == 16
 
 
@@ -117,7 +123,7 @@ def test_where_the_model_can_not_be_split_the_whole_step_is_tried(
 ) -> None:
     model = save_uncuttable_model(tmp_path / "model")
     found = find(prepare_auto(model, tmp_path, effective_batch_size=4, train_layers=1))
-    assert found == FoundSizes(training=4, evaluation=4, gradient_checkpointing=False)
+    assert sizes_of(found) == (4, 4, False)
     assert [case.part for case in runner.cases] == ["whole"]
 
 
