@@ -28,7 +28,7 @@ from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.runs.confidences import ConfidenceLimits
+    from finetune.runs.inference import ConfidenceLimits
     from finetune.tasks.base import Prediction
 
 # The texts of a chunk are batched by length. The first chunk is small, so that predictions come
@@ -78,7 +78,7 @@ def predict(
             f"{type(texts).__name__} was given in place of a list of texts",
             remedy="write [text], or of a table one column, such as table['text']",
         )
-    from finetune.runs.confidences import ConfidenceLimits
+    from finetune.runs.inference import ConfidenceLimits
 
     rows = [[_as_row(text) for text in texts]]
     limits = ConfidenceLimits(min_confidence, target_precision)
@@ -102,7 +102,7 @@ def predict_stream(
     The arguments are those of :func:`predict`; ``rows`` yields as many as there are at a time.
     """
     folder = open_run_folder(Path(run))
-    from finetune.runs.confidences import find_lowest_probabilities
+    from finetune.runs.inference import find_lowest_probabilities
 
     lowest = None
     if limits is not None and limits.are_given:
@@ -310,7 +310,7 @@ def command(
             rows = _read_standard_input(reading["encoding"])
         else:
             rows = read_texts(run, file, **reading, emit=emit)
-        from finetune.runs.confidences import ConfidenceLimits
+        from finetune.runs.inference import ConfidenceLimits
 
         limits = ConfidenceLimits(min_confidence, target_precision)
         chunks = predict_stream(

@@ -15,7 +15,7 @@ from finetune.files import write_text_atomically
 from finetune.report.names import hub_id, name_of_data, name_of_model, without_folders
 from finetune.report.templates import TEMPLATES, capitalize
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import with_inference
+from finetune.runs.inference import read_trained_config
 from finetune.runs.manifest import Manifest
 from finetune.runs.results import RunResults
 from finetune.tokenization.windows import head_tokens
@@ -31,7 +31,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
     The card may be published: of a path on this machine it names at most the last part.
     """
     config = folder.read_config()
-    options = with_inference(config, folder).model
+    options = read_trained_config(folder).model
     name = folder.path.resolve().name
     card = _MARKDOWN.get_template("card.md.j2").render(
         card_data=_metadata(results, config, name=name).to_yaml(),

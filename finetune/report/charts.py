@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from finetune.evaluation.calibration import Reliability, coverage_curve
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
-from finetune.runs.details import TextLengths
+from finetune.runs.results import TextLengths
 from finetune.tasks.metrics import METRICS
 
 Rows = Sequence[Mapping[str, Any]]

@@ -20,8 +20,7 @@ from finetune.report.charts import (
     draw_scatter,
     draw_speed_and_memory,
 )
-from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails
-from finetune.runs.results import RunResults
+from finetune.runs.results import AutoTunedOption, ParameterCount, RunDetails, RunResults
 from finetune.tasks.scores import Scores
 from finetune.tasks.tables import Table, format_interval, format_number, percent
 
@@ -147,10 +146,8 @@ def _tabulate_coverage(probabilities: Any, is_right: Any) -> Table:
     return Table("Accuracy of the answers from a probability on", columns, rows, text_columns=0)
 
 
-def describe_details(details: RunDetails | None) -> Iterator[Section]:
-    """Yield texts, parameters and choices; nothing of a run of an older version."""
-    if details is None:
-        return
+def describe_details(details: RunDetails) -> Iterator[Section]:
+    """Yield texts, parameters and choices."""
     rows = [
         (split, f"{one.texts:,}", f"{one.windows:,}" if one.windows else "–",
          format_number(one.median), format_number(one.p95), f"{one.longest:,}",

@@ -13,9 +13,9 @@ from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.runs.cache import cache_folder
-from finetune.runs.details import AutoTunedOption
 from finetune.runs.features import make_feature_extractor, stores_features
 from finetune.runs.preparation import Preparation
+from finetune.runs.results import AutoTunedOption
 
 # Measured speeds are off by a few per cent: this much faster is faster.
 FASTER = 1.05

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from finetune.devices.mps.power import power_facts
 from finetune.errors import DataDiffers
 from finetune.files import read_json, write_json
-from finetune.runs.details import AutoTunedOption
 from finetune.runs.folder import RunFolder
+from finetune.runs.results import AutoTunedOption
 from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:

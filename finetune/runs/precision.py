@@ -19,11 +19,11 @@ from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import keep_json, read_json
 from finetune.model.tensor_store import key_of
 from finetune.runs.cache import cache_folder
-from finetune.runs.details import AutoTunedOption
 from finetune.runs.features import stores_features
 from finetune.runs.manifest import package_versions
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
+from finetune.runs.results import AutoTunedOption
 from finetune.tokenization.buckets import Batch
 from finetune.training.micro_batches import StepPart, cut_batch
 from finetune.training.precision_result import PrecisionTiming

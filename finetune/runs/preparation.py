@@ -20,9 +20,9 @@ from finetune.model.freeze import count_by_part, count_parameters, freeze_parame
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_model
 from finetune.runs.data import load_run_data
-from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails, TextLengths
 from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
+from finetune.runs.results import AutoTunedOption, ParameterCount, RunDetails, TextLengths
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric

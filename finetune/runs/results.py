@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from finetune.config.mode import Mode
-from finetune.errors import NotARun
 from finetune.evaluation.calibration import Calibration
-from finetune.files import read_json
-from finetune.runs.details import RunDetails
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
@@ -20,10 +18,93 @@ from finetune.training.precision_result import PrecisionTiming
 if TYPE_CHECKING:
     from finetune.runs.plan import TrainingPlan
     from finetune.runs.preparation import Preparation
+    from finetune.tokenization.examples import Examples
     from finetune.training.snapshot import Progress
 
 SCHEMA_VERSION = 1
+MAX_BINS = 32
 Name = TypeVar("Name")
+
+
+@dataclass(frozen=True)
+class AutoTunedOption:
+    """A value that was chosen by a measurement.
+
+    Args:
+        subject: An option, or something else that was chosen, in words.
+        value: The chosen one.
+        quantity: What was measured, with its unit, such as ``ms for one step``.
+        measured: By value.
+        note: What else led to it.
+    """
+
+    subject: str
+    value: str
+    quantity: str
+    measured: Mapping[str, float]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TextLengths:
+    """How many tokens the model reads at once of the texts of a split.
+
+    Args:
+        texts: Rows of the split.
+        windows: All windows of these texts; None where each text is read at once.
+        cut: Texts that have lost tokens.
+        median: Tokens of a text or window, special tokens included.
+        bin_tokens: The width of a bin of the histogram, in tokens.
+        bins: Texts or windows by length: the first bin has those of 1 to ``bin_tokens`` tokens.
+    """
+
+    texts: int
+    windows: int | None
+    cut: int
+    median: float
+    p95: float
+    longest: int
+    bin_tokens: int
+    bins: Sequence[int]
+
+    @classmethod
+    def of(cls, examples: "Examples") -> "TextLengths":
+        """Return the lengths of a split."""
+        lengths = examples.lengths
+        width = -(-int(lengths.max()) // MAX_BINS)
+        return cls(
+            texts=len(examples.labels),
+            windows=len(lengths) if examples.windows else None,
+            cut=examples.truncated_texts,
+            median=float(np.median(lengths)),
+            p95=float(np.percentile(lengths, 95)),
+            longest=int(lengths.max()),
+            bin_tokens=width,
+            bins=np.bincount((lengths - 1) // width).tolist(),
+        )
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """How many numbers of a part of a model train, and how many it has."""
+
+    trained: int
+    total: int
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """What people want to see of a run beside its metrics.
+
+    Args:
+        choices: What was chosen by measurements.
+        lengths: Of the texts, by split.
+        parameters: By part of the model, from the bottom.
+    """
+
+    choices: Sequence[AutoTunedOption]
+    lengths: Mapping[str, TextLengths]
+    parameters: Mapping[str, ParameterCount]
 
 
 @dataclass(frozen=True)
@@ -72,7 +153,7 @@ class RunFacts:
     Args:
         precision: ``auto`` in a dry run.
         precision_timing: What it was chosen by; None where it was given.
-        real_token_share: Share of the tokens that are not padding, in 0..1.
+        real_token_share: Fraction of the tokens that are not padding.
     """
 
     data: str
@@ -114,10 +195,6 @@ class RunResults:
     """What a finished run found: the metrics are those of the best model, as it is saved.
 
     The validations of ``metrics.jsonl`` come before its calibration, which changes their loss.
-
-    Args:
-        details: None of a run of an older version.
-        calibration: None where no temperature was fitted.
     """
 
     task: Task
@@ -126,26 +203,59 @@ class RunResults:
     validation: Scores | None
     test: Scores
     output_dir: str
-    details: RunDetails | None = None
+    details: RunDetails
     calibration: Calibration | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, under the Trainer's names."""
-        splits = {"eval": self.validation, "test": self.test}
+        scores = {"eval": self.validation, "test": self.test}
         return {
             "schema_version": SCHEMA_VERSION,
             "task": self.task.name,
             **asdict(self.facts),
             **asdict(self.training),
-            "details": None if self.details is None else asdict(self.details),
+            "details": asdict(self.details),
             **{
                 f"{prefix}_{name}": value
-                for prefix, scores in splits.items()
-                if scores is not None
-                for name, value in scores.to_json().items()
+                for prefix, found in scores.items()
+                if found is not None
+                for name, value in found.to_json().items()
             },
             "calibration": self.calibration and asdict(self.calibration),
         }
+
+
+def read_results(folder: RunFolder) -> RunResults:
+    """Return what a finished run found.
+
+    Raises:
+        NotARun: If its file can't be read.
+    """
+    task = folder.read_task()
+
+    def parse(found: dict[str, Any]) -> RunResults:
+        facts, training = (
+            {field.name: found[field.name] for field in fields(part)}
+            for part in (RunFacts, TrainingMetrics)
+        )
+        timing = TypeAdapter(PrecisionTiming | None).validate_python(facts["precision_timing"])
+
+        def scores(prefix: str) -> Scores:
+            named = {name: one for name, one in found.items() if name.startswith(prefix)}
+            return Scores.from_json({name.removeprefix(prefix): named[name] for name in named})
+
+        return RunResults(
+            task=task,
+            facts=RunFacts(**facts | {"precision_timing": timing}),
+            training=TypeAdapter(TrainingMetrics).validate_python(training),
+            details=TypeAdapter(RunDetails).validate_python(found["details"]),
+            validation=scores("eval_") if "eval_loss" in found else None,
+            test=scores("test_"),
+            output_dir=str(folder.path),
+            calibration=TypeAdapter(Calibration | None).validate_python(found["calibration"]),
+        )
+
+    return folder.read(folder.results_file, parse)
 
 
 def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
@@ -161,42 +271,5 @@ def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
     scores = {name: run.validation.metrics for name, run in runs.items() if run.validation}
     if not runs or len(scores) < len(runs):
         return None
-    task = next(iter(runs.values())).task
-    chosen = choose_metric(metric, task)
+    chosen = choose_metric(metric, next(iter(runs.values())).task)
     return max(scores, key=lambda name: chosen.sign * scores[name][chosen.name])
-
-
-def read_results(folder: RunFolder) -> RunResults:
-    """Return what a finished run found.
-
-    Raises:
-        NotARun: If its file can't be read.
-    """
-    try:
-        found = read_json(folder.results_file)
-        facts, training = (
-            {one.name: found[one.name] for one in fields(part)}
-            for part in (RunFacts, TrainingMetrics)
-        )
-        timing = TypeAdapter(PrecisionTiming | None).validate_python(facts["precision_timing"])
-        task = folder.read_task()
-        return RunResults(
-            task=task,
-            facts=RunFacts(**facts | {"precision_timing": timing}),
-            training=TypeAdapter(TrainingMetrics).validate_python(training),
-            validation=_read_scores(found, "eval") if "eval_loss" in found else None,
-            test=_read_scores(found, "test"),
-            output_dir=str(folder.path),
-            details=TypeAdapter(RunDetails | None).validate_python(found.get("details")),
-            calibration=TypeAdapter(Calibration | None).validate_python(found.get("calibration")),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotARun(
-            f"{folder.results_file} can't be read", remedy="restore it, or make the run again"
-        ) from error
-
-
-def _read_scores(found: Mapping[str, Any], split: str) -> Scores:
-    prefix = f"{split}_"
-    own = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
-    return Scores.from_json(own)

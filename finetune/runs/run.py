@@ -24,7 +24,6 @@ from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomi
 from finetune.model.load import save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.calibration import Predicted, finish_task
-from finetune.runs.confidences import write_confidences
 from finetune.runs.failures import (
     examples_explained,
     too_much_work_explained,
@@ -32,7 +31,7 @@ from finetune.runs.failures import (
 )
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import write_inference
+from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, WarningLog, continue_journal
 from finetune.runs.manifest import Manifest, read_measured, restore_threads, write_environment
 from finetune.runs.plan import TrainingPlan

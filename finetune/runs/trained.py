@@ -16,7 +16,7 @@ from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
 from finetune.model.load import TextModel, load_model
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import with_inference
+from finetune.runs.inference import read_trained_config
 from finetune.runs.manifest import Manifest
 from finetune.tasks.base import Prediction
 from finetune.tokenization.examples import ModelInputs
@@ -51,7 +51,7 @@ class TrainedModel:
             ModelUnsupported: If the model's files are damaged.
             DeviceNotAvailable: If the device can't be used here.
         """
-        config = with_inference(folder.read_config(), folder)
+        config = read_trained_config(folder)
         task = folder.read_task()
         try:
             text_model = load_model(

@@ -18,7 +18,7 @@ from tiny_runs import TEXTS, Command, Outcome, finetune_in_a_child
 import finetune
 from finetune.commands.predict import predict_stream
 from finetune.data.stream import Row
-from finetune.errors import DataError, ModelUnsupported, NotARun, UsageError
+from finetune.errors import DataError, NotARun, UsageError
 from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
@@ -124,7 +124,7 @@ def test_classes_without_the_precision_are_never_answered(run_with_confidences: 
     labels = [None if answer.label == missed else answer.label for answer in whole]
     assert [answer.label for answer in found] == labels
     assert any(
-        f"never answered: {missed} (18 rows)" in event.message
+        f"always abstains: {missed} (18 rows)" in event.message
         for event in emitted
         if isinstance(event, WarningMessage)
     )
@@ -151,7 +151,7 @@ def test_limits_that_make_no_sense_are_refused(
     ("content", "error", "expected"),
     [
         (None, UsageError, "no confidences of validation"),
-        ('{"classes": {}}', ModelUnsupported, "can't be read"),
+        ('{"classes": {}}', NotARun, "can't be read"),
     ],
 )
 def test_a_target_needs_the_confidences_of_the_run(

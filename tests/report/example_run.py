@@ -11,9 +11,16 @@ from finetune.evaluation.calibration import (
     measure_reliability,
 )
 from finetune.files import write_json, write_jsonl
-from finetune.runs.details import AutoTunedOption, ParameterCount, RunDetails, TextLengths
 from finetune.runs.folder import RunFolder
-from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
+from finetune.runs.results import (
+    AutoTunedOption,
+    ParameterCount,
+    RunDetails,
+    RunFacts,
+    RunResults,
+    TextLengths,
+    TrainingMetrics,
+)
 from finetune.tasks.scores import ClassScores, Scores
 from finetune.tasks.single import Single
 
@@ -82,7 +89,7 @@ def example_results(*, other: str = OTHER) -> RunResults:
         train_peak_bytes=None,
     )
     return RunResults(
-        Single(["DESC", other]), facts, training, validation, test, output_dir="runs/my-run"
+        Single(["DESC", other]), facts, training, validation, test, "runs/my-run", DETAILS
     )
 
 

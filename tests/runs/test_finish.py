@@ -102,7 +102,6 @@ def test_the_environment_names_the_device_and_the_versions(finished_run: Path) -
 
 def test_lengths_parameters_and_origins_of_options_are_kept(finished_run: Path) -> None:
     found = read_results(RunFolder(finished_run))
-    assert found.details is not None
     assert [(one.texts, sum(one.bins)) for one in found.details.lengths.values()] == [
         *((64, 64), (81, 81), (270, 270))
     ]
