@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from datasets import DatasetDict
 from numpy.typing import NDArray
 
-from finetune.data.dataset import TextColumns, column_of, texts_of
-from finetune.data.repeats import number_splits
+from finetune.data.dataset import TextColumns, column_of, number_splits, texts_of
 from finetune.tasks.base import BALANCE_CLASSES, Task
 from finetune.tasks.labels import listed_counts
 

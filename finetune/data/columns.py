@@ -45,7 +45,15 @@ PAIRS = (
     *(("question", "sentence"), ("question", "context"), ("question", "passage")),
     ("1string", "2string"),
 )
-DATE = r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?"
+# What all values of a column may look like. Words are keys, addresses and names, without spaces and
+# in ASCII, since the texts of some scripts have no spaces.
+LOOKS = {
+    "number": NUMBER,
+    "integer": r"[+-]?\d+(\.0*)?",
+    "date": r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?",
+    "list": r"\[.*\]",
+    "word": r"[!-~]+",
+}
 SAMPLE_ROWS = 10_000
 # How many values a column has is counted in memory: of a larger table in so many parts of it.
 MAX_BYTES, SAMPLE_PARTS = 2**26, 16
@@ -113,7 +121,7 @@ def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) 
     if text and label:
         return Columns(text, label, pair)
     sample = _spread_sample(columns)
-    facts = [_facts_of(sample[name], name) for name in names]
+    facts = [_Facts.of(sample[name], name) for name in names]
     taken = {one for chosen in (text, pair) if chosen for one in columns_named(chosen.name, names)}
     label = label or _guess("label", facts, without=taken, table=table)
     taken = {*columns_named(label.name, names), *(columns_named(pair.name, names) if pair else ())}
@@ -141,7 +149,7 @@ def choose_text_columns(
         )
     seconds = columns_named(pair.name, names) if pair else []
     if not text:
-        facts = [_facts_of(columns[name], name) for name in names]
+        facts = [_Facts.of(columns[name], name) for name in names]
         text = _guess("text", facts, without=seconds, table=table)
     return columns_named(text.name, names), seconds
 
@@ -296,24 +304,34 @@ def plain_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a column holds.
-
-    Args:
-        characters: Of a value that is not empty, on average.
-        is_word: No value has spaces, as keys, addresses and names have none, or letters beyond
-            ASCII, since some scripts have no spaces in texts.
-    """
+    """What a column holds; characters are those of a value that is not empty, on average."""
 
     name: str
     rows: int
     distinct: int
     empty_share: float
     characters: float
-    is_number: bool
-    is_fraction: bool
-    is_date: bool
-    is_list: bool
-    is_word: bool
+    looks: frozenset[str]
+
+    @classmethod
+    def of(cls, column: pyarrow.ChunkedArray, name: str) -> "_Facts":
+        """Return the facts of a column; the first values say how all look."""
+        sample = column.slice(0, SAMPLE_ROWS)
+        sample = sample.filter(pc.not_equal(sample, ""))
+        filled = pc.sum(pc.not_equal(column, "")).as_py() or 0
+        return cls(
+            name=name,
+            rows=len(column),
+            distinct=pc.count_distinct(column).as_py() - (filled < len(column)),
+            empty_share=1 - filled / len(column),
+            characters=pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1),
+            looks=frozenset(
+                look
+                for look, pattern in LOOKS.items()
+                if len(sample)
+                and pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
+            ),
+        )
 
     def name_weight(self, known: Sequence[str]) -> float:
         """Return how much the name says that the column is one of the known ones."""
@@ -330,51 +348,26 @@ class _Facts:
         """How much the column looks like labels; 0 if it does not."""
         weight = self.name_weight(LABEL_NAMES)
         recurs = 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
-        is_short = self.characters <= MAX_LABEL and not self.is_date
+        is_short = self.characters <= MAX_LABEL and "date" not in self.looks
         if weight < 6.0 and not (recurs and is_short):
             return 0.0
         classes = self.distinct or 1
-        if weight >= 6.0 and self.is_number:
+        if weight >= 6.0 and "number" in self.looks:
             classes = min(classes, NUMBERS_AS_CLASSES)
-        elif self.is_fraction:
+        elif "number" in self.looks and "integer" not in self.looks:
             weight *= 0.1
         return weight * max(1 - self.empty_share, 1e-6) / (1 + log2(classes))
 
     @property
     def text_score(self) -> float:
         """How much the column looks like texts; 0 if it does not."""
-        weight = 0.0 if self.is_list else self.name_weight(TEXT_NAMES)
-        if weight < 6.0 and (self.is_number or self.is_date):
+        weight = 0.0 if "list" in self.looks else self.name_weight(TEXT_NAMES)
+        if weight < 6.0 and not {"number", "date"}.isdisjoint(self.looks):
             return 0.0
-        if self.is_word:
+        if "word" in self.looks:
             weight *= 0.1
         share = (1 - self.empty_share) * self.distinct / self.rows
         return weight * (share * self.characters or 1e-6 * (weight >= 6.0))
-
-
-def _facts_of(column: pyarrow.ChunkedArray, name: str) -> _Facts:
-    sample = column.slice(0, SAMPLE_ROWS)
-    sample = sample.filter(pc.not_equal(sample, ""))
-
-    def every(pattern: str) -> bool:
-        return (
-            len(sample) > 0 and pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
-        )
-
-    filled = pc.sum(pc.not_equal(column, "")).as_py() or 0
-    is_numeric = every(NUMBER)
-    return _Facts(
-        name=name,
-        rows=len(column),
-        distinct=pc.count_distinct(column).as_py() - (filled < len(column)),
-        empty_share=1 - filled / len(column),
-        characters=pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1),
-        is_number=is_numeric,
-        is_fraction=is_numeric and not every(r"[+-]?\d+(\.0*)?"),
-        is_date=every(DATE),
-        is_list=every(r"\[.*\]"),
-        is_word=every(r"[!-~]+"),
-    )
 
 
 def _spread_sample(columns: pyarrow.Table) -> pyarrow.Table:

@@ -21,11 +21,10 @@ from finetune.data.dataset import column_of, make_dataset, return_freed_memory, 
 from finetune.data.folders import digest_folder
 from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, read_file
 from finetune.data.hub_tables import fetch_splits
-from finetune.data.questions import load_questions
 from finetune.data.source import HUB_PREFIX, NO_COLUMN, DataOptions, DataSource, LoadedData
 from finetune.data.split import SplitOptions, split_table
 from finetune.data.tables import read_tables
-from finetune.data.trec import load_trec
+from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256
@@ -47,12 +46,8 @@ OPTIONS_OF_SOURCE = {
 }
 
 
-def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit) -> LoadedData:
-    """Load the splits of a source and say which files, or which commit, they are from.
-
-    With ``is_for_training``, rows of files and Hub datasets of which nothing can be learned are
-    refused.
-    """
+def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
+    """Load the splits of a source and say which files, or which commit, they are from."""
     kind = _check_source(options)
     match kind:
         case "trec":
@@ -62,7 +57,7 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
             return load_questions()
         case "a file":
             files = _files_of(options)
-            loaded = read_tables(files, options, is_for_training=is_for_training, emit=emit)
+            loaded = read_tables(files, options, emit=emit)
             paths = [path for [path] in files.values()]
             digests = [digest_folder(p) if p.is_dir() else file_sha256(p) for p in paths]
             sources = [DataSource(str(p), one) for p, one in zip(paths, digests, strict=True)]
@@ -70,7 +65,7 @@ def load_data(options: DataOptions, *, is_for_training: bool = True, emit: Emit)
     name, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
     repository, _, part = name.partition(":")
     files, commit = fetch_splits(repository, part or None, revision=revision or None, emit=emit)
-    loaded = read_tables(files, options, is_for_training=is_for_training, emit=emit)
+    loaded = read_tables(files, options, emit=emit)
     return replace(loaded, sources=(DataSource(HUB_PREFIX + name, commit=commit),))
 
 
@@ -98,7 +93,7 @@ def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
         options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN,
         task=task.name,
     )  # fmt: skip
-    loaded = load_data(wanted, is_for_training=False, emit=emit)
+    loaded = load_data(wanted, emit=emit)
     rows, names = loaded.splits["train"], task.class_names
     if loaded.task.name != task.name:
         raise DataError(

@@ -6,8 +6,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
-from finetune.data.dataset import column_of, rows_where, texts_of
-from finetune.data.repeats import number_splits, number_texts
+from finetune.data.dataset import column_of, number_splits, number_texts, rows_where, texts_of
 from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
@@ -34,6 +33,7 @@ def split_table(
     Splits that the data brings stay as they are; the others are held out of ``train``. Where the
     training rows are limited, the first ones are taken with ``takes_first``, else a sample.
     """
+    _refuse_constant(table["train"], task)
     splits = _with_missing_splits(table, options, task=task, emit=emit)
     train = splits["train"]
     if options.max_train_samples is not None:
@@ -44,17 +44,22 @@ def split_table(
             sampled = _sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
             train = rows_where(train, sampled)
         splits["train"] = train
-    if constant := task.find_constant(task.labels(column_of(train, "label"))):
-        raise DataError(
-            f"all {len(train):,} training rows have {constant}",
-            remedy="raise --max-train-samples, or add training rows of other classes",
-        )
+        _refuse_constant(train, task)
     order = ("train", "validation", "test")
     # Those that are made here share no texts.
     _warn_of_shared_texts(
         {name: splits[name] for name in order if name == "train" or name in table}, emit=emit
     )
     return DatasetDict({name: splits[name] for name in order if name in splits})
+
+
+def _refuse_constant(train: Dataset, task: Task) -> None:
+    if constant := task.find_constant(task.labels(column_of(train, "label"))):
+        raise DataError(
+            f"all {len(train):,} training rows have {constant}",
+            remedy="add rows of other classes, name another --label-column, or raise"
+            " --max-train-samples",
+        )
 
 
 def find_held_out(

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,17 +47,12 @@ MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’
 
 
 def read_tables(
-    files: Mapping[str, Sequence[Path]],
-    options: DataOptions,
-    *,
-    is_for_training: bool = True,
-    emit: Emit,
+    files: Mapping[str, Sequence[Path]], options: DataOptions, *, emit: Emit
 ) -> LoadedData:
     """Read each split from its files; one file may hold several splits, and so may a folder.
 
     The classes are those of the training rows, under the names that a file itself gives them or in
-    the order of ``sort_classes``. Training rows of which nothing can be learned are refused with
-    ``is_for_training``.
+    the order of ``sort_classes``.
     """
     tables: Tables
     if len(files) == 1 and os.path.isdir(files["train"][0]):  # no error where a name is too long
@@ -90,8 +86,6 @@ def read_tables(
         rows[split].append((table, _labelled_rows(table, columns, parsed, emit=emit)))
     train = pyarrow.concat_tables(own for _, own in rows["train"])
     task = kind.of_labels(train["label"], names=names)
-    if is_for_training:
-        _check_learnable(train, first, task)
     splits: dict[str, Dataset] = {}
     for split, own_rows in rows.items():
         known = _with_known_labels(
@@ -108,7 +102,7 @@ def read_tables(
 def _divide_by_column(tables: Tables, options: DataOptions, *, emit: Emit) -> Tables:
     """Divide the files of one split by their column of splits, if they have one; it is left out.
 
-    Without a name it is found by its own and its values; ``none`` stands for no column.
+    Unless an option names it, it is found by its name and its values.
     """
     name = options.split_column
     if name == NO_COLUMN or (len(tables) > 1 and name is None):
@@ -126,7 +120,14 @@ def _divide_by_column(tables: Tables, options: DataOptions, *, emit: Emit) -> Ta
         splits = {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
         if all(splits.values()) and "train" in splits.values() and len(splits) > 1:
             emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
-            return _divide(parts, one, splits)
+            divided: dict[str, list[RawTable]] = {split: [] for split in splits.values()}
+            for part, (split, own) in product(parts, divided.items()):
+                known = [word for word in splits if splits[word] == split]
+                is_own = pc.is_in(part.columns[one], value_set=pyarrow.array(known, "string"))
+                if pc.any(is_own).as_py():
+                    rest = replace(part, columns=part.columns.drop_columns([one]))
+                    own.append(rest.where(is_own))
+            return divided
         listed = ", ".join(map(repr, sorted(splits)[:5]))
         complaint = f"column {one!r} of {path} does not name the split of each row: {listed}"
         remedy = "write train, validation or test, or name another --split-column, or none"
@@ -135,18 +136,6 @@ def _divide_by_column(tables: Tables, options: DataOptions, *, emit: Emit) -> Ta
         if any(splits.values()):
             emit(WarningMessage(f"{complaint}; it is ignored", remedy=remedy))
     return tables
-
-
-def _divide(parts: Sequence[RawTable], name: str, splits: Mapping[str, str]) -> Tables:
-    divided: dict[str, list[RawTable]] = {split: [] for split in splits.values()}
-    for part in parts:
-        rest = replace(part, columns=part.columns.drop_columns([name]))
-        for split, own in divided.items():
-            words = pyarrow.array([word for word in splits if splits[word] == split], "string")
-            is_own = pc.is_in(part.columns[name], value_set=words)
-            if pc.any(is_own).as_py():
-                own.append(rest.where(is_own))
-    return divided
 
 
 def _without_unlabelled(tables: Tables, label: str, *, emit: Emit) -> Tables:
@@ -161,14 +150,11 @@ def _without_unlabelled(tables: Tables, label: str, *, emit: Emit) -> Tables:
         ]
         if split == "train" or any(pc.any(pc.not_equal(one, "")).as_py() for one in columns):
             kept[split] = parts
-            continue
-        names = ", ".join(part.path.name for part in parts)
-        emit(
-            WarningMessage(
-                f"the {split} split has no labels and is left out: {names}",
-                remedy="rows of the training split are held out instead",
-            )
-        )
+        else:
+            names = ", ".join(part.path.name for part in parts)
+            remedy = "rows of the training split are held out instead"
+            found = f"the {split} split has no labels and is left out: {names}"
+            emit(WarningMessage(found, remedy=remedy))
     return kept
 
 
@@ -239,21 +225,6 @@ def _labelled_rows(
     return rows
 
 
-def _check_learnable(rows: pyarrow.Table, table: RawTable, task: Task) -> None:
-    """Raise an error if all rows have one label or one text."""
-    if constant := task.find_constant(task.labels(task.encode(rows["label"]))):
-        raise DataError(
-            f"every row of {table.path} has {constant}",
-            remedy="bring rows of at least two classes, or name another --label-column",
-        )
-    texts = [rows[name] for name in ("text", "text_pair") if name in rows.column_names]
-    if all(pc.all(pc.equal(column, column[0])).as_py() for column in texts):
-        raise DataError(
-            f"every row of {table.path} has the same text",
-            remedy="bring other texts, or name another --text-column",
-        )
-
-
 def _with_known_labels(
     parts: Sequence[tuple[RawTable, pyarrow.Table]],
     training: pyarrow.ChunkedArray,
@@ -295,7 +266,11 @@ def _with_known_labels(
 
 
 def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
-    garbled = pyarrow.chunked_array(map(_find_mojibake, texts.chunks), "string")
+    def find(chunk: pyarrow.Array) -> pyarrow.Array:
+        chunk = chunk.filter(pc.invert(pc.string_is_ascii(chunk)))
+        return chunk.filter(pc.match_substring_regex(chunk, MOJIBAKE))
+
+    garbled = pyarrow.chunked_array(map(find, texts.chunks), "string")
     if len(garbled):
         emit(
             WarningMessage(
@@ -304,8 +279,3 @@ def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) ->
                 remedy="export the file again as UTF-8, or name its encoding with --encoding",
             )
         )
-
-
-def _find_mojibake(texts: pyarrow.Array) -> pyarrow.Array:
-    texts = texts.filter(pc.invert(pc.string_is_ascii(texts)))
-    return texts.filter(pc.match_substring_regex(texts, MOJIBAKE))

@@ -227,7 +227,7 @@ def test_a_set_of_the_hub_is_checked_by_its_name(
         ("text,label\ngood,x\nbad, bad,y\n", ["line 3", "rows.csv", "'bad, bad,y'", "quotes"]),
         ('text,label\n"good,x\nbad,y\n', ["line 2", "rows.csv", "quotes"]),
         ("text,label\ngood,x\nbad,x\n", ["'x'", "--label-column"]),
-        ("text,label\ngood,x\ngood,y\n", ["same text", "--text-column"]),
+        ("text,label\ngood,x\ngood,y\n", ["1 different texts"]),
         ("review,title,label\na,b,x\nc,d,y\n", ["'review', 'title'", "--text-column"]),
         ("id,text\n1,good\n2,bad\n", ["rows.csv", "--label-column"]),
         ("text,label\n,\n,\n", ["no row"]),

@@ -84,7 +84,7 @@ def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
         look_at_table(options, model=None, emit=lambda event: None)
     with pytest.raises(DataError, match="too few rows for a test split"):
         look(tmp_path, rows(praise=2, blame=2))
-    with pytest.raises(DataError, match="every row"):
+    with pytest.raises(DataError, match="training rows have the label"):
         look(tmp_path, rows(blame=0))
 
 

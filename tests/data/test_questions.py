@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 from datasets import DatasetDict
 
-from finetune.data.questions import load_questions
-from finetune.data.trec import COARSE
+from finetune.data.trec import COARSE, load_questions
 
 # Words that questions on different matters share.
 FUNCTION_WORDS = (

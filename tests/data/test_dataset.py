@@ -4,7 +4,7 @@ import pyarrow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.data.repeats import number_texts
+from finetune.data.dataset import number_texts
 
 
 def test_texts_are_numbered_in_order_of_appearance() -> None:
