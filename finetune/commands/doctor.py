@@ -15,8 +15,6 @@ from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     ModelConfig,
     TrainingConfig,
-    mode_of,
-    precision_without_timing,
 )
 from finetune.devices.check import Check
 from finetune.devices.names import DEVICE_NAMES, PRECISIONS
@@ -35,8 +33,8 @@ Examples:
   finetune doctor --parity --device mps --precision bf16
 """
 DEFAULTS = {
-    "mode": mode_of(ModelConfig()),
-    "precision": precision_without_timing(TrainingConfig()),
+    "mode": ModelConfig().mode,
+    "precision": TrainingConfig().precision_without_timing,
 }
 PARITY_BATCH_SIZE = 128
 STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}

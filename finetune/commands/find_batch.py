@@ -27,7 +27,7 @@ from finetune.commands.options import (
     with_display,
 )
 from finetune.config.mode import Mode
-from finetune.config.schema import OPTIONS, Config, mode_of, precision_without_timing
+from finetune.config.schema import OPTIONS, Config
 from finetune.devices.mps.chips import MACS, Mac, find_mac
 from finetune.distributed.launch import read_launch
 from finetune.errors import (
@@ -135,7 +135,7 @@ class _Search:
 
     @property
     def modes(self) -> list[Mode]:
-        mode = mode_of(self.config.model)
+        mode = self.config.model.mode
         return [mode, Mode("head")] if mode == "full" else [mode]
 
     def run(
@@ -210,7 +210,7 @@ class _Search:
         return Case(
             device.name, architecture_of(shape.to_dict()), classes=texts.outputs, mode=mode,
             padded_length=min(longest, most_positions(shape) or longest),
-            precision=precision_without_timing(training), optimizer=training.optimizer,
+            precision=training.precision_without_timing, optimizer=training.optimizer,
             gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
             task=texts.task,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.config.schema import OPTIONS, Config, change_options, mode_of
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.errors import ConfigurationInvalid, NotARun, RunFolderNotEmpty, UsageError
 from finetune.events import Emit, Info
 from finetune.runs.folder import (
@@ -58,7 +58,7 @@ class Work:
         from finetune.data.load import source_name
 
         data, model = self.config.data.data, self.config.model
-        parts = [source_name(data), Path(model.model).name, mode_of(model)]
+        parts = [source_name(data), Path(model.model).name, model.mode]
         return "-".join([*parts, "seeds"] if self.seeds else parts)
 
     def lock(self) -> AbstractContextManager[RunFolder]:

@@ -12,7 +12,7 @@ from typing import Any
 import pydantic
 
 from finetune.config.mode import HEADS
-from finetune.config.schema import OPTION_OF_TRAINER, OPTIONS, Config, change_options, mode_of
+from finetune.config.schema import OPTION_OF_TRAINER, OPTIONS, Config, change_options
 from finetune.config.yaml_files import find_recipe, read_yaml
 from finetune.errors import ConfigurationInvalid
 
@@ -181,7 +181,7 @@ def _check_contradictions(config: Config) -> None:
             f"{flag} freezes the whole encoder, --train-layers trains {model.train_layers} layers",
             remedy="give one of the two",
         )
-    if config.training.gradient_checkpointing and not mode_of(model).trains_encoder:
+    if config.training.gradient_checkpointing and not model.mode.trains_encoder:
         raise ConfigurationInvalid(
             "gradient checkpointing is for layers that train, and the whole encoder is frozen",
             remedy="leave out --gradient-checkpointing, or train layers with --train-layers",

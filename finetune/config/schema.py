@@ -163,6 +163,19 @@ class ModelConfig:
     )
     pooling: Aggregation = _option("mean", "How the logits of a text's windows become the text's.")
 
+    @property
+    def long_text_handling(self) -> LongTexts:
+        """What becomes of texts longer than the maximum."""
+        return LongTexts(self.long_texts, stride=self.stride, aggregation=self.pooling)
+
+    @property
+    def mode(self) -> Mode:
+        """What trains."""
+        head = HEADS[self.head]
+        if self.train_layers is not None and not head.freezes_encoder:
+            return Mode(f"last-{self.train_layers}")
+        return Mode(head.mode if head.freezes_encoder or self.freeze_core else "full")
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -263,6 +276,18 @@ class TrainingConfig:
         "predictions.",
     )
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
+
+    @property
+    def examples_per_step(self) -> int:
+        """The effective batch size; for batch size auto, the default batch size."""
+        if self.effective_batch_size is not None:
+            return self.effective_batch_size
+        return DEFAULT_BATCH_SIZE if self.batch_size == "auto" else self.batch_size
+
+    @property
+    def precision_without_timing(self) -> Precision:
+        """The precision of what is not timed, such as a search for batch sizes."""
+        return "fp32" if self.precision == "auto" else self.precision
 
 
 @dataclass(frozen=True)
@@ -405,31 +430,6 @@ def change_options(config: Config, values: Mapping[str, Any]) -> Config:
             sections.get(section, getattr(config, section)), **{name: value}
         )
     return replace(config, **sections)
-
-
-def long_texts_of(model: ModelConfig) -> LongTexts:
-    """Return what becomes of texts longer than the maximum."""
-    return LongTexts(model.long_texts, stride=model.stride, aggregation=model.pooling)
-
-
-def mode_of(model: ModelConfig) -> Mode:
-    """Return what trains."""
-    head = HEADS[model.head]
-    if model.train_layers is not None and not head.freezes_encoder:
-        return Mode(f"last-{model.train_layers}")
-    return Mode(head.mode if head.freezes_encoder or model.freeze_core else "full")
-
-
-def effective_batch_size(training: TrainingConfig) -> int:
-    """Return the examples per step; for batch size auto, those of the default batch size."""
-    if training.effective_batch_size is not None:
-        return training.effective_batch_size
-    return DEFAULT_BATCH_SIZE if training.batch_size == "auto" else training.batch_size
-
-
-def precision_without_timing(training: TrainingConfig) -> Precision:
-    """Return the precision of what is not timed, such as a search for batch sizes."""
-    return "fp32" if training.precision == "auto" else training.precision
 
 
 def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> float:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Search, find
 from finetune.batch_finder.search import SearchResult
-from finetune.config.schema import precision_without_timing
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
@@ -66,7 +65,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
             classes=len(text_model.task.output_names),
             mode=preparation.mode,
             padded_length=preparation.plan.padded_lengths[-1],
-            precision=precision_without_timing(options),
+            precision=options.precision_without_timing,
             optimizer=options.optimizer,
             gradient_checkpointing=bool(options.gradient_checkpointing),
             task=text_model.task.name,

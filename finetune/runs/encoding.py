@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 
-from finetune.config.schema import Config, ModelConfig, long_texts_of
+from finetune.config.schema import Config, ModelConfig
 from finetune.data.check import suggest_model
 from finetune.data.dataset import TextColumns, column_of, texts_of, update_with_texts
 from finetune.distributed.processes import ALONE, Processes
@@ -70,7 +70,7 @@ def _encode(
     texts: TextColumns, text_model: TextModel, options: ModelConfig, *, emit: Emit = ignore
 ) -> EncodedTexts:
     return text_model.encode(
-        *texts, max_length=options.max_length, long_texts=long_texts_of(options), emit=emit
+        *texts, max_length=options.max_length, long_texts=options.long_text_handling, emit=emit
     )
 
 
@@ -131,7 +131,7 @@ class _Parts:
             [
                 f"{len(columns)} columns {digest.hexdigest()}",
                 f"tokenizer {self.text_model.source.tokenizer_sha256}",
-                f"max_length {max_length}, {long_texts_of(self.options)}",
+                f"max_length {max_length}, {self.options.long_text_handling}",
                 *(f"{name} {version(name)}" for name in ("tokenizers", "transformers")),
                 f"finetune {version('finetune-mps')}",
             ]

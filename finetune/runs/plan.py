@@ -16,9 +16,7 @@ from finetune.config.schema import (
     ModeDefaults,
     change_options,
     default_learning_rate,
-    effective_batch_size,
     mode_defaults,
-    mode_of,
 )
 from finetune.data.load import SOURCES
 from finetune.devices.base import BatchShapes
@@ -107,8 +105,8 @@ def plan_training(
         text_model: The pretrained model.
         shapes: Which batches suit the device.
     """
-    options, mode = config.training, mode_of(config.model)
-    per_step = effective_batch_size(options)
+    options, mode = config.training, config.model.mode
+    per_step = options.examples_per_step
     steps_per_epoch = math.ceil(len(examples["train"].labels) / per_step)
     defaults = mode_defaults(mode, steps_per_epoch=steps_per_epoch)
     num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
@@ -151,7 +149,7 @@ def _hyperparameters(
 ) -> Hyperparameters:
     options = config.training
     default_rate = default_learning_rate(
-        mode_of(config.model),
+        config.model.mode,
         hidden_size=text_model.model.config.hidden_size,
         structure=text_model.structure,
     )

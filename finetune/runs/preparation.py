@@ -9,7 +9,7 @@ import torch
 from datasets import DatasetDict
 
 from finetune.config.mode import Mode
-from finetune.config.schema import Config, mode_of
+from finetune.config.schema import Config
 from finetune.data.dataset import column_of
 from finetune.data.source import DataSource
 from finetune.devices.base import Device
@@ -69,7 +69,7 @@ class Preparation:
     @property
     def mode(self) -> Mode:
         """What trains."""
-        return mode_of(self.config.model)
+        return self.config.model.mode
 
     @cached_property
     def plan(self) -> TrainingPlan:
@@ -173,7 +173,7 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
         from_scratch=config.model.from_scratch,
         emit=emit,
     )
-    mode = mode_of(config.model)
+    mode = config.model.mode
     freeze_parameters(text_model.model, text_model.structure, mode=mode)
     if config.training.gradient_checkpointing:
         enable_gradient_checkpointing(text_model.model, device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.schema import Config, long_texts_of
+from finetune.config.schema import Config
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
@@ -100,7 +100,7 @@ class TrainedModel:
     ) -> NDArray[np.float32]:
         options = self.config.model
         encoded = self.text_model.encode(
-            texts, pairs, max_length=options.max_length, long_texts=long_texts_of(options)
+            texts, pairs, max_length=options.max_length, long_texts=options.long_text_handling
         )
         lengths = encoded.lengths
         if self.device.shapes.counts_evaluation:

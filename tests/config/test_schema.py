@@ -14,7 +14,6 @@ from finetune.config.schema import (
     change_options,
     default_learning_rate,
     mode_defaults,
-    mode_of,
 )
 from finetune.model.structure import find_structure
 
@@ -54,7 +53,7 @@ def test_paths_are_options_that_name_files_alone() -> None:
     ],
 )
 def test_the_mode_follows_from_what_is_frozen(model: ModelConfig, mode: str) -> None:
-    assert mode_of(model) == mode
+    assert model.mode == mode
 
 
 @pytest.mark.parametrize(

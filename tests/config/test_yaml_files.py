@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from finetune.config.load import load_config
-from finetune.config.schema import OPTIONS, Config, mode_of
+from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import (
     MAX_LINE,
     find_recipe,
@@ -53,7 +53,7 @@ def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
 )
 def test_a_recipe_makes_what_its_name_says(name: str, data: str, model: str, mode: str) -> None:
     config = load(name)
-    assert (config.data.data, config.model.model, mode_of(config.model)) == (data, model, mode)
+    assert (config.data.data, config.model.model, config.model.mode) == (data, model, mode)
 
 
 @pytest.mark.parametrize(
