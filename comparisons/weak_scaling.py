@@ -42,9 +42,8 @@ from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import move_batches
-from finetune.training.out_of_memory import step_with_retries
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import Hyperparameters, prepare_training
+from finetune.training.step import Hyperparameters, prepare_training
 
 FEATURES_BATCH_SIZE = 64
 STORE_BYTES = 2**40
@@ -94,7 +93,7 @@ def time_steps(
         moved = move_batches(examples, batches, device=device, processes=processes)
         size = BatchSize(rows, "batch size", device, ignore)
         for number, (_, cut) in enumerate(moved):
-            step_with_retries(state, number, cut=cut, batch_size=size)
+            state.step(number, cut, size)
         device.synchronize()
         seconds = time.perf_counter() - started
     if state.cuda_graph_error:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.training.training_state import TrainingState
+from finetune.training.step import TrainingState
 
 _IN_PLACE = (torch.ops.aten.addcmul_.default, torch.ops.aten.addcdiv_.default)
 _LISTS_OF_FUSED_ADAMW = 6

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ import torch
 import finetune
 from finetune.errors import Interrupted
 from finetune.runs import encoding
-from finetune.training import training_state
+from finetune.training.step import TrainingState
 
-accumulate_gradients = training_state.accumulate_gradients
+compute_gradients = TrainingState.compute_gradients
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ def work(
 def _run(work: Work) -> None:
     calls = 0
 
-    def accumulate(*arguments: Any, **others: Any) -> torch.Tensor:
+    def compute(*arguments: Any) -> Callable[[], torch.Tensor]:
         nonlocal calls
         calls += 1
         if calls == work.stopped_at:
             signal.raise_signal(signal.SIGTERM)
-        loss = accumulate_gradients(*arguments, **others)
+        finish = compute_gradients(*arguments)
         if calls == work.short_of_memory_at:
             raise MemoryError
-        return loss
+        return finish
 
     if os.environ["RANK"] == "1":
-        training_state.accumulate_gradients = accumulate
+        TrainingState.compute_gradients = compute  # type: ignore[method-assign]
     with suppress(Interrupted):
         finetune.run(**work.options)

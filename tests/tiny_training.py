@@ -22,7 +22,7 @@ from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
+from finetune.training.step import Hyperparameters, TrainingState, prepare_training
 
 CLASSES = 6
 
@@ -155,7 +155,7 @@ def take_steps(
 ) -> list[float]:
     """Take the steps of these numbers, each on all rows; return their losses."""
     return [
-        training_state.update(
+        training_state.take_step(
             number, cut_all_rows(training_state, examples, batch_size=batch_size)
         ).item()
         for number in numbers

@@ -24,7 +24,7 @@ from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs, prepare_mask
 from finetune.training.micro_batches import cut_batch
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
+from finetune.training.step import Hyperparameters, TrainingState, prepare_training
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrialModel:
 
     def begin(self) -> None:
         """Return to the state of a run's start, but for the weights."""
-        self.training_state.forget()
+        self.training_state.reset()
         set_training(self.training_state.model)
 
     def take_step(self, *, batch_size: int) -> None:
@@ -57,7 +57,7 @@ class TrialModel:
             weights=np.ones(batch_size, np.float32),
         )
         batch = Batch(np.arange(batch_size), self.case.padded_length)
-        self.training_state.update(
+        self.training_state.take_step(
             0, cut_batch(examples, batch, batch_size=batch_size, device=self.device)
         )
 

@@ -31,7 +31,7 @@ from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, collate, inputs_of_texts
 from finetune.training.micro_batches import move_batches
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import Hyperparameters, prepare_training
+from finetune.training.step import Hyperparameters, prepare_training
 
 MODES = (Mode("full"), Mode("classifier"))
 MLP_WIDTHS = (1024, 512, 256)
@@ -359,7 +359,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
             )  # fmt: skip
             set_training(state.model)
             for _, cut in move_batches(examples, batches, device=device):
-                state.update(0, cut(_BATCH_SIZE))
+                state.take_step(0, cut(_BATCH_SIZE))
 
         return {"training": train}
 

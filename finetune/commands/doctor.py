@@ -81,7 +81,7 @@ def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: A
     if the device works, else 4.
 
     With --ops: does MPS have all operators that a model needs? This works on any machine. With
-    --parity: do the results of the device agree with the CPU's, in evaluation and in ten steps?
+    --parity: do the results of the device agree with the CPU's, in evaluation and in training?
     If not, the exit code is 1.
     """
     chosen = given(options)
@@ -141,10 +141,10 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
 
 def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
     with showing(quiet=as_json, no_progress=True) as emit:
-        from finetune.doctor.parity import compare_with_cpu
+        from finetune.doctor.parity import check_parity
 
         options = DEFAULTS | {"model": None, "batch_size": PARITY_BATCH_SIZE} | chosen
-        report = compare_with_cpu(device, **options, emit=emit)
+        report = check_parity(device, **options, emit=emit)
     if as_json:
         show_json(report.to_json())
     else:

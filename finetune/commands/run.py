@@ -162,7 +162,7 @@ class DryRun:
         values = asdict(self)
         facts = values.pop("facts")
         # Nothing has been timed.
-        del facts["class_names"], facts["precision_timing"]
+        del facts["class_names"], facts["precision_reason"]
         values["batches_by_width"] = values.pop("batches_by_padded_length")
         return {"schema_version": SCHEMA_VERSION, **facts, **values}
 

@@ -29,6 +29,8 @@ class Device:
         prefetch_tokens: Tokens of the batches that are copied to it together.
         has_silent_faults_in_16_bits: Whether 16-bit results may be wrong without an error, so that
             ``doctor --parity`` has to pass before they are used by default.
+        times_bf16: Whether bf16 may be slower than fp32, so that it is timed before it is used by
+            default.
         is_reference: Whether other devices are compared with it.
     """
 
@@ -40,6 +42,7 @@ class Device:
     captures = False
     prefetch_tokens = 0
     has_silent_faults_in_16_bits = False
+    times_bf16 = False
     is_reference = False
     memory: "DeviceMemory"
     shapes: "BatchShapes"

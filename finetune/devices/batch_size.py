@@ -42,24 +42,36 @@ class BatchSize:
             try:
                 return attempt(self.examples)
             except (RuntimeError, MemoryError) as error:
-                if not self.device.memory.is_out_of_memory(error):
-                    raise
-                if self.examples == 1:
-                    raise BatchDoesNotFit(
-                        f"{self.device.name} ran out of memory with a single example",
-                        remedy="shorten the texts with --max-length, use --gradient-checkpointing, "
-                        "--freeze-core, a smaller --model or another --device",
-                    ) from error
+                self.raise_unless_smaller_fits(error)
             # Only here: while the error is handled, its traceback keeps the tensors alive.
             undo()
-            self.device.memory.release()
-            before, self.examples = self.examples, self.examples // 2
-            self.emit(
-                events.WarningMessage(
-                    f"{self.device.name} ran out of memory: the {self.name} is now "
-                    f"{self.examples} instead of {before}"
-                )
+            self.halve()
+
+    def raise_unless_smaller_fits(self, error: Exception) -> None:
+        """Raise an error, unless it says that memory ran out and there are examples to leave out.
+
+        Raises:
+            BatchDoesNotFit: If not even one example fits.
+        """
+        if not self.device.memory.is_out_of_memory(error):
+            raise error
+        if self.examples == 1:
+            raise BatchDoesNotFit(
+                f"{self.device.name} ran out of memory with a single example",
+                remedy="shorten the texts with --max-length, use --gradient-checkpointing, "
+                "--freeze-core, a smaller --model or another --device",
+            ) from error
+
+    def halve(self) -> None:
+        """Take half the examples from now on, and give cached memory back."""
+        self.device.memory.release()
+        before, self.examples = self.examples, self.examples // 2
+        self.emit(
+            events.WarningMessage(
+                f"{self.device.name} ran out of memory: the {self.name} is now "
+                f"{self.examples} instead of {before}"
             )
+        )
 
     def clamp(self, *, padded_length: int) -> None:
         """Take no more examples of a length in tokens than the device computes correctly."""

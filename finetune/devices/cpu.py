@@ -33,6 +33,7 @@ class CpuDevice(Device):
     # bf16 works on every CPU, if not always faster; fp16 would need its gradients scaled.
     precisions = ("fp32", "bf16")
     is_reference = True
+    times_bf16 = True
 
     def __init__(self) -> None:
         memory, threads = gibibytes(psutil.virtual_memory().total), torch.get_num_threads()

@@ -38,7 +38,7 @@ from finetune.doctor.models import CLASSES, SEED, max_tokens, with_stars
 from finetune.model.factory import loss_of
 from finetune.model.shape import random_classifier
 from finetune.model.structure import find_structure
-from finetune.training.training_state import TrainingState
+from finetune.training.accelerator import Accelerator
 
 # The release, whose faults are looked up.
 _TORCH_VERSION = torch.__version__.partition("+")[0]
@@ -133,9 +133,8 @@ def audit_classifier(
     recorder = _Recorder(fake)
     recorder.places.notice(trial.training_state.optimizer)
     if precision == "fp16":
-        scaled = cast(Any, _ScaledGradients(trial.training_state, recorder))
-        training_state = replace(trial.training_state, accelerator=scaled, optimizer=scaled)
-        trial = replace(trial, training_state=training_state)
+        scaling = _ScalingAccelerator(recorder.places)
+        trial = replace(trial, training_state=replace(trial.training_state, accelerator=scaling))
     trial.begin()
     with dispatching_as_mps(), recorder:
         trial.take_step(batch_size=batch_size)
@@ -343,34 +342,26 @@ def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
-class _ScaledGradients:
-    """Accelerator and optimizer in one, which scale gradients as in fp16, but on the CPU."""
+class _ScalingAccelerator(Accelerator):
+    """Scales gradients as in fp16, but in bf16 on the CPU."""
 
-    def __init__(self, training_state: TrainingState, recorder: _Recorder) -> None:
-        self._accelerator = training_state.accelerator
-        self._optimizer = training_state.optimizer
+    def __init__(self, places: _Places) -> None:
+        super().__init__(CpuDevice(), precision="bf16")
         self._scaler = torch.amp.GradScaler("cpu")
-        self._places = recorder.places
-        self.param_groups = self._optimizer.param_groups
-        self.state = self._optimizer.state
-
-    def zero_grad(self, *, set_to_none: bool) -> None:
-        """Call the optimizer's."""
-        self._optimizer.zero_grad(set_to_none=set_to_none)
+        self._places = places
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of the scaled loss."""
-        self._accelerator.backward(self._scaler.scale(loss))
+        super().backward(self._scaler.scale(loss))
 
-    def clip_gradients(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
-        """Take the scale off the gradients and clip them."""
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the loss scale."""
         self._places.outside = _SCALING
-        self._scaler.unscale_(self._optimizer)
+        super().unscale_gradients(optimizer)
         self._places.outside = "clipping"
-        self._accelerator.clip_gradients(self._optimizer, max_norm=max_norm)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Step unless a gradient is infinite, and update the scale."""
-        self._scaler.step(self._optimizer)
+        self._scaler.step(optimizer)
         self._places.outside = _SCALING
         self._scaler.update()

@@ -1,56 +1,42 @@
-"""Compares a device with the CPU: the same weights, the same texts, the same steps."""
+"""``finetune doctor --parity``: the comparison of a run with the CPU, on batches of more shapes."""
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
 
 from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
-from finetune.devices.cpu import CpuDevice
-from finetune.devices.precision import without_tf32
 from finetune.devices.select import check_precision, select_device
-from finetune.doctor.models import CLASSES, SEED, pretrained_classifier, with_stars
-from finetune.doctor.rehearsal import Rehearsal, Tensors, plan_rehearsal
+from finetune.doctor.models import CLASSES, SEED, max_tokens, pretrained_classifier, with_stars
 from finetune.events import Emit, Info
+from finetune.model.freeze import freeze_parameters
 from finetune.model.shape import random_classifier
-from finetune.runs.precision import note_parity
-from finetune.training.tolerances import (
-    TOLERANCES,
-    Tolerance,
-    module_of,
-    parameter_errors,
-    worst_example_error,
-)
+from finetune.model.structure import find_structure
+from finetune.tasks.single import cross_entropy
+from finetune.tokenization.buckets import Batch
+from finetune.tokenization.encode import random_texts
+from finetune.tokenization.examples import Examples, inputs_of_texts
+from finetune.training.guard import ParameterGuard
+from finetune.training.micro_batches import cut_batch
+from finetune.training.parity import Difference, compare_with_cpu, module_of
+from finetune.training.precision import note_parity
+from finetune.training.schedule import Schedule
+from finetune.training.step import Hyperparameters, TrainingState, prepare_training
 
-
-@dataclass(frozen=True)
-class Difference:
-    """How far a tensor on the device is from the same on the CPU.
-
-    Args:
-        part: What was computed, such as ``gradients``.
-        tensor: Name of the parameter or, of logits, the shape of the batch.
-        error: Relative error; infinite where the device computed NaN.
-        tolerance: The largest error that passes.
-    """
-
-    part: str
-    tensor: str
-    error: float
-    tolerance: float
-
-    @property
-    def passes(self) -> bool:
-        """Whether the error is within the tolerance."""
-        return self.error <= self.tolerance
-
-    @property
-    def module(self) -> str:
-        """The module that the parameter belongs to, with ``*`` for numbers."""
-        return with_stars(module_of(self.tensor))
+# Around the blocks of 8 and 32 tokens that attention's kernels work on.
+_LENGTHS = (1, 8, 9, 31, 32, 33, 64)
+_BATCH_SIZES = (1, 7, 32)
+_TEXTS = 256
+_GRADIENT_EXAMPLES = 8
+# Gradient scaling starts at 2¹⁶ and halves with every step that it skips.
+_MAX_STEPS = 17
 
 
 @dataclass(frozen=True)
@@ -74,8 +60,8 @@ class ParityReport:
         """Return the worst difference of each module with parameters, by part."""
         by_module: defaultdict[str, list[Difference]] = defaultdict(list)
         for one in self.differences:
-            by_module[one.module].append(one)
-        by_module.pop("", None)
+            if one.part == "gradients":
+                by_module[with_stars(module_of(one.tensor))].append(one)
         return {module: _worst_by_part(some) for module, some in by_module.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -92,12 +78,12 @@ class ParityReport:
         }
 
 
-def compare_with_cpu(
+def check_parity(
     device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int, emit: Emit
 ) -> ParityReport:
-    """Compare what a device, maybe the CPU itself, computes with what the CPU computes in fp32.
+    """Compare what a device computes with what the CPU computes in fp32.
 
-    The verdict is kept: where 16 bits are not to be trusted, ``--precision auto`` needs it.
+    The result is kept: where 16 bits may be wrong without an error, ``--precision auto`` needs it.
 
     Args:
         device: One of ``DEVICE_NAMES``.
@@ -105,9 +91,9 @@ def compare_with_cpu(
         mode: What trains.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
         batch_size: The most examples in one forward of an evaluation.
-        emit: Receives progress events.
 
     Raises:
+        WrongParametersChanged: If a step changes what is frozen, or not what trains.
         FinetuneError: If the device or the model can't be used.
     """
     there = select_device(device, emit=emit)
@@ -116,40 +102,73 @@ def compare_with_cpu(
         classifier = random_classifier(ModelConfig.model, classes=CLASSES, seed=SEED)
     else:
         classifier = pretrained_classifier(model, emit=emit)
-    rehearsal = plan_rehearsal(classifier, mode=mode, largest_batch=batch_size)
-    report = check_parity(rehearsal, device=there, precision=precision, emit=emit)
+    emit(Info(f"comparing {there.name} ({there.description}) in {precision} with the CPU in fp32"))
+    report = compare_model(
+        classifier, there, mode=mode, precision=precision, max_batch_size=batch_size
+    )
     subject = f"{model or ModelConfig.model}, {mode}"
     note_parity(there, precision=precision, subject=subject, passes=not report.failures)
     return report
 
 
-def check_parity(
-    rehearsal: Rehearsal, *, device: Device, precision: str, emit: Emit
+def compare_model(
+    model: PreTrainedModel, device: Device, *, mode: Mode, precision: str, max_batch_size: int
 ) -> ParityReport:
-    """Compare a device with the CPU by the evaluations and steps of a model."""
-    with without_tf32():
-        emit(Info("computing on the CPU in fp32"))
-        expected = dict(rehearsal.on(CpuDevice(), precision="fp32"))
-        emit(Info(f"computing on {device.name} ({device.description}) in {precision}"))
-        actual = rehearsal.on(device, precision=precision)
-        differences = tuple(compare(actual, expected, tolerance=TOLERANCES[precision]))
-    return ParityReport(device.name, precision, differences)
+    """Compare a device with the CPU by evaluations and a step of a model, which is moved there."""
+    structure = find_structure(model)
+    freeze_parameters(model, structure, mode=mode)
+    # Stored transposed, as loaded weights may be: MPS once silently skipped in-place operations on
+    # such tensors (pytorch#118115).
+    for parameter in map(model.get_parameter, structure.layers[-1]):
+        if parameter.ndim == 2:
+            parameter.data = parameter.detach().T.contiguous().T
+    longest = max_tokens(model, wanted=_LENGTHS[-1])
+    device.choose_attention(longest_tokens=longest)
+    config = model.config
+    texts = random_texts(
+        np.arange(_TEXTS) % longest + 1,
+        vocabulary_size=config.vocab_size,
+        padding_id=config.pad_token_id or 0,
+        seed=SEED,
+    )
+    inputs = inputs_of_texts(texts, takes_4d_mask=structure.takes_4d_mask)
+    labels = np.random.default_rng(SEED).integers(CLASSES, size=_TEXTS)
+    examples = Examples(inputs.inputs_of, inputs.lengths, labels, np.ones(_TEXTS, np.float32))
+    state = prepare_training(
+        model,
+        head=structure.head,
+        device=device,
+        precision=precision,
+        losses=cross_entropy,
+        hyperparameters=Hyperparameters(
+            optimizer="adamw",
+            schedule=Schedule(peak=1e-3, warmup_steps=0, total_steps=_MAX_STEPS),
+            head_lr_multiplier=1.0,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+        ),
+    )
+    lengths = sorted({min(device.shapes.padded_length(one), longest) for one in _LENGTHS})
+    sizes = sorted({*(min(one, max_batch_size) for one in _BATCH_SIZES), max_batch_size})
+    shapes = [(size, length) for length, size in product(lengths, sizes)]
+    differences = compare_with_cpu(state, examples, [*shapes, (_GRADIENT_EXAMPLES, longest)])
+    report = ParityReport(device.name, precision, tuple(differences))
+    if not report.failures:
+        _check_step(state, examples, padded_length=longest)
+    return report
 
 
-def compare(
-    actual: Iterable[tuple[str, Tensors]], expected: dict[str, Tensors], *, tolerance: Tolerance
-) -> Iterator[Difference]:
-    """Compare part by part; empty ``expected`` on the way, as a part is as large as the model."""
-    for part, tensors in actual:
-        for name, error in _errors(part, tensors, expected.pop(part)).items():
-            yield Difference(part, name, error, tolerance.of(part))
-
-
-def _errors(part: str, actual: Tensors, expected: Tensors) -> dict[str, float]:
-    """Return the relative error of each tensor of a part: of parameters by module, or of logits."""
-    if part not in ("evaluation", "logits", "loss"):
-        return parameter_errors(actual, expected)
-    return {name: worst_example_error(actual[name], one) for name, one in expected.items()}
+def _check_step(state: TrainingState, examples: Examples, *, padded_length: int) -> None:
+    """Raise unless a step changes what trains and nothing else."""
+    guard = ParameterGuard(state.model)
+    batch = Batch(np.arange(_GRADIENT_EXAMPLES), padded_length)
+    for number in range(_MAX_STEPS):
+        cut = cut_batch(examples, batch, batch_size=_GRADIENT_EXAMPLES, device=state.device)
+        state.take_step(number, cut)
+        guard.note_gradients(state.model)
+        if number >= state.accelerator.skipped_steps():
+            break
+    guard.check(state.model)
 
 
 def _worst_by_part(differences: Iterable[Difference]) -> dict[str, Difference]:

@@ -213,7 +213,7 @@ def describe_configuration(
     facts = [
         (key, _format_label(value))
         for key, value in environment.items()
-        if key not in ("precision_timing", "origins", "choices")
+        if key not in ("origins", "choices")
     ]
     table = Table("Environment", ("what", "value"), facts, text_columns=2)
     yield Section("environment", table.title, tables=[table], summary="Versions and machine")

@@ -18,9 +18,9 @@ from finetune.model.features import (
 )
 from finetune.model.load import TextModel
 from finetune.runs.cache import open_tensor_store
-from finetune.runs.feature_check import FeatureCheck
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.examples import Examples
+from finetune.training.parity import FeatureCheck
 
 
 def stores_features(options: CacheConfig, mode: Mode) -> bool:

@@ -16,7 +16,6 @@ from finetune.errors import DataDiffers
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import AutoTunedOption
-from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -157,7 +156,7 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
     """Write versions, machine, where options come from, and what was chosen by measurements."""
     import torch
 
-    timing, processes = preparation.precision_timing, preparation.processes
+    processes = preparation.processes
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -168,7 +167,6 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
         "origins": dict(preparation.option_sources),
         "choices": [asdict(choice) for choice in preparation.choices],
         **({"processes": processes.count} if processes.count > 1 else {}),
-        **({"precision_timing": asdict(timing)} if timing else {}),
     }
     write_json(folder.environment_file, environment)
 
@@ -187,15 +185,12 @@ def restore_threads(folder: RunFolder) -> None:
         torch.set_num_threads(min(threads, os.cpu_count() or 1))
 
 
-def read_measured(folder: RunFolder) -> tuple[Sequence[AutoTunedOption], PrecisionTiming | None]:
+def read_choices(folder: RunFolder) -> Sequence[AutoTunedOption]:
     """Return what a run has chosen by measurements; nothing if that can't be read."""
     from pydantic import TypeAdapter
 
     try:
-        found = read_json(folder.environment_file)
-        measured = found["choices"], found.get("precision_timing")
-        return TypeAdapter(tuple[list[AutoTunedOption], PrecisionTiming | None]).validate_python(
-            measured
-        )
+        choices = read_json(folder.environment_file)["choices"]
+        return TypeAdapter(list[AutoTunedOption]).validate_python(choices)
     except (OSError, ValueError, KeyError, TypeError):
-        return (), None
+        return ()

@@ -25,7 +25,7 @@ from finetune.model.source import MINILM
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_fraction
 from finetune.tokenization.examples import Examples
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import Hyperparameters
+from finetune.training.step import Hyperparameters
 
 # What a text of each split takes of a run of three epochs, counted in forwards: a step is one
 # and a backward of two; validation comes after each epoch and at the end.

@@ -19,6 +19,7 @@ from finetune.events import Emit, Info, stage
 from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_model
+from finetune.runs.cache import cache_folder
 from finetune.runs.data import load_run_data
 from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
@@ -27,7 +28,7 @@ from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
 from finetune.tokenization.examples import Examples
-from finetune.training.precision_result import PrecisionTiming
+from finetune.training.precision import choose_precision
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,8 @@ class Preparation:
         text_model: The pretrained model with a new head, frozen as the mode says, on the CPU. A
             training changes it.
         encoding_seconds: Time that the token ids took.
-        precision_timing: What the precision was chosen by; None where it was given.
         option_sources: The file, variable or flag of each option that one of them gives.
-        choices: What else was chosen by measurements.
+        choices: What was chosen by measurements.
         processes: Those that train together, each with a preparation of its own.
     """
 
@@ -56,7 +56,6 @@ class Preparation:
     text_model: TextModel
     encoding_seconds: float
     columns: Mapping[str, str] = field(default_factory=dict)
-    precision_timing: PrecisionTiming | None = None
     option_sources: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[AutoTunedOption] = ()
     processes: Processes = ALONE
@@ -106,6 +105,25 @@ class Preparation:
         """Return the same with more that was chosen by measurements."""
         by_subject = {one.subject: one for one in (*self.choices, *choices)}
         return replace(self, choices=[*by_subject.values()])
+
+    def with_precision(self, *, emit: Emit) -> "Preparation":
+        """Return the same with fp32 or bf16 in place of ``auto``."""
+        if self.config.training.precision != "auto":
+            return self
+        choice = self.processes.broadcast(
+            lambda: choose_precision(
+                self.device,
+                hidden_size=self.text_model.model.config.hidden_size,
+                cache=cache_folder(self.config.cache, "precision"),
+            )
+        )
+        emit(Info(f"precision: {choice.precision}, as {choice.reason}; --precision sets another"))
+        training = replace(self.config.training, precision=choice.precision)
+        option = AutoTunedOption(
+            "precision", choice.precision, "ms for one encoder layer", choice.milliseconds,
+            choice.reason,
+        )  # fmt: skip
+        return replace(self, config=replace(self.config, training=training)).with_choices(option)
 
     def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
         """Return the same for another training: the pretrained model again, its head by a seed.

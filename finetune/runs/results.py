@@ -13,7 +13,6 @@ from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import Scores
-from finetune.training.precision_result import PrecisionTiming
 
 if TYPE_CHECKING:
     from finetune.runs.plan import TrainingPlan
@@ -152,7 +151,7 @@ class RunFacts:
 
     Args:
         precision: ``auto`` in a dry run.
-        precision_timing: What it was chosen by; None where it was given.
+        precision_reason: Why it was chosen; None where it was given.
         real_token_share: Fraction of the tokens that are not padding.
     """
 
@@ -163,7 +162,7 @@ class RunFacts:
     device: str
     device_description: str
     precision: str
-    precision_timing: PrecisionTiming | None
+    precision_reason: str | None
     trained_parameters: int
     total_parameters: int
     real_token_share: float
@@ -174,6 +173,7 @@ class RunFacts:
         from finetune.model.freeze import count_parameters
 
         config, text_model = preparation.config, preparation.text_model
+        reasons = {choice.subject: choice.note for choice in preparation.choices}
         trained, total = count_parameters(text_model.model)
         return cls(
             data=config.data.data,
@@ -183,7 +183,7 @@ class RunFacts:
             device=preparation.device.name,
             device_description=preparation.device.description,
             precision=config.training.precision,
-            precision_timing=preparation.precision_timing,
+            precision_reason=reasons.get("precision"),
             trained_parameters=trained,
             total_parameters=total,
             real_token_share=preparation.plan.real_token_share(),
@@ -238,7 +238,6 @@ def read_results(folder: RunFolder) -> RunResults:
             {field.name: found[field.name] for field in fields(part)}
             for part in (RunFacts, TrainingMetrics)
         )
-        timing = TypeAdapter(PrecisionTiming | None).validate_python(facts["precision_timing"])
 
         def scores(prefix: str) -> Scores:
             named = {name: one for name, one in found.items() if name.startswith(prefix)}
@@ -246,7 +245,7 @@ def read_results(folder: RunFolder) -> RunResults:
 
         return RunResults(
             task=task,
-            facts=RunFacts(**facts | {"precision_timing": timing}),
+            facts=RunFacts(**facts),
             training=TypeAdapter(TrainingMetrics).validate_python(training),
             details=TypeAdapter(RunDetails).validate_python(found["details"]),
             validation=scores("eval_") if "eval_loss" in found else None,

@@ -33,9 +33,8 @@ from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, WarningLog, continue_journal
-from finetune.runs.manifest import Manifest, read_measured, restore_threads, write_environment
+from finetune.runs.manifest import Manifest, read_choices, restore_threads, write_environment
 from finetune.runs.plan import TrainingPlan
-from finetune.runs.precision import with_precision
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
 from finetune.runs.saving import Checkpoints, nothing_to_resume
@@ -45,8 +44,9 @@ from finetune.tasks.scores import warn_unless_better
 from finetune.tokenization.examples import Examples
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
+from finetune.training.parity import check_device
 from finetune.training.snapshot import Progress
-from finetune.training.training_state import TrainingState, prepare_training
+from finetune.training.step import TrainingState, prepare_training
 
 WritePages = Callable[[RunFolder, RunResults], object]
 
@@ -160,8 +160,8 @@ class Run:
         processes = preparation.processes
         processes.broadcast(lambda: _check_resumable(preparation, folder))
         restore_threads(folder)
-        choices, timing = processes.broadcast(lambda: read_measured(folder))
-        preparation = replace(preparation, precision_timing=timing, choices=choices)
+        choices = processes.broadcast(lambda: read_choices(folder))
+        preparation = replace(preparation, choices=choices)
         run = cls._build(preparation, folder, emit=emit)
         progress = run.checkpoints.restore(run.training_state)
         progress.seconds += run.progress.seconds
@@ -175,11 +175,11 @@ class Run:
         device, processes = preparation.device, preparation.processes
         if hint := device.busy_hint():
             emit(Info(hint))
+        with stage("precision", emit):
+            preparation = preparation.with_precision(emit=emit)
         preparation = with_batch_sizes(preparation, emit=emit)
         batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
         device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
-        with stage("precision", emit):
-            preparation = with_precision(preparation, batch_size, emit=emit)
         started = time.perf_counter()
         with stage("features", emit):
             model, examples = stored_features(preparation, eval_batch_size, emit=emit)
@@ -253,7 +253,7 @@ class Run:
                 saves_each_epoch=saves,
                 save_every_steps=output.save_steps if saves else None,
                 save_seconds=60 * output.save_minutes if saves else 0,
-                checked_lengths=plan.padded_lengths if self.preparation.checks_device else (),
+                check_device=self._check_device,
                 should_stop=stop,
                 emit=journal or self.emit,
             )
@@ -267,6 +267,17 @@ class Run:
                     stop.number,
                     f"stopped after step {self.progress.steps:,} of {total_steps:,}",
                 )
+
+    def _check_device(self) -> None:
+        if self.preparation.checks_device:
+            check_device(
+                self.training_state,
+                self.examples["train"],
+                step=self.progress.steps,
+                padded_lengths=self.plan.padded_lengths,
+                batch_size=self.batch_size.examples,
+                emit=self.emit,
+            )
 
     def _validate(self) -> ValidationResult:
         task = self.preparation.task

@@ -34,7 +34,7 @@ from finetune.training.snapshot import (
     restore_state,
     trained_tensors,
 )
-from finetune.training.training_state import TrainingState
+from finetune.training.step import TrainingState
 
 # Fraction of free memory that a copy may use; training needs the rest.
 MAX_COPY_FRACTION = 0.5

@@ -15,10 +15,9 @@ from torch import nn
 
 from finetune.devices.base import Device, place
 from finetune.errors import FinetuneError, UsageError
-from finetune.training.clipping import clip_gradients
 
-# Those in which a process has the whole model; gradients are added up by TrainingState.
-_SEVERAL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+# Each process has the whole model; TrainingState sums the gradients.
+_WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 ACCELERATE_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 TRACKER_PROJECT = "finetune"
 TRACKERS_OF_EXTRAS = {"tensorboard"}
@@ -29,34 +28,32 @@ class Accelerator:
     """Places a model on a device and runs its arithmetic in a precision.
 
     Args:
-        device: Where to train.
         precision: ``fp32``, ``bf16`` or ``fp16``.
 
     Raises:
-        UsageError: If Accelerate was configured to split the model over processes.
+        UsageError: If Accelerate is configured to split the model over processes.
     """
 
     def __init__(self, device: Device, *, precision: str) -> None:
         # Accelerate keeps device and precision for the whole life of a process and refuses others,
-        # but a process may run this tool twice.
+        # but a process may train twice.
         AcceleratorState._reset_state(reset_partial_state=True)
         self._accelerator = accelerate.Accelerator(
             cpu=device.torch_device.type == "cpu",
             mixed_precision=ACCELERATE_PRECISION[precision],
-            # Given as a plugin, it goes before Accelerate's own variable in the environment:
-            # micro-batches have their share of the loss already.
+            # Takes precedence over Accelerate's environment variable: the losses of micro-batches
+            # are weighted already.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         )
-        if self._accelerator.distributed_type not in _SEVERAL:
+        if self._accelerator.distributed_type not in _WHOLE_MODEL:
             raise UsageError(
                 f"Accelerate is configured for {self._accelerator.distributed_type.value}, and "
                 "each process of a run has the whole model",
                 remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
             )
         self.precision = precision
-        self._scales_in_step = device.fused_adamw_scales_gradients
         self._scaler = self._accelerator.scaler
-        self._first_scale = self._scaler.get_scale() if self._scaler else 1.0
+        self._first_scale = self.loss_scale
 
     @property
     def scales_gradients(self) -> bool:
@@ -69,13 +66,10 @@ class Accelerator:
         return self._scaler.get_scale() if self._scaler else 1.0
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Place a model and let its forward run in the precision; its outputs stay fp32.
-
-        It is not wrapped for several processes either: ``TrainingState`` adds up the gradients.
-        """
+        """Move a model and let its forward run in the precision; its outputs stay fp32."""
         place(model, self._accelerator.device)
-        # Accelerate wraps what is trained: DDP would wait for other processes inside of backward,
-        # where memory may run out in one of them.
+        # As if for evaluation: DDP would wait for other processes inside of backward, where memory
+        # may run out in one of them.
         prepared: nn.Module = self._accelerator.prepare_model(
             model, device_placement=False, evaluation_mode=True
         )
@@ -95,18 +89,16 @@ class Accelerator:
         """Add a loss's gradients to those of the parameters."""
         self._accelerator.backward(loss)
 
-    def clip_gradients(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
-        """Scale the gradients of an optimizer to a norm of at most ``max_norm``."""
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the loss scale, in fp16."""
         if self._scaler:
             self._scaler.unscale_(optimizer)
-        scales_in_step = self._scales_in_step and bool(optimizer.defaults.get("fused"))
-        clip_gradients(optimizer, max_norm=max_norm, scales_in_step=scales_in_step)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer change its parameters, unless fp16's gradients are infinite.
+        """Let an optimizer change its parameters, unless gradients are infinite in fp16.
 
-        It is not wrapped: Accelerate's own inspects a signature in every step and looks for a
-        package in all folders, which a head's steps feel.
+        It is not wrapped: Accelerate's optimizer inspects a signature at every step and looks for a
+        package in all folders, which slows down the steps of a head.
         """
         if self._scaler:
             self._scaler.step(optimizer)
@@ -115,34 +107,31 @@ class Accelerator:
             optimizer.step()
 
     def skip_step(self) -> None:
-        """Let fp16's gradient scaling expect new gradients; waits for the device.
+        """Let fp16's gradient scaling expect new gradients, at the same scale.
 
-        Gradients that were clipped are no longer scaled, which PyTorch remembers until a scale is
-        chosen. Without a step it stays as it is.
+        PyTorch remembers that gradients have been unscaled until a scale is set.
         """
-        if self._scaler is not None:
-            # Before anything was scaled there is no scale to choose.
+        if self._scaler:
+            # Without a first loss there is no scale to set.
             self._scaler.scale(torch.zeros((), device=self._accelerator.device))
             self._scaler.update(self._scaler.get_scale())
 
     def skipped_steps(self) -> int:
-        """Return how many of the first steps fp16's gradient scaling left out as too large.
+        """Return how many of the first steps were skipped, since fp16 gradients were infinite.
 
-        Each halves the scale, which grows again only after 2,000 good ones. Waits for the device.
+        Each halves the scale, which doubles only after 2,000 good ones. Waits for the device.
         """
-        if self._scaler is None:
-            return 0
-        return max(0, round(math.log2(self._first_scale / self._scaler.get_scale())))
+        return max(0, round(math.log2(self._first_scale / self.loss_scale)))
 
     def scaler_state(self) -> dict[str, float]:
-        """Return what fp16's gradient scaling must remember; empty in other precisions."""
+        """Return the state of fp16's gradient scaling; empty in other precisions."""
         return dict(self._scaler.state_dict()) if self._scaler else {}
 
     def load_scaler_state(self, state: dict[str, float]) -> None:
-        """Go on with a gradient scaling where it was left."""
+        """Restore the state of fp16's gradient scaling."""
         if self._scaler:
             self._scaler.load_state_dict(state)
-            self._first_scale = self._scaler.get_scale()
+            self._first_scale = self.loss_scale
 
 
 def check_tracker(name: str) -> None:

@@ -1,8 +1,12 @@
-"""Gradient accumulation: an effective batch, cut into slices that go through the device."""
+"""Gradient accumulation: effective batches, cut into micro-batches that fit the device.
+
+An example's loss counts by its weight over the weight of the whole effective batch, so that the
+gradients of all micro-batches add up to those of the undivided batch, however it is cut.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +17,10 @@ from finetune.devices.base import Device
 from finetune.distributed.processes import ALONE, Processes
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
-from finetune.training.windows import WindowBatch, cut_windows, share_loss
+from finetune.tokenization.long_texts import AGGREGATIONS, Aggregation
+
+# Indices of examples and their loss weights.
+_Weighted = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -23,115 +30,64 @@ class MicroBatch:
     Args:
         inputs: Keyword arguments of the model.
         labels: As the task's loss reads them: of shape [examples, ...].
-        shares: Each example's share of the step's loss, float32 of shape [examples]; over all
-            micro-batches of a step they add up to 1.
+        loss_weights: float32 of shape [examples]; over all micro-batches of a step the sum is 1.
     """
 
     inputs: Inputs
     labels: torch.Tensor
-    shares: torch.Tensor
+    loss_weights: torch.Tensor
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all tensors by name, as ``from_tensors`` takes them."""
-        return {**self.inputs, "labels": self.labels, "shares": self.shares}
-
-    def slices(self) -> Iterator[Inputs]:
-        """Yield the inputs of the model, all at once."""
-        yield self.inputs
-
-    def pool(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the examples: each is read at once."""
-        return logits
-
-    def part(self, rows: slice) -> "MicroBatch":
-        """Return some of the examples, as views."""
-        return MicroBatch(
-            inputs={name: tensor[rows] for name, tensor in self.inputs.items()},
-            labels=self.labels[rows],
-            shares=self.shares[rows],
-        )
+        return {**self.inputs, "labels": self.labels, "loss_weights": self.loss_weights}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "MicroBatch":
         """Return the micro-batch of tensors that ``tensors`` returned."""
         inputs = dict(tensors)
-        return cls(labels=inputs.pop("labels"), shares=inputs.pop("shares"), inputs=inputs)
+        labels, loss_weights = inputs.pop("labels"), inputs.pop("loss_weights")
+        return cls(inputs, labels, loss_weights)
+
+    def slices(self) -> Iterator[Inputs]:
+        """Yield the model's inputs, all at once."""
+        yield self.inputs
+
+    def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the examples, which are the model's."""
+        return logits
+
+    def select(self, rows: slice) -> "MicroBatch":
+        """Return some of the examples, as views."""
+        inputs = {name: tensor[rows] for name, tensor in self.inputs.items()}
+        return MicroBatch(inputs, self.labels[rows], self.loss_weights[rows])
 
 
-# Of both a step has one or more.
-StepPart = MicroBatch | WindowBatch
+@dataclass(frozen=True)
+class WindowBatch:
+    """Examples of several windows each, for one forward and backward.
 
-
-class MovedBatches:
-    """Effective batches that move to the device together: each copy is a launch.
-
-    All slices of a batch have its padded length, and an example's share of the loss is its weight
-    over the weight of the whole batch: the gradients add up to those of the undivided batch,
-    whatever the slices. Where the device pads batches, a smaller last slice is filled up with
-    examples that have no share.
+    Args:
+        slices: Returns the model's inputs of successive windows, on the device, anew at each call.
+        slice_sizes: Windows in each. There are several slices only of a single example with more
+            windows than fit.
+        members: Which windows are of which example: bool of shape [examples, windows]. Windows that
+            fill up a slice are of none.
+        aggregation: How the logits of an example's windows become its own.
     """
 
-    def __init__(
-        self,
-        examples: Examples,
-        batches: Sequence[Batch],
-        *,
-        device: Device,
-        processes: Processes = ALONE,
-    ) -> None:
-        self._examples, self._batches, self._device = examples, batches, device
-        self._processes = processes
-        self._batch_size = 0
-        self._moved: list[MicroBatch] = []
+    slices: Callable[[], Iterator[Inputs]]
+    slice_sizes: list[int]
+    members: torch.Tensor
+    aggregation: Aggregation
+    labels: torch.Tensor
+    loss_weights: torch.Tensor
 
-    def cut(self, position: int, batch_size: int) -> Iterator[MicroBatch]:
-        """Yield one of the batches as contiguous slices of at most ``batch_size`` examples.
+    def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the examples from those of the windows, both fp32."""
+        return AGGREGATIONS[self.aggregation].of_batch(logits, self.members)
 
-        The first call moves all of them. Memory may run out here.
-        """
-        batch_size = max(batch_size, self._device.shapes.min_examples)
-        if batch_size != self._batch_size:
-            self._moved = self._move(batch_size)
-            self._batch_size = batch_size
-        whole = self._moved[position]
-        for start in range(0, len(whole.labels), batch_size):
-            yield whole.part(slice(start, start + batch_size))
 
-    def _move(self, batch_size: int) -> list[MicroBatch]:
-        moved: dict[int, MicroBatch] = {}
-        lengths = [batch.padded_length for batch in self._batches]
-        for padded_length in set(lengths):
-            positions = [at for at, length in enumerate(lengths) if length == padded_length]
-            filled = [self._fill(self._batches[at], batch_size) for at in positions]
-            together = self._together(filled, padded_length)
-            start = 0
-            for at, (indices, _) in zip(positions, filled, strict=True):
-                moved[at] = together.part(slice(start, start + len(indices)))
-                start += len(indices)
-        return [moved[at] for at in range(len(lengths))]
-
-    def _fill(self, batch: Batch, batch_size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return a batch's indices and shares, filled up where the device pads batches."""
-        indices, shares = share_loss(self._examples, batch.indices, self._processes)
-        if self._device.shapes.pads_batches:
-            full = math.ceil(len(indices) / batch_size) * batch_size
-            shares = np.pad(shares, (0, full - len(indices)))
-            indices = fill_batch(indices, batch_size=full)
-        return indices, shares
-
-    def _together(
-        self,
-        filled: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]],
-        padded_length: int,
-    ) -> MicroBatch:
-        indices = np.concatenate([each for each, _ in filled])
-        shares = np.concatenate([each for _, each in filled])
-        inputs = self._examples.inputs_of(indices, padded_length)
-        return MicroBatch(
-            inputs={name: self._device.copy(tensor) for name, tensor in inputs.items()},
-            labels=self._device.copy(torch.from_numpy(self._examples.labels[indices])),
-            shares=self._device.copy(torch.from_numpy(shares)),
-        )
+AnyMicroBatch = MicroBatch | WindowBatch
 
 
 def move_batches(
@@ -140,40 +96,176 @@ def move_batches(
     *,
     device: Device,
     processes: Processes = ALONE,
-) -> Iterator[tuple[Batch, Callable[[int], Iterator[StepPart]]]]:
-    """Yield each effective batch with what cuts this process's share of it.
+) -> Iterator[tuple[Batch, Callable[[int], Iterator[AnyMicroBatch]]]]:
+    """Yield each effective batch with a function that cuts this process's share of it.
 
-    It is cut into slices of at most so many examples.
+    It cuts it into micro-batches of at most so many examples, or windows, which are then on the
+    device. Memory may run out in it.
     """
     if examples.windows:
         for batch in batches:
-            yield batch, partial(cut_windows, examples, batch, device=device, processes=processes)
+            yield batch, partial(_cut_windows, examples, batch, device, processes)
         return
-    for pieces in _pieces(batches, tokens=device.prefetch_tokens):
-        moved = MovedBatches(examples, pieces, device=device, processes=processes)
-        for position, batch in enumerate(pieces):
+    for together in _group_by_tokens(batches, max_tokens=device.prefetch_tokens):
+        moved = _MovedBatches(examples, together, device, processes)
+        for position, batch in enumerate(together):
             yield batch, partial(moved.cut, position)
-
-
-def _pieces(batches: Sequence[Batch], *, tokens: int) -> Iterator[Sequence[Batch]]:
-    """Yield successive batches of at most so many tokens, or one."""
-    piece: list[Batch] = []
-    left = tokens
-    for batch in batches:
-        size = len(batch.indices) * batch.padded_length
-        if piece and size > left:
-            yield piece
-            piece, left = [], tokens
-        piece.append(batch)
-        left -= size
-    if piece:
-        yield piece
 
 
 def cut_batch(
     examples: Examples, batch: Batch, *, batch_size: int, device: Device
-) -> Iterator[StepPart]:
-    """Yield an effective batch as slices on the device, as ``MovedBatches.cut`` does."""
-    if examples.windows:
-        return cut_windows(examples, batch, batch_size, device=device)
-    return MovedBatches(examples, [batch], device=device).cut(0, batch_size)
+) -> Iterator[AnyMicroBatch]:
+    """Yield one effective batch as micro-batches on the device."""
+    [(_, cut)] = move_batches(examples, [batch], device=device)
+    return cut(batch_size)
+
+
+def _group_by_tokens(batches: Sequence[Batch], *, max_tokens: int) -> Iterator[Sequence[Batch]]:
+    """Yield successive batches of at most so many tokens together, or one batch."""
+    group: list[Batch] = []
+    free_tokens = max_tokens
+    for batch in batches:
+        tokens = len(batch.indices) * batch.padded_length
+        if group and tokens > free_tokens:
+            yield group
+            group, free_tokens = [], max_tokens
+        group.append(batch)
+        free_tokens -= tokens
+    if group:
+        yield group
+
+
+class _MovedBatches:
+    """Effective batches that are copied to the device together: each copy is a launch.
+
+    Where the device pads batches, a smaller last micro-batch is filled up with examples of weight
+    zero.
+    """
+
+    def __init__(
+        self, examples: Examples, batches: Sequence[Batch], device: Device, processes: Processes
+    ) -> None:
+        self._examples, self._batches = examples, batches
+        self._device, self._processes = device, processes
+        self._batch_size = 0
+        self._moved: dict[int, MicroBatch] = {}
+
+    def cut(self, position: int, batch_size: int) -> Iterator[MicroBatch]:
+        batch_size = max(batch_size, self._device.shapes.min_examples)
+        if batch_size != self._batch_size:
+            self._moved = self._move(batch_size)
+            self._batch_size = batch_size
+        whole = self._moved[position]
+        for start in range(0, len(whole.labels), batch_size):
+            yield whole.select(slice(start, start + batch_size))
+
+    def _move(self, batch_size: int) -> dict[int, MicroBatch]:
+        """Copy all batches, those of one padded length together; return them by position."""
+        moved: dict[int, MicroBatch] = {}
+        for padded_length in {batch.padded_length for batch in self._batches}:
+            filled = {
+                position: self._fill(batch, batch_size)
+                for position, batch in enumerate(self._batches)
+                if batch.padded_length == padded_length
+            }
+            indices = np.concatenate([indices for indices, _ in filled.values()])
+            loss_weights = np.concatenate([weights for _, weights in filled.values()])
+            together = MicroBatch(
+                inputs=_move_inputs(self._examples, indices, padded_length, self._device),
+                labels=self._device.copy(torch.from_numpy(self._examples.labels[indices])),
+                loss_weights=self._device.copy(torch.from_numpy(loss_weights)),
+            )
+            start = 0
+            for position, (own, _) in filled.items():
+                moved[position] = together.select(slice(start, start + len(own)))
+                start += len(own)
+        return moved
+
+    def _fill(self, batch: Batch, batch_size: int) -> _Weighted:
+        indices, loss_weights = _weigh(self._examples, batch.indices, self._processes)
+        if self._device.shapes.pads_batches:
+            full = math.ceil(len(indices) / batch_size) * batch_size
+            loss_weights = np.pad(loss_weights, (0, full - len(indices)))
+            indices = fill_batch(indices, batch_size=full)
+        return indices, loss_weights
+
+
+def _weigh(examples: Examples, indices: NDArray[np.int64], processes: Processes) -> _Weighted:
+    """Return which examples of an effective batch are this process's, and their loss weights.
+
+    Where it has none, as at a ragged end, it takes one of weight zero, since every process has to
+    have gradients.
+    """
+    weights = examples.weights[indices]
+    loss_weights = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
+    own = processes.slice(len(indices))
+    if len(indices[own]) == 0:
+        return indices[:1], np.zeros(1, np.float32)
+    return indices[own], loss_weights[own]
+
+
+def _move_inputs(
+    examples: Examples, indices: NDArray[np.int64], padded_length: int, device: Device
+) -> Inputs:
+    inputs = examples.inputs_of(indices, padded_length)
+    return {name: device.copy(tensor) for name, tensor in inputs.items()}
+
+
+def _cut_windows(
+    examples: Examples, batch: Batch, device: Device, processes: Processes, batch_size: int
+) -> Iterator[WindowBatch]:
+    """Yield micro-batches of whole examples, whose forwards take at most ``batch_size`` windows."""
+    assert examples.windows is not None
+    batch_size = max(batch_size, device.shapes.min_examples)
+    indices, loss_weights = _weigh(examples, batch.indices, processes)
+    for chosen in _pack(examples.windows.counts[indices], batch_size=batch_size):
+        own = replace(batch, indices=indices[chosen])
+        yield _window_batch(examples, own, loss_weights[chosen], device, batch_size)
+
+
+def _pack(counts: NDArray[np.int64], *, batch_size: int) -> list[list[int]]:
+    """Group examples by first fit, those with the most windows first."""
+    groups: list[list[int]] = []
+    room: list[int] = []
+    for example in np.argsort(-counts, kind="stable").tolist():
+        count = int(counts[example])
+        at = next((at for at, left in enumerate(room) if left >= count), len(groups))
+        if at == len(groups):
+            groups.append([])
+            room.append(batch_size)
+        groups[at].append(example)
+        room[at] -= count
+    return groups
+
+
+def _window_batch(
+    examples: Examples,
+    batch: Batch,
+    loss_weights: NDArray[np.float32],
+    device: Device,
+    batch_size: int,
+) -> WindowBatch:
+    assert examples.windows is not None
+    windows = examples.sequences_of(batch.indices)
+    owners = np.repeat(np.arange(len(batch.indices)), examples.windows.counts[batch.indices])
+    slice_count = math.ceil(len(windows) / batch_size)
+    slices, slice_owners = (np.array_split(one, slice_count) for one in (windows, owners))
+    if device.shapes.pads_batches:
+        slices = [fill_batch(one, batch_size=batch_size) for one in slices]
+        slice_owners = [
+            np.pad(one, (0, batch_size - len(one)), constant_values=-1) for one in slice_owners
+        ]
+    members = np.concatenate(slice_owners) == np.arange(len(batch.indices))[:, None]
+
+    def move_slices() -> Iterator[Inputs]:
+        for windows in slices:
+            yield _move_inputs(examples, windows, batch.padded_length, device)
+
+    return WindowBatch(
+        move_slices,
+        [len(one) for one in slices],
+        device.copy(torch.from_numpy(members)),
+        examples.windows.aggregation,
+        labels=device.copy(torch.from_numpy(examples.labels[batch.indices])),
+        loss_weights=device.copy(torch.from_numpy(loss_weights)),
+    )

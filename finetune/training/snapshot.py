@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from finetune.training.training_state import TrainingState
+from finetune.training.step import TrainingState
 
 Tensors = dict[str, torch.Tensor]
 
@@ -28,8 +28,6 @@ class Progress:
         best_step: Steps done when it was reached; 0 before there was one.
         lowest_loss: Lowest validation loss so far, if there was one.
         validations_since_best: Validations in a row that improved neither score nor loss.
-        checked_steps: Steps done when the device last agreed with the CPU, or when comparing
-            them began; None where they are not compared.
     """
 
     steps: int = 0
@@ -39,7 +37,6 @@ class Progress:
     best_step: int = 0
     lowest_loss: float | None = None
     validations_since_best: int = 0
-    checked_steps: int | None = None
 
     def note_validation(self, *, score: float, loss: float) -> bool:
         """Take in a validation; return whether its score, higher is better, is the best so far.

@@ -21,7 +21,7 @@ from finetune.runs.checkpoint import read_checkpoint
 from finetune.runs.folder import RunFolder
 from finetune.runs.saving import Checkpoints
 from finetune.training.snapshot import Progress
-from finetune.training.training_state import TrainingState
+from finetune.training.step import TrainingState
 
 CALLS = [(os, "mkdir"), (os, "fsync"), (os, "replace"), (checkpoint, "save_file"),
          (Path, "write_text"), (Path, "chmod"), (shutil, "rmtree")]  # fmt: skip

@@ -10,7 +10,7 @@ from torch import nn
 from finetune.devices.base import Tensors
 from finetune.devices.cuda import CudaDevice
 from finetune.devices.cuda_graphs import CudaGraphs
-from finetune.training.training_state import TrainingState
+from finetune.training.step import TrainingState
 
 pytestmark = pytest.mark.cuda
 
@@ -22,7 +22,7 @@ def take_steps(
     torch.manual_seed(0)
     batches = [random_examples(rows) for rows in (13, 11, 12)]
     losses = [
-        training_state.update(
+        training_state.take_step(
             number,
             cut_all_rows(training_state, batches[number % 3], batch_size=batch_size),
         ).item()

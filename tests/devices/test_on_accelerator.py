@@ -15,8 +15,7 @@ import finetune
 from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
-from finetune.doctor.parity import check_parity
-from finetune.doctor.rehearsal import plan_rehearsal
+from finetune.doctor.parity import compare_model
 from finetune.training.guard import ParameterGuard
 
 GPUS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mps", "cuda")]
@@ -47,8 +46,8 @@ def test_parameters_and_losses_are_on_the_gpu(gpu: Device) -> None:
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_computes_what_the_processor_does(gpu: Device, architecture: str, mode: str) -> None:
-    rehearsal = plan_rehearsal(tiny_model(architecture), mode=Mode(mode), largest_batch=40)
-    report = check_parity(rehearsal, device=gpu, precision="fp32", emit=lambda event: None)
+    model = tiny_model(architecture)
+    report = compare_model(model, gpu, mode=Mode(mode), precision="fp32", max_batch_size=40)
     assert report.failures == ()
 
 
@@ -56,8 +55,9 @@ def test_it_computes_what_the_processor_does(gpu: Device, architecture: str, mod
 def test_it_computes_nearly_the_same_in_16_bits(gpu: Device, precision: str) -> None:
     if precision not in gpu.precisions:
         pytest.skip(f"{gpu.description} does not compute in {precision}")
-    rehearsal = plan_rehearsal(tiny_model(), mode=Mode("full"), largest_batch=40)
-    report = check_parity(rehearsal, device=gpu, precision=precision, emit=lambda event: None)
+    report = compare_model(
+        tiny_model(), gpu, mode=Mode("full"), precision=precision, max_batch_size=40
+    )
     assert report.failures == ()
 
 

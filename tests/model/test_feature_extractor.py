@@ -30,7 +30,7 @@ from finetune.tasks.single import cross_entropy
 from finetune.tokenization.examples import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.schedule import Schedule
-from finetune.training.training_state import Hyperparameters, TrainingState, prepare_training
+from finetune.training.step import Hyperparameters, TrainingState, prepare_training
 
 Inputs = dict[str, torch.Tensor]
 
@@ -161,7 +161,7 @@ def updated(
     labels = torch.arange(len(next(iter(inputs.values())))) % CLASSES
     batch = MicroBatch(inputs, labels, torch.full((len(labels),), 1 / len(labels)))
     for number in range(4):
-        training_state.update(number, [batch])
+        training_state.take_step(number, [batch])
     return training_state
 
 

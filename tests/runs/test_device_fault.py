@@ -6,17 +6,47 @@ from typing import Any
 
 import pytest
 import torch
+from planted_faults import ZeroRows, plant
 from prepared_runs import prepare_tiny, train_prepared
 from tiny_training import OtherDevice
 
 from finetune.errors import DeviceDiffers
-from finetune.events import ignore
+from finetune.events import Event, Step, ignore
 from finetune.model.features import FrozenLayers
+from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
+from finetune.runs.run import Run
 
 
 def prepare_on_other(model: Path, **options: Any) -> Preparation:
     return replace(prepare_tiny(model, **options), device=OtherDevice())
+
+
+def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    preparation = prepare_on_other(tiny_folder, num_train_epochs=4)
+
+    def plant_once(event: Event) -> None:
+        if isinstance(event, Step) and event.step == 5:
+            plant(run.training_state, ZeroRows())
+
+    with RunFolder(tmp_path / "run").create(overwrite=False) as folder:
+        run = Run.start(preparation, folder, emit=plant_once)
+        with pytest.raises(DeviceDiffers, match="other differs from the CPU after step ") as found:
+            run.train()
+
+    assert found.value.remedy.startswith("start again with --overwrite --device cpu; ")
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_no_check_device_leaves_the_comparison_out(tiny_folder: Path, tmp_path: Path) -> None:
+    preparation = prepare_on_other(tiny_folder, max_steps=2, check_device=False)
+    with RunFolder(tmp_path / "run").create(overwrite=False) as folder:
+        run = Run.start(preparation, folder, emit=ignore)
+        plant(run.training_state, ZeroRows())
+        run.train()
+    assert run.progress.steps == 2
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ import finetune
 from finetune.errors import BatchDoesNotFit, Interrupted
 from finetune.events import Event, Info, Step, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
-from finetune.training.optimizer import OneStepAdamW
 
 OUT_OF_MEMORY = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
@@ -197,14 +196,14 @@ def test_a_model_for_which_memory_does_not_suffice_is_no_crash(
 def refuse_step(monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
     """Let memory run out in the middle of the optimizer's step, which can't be done again."""
     steps = iter(range(1000))
-    original = OneStepAdamW.step
+    original = torch.optim.AdamW.step
 
-    def step(self: OneStepAdamW, closure: Any = None) -> Any:
+    def step(self: torch.optim.AdamW, closure: Any = None) -> Any:
         if next(steps) == number:
             raise RuntimeError(OUT_OF_MEMORY)
         return original(self, closure)
 
-    monkeypatch.setattr(OneStepAdamW, "step", step)
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
 
 
 def test_memory_that_runs_out_in_a_step_names_the_command_that_resumes(

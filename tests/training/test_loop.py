@@ -27,11 +27,11 @@ from finetune.tokenization.buckets import Batch, choose_padded_lengths, plan_epo
 from finetune.tokenization.examples import Examples
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.snapshot import Progress
-from finetune.training.training_state import TrainingState
+from finetune.training.step import TrainingState
 
 ROWS = 23
 BATCH = 4
-UPDATES_PER_EPOCH = 6
+STEPS_PER_EPOCH = 6
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Diary:
 
         settings: dict[str, Any] = {
             "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.emitted.append),
-            "steps_per_epoch": UPDATES_PER_EPOCH,
+            "steps_per_epoch": STEPS_PER_EPOCH,
             "logging_steps": 2,
             "patience": 0,
             "plan_epoch": plan_of(examples),
@@ -77,7 +77,7 @@ class Diary:
             "save_best": lambda progress: self.note("best"),
             "save_every_steps": None,
             "save_seconds": 0,
-            "checked_lengths": (),
+            "check_device": lambda: self.note("check"),
             "save_progress": lambda progress: self.note("progress"),
             "saves_each_epoch": False,
             "should_stop": self.should_stop,
@@ -245,7 +245,20 @@ def test_progress_is_kept_after_each_epoch_and_so_many_updates() -> None:
     # At the end not before the validation, which a run that is resumed there would leave out.
     assert diary.times("progress") == [6, 7, 12, 14]
     # After the validation, whose outcome belongs to it.
-    assert [what for what, _ in diary.entries[:3]] == ["validate", "best", "progress"]
+    assert [what for what, _ in diary.entries[1:4]] == ["validate", "best", "progress"]
+
+
+@pytest.mark.parametrize(
+    ("stop_after", "steps_before", "checked"), [(None, 0, [0, 12]), (8, 0, [0]), (None, 12, [12])]
+)
+def test_device_is_checked_before_the_first_step_and_after_the_last(
+    stop_after: int | None, steps_before: int, checked: list[int]
+) -> None:
+    diary = Diary(stop_after=stop_after, progress=Progress(steps=steps_before))
+
+    run(diary, tiny_training_state(total_steps=12))
+
+    assert diary.times("check") == checked
 
 
 def test_request_to_stop_saves_progress_and_returns() -> None:
@@ -446,7 +459,7 @@ def test_widest_batch_comes_first_where_memory_is_kept_by_shape(device: Device) 
     assert planned[0][0] < max(planned[0])
     if device.shapes.pads_batches:
         longest = max(planned[0])
-        assert padded_lengths[0] == padded_lengths[UPDATES_PER_EPOCH] == longest
+        assert padded_lengths[0] == padded_lengths[STEPS_PER_EPOCH] == longest
         assert sorted(padded_lengths) == sorted(planned[0] + planned[1])
     else:
         assert padded_lengths == planned[0] + planned[1]

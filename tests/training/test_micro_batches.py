@@ -1,15 +1,28 @@
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_training import CLASSES, FewShapesDevice, random_examples
+from tiny_training import (
+    CLASSES,
+    FewShapesDevice,
+    cut_all_rows,
+    random_examples,
+    take_steps,
+    tiny_training_state,
+)
 
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples
-from finetune.training.micro_batches import MicroBatch, cut_batch, move_batches
+from finetune.tokenization.long_texts import Aggregation
+from finetune.tokenization.windows import Windows
+from finetune.training.micro_batches import MicroBatch, WindowBatch, cut_batch, move_batches
+from finetune.training.step import TrainingState
 
 ROWS = np.array([4, 0, 7, 11, 2, 9, 3])
 labels_of_rows = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=60).map(np.array)
@@ -31,7 +44,7 @@ def cut(
 @pytest.mark.parametrize(
     ("batch_size", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (5, [5, 2]), (7, [7]), (9, [7])]
 )
-def test_slices_are_contiguous_and_the_last_may_be_smaller(
+def test_micro_batches_are_contiguous_and_the_last_may_be_smaller(
     batch_size: int, sizes: list[int]
 ) -> None:
     examples = random_examples()
@@ -52,7 +65,7 @@ def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:
     pieces = list(cut_batch(random_examples(), batch, batch_size=1, device=device))
 
     assert [len(piece.labels) for piece in pieces] == [2, 2, 2, 2]
-    assert torch.cat([piece.shares for piece in pieces]).tolist()[-1] == 0
+    assert torch.cat([piece.loss_weights for piece in pieces]).tolist()[-1] == 0
 
 
 @settings(max_examples=40)
@@ -62,7 +75,7 @@ def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:
     pads_batches=st.booleans(),
     is_balanced=st.booleans(),
 )
-def test_shares_add_up_to_1_and_are_as_the_weights(
+def test_loss_weights_add_up_to_1_and_are_as_the_weights_of_the_examples(
     labels: np.ndarray, batch_size: int, pads_batches: bool, is_balanced: bool
 ) -> None:
     task = Single([""] * CLASSES).with_training_labels(labels, is_balanced=is_balanced)
@@ -73,21 +86,21 @@ def test_shares_add_up_to_1_and_are_as_the_weights(
 
     pieces = cut(examples, batch_size=batch_size, pads_batches=pads_batches, rows=rows)
 
-    shares = torch.cat([piece.shares for piece in pieces])
-    assert shares.dtype == torch.float32
-    assert shares.sum().item() == pytest.approx(1.0, abs=1e-6)
+    loss_weights = torch.cat([piece.loss_weights for piece in pieces])
+    assert loss_weights.dtype == torch.float32
+    assert loss_weights.sum().item() == pytest.approx(1.0, abs=1e-6)
     expected = examples.weights / examples.weights.sum()
-    np.testing.assert_allclose(shares[: len(rows)], expected, rtol=1e-6)
-    assert not shares[len(rows) :].any()
+    np.testing.assert_allclose(loss_weights[: len(rows)], expected, rtol=1e-6)
+    assert not loss_weights[len(rows) :].any()
 
 
-def test_last_slice_is_filled_with_rows_that_have_no_share() -> None:
+def test_last_micro_batch_is_filled_with_examples_of_weight_zero() -> None:
     examples = random_examples()
 
     *_, last = cut(examples, batch_size=4, pads_batches=True)
 
-    assert last.shares[:3].all()
-    assert last.shares[3] == 0
+    assert last.loss_weights[:3].all()
+    assert last.loss_weights[3] == 0
     assert last.labels.tolist() == examples.labels[[2, 9, 3, 3]].tolist()
     assert torch.equal(last.inputs["input_ids"][3], last.inputs["input_ids"][2])
     # Attention over nothing is NaN on MPS.
@@ -118,3 +131,120 @@ def test_batches_that_move_together_are_cut_as_if_each_moved_alone(
                 assert tensors.keys() == expected.tensors().keys()
                 for name, tensor in expected.tensors().items():
                     assert torch.equal(tensors[name], tensor), name
+
+
+COUNTS = np.array([1, 7, 2, 1, 3, 5])
+NO_LIMIT = 1e9
+
+
+def examples_with_windows(aggregation: Aggregation = "mean") -> Examples:
+    rows = random_examples(int(COUNTS.sum()))
+    weights = np.linspace(0.5, 2, len(COUNTS), dtype=np.float32)
+    return replace(
+        rows,
+        labels=rows.labels[: len(COUNTS)],
+        weights=weights,
+        windows=Windows(COUNTS, aggregation),
+    )
+
+
+def gradients_of(state: TrainingState) -> dict[str, torch.Tensor]:
+    return {name: one.grad for name, one in state.trained_parameters().items()}  # type: ignore[misc]
+
+
+def undivided_step(examples: Examples, state: TrainingState) -> float:
+    """Give the gradients of one forward and backward of all windows; return the loss."""
+    assert examples.windows is not None
+    logits = state.model(**examples.inputs_of(np.arange(COUNTS.sum()), 16)).logits
+    parts = logits.split(COUNTS.tolist())
+    pool = torch.amax if examples.windows.aggregation == "max" else torch.mean
+    losses = torch.nn.functional.cross_entropy(
+        torch.stack([pool(one, 0) for one in parts]),
+        torch.from_numpy(examples.labels),
+        reduction="none",
+    )
+    weights = torch.from_numpy(examples.weights)
+    loss = (losses * weights / weights.sum()).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item()
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "max"])
+@pytest.mark.parametrize("batch_size", [2, 5, 40])
+def test_gradients_of_slices_are_those_of_all_windows_at_once(
+    aggregation: Aggregation, batch_size: int
+) -> None:
+    examples = examples_with_windows(aggregation)
+    undivided = tiny_training_state(dropout=0.0)
+    expected_loss = undivided_step(examples, undivided)
+
+    for device in (CpuDevice(), FewShapesDevice(min_examples=2)):
+        state = tiny_training_state(dropout=0.0, device=device, max_grad_norm=NO_LIMIT)
+        [loss] = take_steps(state, examples, [0], batch_size=batch_size)
+
+        assert loss == pytest.approx(expected_loss, abs=1e-6)
+        for name, gradient in gradients_of(undivided).items():
+            torch.testing.assert_close(gradients_of(state)[name], gradient, rtol=0, atol=1e-6)
+
+
+def test_both_passes_of_a_text_have_the_same_dropout() -> None:
+    """With dropout, its loss and gradients are those of one graph over the same slices."""
+    examples = examples_with_windows()
+    batch = Batch(np.array([1]), padded_length=16)
+
+    def part() -> WindowBatch:
+        [found] = cut_batch(examples, batch, batch_size=3, device=CpuDevice())
+        assert isinstance(found, WindowBatch)
+        return found
+
+    one_graph, sliced = (tiny_training_state(dropout=0.3, max_grad_norm=NO_LIMIT) for _ in range(2))
+    torch.manual_seed(7)
+    logits = torch.cat([one_graph.model(**inputs).logits for inputs in part().slices()])
+    loss = torch.nn.functional.cross_entropy(logits.mean(0, keepdim=True), part().labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    after = torch.rand(1)
+    torch.manual_seed(7)
+    actual = sliced.take_step(0, [part()])
+
+    assert part().slice_sizes == [3, 2, 2]
+    assert torch.equal(torch.rand(1), after)
+    torch.testing.assert_close(actual, loss.detach())
+    for name, gradient in gradients_of(one_graph).items():
+        torch.testing.assert_close(gradients_of(sliced)[name], gradient, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 8, 40])
+def test_no_forward_takes_more_windows_than_the_batch_size(batch_size: int) -> None:
+    state, seen = tiny_training_state(), []
+    state.model.register_forward_pre_hook(
+        lambda _, __, inputs: seen.append(inputs["input_ids"].shape), with_kwargs=True
+    )
+
+    take_steps(state, examples_with_windows(), [0], batch_size=batch_size)
+
+    windows = [rows for rows, _ in seen]
+    assert max(windows) <= batch_size
+    # What has to be cut, and only that, is read twice.
+    assert sum(windows) == COUNTS.sum() + COUNTS[batch_size < COUNTS].sum()
+
+
+def test_examples_share_a_forward_where_they_fit() -> None:
+    batch = Batch(np.arange(len(COUNTS)), padded_length=16)
+
+    parts: list[Any] = list(
+        cut_batch(examples_with_windows(), batch, batch_size=8, device=CpuDevice())
+    )
+
+    assert [sum(part.slice_sizes) for part in parts] == [8, 8, 3]
+
+
+def test_labels_and_weights_follow_their_examples() -> None:
+    state = tiny_training_state()
+    examples = examples_with_windows()
+    parts: list[Any] = list(cut_all_rows(state, examples, batch_size=5))
+
+    labels = torch.cat([one.labels for one in parts]).tolist()
+    loss_weights = torch.cat([one.loss_weights for one in parts])
+
+    assert sorted(labels) == sorted(examples.labels.tolist())
+    assert loss_weights.sum().item() == pytest.approx(1.0, abs=1e-6)

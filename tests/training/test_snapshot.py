@@ -12,7 +12,7 @@ from finetune.training.snapshot import (
     restore_state,
     trained_tensors,
 )
-from finetune.training.training_state import TrainingState
+from finetune.training.step import TrainingState
 
 
 def save(folder: Path, training_state: TrainingState, progress: Progress) -> None:

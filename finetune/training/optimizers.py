@@ -1,0 +1,147 @@
+"""The optimizers of ``--optimizer``: how each is made, and what it keeps and needs."""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.optimization import Adafactor
+
+from finetune.devices.base import Device
+
+Groups = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class OptimizerType:
+    """An optimizer.
+
+    Args:
+        make: Makes it over groups of parameters on a device.
+        make_state: Makes what the first step would keep for a parameter.
+        scales_gradients: Whether its kernel can divide gradients by ``grad_scale`` as it reads
+            them, which saves a pass over them.
+        step_tensors: Tensors of the largest parameter's size that a step holds for a while.
+        cuda_graph_error: Why a CUDA graph can't hold its step, if it can't.
+    """
+
+    make: Callable[[Groups, Device], torch.optim.Optimizer]
+    make_state: Callable[[nn.Parameter], dict[str, Any]]
+    scales_gradients: bool = False
+    step_tensors: int = 0
+    cuda_graph_error: str | None = None
+
+
+def _make_adamw(groups: Groups, device: Device) -> torch.optim.Optimizer:
+    if device.captures:
+        for group in groups:
+            # A captured step reads the learning rate anew.
+            group["lr"] = torch.zeros((), device=device.torch_device)
+    return torch.optim.AdamW(groups, fused=True, capturable=device.captures)
+
+
+def _make_adamw_state(parameter: nn.Parameter) -> dict[str, Any]:
+    return {
+        "step": torch.zeros((), device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _make_adafactor(groups: Groups, device: Device) -> torch.optim.Optimizer:
+    return Adafactor(groups, scale_parameter=False, relative_step=False)  # type: ignore[no-untyped-call]
+
+
+def _make_adafactor_state(parameter: nn.Parameter) -> dict[str, Any]:
+    state: dict[str, Any] = {"step": 0, "RMS": 0}
+    if parameter.ndim < 2:
+        return state | {"exp_avg_sq": torch.zeros_like(parameter)}
+    *stacked, rows, columns = parameter.shape
+    return state | {
+        "exp_avg_sq_row": parameter.new_zeros((*stacked, rows)),
+        "exp_avg_sq_col": parameter.new_zeros((*stacked, columns)),
+    }
+
+
+OPTIMIZERS = {
+    "adamw": OptimizerType(_make_adamw, _make_adamw_state, scales_gradients=True),
+    # A number for each row and column of a matrix, where AdamW keeps two for each element.
+    "adafactor": OptimizerType(
+        _make_adafactor,
+        _make_adafactor_state,
+        step_tensors=2,
+        cuda_graph_error="Adafactor counts its steps on the CPU",
+    ),
+}
+
+
+def build_optimizer(
+    model: nn.Module,
+    *,
+    name: str,
+    head: Set[str],
+    head_lr_multiplier: float,
+    weight_decay: float,
+    device: Device,
+) -> torch.optim.Optimizer:
+    """Return an optimizer over the parameters that require gradients.
+
+    Matrices decay; biases and norms, which are vectors, do not.
+
+    Args:
+        model: On the device.
+        name: One of ``OPTIMIZERS``.
+        head: Names of the head's parameters: the head is not pretrained.
+        head_lr_multiplier: The head's learning rate over the encoder's.
+        weight_decay: Decoupled decay of the matrices.
+        device: Where the model is.
+    """
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {
+        (is_head, is_matrix): [] for is_head in (False, True) for is_matrix in (True, False)
+    }
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[parameter_name in head, parameter.ndim >= 2].append(parameter)
+    options = [
+        {
+            "params": parameters,
+            "weight_decay": weight_decay if is_matrix else 0.0,
+            "lr_multiplier": head_lr_multiplier if is_head else 1.0,
+        }
+        for (is_head, is_matrix), parameters in groups.items()
+        if parameters
+    ]
+    return OPTIMIZERS[name].make(options, device)
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer changes."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def make_state(optimizer: torch.optim.Optimizer, *, name: str) -> None:
+    """Give an optimizer the state that it would make in its first step, where it is missing.
+
+    A parameter has all of its state or none, wherever memory runs out.
+    """
+    for parameter in trained_by(optimizer):
+        if parameter not in optimizer.state:
+            optimizer.state[parameter] = OPTIMIZERS[name].make_state(parameter)
+
+
+def check_step_memory(optimizer: torch.optim.Optimizer, *, name: str) -> None:
+    """Allocate and free what a step takes beside gradients and state, so that it will be there."""
+    if step_tensors := OPTIMIZERS[name].step_tensors:
+        largest = max(trained_by(optimizer), key=torch.Tensor.numel)
+        _ = [torch.empty_like(largest) for _ in range(step_tensors)]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the encoder's learning rate, and the head's by its multiplier."""
+    for group in optimizer.param_groups:
+        group_rate = rate * group["lr_multiplier"]
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(group_rate)
+        else:
+            group["lr"] = group_rate

@@ -1,0 +1,117 @@
+"""``--precision auto``: bf16 where it is right and fast on this machine, else fp32."""
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from finetune import hub
+from finetune.devices import host
+from finetune.devices.base import Device
+from finetune.devices.precision import autocast
+from finetune.files import keep_json, read_json
+from finetune.model.tensor_store import key_of
+
+# bf16 has to gain so much, as no timing is exact.
+_GAIN = 1.03
+_EXAMPLES, _TOKENS, _HEAD_SIZE = 8, 32, 64
+_MAX_REPEATS, _MAX_SECONDS = 10, 0.6
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """The precision of a run, and why.
+
+    Args:
+        milliseconds: Of one encoder layer, by precision, where it was timed.
+    """
+
+    precision: Literal["fp32", "bf16"]
+    reason: str
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> PrecisionChoice:
+    """Choose fp32 or bf16 for a model of a hidden size.
+
+    Args:
+        cache: Folder that keeps timings, so that a machine with the same version of PyTorch chooses
+            the same every time.
+    """
+    if "bf16" not in device.precisions:
+        return PrecisionChoice("fp32", f"{device.name} can't compute in bf16 here")
+    if device.has_silent_faults_in_16_bits:
+        parity = f"finetune doctor --parity --device {device.name} --precision bf16"
+        if has_parity(device, precision="bf16"):
+            return PrecisionChoice("bf16", f"{parity} has passed")
+        return PrecisionChoice("fp32", f"{parity} has not passed on this machine")
+    if not device.times_bf16:
+        return PrecisionChoice("bf16", f"{device.name} has instructions for it")
+    if not host.bf16_instructions():
+        return PrecisionChoice("fp32", "the CPU has no bf16 instructions")
+    file = cache / f"{_key(device, str(hidden_size))}.json"
+    try:
+        return TypeAdapter(PrecisionChoice).validate_python(read_json(file))
+    except (OSError, ValueError):
+        choice = _time_layer(device, hidden_size)
+        keep_json(file, asdict(choice))
+        return choice
+
+
+def _time_layer(device: Device, hidden_size: int) -> PrecisionChoice:
+    """Time forward and backward of an encoder layer, in less than a second."""
+    with torch.random.fork_rng(devices=()):
+        heads = hidden_size // _HEAD_SIZE if hidden_size % _HEAD_SIZE == 0 else 1
+        layer = nn.TransformerEncoderLayer(
+            hidden_size, heads, 4 * hidden_size, dropout=0.0, batch_first=True
+        )
+        features = torch.randn(_EXAMPLES, _TOKENS, hidden_size, requires_grad=True)
+    seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    ends_at = time.monotonic() + _MAX_SECONDS
+    while len(seconds["bf16"]) < _MAX_REPEATS and time.monotonic() < ends_at:
+        for precision, measured in seconds.items():
+            began_at = time.perf_counter()
+            with autocast(device, precision=precision):
+                output = layer(features)
+            output.float().sum().backward()
+            measured.append(time.perf_counter() - began_at)
+    # The fastest of each: other load comes and goes.
+    milliseconds = {precision: 1e3 * min(measured) for precision, measured in seconds.items()}
+    is_faster = milliseconds["fp32"] > _GAIN * milliseconds["bf16"]
+    times = " and ".join(f"{one:,.1f} ms in {name}" for name, one in milliseconds.items())
+    return PrecisionChoice(
+        "bf16" if is_faster else "fp32", f"an encoder layer takes {times}", milliseconds
+    )
+
+
+def has_parity(device: Device, *, precision: str) -> bool:
+    """Return whether ``doctor --parity`` has passed in a precision, for all models it was given."""
+    return set(_read_parity(_parity_file(device, precision)).values()) == {True}
+
+
+def note_parity(device: Device, *, precision: str, subject: str, passes: bool) -> None:
+    """Remember whether a device agrees with the CPU in a precision, by what was compared."""
+    file = _parity_file(device, precision)
+    keep_json(file, _read_parity(file) | {subject: passes})
+
+
+def _read_parity(file: Path) -> dict[str, bool]:
+    try:
+        return TypeAdapter(dict[str, bool]).validate_python(read_json(file))
+    except (OSError, ValueError):
+        return {}
+
+
+def _parity_file(device: Device, precision: str) -> Path:
+    return hub.cache_folder("parity") / f"{_key(device, precision)}.json"
+
+
+def _key(device: Device, subject: str) -> str:
+    machine = (device.description, host.cpu_name(), host.macos_version(), platform.machine())
+    return key_of([*machine, f"torch {torch.__version__}", subject])

@@ -1,0 +1,312 @@
+"""An optimizer step: forward, loss, backward, all-reduce, clipping, step.
+
+What needs memory comes first and changes nothing but gradients. If memory runs out there, it is
+repeated with the same random numbers in smaller micro-batches, and gives the same gradients.
+"""
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from finetune.devices.base import CapturedFunction, Device, Tensors
+from finetune.devices.batch_size import BatchSize
+from finetune.distributed.processes import ALONE, Processes
+from finetune.model.gradient_checkpointing import has_gradient_checkpointing
+from finetune.training.accelerator import Accelerator
+from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBatch
+from finetune.training.optimizers import (
+    OPTIMIZERS,
+    build_optimizer,
+    check_step_memory,
+    make_state,
+    set_learning_rate,
+    trained_by,
+)
+from finetune.training.schedule import Schedule
+
+# Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+# Biases and norms have fewer numbers: most of a model's tensors, and few of its numbers.
+_SMALL_NUMBERS = 2**16
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """How gradients become steps.
+
+    Args:
+        optimizer: One of ``OPTIMIZERS``.
+        schedule: The learning rate of each step.
+        head_lr_multiplier: The head's learning rate over the encoder's.
+        weight_decay: Decoupled decay of the matrices.
+        max_grad_norm: Limit of the norm of all gradients together.
+    """
+
+    optimizer: str
+    schedule: Schedule
+    head_lr_multiplier: float
+    weight_decay: float
+    max_grad_norm: float
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """A model with its optimizer, ready for steps.
+
+    Args:
+        model: On its device, its forward in the precision of the run.
+        optimizer: Over the parameters that train.
+        losses: Gives the loss of each example.
+        processes: Those that train the model, each on its share of an effective batch.
+        captured: A step without its learning rate, as CUDA graphs, where the device has them.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: Device
+    accelerator: Accelerator
+    losses: Losses
+    hyperparameters: Hyperparameters
+    processes: Processes = ALONE
+    captured: CapturedFunction | None = None
+
+    def step(
+        self, number: int, cut: Callable[[int], Iterable[AnyMicroBatch]], batch_size: BatchSize
+    ) -> torch.Tensor:
+        """Take a step, in micro-batches that fit the memory.
+
+        Args:
+            number: Of the step, from 0.
+            cut: Cuts the effective batch into micro-batches of at most so many examples.
+            batch_size: How many at first; halved while memory runs out, in all processes together.
+
+        Returns:
+            The loss, a scalar on the device.
+
+        Raises:
+            BatchDoesNotFit: If not even one example fits.
+        """
+        random_state = self.device.random_state()
+        while True:
+            try:
+                with self.processes.oom_on_all_ranks(self.device.memory):
+                    finish = self.compute_gradients(cut(batch_size.examples))
+                break
+            except (RuntimeError, MemoryError) as error:
+                batch_size.raise_unless_smaller_fits(error)
+            # Only here: while the error is handled, its traceback keeps the tensors alive.
+            self.discard_gradients()
+            self.device.set_random_state(random_state)
+            batch_size.halve()
+        set_learning_rate(self.optimizer, self.schedule.learning_rate_at(number))
+        return finish()
+
+    def take_step(self, number: int, micro_batches: Iterable[AnyMicroBatch]) -> torch.Tensor:
+        """Take a step, counted from 0, of micro-batches as they are; return its loss."""
+        finish = self.compute_gradients(micro_batches)
+        set_learning_rate(self.optimizer, self.schedule.learning_rate_at(number))
+        return finish()
+
+    def compute_gradients(
+        self, micro_batches: Iterable[AnyMicroBatch]
+    ) -> Callable[[], torch.Tensor]:
+        """Do all of a step that needs memory; change nothing but gradients.
+
+        Nothing here waits for the device or for other processes.
+
+        Returns:
+            A function that does the rest and returns the loss, a scalar on the device.
+        """
+        name = self.hyperparameters.optimizer
+        make_state(self.optimizer, name=name)
+        if any(one.grad is not None for one in trained_by(self.optimizer)):
+            self.optimizer.zero_grad(set_to_none=True)
+        if self.captured:
+            micro_batches = list(micro_batches)
+            if replay := self._prepare_replay(micro_batches):
+                return replay
+        losses = []
+        for micro_batch in micro_batches:
+            if isinstance(micro_batch, WindowBatch) and len(micro_batch.slice_sizes) > 1:
+                loss = self._backward_by_slices(micro_batch)
+            else:
+                [inputs] = micro_batch.slices()
+                loss = weighted_loss(self.model(**inputs).logits, micro_batch, self.losses)
+                self.accelerator.backward(loss)
+            losses.append(loss.detach())
+        loss = torch.stack(losses).sum()
+        flat_gradients = None
+        if self.processes.count > 1:
+            flat_gradients = self._copy_gradients()
+        else:
+            self._clip_gradients()
+        check_step_memory(self.optimizer, name=name)
+        return partial(self._finish_step, loss, flat_gradients)
+
+    def _finish_step(self, loss: torch.Tensor, flat_gradients: torch.Tensor | None) -> torch.Tensor:
+        if flat_gradients is not None:
+            self.processes.all_reduce_sum(loss)
+            self.processes.all_reduce_sum(flat_gradients)
+            gradients = self._gradients()
+            torch._foreach_copy_(gradients, _views(flat_gradients, gradients))
+            self._clip_gradients()
+        self.accelerator.step(self.optimizer)
+        return loss
+
+    def _backward_by_slices(self, batch: WindowBatch) -> torch.Tensor:
+        """Go backward through one example in slices of its windows; return its loss.
+
+        The first pass gives the logits of all windows, and so the gradient of the loss by each
+        logit, from which the second goes backward. Both draw the same random numbers, and so the
+        same dropout.
+        """
+        random_state = self.device.random_state()
+        # With a graph, though none is kept: the second pass has to take the same kernels.
+        logits = torch.cat(
+            [self.model(**inputs).logits.float().detach() for inputs in batch.slices()]
+        )
+        loss = weighted_loss(logits.requires_grad_(), batch, self.losses)
+        [gradient] = torch.autograd.grad(loss, [logits])
+        self.device.set_random_state(random_state)
+        gradients = torch.split(gradient, batch.slice_sizes)
+        for inputs, of_slice in zip(batch.slices(), gradients, strict=True):
+            self.accelerator.backward((self.model(**inputs).logits.float() * of_slice).sum())
+        return loss
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [one.grad for one in trained_by(self.optimizer) if one.grad is not None]
+
+    def _copy_gradients(self) -> torch.Tensor:
+        """Return all gradients end to end, of shape [numbers], for one all-reduce."""
+        gradients = self._gradients()
+        # In bf16, products give gradients of 16 bits: half as much goes between the devices.
+        dtype = torch.bfloat16 if self.accelerator.precision == "bf16" else torch.float32
+        flat = gradients[0].new_empty(sum(one.numel() for one in gradients), dtype=dtype)
+        torch._foreach_copy_(_views(flat, gradients), gradients)
+        return flat
+
+    def _clip_gradients(self) -> None:
+        self.accelerator.unscale_gradients(self.optimizer)
+        norm, max_norm = total_norm(self._gradients()), self.hyperparameters.max_grad_norm
+        can_scale = OPTIMIZERS[self.hyperparameters.optimizer].scales_gradients
+        if can_scale and self.device.fused_adamw_scales_gradients:
+            # The kernel divides by it, as by the scale of a GradScaler.
+            self.optimizer.grad_scale = (norm / max_norm).clamp(min=1)  # type: ignore[attr-defined]
+        else:
+            clip_grads_with_norm_(trained_by(self.optimizer), max_norm, norm)
+
+    def _prepare_replay(
+        self, micro_batches: Sequence[AnyMicroBatch]
+    ) -> Callable[[], torch.Tensor] | None:
+        assert self.captured is not None
+        tensors = [one.tensors() for one in micro_batches if isinstance(one, MicroBatch)]
+        return self.captured.prepare(tensors) if len(tensors) == len(micro_batches) else None
+
+    @property
+    def cuda_graph_error(self) -> str | None:
+        """Why steps are launched operation by operation on a device that has CUDA graphs."""
+        if self.captured:
+            return self.captured.failure
+        return _why_not_capturable(self) if self.device.captures else None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of each step."""
+        return self.hyperparameters.schedule
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that train, by name."""
+        return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+
+    def discard_gradients(self) -> None:
+        """Drop the gradients of a step that is not taken."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accelerator.skip_step()
+        if self.captured:
+            self.captured.clear()
+
+    def reset(self) -> None:
+        """Return to the state before the first step, except for the parameters."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
+        if self.captured:
+            self.captured.clear()
+
+
+def prepare_training(
+    model: nn.Module,
+    *,
+    head: Set[str],
+    device: Device,
+    precision: str,
+    losses: Losses,
+    hyperparameters: Hyperparameters,
+    processes: Processes = ALONE,
+) -> TrainingState:
+    """Move a model to a device and give it an optimizer.
+
+    Args:
+        model: Moved in place; its frozen parameters require no gradients.
+        head: Names of the head's parameters.
+        precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
+    """
+    accelerator = Accelerator(device, precision=precision)
+    optimizer = build_optimizer(
+        model,
+        name=hyperparameters.optimizer,
+        head=head,
+        head_lr_multiplier=hyperparameters.head_lr_multiplier,
+        weight_decay=hyperparameters.weight_decay,
+        device=device,
+    )
+    prepared = accelerator.prepare(model)
+    state = TrainingState(
+        prepared, optimizer, device, accelerator, losses, hyperparameters, processes
+    )
+    if _why_not_capturable(state):
+        return state
+    return replace(state, captured=device.capture(partial(_captured_step, state)))
+
+
+def _why_not_capturable(state: TrainingState) -> str | None:
+    if state.accelerator.scales_gradients:
+        return "gradients are scaled in fp16"
+    if has_gradient_checkpointing(state.model):
+        return "gradient checkpointing repeats random numbers"
+    return OPTIMIZERS[state.hyperparameters.optimizer].cuda_graph_error
+
+
+def _captured_step(state: TrainingState, micro_batches: Sequence[Tensors]) -> torch.Tensor:
+    loss = state.compute_gradients(map(MicroBatch.from_tensors, micro_batches))()
+    # The next captured shape may reuse the gradients' memory.
+    state.optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def weighted_loss(logits: torch.Tensor, micro_batch: AnyMicroBatch, losses: Losses) -> torch.Tensor:
+    """Return the sum of the examples' weighted losses: a scalar in fp32."""
+    of_examples = micro_batch.aggregate(logits.float())
+    return (losses(of_examples, micro_batch.labels) * micro_batch.loss_weights).sum()
+
+
+def total_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the 2-norm of all tensors as one vector: a scalar on their device, not yet read.
+
+    Small tensors are joined first: MPS needs an operation for the norm of each tensor.
+    """
+    small: list[torch.Tensor] = []
+    large: list[torch.Tensor] = []
+    for tensor in tensors:
+        (small if tensor.numel() <= _SMALL_NUMBERS else large).append(tensor)
+    joined = [torch.cat([one.reshape(-1) for one in small])] if small else []
+    return get_total_norm(joined + large)
+
+
+def _views(flat: torch.Tensor, shaped: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    parts = torch.split(flat, [one.numel() for one in shaped])
+    return [part.view_as(one) for part, one in zip(parts, shaped, strict=True)]

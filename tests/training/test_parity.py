@@ -1,0 +1,184 @@
+"""What the comparison with the CPU finds, shown by faults that are planted on a device."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from planted_faults import (
+    DroppedBiasOfVectors,
+    IgnoredMask,
+    NotANumber,
+    OtherAtEachCall,
+    RandomInputGradients,
+    WrongNormGradients,
+    WrongShortAttention,
+    ZeroRows,
+    plant,
+)
+from tiny_training import (
+    OtherDevice,
+    copied_parameters,
+    random_examples,
+    take_steps,
+    tiny_training_state,
+)
+from torch.overrides import TorchFunctionMode
+
+from finetune import events
+from finetune.devices.base import BatchShapes
+from finetune.devices.select import select_device
+from finetune.errors import DeviceDiffers
+from finetune.tokenization.examples import Examples
+from finetune.training import parity
+from finetune.training.parity import Difference, check_device
+from finetune.training.step import TrainingState
+
+EXAMPLES = random_examples(23)
+
+
+class AnyShapes(OtherDevice):
+    """A device with texts of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes = BatchShapes()
+
+
+def check(
+    state: TrainingState,
+    *,
+    examples: Examples = EXAMPLES,
+    step: int = 0,
+    batch_size: int = 4,
+    emit: Callable[[events.Event], None] = events.ignore,
+) -> None:
+    lengths = sorted({state.device.shapes.padded_length(one) for one in (8, 12)})
+    check_device(
+        state, examples, step=step, padded_lengths=lengths, batch_size=batch_size, emit=emit
+    )
+
+
+def lively(state: TrainingState) -> TrainingState:
+    """Let attention make a difference, unlike with BERT's first weights."""
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(9)
+            elif not parameter.any():
+                parameter.add_(0.1)
+    return state
+
+
+FAULTS: dict[str, tuple[TorchFunctionMode, str]] = {
+    "rows of zeros": (ZeroRows(), "evaluation"),
+    "other products at each call": (OtherAtEachCall(), "evaluation"),
+    "gradients of inputs": (RandomInputGradients(), "gradients"),
+    "gradients of norms": (WrongNormGradients(), "gradients (bert.embeddings.LayerNorm.weight)"),
+    "ignored mask": (IgnoredMask(), "evaluation"),
+    "attention of few tokens": (WrongShortAttention(), "evaluation (4 x 8 tokens)"),
+    "no number": (NotANumber(), "not numbers"),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, precision: str) -> None:
+    state = lively(tiny_training_state(device=AnyShapes(), precision=precision, peak=1e-5))
+    take_steps(state, EXAMPLES, range(2))
+    mode, part = FAULTS[fault]
+    check(state)
+    plant(state, mode)
+
+    with pytest.raises(DeviceDiffers) as found:
+        check(state, step=2)
+
+    assert found.value.message.startswith("other differs from the CPU after step 2: ")
+    assert part in found.value.message
+    assert found.value.remedy.startswith("start again with --overwrite --device cpu")
+
+
+def test_a_dropped_bias_of_single_vectors_is_found_where_they_are_what_trains() -> None:
+    state = lively(tiny_training_state(device=AnyShapes(), mode="head"))
+    plant(state, DroppedBiasOfVectors())
+    with pytest.raises(DeviceDiffers):
+        check(state, batch_size=1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_check_finds_nothing_on_a_healthy_device_and_changes_nothing(precision: str) -> None:
+    def train(*, is_checked: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+        state, losses = tiny_training_state(device=OtherDevice(), precision=precision), []
+        for number in range(4):
+            losses += take_steps(state, EXAMPLES, [number])
+            if is_checked:
+                check(state, step=number)
+        return losses, copied_parameters(state.model)
+
+    torch.manual_seed(0)
+    losses, parameters = train(is_checked=True)
+    torch.manual_seed(0)
+    other_losses, others = train(is_checked=False)
+    assert losses == other_losses
+    assert all(torch.equal(one, others[name]) for name, one in parameters.items())
+
+
+def test_a_run_continues_unchecked_where_memory_does_not_suffice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_out(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(parity, "_copy_to_cpu", run_out)
+    emitted: list[events.Event] = []
+    state = tiny_training_state(device=OtherDevice())
+    check(state, emit=emitted.append)
+    [warning] = emitted
+    assert isinstance(warning, events.WarningMessage)
+    assert warning.message.startswith("not enough memory to compare other with the CPU")
+    assert state.model.training
+
+
+@pytest.mark.parametrize(("precision", "differing", "is_fault"), [
+    ("fp32", 1, True), ("bf16", 2, False), ("bf16", 3, True),
+])  # fmt: skip
+def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
+    precision: str, differing: int, is_fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = Difference("gradients", "classifier.bias", error=0.12, tolerance=0.1)
+    found = iter([[off]] * differing)
+    monkeypatch.setattr(parity, "compare_with_cpu", lambda *_, **__: next(found, []))
+    state = tiny_training_state(device=OtherDevice(), precision=precision)
+    if is_fault:
+        with pytest.raises(DeviceDiffers, match="off by 12"):
+            check(state)
+    else:
+        check(state)
+
+
+def test_one_wrong_example_among_many_counts_as_if_alone() -> None:
+    expected = torch.ones(1000, 4)
+    actual = expected.clone()
+    actual[7] = 0
+    assert parity.worst_example_error(actual, expected) == pytest.approx(1.0)
+    actual[7] = torch.nan
+    assert parity.worst_example_error(actual, expected) == np.inf
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_thousands_of_steps_of_a_healthy_device_raise_no_alarm(name: str, precision: str) -> None:
+    """``CHECKED_STEPS=N`` in the environment for another number of steps."""
+    device = select_device(name, emit=lambda event: None)
+    steps = int(os.environ.get("CHECKED_STEPS", "2000"))
+    state = tiny_training_state(
+        device=OtherDevice() if device.is_reference else device,
+        precision=precision,
+        total_steps=steps,
+    )
+    for number in range(steps):
+        take_steps(state, EXAMPLES, [number])
+        if number % 20 == 0:
+            check(state, step=number)

@@ -1,0 +1,176 @@
+"""What ``--precision auto`` makes of a run; timings are planted, but for one."""
+
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from prepared_runs import parameters_of, prepare_tiny, train_tiny, was_emitted
+from tiny_runs import have_same_bits, run_tiny
+
+import finetune
+from finetune.devices import host
+from finetune.devices.base import Device
+from finetune.devices.cpu import CpuDevice
+from finetune.errors import Interrupted
+from finetune.events import Event, Info, Step, ignore
+from finetune.files import read_json
+from finetune.runs.folder import RunFolder
+from finetune.runs.manifest import Manifest
+from finetune.training import precision
+from finetune.training.precision import PrecisionChoice, choose_precision, note_parity
+
+FASTER = PrecisionChoice("bf16", "it is planted", {"fp32": 2.0, "bf16": 1.0})
+SLOWER = PrecisionChoice("fp32", "it is planted", {"fp32": 1.0, "bf16": 2.0})
+SHORT: dict[str, Any] = {"precision": "auto", "max_train_samples": 16, "max_steps": 3}
+
+
+class PlantedTiming:
+    """Counts the timings, and gives each the same result."""
+
+    def __init__(self) -> None:
+        self.count, self.result = 0, FASTER
+
+    def __call__(self, device: Device, hidden_size: int) -> PrecisionChoice:
+        self.count += 1
+        return self.result
+
+
+@pytest.fixture
+def timing(monkeypatch: pytest.MonkeyPatch) -> PlantedTiming:
+    monkeypatch.setattr(host, "bf16_instructions", lambda: ["amx_bf16"])
+    planted = PlantedTiming()
+    monkeypatch.setattr(precision, "_time_layer", planted)
+    return planted
+
+
+def choose(cache: Path, *, device: Device | None = None, hidden_size: int = 32) -> str:
+    return choose_precision(device or CpuDevice(), hidden_size=hidden_size, cache=cache).precision
+
+
+def test_an_encoder_layer_is_timed_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "bf16_instructions", lambda: ["amx_bf16"])
+    random_state = torch.get_rng_state()
+    started = time.monotonic()
+    choice = choose_precision(CpuDevice(), hidden_size=64, cache=tmp_path)
+    assert time.monotonic() - started < 2
+    assert choice.milliseconds.keys() == {"fp32", "bf16"}
+    assert f"{choice.milliseconds['bf16']:,.1f} ms in bf16" in choice.reason
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_a_timing_is_kept_for_the_same_size_and_version_on_the_same_machine(
+    timing: PlantedTiming, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert choose(tmp_path) == "bf16"
+    timing.result = SLOWER
+    assert choose(tmp_path) == "bf16"
+    assert choose(tmp_path, hidden_size=64) == "fp32"
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert choose(tmp_path) == "fp32"
+    assert timing.count == 3
+
+
+def test_a_cache_that_can_not_be_written_costs_another_timing_and_no_run(
+    timing: PlantedTiming, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert choose(tmp_path / "file") == "bf16"
+    assert timing.count == 2
+
+
+@pytest.mark.parametrize(
+    ("attributes", "instructions", "expected"),
+    [
+        ({}, [], "fp32"),
+        ({"precisions": ("fp32", "fp16")}, ["amx_bf16"], "fp32"),
+        ({"times_bf16": False}, [], "bf16"),
+    ],
+)
+def test_nothing_is_timed_where_the_machine_says_enough(
+    attributes: dict[str, Any],
+    instructions: list[str],
+    expected: str,
+    timing: PlantedTiming,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "bf16_instructions", lambda: instructions)
+    for name, value in attributes.items():
+        monkeypatch.setattr(CpuDevice, name, value)
+    assert (choose(tmp_path), timing.count) == (expected, 0)
+
+
+def test_a_device_with_silent_faults_needs_parity_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "has_silent_faults_in_16_bits", True)
+    monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / name)
+    assert choose(tmp_path) == "fp32"
+    note_parity(CpuDevice(), precision="fp16", subject="BERT", passes=True)
+    assert choose(tmp_path) == "fp32"
+    note_parity(CpuDevice(), precision="bf16", subject="BERT", passes=True)
+    assert choose(tmp_path) == "bf16"
+    note_parity(CpuDevice(), precision="bf16", subject="MiniLM", passes=False)
+    assert choose(tmp_path) == "fp32"
+    note_parity(CpuDevice(), precision="bf16", subject="MiniLM", passes=True)
+    assert choose(tmp_path) == "bf16"
+
+
+def test_a_run_that_chose_fp32_has_the_bits_of_one_that_was_given_it(
+    timing: PlantedTiming, tiny_folder: Path, tmp_path: Path
+) -> None:
+    timing.result = SLOWER
+    options = {"model": tiny_folder, "cache_dir": str(tmp_path / "cache")}
+    auto = train_tiny(tmp_path / "auto", **options, **SHORT)
+    given = train_tiny(tmp_path / "fp32", **options, **SHORT | {"precision": "fp32"})
+    assert auto.config.training.precision == "fp32"
+    assert have_same_bits(parameters_of(auto), parameters_of(given))
+
+
+def test_the_choice_and_its_reason_are_shown_and_kept(
+    timing: PlantedTiming, tiny_folder: Path, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    run, cache = tmp_path / "run", str(tmp_path / "cache")
+    run_tiny(run, model=tiny_folder, cache_dir=cache, emit=events.append, **SHORT)
+    assert was_emitted(events, Info, "precision: bf16, as it is planted; --precision sets another")
+    results = read_json(run / "all_results.json")
+    assert (results["precision"], results["precision_reason"]) == ("bf16", "it is planted")
+    assert "2 ms for one encoder layer" in (run / "report.html").read_text()
+    assert "in bf16 (it is planted)" in (run / "model" / "README.md").read_text()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    manifest = Manifest.read(RunFolder(run))
+    assert manifest.metrics_precision == config["training"]["precision"] == "bf16"
+    assert timing.count == 1
+
+
+def test_a_resumed_run_keeps_its_precision_and_the_reason(
+    timing: PlantedTiming, tiny_folder: Path, tmp_path: Path
+) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Step):
+            signal.raise_signal(signal.SIGINT)
+
+    run, cache = tmp_path / "run", str(tmp_path / "cache")
+    with pytest.raises(Interrupted):
+        run_tiny(run, model=tiny_folder, cache_dir=cache, emit=stop, **SHORT)
+    shutil.rmtree(cache)
+    results = finetune.run(resume_from_checkpoint=str(run), precision="auto")
+    assert (timing.count, results.facts.precision) == (1, "bf16")
+    assert results.facts.precision_reason == "it is planted"
+
+
+def test_a_given_precision_is_taken_without_a_timing(
+    timing: PlantedTiming, tiny_folder: Path
+) -> None:
+    preparation = prepare_tiny(tiny_folder, precision="bf16")
+    assert preparation.with_precision(emit=ignore) is preparation
+    assert timing.count == 0

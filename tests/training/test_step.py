@@ -1,0 +1,262 @@
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_training import (
+    CLASSES,
+    FewShapesDevice,
+    copied_parameters,
+    cut_all_rows,
+    random_examples,
+    take_steps,
+    tiny_training_state,
+)
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from finetune.devices.base import CapturedFunction, Device, Tensors
+from finetune.devices.cpu import CpuDevice
+from finetune.tasks.single import balanced_class_weights
+from finetune.tokenization.examples import Examples
+from finetune.training.step import total_norm
+
+ROWS = 13
+NO_LIMIT = 1e9
+
+
+def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
+    labels = random_examples(ROWS).labels
+    is_balanced = class_weights == "balanced"
+    weights = balanced_class_weights(labels, classes=CLASSES) if is_balanced else None
+    return random_examples(ROWS, class_weights=weights, takes_4d_mask=takes_4d_mask)
+
+
+def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict[str, Any]]:
+    """Return loss and gradients as PyTorch's own weighted cross-entropy gives them."""
+    state = tiny_training_state(dropout=0.0, **options)
+    examples = examples_of(class_weights, takes_4d_mask=False)
+    weights = np.zeros(CLASSES, np.float32)
+    weights[examples.labels] = examples.weights
+    logits = state.model(**examples.inputs_of(np.arange(ROWS), 16)).logits
+    loss = nn.functional.cross_entropy(
+        logits, torch.from_numpy(examples.labels), torch.from_numpy(weights)
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item(), {name: one.grad for name, one in state.trained_parameters().items()}
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "class_weights", "device"),
+    [
+        (1, "none", CpuDevice()),
+        (3, "balanced", FewShapesDevice()),
+        (5, "balanced", CpuDevice()),
+        (ROWS, "none", FewShapesDevice()),
+    ],
+)
+def test_gradients_of_micro_batches_add_up_to_those_of_the_undivided_batch(
+    device: Device, class_weights: str, batch_size: int
+) -> None:
+    expected_loss, expected = undivided_gradients(class_weights)
+    state = tiny_training_state(device=device, dropout=0.0, max_grad_norm=NO_LIMIT)
+
+    [loss] = take_steps(state, examples_of(class_weights), [0], batch_size=batch_size)
+
+    assert loss == pytest.approx(expected_loss, abs=1e-6)
+    for name, parameter in state.trained_parameters().items():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-6, msg=name)
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-2
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "deberta-v2", "modernbert"])
+def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
+    _, expected = undivided_gradients("balanced", architecture=architecture)
+    state = tiny_training_state(
+        architecture=architecture, device=FewShapesDevice(), dropout=0.0, max_grad_norm=NO_LIMIT
+    )
+    examples = examples_of("balanced", takes_4d_mask=architecture == "roberta")
+
+    take_steps(state, examples, [0], batch_size=5)
+
+    for name, parameter in state.trained_parameters().items():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_gradients_do_not_add_up_over_steps() -> None:
+    once, twice = (tiny_training_state(dropout=0.0, peak=1e-30) for _ in range(2))
+
+    take_steps(once, examples_of("none"), [1])
+    take_steps(twice, examples_of("none"), [0, 1])
+
+    for name, parameter in twice.trained_parameters().items():
+        torch.testing.assert_close(parameter.grad, once.trained_parameters()[name].grad)
+
+
+def test_a_step_takes_the_learning_rate_of_its_number() -> None:
+    state = tiny_training_state(peak=1e-3, total_steps=12, head_lr_multiplier=8.0)
+
+    for number, rate in ((0, 5e-4), (1, 1e-3), (11, 1e-4)):
+        take_steps(state, examples_of("none"), [number])
+
+        assert {group["lr"] for group in state.optimizer.param_groups} == {rate, 8 * rate}
+
+
+class WithoutScaling(CpuDevice):
+    """The CPU, if its kernel of AdamW ignored the scale of gradients."""
+
+    fused_adamw_scales_gradients = False
+
+
+@pytest.mark.parametrize("device", [CpuDevice(), WithoutScaling()])
+@pytest.mark.parametrize("max_grad_norm", [1e-4, 1e-2, 1e2])
+def test_a_step_is_that_of_gradients_clipped_by_pytorch(
+    max_grad_norm: float, device: Device
+) -> None:
+    def make() -> Any:
+        state = tiny_training_state(dropout=0.0, device=device, max_grad_norm=max_grad_norm)
+        for group in state.optimizer.param_groups:
+            group["eps"] = 1.0  # so that the size of gradients matters
+        return state
+
+    expected, state = make(), make()
+    [micro_batch] = cut_all_rows(expected, examples_of("none"), batch_size=ROWS)
+    logits = expected.model(**micro_batch.inputs).logits
+    nn.functional.cross_entropy(logits, micro_batch.labels).backward()
+    nn.utils.clip_grad_norm_(expected.model.parameters(), max_grad_norm)
+    for group in expected.optimizer.param_groups:
+        group["lr"] = 1e-3
+    expected.optimizer.step()
+
+    take_steps(state, examples_of("none"), [1], batch_size=ROWS)
+
+    others = copied_parameters(expected.model)
+    for name, parameter in copied_parameters(state.model).items():
+        torch.testing.assert_close(parameter, others[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("numbers", [3, 2**17])
+def test_norm_shows_what_is_not_finite_in_small_and_large_tensors(
+    numbers: int, value: float
+) -> None:
+    odd = torch.ones(numbers).index_fill(0, torch.tensor(2), value)
+    tensors = [torch.ones(3), torch.ones(2**17), odd]
+    assert total_norm(tensors[:2]) == pytest.approx((3 + 2**17) ** 0.5)
+    assert not total_norm(tensors).isfinite()
+
+
+class NoReads(TorchDispatchMode):
+    """Fails as soon as the values of a tensor are read, for which the CPU would await a GPU.
+
+    Only for tensors of the CPU can ``tolist`` and ``numpy`` be had without an operation.
+    """
+
+    READING = frozenset(
+        {"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero", "_unique2"}
+    )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in self.READING, f"{name} reads a tensor"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoReads]:
+    def refuse(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        raise AssertionError("a tensor is read")
+
+    with monkeypatch.context() as patch:
+        for name in ("tolist", "numpy", "cpu", "__array__"):
+            patch.setattr(torch.Tensor, name, refuse)
+        yield NoReads()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "precision"),
+    [("bert", "fp32"), ("bert", "bf16"), ("distilbert", "fp32"), ("roberta", "fp32"),
+     ("electra", "bf16")],
+)  # fmt: skip
+def test_nothing_is_read_during_a_step(
+    architecture: str, precision: str, no_reads: NoReads
+) -> None:
+    state = tiny_training_state(architecture=architecture, precision=precision)
+    micro_batches = cut_all_rows(state, examples_of("balanced"), batch_size=5)
+
+    with no_reads:
+        loss = state.take_step(0, micro_batches)
+
+    assert loss.shape == ()
+    assert not loss.requires_grad
+
+
+class CapturedOnCpu(CapturedFunction):
+    """Calls the function on copies of the tensors, from the second call on."""
+
+    failure: str | None = None
+
+    def __init__(self, function: Callable[[Sequence[Tensors]], torch.Tensor]) -> None:
+        self.function = function
+        self.calls = 0
+        self.is_warm = False
+
+    def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
+        if self.failure or not self.is_warm:
+            self.is_warm = True
+            return None
+        copies = [{name: one.clone() for name, one in each.items()} for each in arguments]
+        return lambda: self._call(copies)
+
+    def _call(self, arguments: Sequence[Tensors]) -> torch.Tensor:
+        self.calls += 1
+        return self.function(arguments)
+
+    def clear(self) -> None:
+        self.is_warm = False
+
+
+class CapturingDevice(CpuDevice):
+    captures = True
+
+    def capture(self, function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
+        return CapturedOnCpu(function)
+
+
+def captured_calls(state: Any) -> int:
+    assert isinstance(state.captured, CapturedOnCpu)
+    return state.captured.calls
+
+
+def test_captured_steps_are_the_same_steps() -> None:
+    captured, plain = tiny_training_state(device=CapturingDevice()), tiny_training_state()
+    torch.manual_seed(0)
+    losses = take_steps(captured, random_examples(), range(12))
+    torch.manual_seed(0)
+    assert losses == pytest.approx(take_steps(plain, random_examples(), range(12)), rel=1e-5)
+    assert captured_calls(captured) == 11
+    assert captured.cuda_graph_error is None
+    expected = copied_parameters(plain.model)
+    for name, one in copied_parameters(captured.model).items():
+        # The learning rate is a tensor in fp32, not a number in fp64.
+        torch.testing.assert_close(one, expected[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_captured_steps_are_dropped_with_the_state_of_the_optimizer() -> None:
+    state = tiny_training_state(device=CapturingDevice())
+    take_steps(state, random_examples(), range(3))
+    state.reset()
+    take_steps(state, random_examples(), range(1))
+    assert captured_calls(state) == 2
+
+
+def test_a_reason_is_given_where_steps_are_not_captured() -> None:
+    state = tiny_training_state(device=CapturingDevice())
+    assert isinstance(state.captured, CapturedOnCpu)
+    state.captured.failure = "it branches"
+    take_steps(state, random_examples(), range(2))
+    assert (captured_calls(state), state.cuda_graph_error) == (0, "it branches")
+    assert tiny_training_state().cuda_graph_error is None
+    adafactor = tiny_training_state(device=CapturingDevice(), optimizer="adafactor")
+    assert adafactor.cuda_graph_error == "Adafactor counts its steps on the CPU"
