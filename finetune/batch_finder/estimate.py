@@ -25,7 +25,7 @@ from transformers.initialization import no_init_weights
 
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.memory_model import MemoryModel, fit_memory
-from finetune.batch_finder.results import EstimateResult, parts_of
+from finetune.batch_finder.results import EstimateResult, identity_of, parts_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import Kernels, keeping_memory_as
@@ -90,11 +90,8 @@ def estimate(case: Case, mac: Mac, *, limit: int) -> EstimateResult:
     largest = map(expected.largest_batch, (memory_bytes, memory_bytes / most, memory_bytes * most))
     batch, lowest, highest = (limit if one is None else min(one, limit) for one in largest)
     return EstimateResult(
+        **identity_of(case),
         machine=mac.name,
-        device=case.device,
-        mode=case.mode,
-        padded_length=case.padded_length,
-        precision=case.precision,
         stores_features=False,
         budget_bytes=memory_bytes,
         features_batch=None,

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from finetune.batch_finder.case import Case, Part
-from finetune.batch_finder.child import Child
 from finetune.batch_finder.history import History
-from finetune.batch_finder.results import BatchResult, PartTrial, parts_of
+from finetune.batch_finder.results import BatchResult, PartTrial, identity_of, parts_of
 from finetune.batch_finder.search import BatchSizes, SearchResult, search
 from finetune.batch_finder.trials import TrialRunner
 from finetune.config.load import parse_size
@@ -45,8 +44,7 @@ class Search:
         limit: Largest batch size worth trying.
         first: Batch size to begin with; None for a small one.
         cache: Folder of the results of earlier searches; None to search in any case.
-        emit: Receives each trial as an event.
-        spares: Children that are started already; the first search takes them.
+        emit: Receives each trial.
     """
 
     device: Device
@@ -55,7 +53,6 @@ class Search:
     first: int | None
     cache: Path | None
     emit: Emit
-    spares: list[Child] = field(default_factory=list)
 
     def limit_bytes(self) -> int | None:
         """Return the most that a trial may hold: processes of one host divide the host's memory."""
@@ -97,12 +94,7 @@ def find(case: Case, where: Search) -> SearchResult:
     file = where.cache and where.cache / f"{_key(case, device, bounds)}.json"
     cached = _read(file) if file else None
     with TrialRunner(
-        case,
-        device=device,
-        limit_bytes=limit_bytes,
-        timeout_seconds=time_limit,
-        emit=where.emit,
-        spares=where.spares,
+        case, device, limit_bytes=limit_bytes, timeout_seconds=time_limit, emit=where.emit
     ) as runner:
         budget_bytes = runner.budget_bytes()
         if cached and _may_grow(cached, budget_bytes):
@@ -155,12 +147,9 @@ def find_parts(case: Case, where: Search, *, stores_features: bool) -> BatchResu
     sizes: BatchSizes = found[parts[-1]] if fits else _NOTHING
     peaks = [one.peak_bytes for one in found.values() if one.peak_bytes]
     return BatchResult(
-        device=case.device,
-        mode=case.mode,
-        padded_length=case.padded_length,
-        precision=case.precision,
-        stores_features=stores_features,
+        **identity_of(case),
         **{field.name: getattr(sizes, field.name) for field in fields(BatchSizes)},
+        stores_features=stores_features,
         budget_bytes=next((one.budget_bytes for one in found.values()), None),
         features_batch=found["features"].recommended if "features" in found else None,
         peak_bytes=max(peaks) if fits and peaks else None,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from finetune.batch_finder.case import Part
+from finetune.batch_finder.case import Case, Part
 from finetune.batch_finder.search import BatchSizes
 from finetune.events import Trial
 
@@ -19,6 +19,11 @@ def parts_of(*, stores_features: bool) -> tuple[Part, ...]:
     return ("features", "trainable") if stores_features else ("whole",)
 
 
+def identity_of(case: Case) -> dict[str, Any]:
+    """Return what a result says of its case."""
+    return {name: getattr(case, name) for name in ("device", "mode", "padded_length", "precision")}
+
+
 @dataclass(frozen=True)
 class PartTrial:
     """A trial, and the part of the model that it trained."""
@@ -27,7 +32,7 @@ class PartTrial:
     trial: Trial
 
     def to_json(self) -> dict[str, Any]:
-        """Return the trial as ``find-batch --json`` prints it."""
+        """Return what ``find-batch --json`` prints."""
         values = asdict(self.trial)
         del values["is_strained"]
         batch, status = values.pop("batch_size"), values.pop("status")
@@ -56,7 +61,7 @@ class _Result:
     peak_bytes: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as ``find-batch --json`` prints it."""
+        """Return what ``find-batch --json`` prints."""
         names = [field.name for field in fields(self)]
         return {_JSON_NAMES.get(name, name): getattr(self, name) for name in names}
 
@@ -69,7 +74,7 @@ class BatchResult(BatchSizes, _Result):
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as ``find-batch --json`` prints it."""
+        """Return what ``find-batch --json`` prints."""
         values = super().to_json()
         del values["trials"]
         return values | {"probes": [trial.to_json() for trial in self.trials]}

@@ -35,26 +35,24 @@ class TrialRunner:
         limit_bytes: The most memory that the user allows, None for as much as there is.
         timeout_seconds: The most that a trial may take, with the start of its process.
         emit: Receives each trial.
-        spares: Children that are started already and have no case; those that are left are ended.
         worker: The module that a child runs.
     """
 
     def __init__(
         self,
         case: Case,
-        *,
         device: Device,
+        *,
         limit_bytes: int | None,
         timeout_seconds: float,
         emit: Emit = ignore,
-        spares: list[Child] | None = None,
         worker: str = MODULE,
     ) -> None:
         self._case, self._device, self._worker = case, device, worker
         self._limit_bytes, self._timeout_seconds, self._emit = limit_bytes, timeout_seconds, emit
         self._budget_bytes: int | None = None
         self._child: Child | None = None
-        self._spares = [] if spares is None else spares
+        self._spares: list[Child] = []
         self._has_trained = False
         # The most of the machine's memory that the child was seen to hold in this trial.
         self._peak_bytes = 0

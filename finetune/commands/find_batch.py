@@ -6,15 +6,12 @@ Every device is searched, in a child process. For a Mac that is not here, sizes 
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.batch_finder.child import Child, starting
-from finetune.batch_finder.worker import MODULE
 from finetune.commands.console import show_lines, show_table
 from finetune.commands.options import (
     Display,
@@ -29,7 +26,6 @@ from finetune.commands.options import (
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config
 from finetune.devices.mps.chips import MACS, Mac, find_mac
-from finetune.distributed.launch import read_launch
 from finetune.errors import (
     BatchDoesNotFit,
     ConfigurationInvalid,
@@ -117,11 +113,7 @@ def find_batch(
         return search.estimate(
             find_mac(machine) if machine is not None else _mac_with(memory or "")
         )
-    # Of several processes, each joins the others before it starts a child.
-    is_alone = read_launch().world_size == 1
-    # Importing PyTorch takes seconds: the first child does so while this process does.
-    with starting(MODULE) if is_alone else nullcontext(list[Child]()) as spares:
-        return search.run(spares, is_fresh=fresh, output_dir=folder)
+    return search.run(is_fresh=fresh, output_dir=folder)
 
 
 @dataclass(frozen=True)
@@ -138,9 +130,7 @@ class _Search:
         mode = self.config.model.mode
         return [mode, Mode("head")] if mode == "full" else [mode]
 
-    def run(
-        self, spares: list[Child], *, is_fresh: bool, output_dir: Path | None
-    ) -> "FoundBatches":
+    def run(self, *, is_fresh: bool, output_dir: Path | None) -> "FoundBatches":
         """Search on each device, in each mode; of several processes, each tries its own device."""
         from finetune.batch_finder.find import Search, find_parts, memory_limit_bytes
         from finetune.batch_finder.results import FoundBatches, least_of
@@ -165,7 +155,7 @@ class _Search:
             for mode in self.modes:
                 own = find_parts(
                     self.case(device, mode, texts),
-                    Search(device, config.search, texts.rows, None, cache, emit, spares),
+                    Search(device, config.search, texts.rows, None, cache, emit),
                     stores_features=stores_features(config.cache, mode),
                 )
                 results.append(least_of(processes.on(device).gather(own)))

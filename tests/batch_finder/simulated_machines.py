@@ -1,7 +1,6 @@
 """Machines that exist in numbers only: their memory and speed follow rules that were measured."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -9,8 +8,6 @@ import pytest
 
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.child import Child
-from finetune.commands import find_batch
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
 from finetune.events import Emit, Trial, TrialStatus
@@ -191,12 +188,11 @@ class SimulatedRunner:
     def __call__(
         self,
         case: Case,
-        *,
         device: Device,
+        *,
         limit_bytes: int | None,
         timeout_seconds: float,
         emit: Emit,
-        spares: list[Child],
     ) -> "SimulatedRunner":
         self.cases.append(case)
         if case.gradient_checkpointing:
@@ -233,7 +229,6 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> SimulatedRunner:
     """Searches run on a simulated machine, which the test may change."""
     simulated = SimulatedRunner()
     monkeypatch.setattr(find, "TrialRunner", simulated)
-    monkeypatch.setattr(find_batch, "starting", lambda module: nullcontext([]))
     return simulated
 
 

@@ -15,7 +15,6 @@ import pytest
 from tiny_models import tiny_case
 
 from finetune.batch_finder import trials as trials_module
-from finetune.batch_finder.child import Child, starting
 from finetune.batch_finder.trials import TrialRunner
 from finetune.devices import host_memory
 from finetune.devices.base import Device
@@ -34,7 +33,7 @@ from finetune.config.mode import Mode
 
 case = Case("cpu", {}, 6, Mode("full"), 16, "fp32", "adamw", gradient_checkpointing=False)
 with TrialRunner(
-    case, device=CpuDevice(), limit_bytes=None, timeout_seconds=600, worker="odd_worker"
+    case, CpuDevice(), limit_bytes=None, timeout_seconds=600, worker="odd_worker"
 ) as runner:
     runner.budget_bytes()
     print("begun", flush=True)
@@ -42,14 +41,9 @@ with TrialRunner(
 """
 
 
-def odd_runner(*, device: Device | None = None, spares: list[Child] | None = None) -> TrialRunner:
+def odd_runner(device: Device | None = None) -> TrialRunner:
     return TrialRunner(
-        TINY,
-        device=device or CpuDevice(),
-        limit_bytes=None,
-        timeout_seconds=30,
-        spares=spares,
-        worker="odd_worker",
+        TINY, device or CpuDevice(), limit_bytes=None, timeout_seconds=30, worker="odd_worker"
     )
 
 
@@ -97,15 +91,6 @@ def test_a_size_that_passes_is_told_with_what_it_took(runner: TrialRunner) -> No
     assert (trial.status, trial.peak_bytes, trial.is_strained) == ("fits", 7_000, False)
     assert trial.batch_size == 7
     assert 0 < trial.seconds < 10
-
-
-def test_the_budget_is_what_the_child_finds(runner: TrialRunner) -> None:
-    assert runner.budget_bytes() == odd_worker.BUDGET_BYTES
-
-
-def test_a_strained_allocator_is_told(runner: TrialRunner) -> None:
-    trial = runner.run(odd_worker.STRAINED)
-    assert (trial.status, trial.is_strained) == ("fits", True)
 
 
 def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(runner: TrialRunner) -> None:
@@ -187,27 +172,9 @@ def test_where_memory_is_the_devices_own_the_next_children_are_ready_in_time() -
     assert children() == []
 
 
-def test_a_child_that_was_started_before_trains_first_and_none_is_left_that_never_does() -> None:
-    with starting("odd_worker") as spares:
-        [early] = children()
-        with odd_runner(spares=spares) as runner:
-            assert runner.run(1).examples_per_second == early
-        assert children() == []
-    with starting("odd_worker"):
-        assert len(children()) == 1
-    assert children() == []
-
-
-def test_no_child_is_left_when_the_context_ends() -> None:
-    with odd_runner() as runner:
-        runner.run(1)
-        assert len(children()) == 1
-    assert children() == []
-
-
 def test_a_child_that_can_not_begin_is_an_error() -> None:
     runner = TrialRunner(
-        TINY, device=CpuDevice(), limit_bytes=None, timeout_seconds=9, worker="no_such_module"
+        TINY, CpuDevice(), limit_bytes=None, timeout_seconds=9, worker="no_such_module"
     )
     with runner, pytest.raises(TrialFailed, match="No module named no_such_module"):
         runner.run(1)
@@ -244,7 +211,7 @@ def test_a_child_does_not_outlive_its_parent(
 
 @pytest.mark.slow
 def test_a_tiny_model_trains_within_its_cap_and_is_refused_memory_beyond() -> None:
-    with TrialRunner(TINY, device=CpuDevice(), limit_bytes=3 * 2**29, timeout_seconds=60) as runner:
+    with TrialRunner(TINY, CpuDevice(), limit_bytes=3 * 2**29, timeout_seconds=60) as runner:
         small = runner.run(2)
         assert small.status == "fits"
         assert small.peak_bytes is not None
