@@ -19,13 +19,13 @@ from finetune.tokenization.examples import ModelInputs, fill_batch
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that answers in one precision, in batches that fit the memory.
+    """A model that predicts in one precision, in batches that fit the memory.
 
     Args:
         model: On the device.
         device: Where it is.
         precision: ``fp32``, ``bf16`` or ``fp16``: of all metrics of a run, whoever computes them.
-        batch_size: Examples in one forward; fewer after memory ran out.
+        batch_size: Examples in one forward; fewer after an out-of-memory error.
         processes: Those that share the work, each with the same model.
     """
 
@@ -40,7 +40,7 @@ class Predictor:
     ) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order.
 
-        Those of windows are pooled. Several processes share the work, and each gets all logits.
+        Those of windows are aggregated. Several processes share the work, and each gets all logits.
 
         Args:
             examples: One or more.
@@ -51,14 +51,14 @@ class Predictor:
             BatchDoesNotFit: If not even one example fits the device's memory.
         """
         order = np.argsort(-examples.lengths, kind="stable")
-        # Of one length each process gets as many, so that all take about as long.
-        shares = [order[first :: self.processes.count] for first in range(self.processes.count)]
-        own = shares[self.processes.index]
+        # Each process gets as many examples of a length, so that all take about as long.
+        parts = [order[first :: self.processes.count] for first in range(self.processes.count)]
+        own = parts[self.processes.index]
         found = self._predict(examples.subset(own), padded_lengths) if len(own) else None
-        pieces = [one for one in self.processes.gather(found) if one is not None]
-        logits = np.empty((len(order), pieces[0].shape[1]), np.float32)
-        for share, piece in zip(shares, pieces, strict=False):
-            logits[share] = piece
+        gathered = [one for one in self.processes.gather(found) if one is not None]
+        logits = np.empty((len(order), gathered[0].shape[1]), np.float32)
+        for part, part_logits in zip(parts, gathered, strict=False):
+            logits[part] = part_logits
         if not np.isfinite(logits).all():
             raise LossNotFinite(
                 "the model's logits are NaN or infinite",
@@ -77,7 +77,7 @@ class Predictor:
                     device=self.device,
                 )
 
-        # The longest examples come first, so that little is lost where memory runs out.
+        # Longest batches first: little is lost when one does not fit.
         return self.batch_size.retry_on_out_of_memory(predict)
 
 
@@ -89,14 +89,7 @@ def predict_logits(
     batch_size: int,
     device: Device,
 ) -> NDArray[np.float32]:
-    """Run examples through a model without dropout or graph.
-
-    Args:
-        model: On the device; left in evaluation mode.
-        examples: One or more.
-        padded_lengths: Those that a batch may have, ascending; the last holds the longest example.
-        batch_size: Examples in one forward.
-        device: Where the model is.
+    """Run examples, one or more, through a model; it is left in evaluation mode.
 
     Returns:
         float32 of shape [examples, classes], in the order of the examples.
@@ -105,7 +98,9 @@ def predict_logits(
     batches = plan_evaluation(
         examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths
     )
-    in_planned_order, done = torch.empty(0), 0
+    # One tensor for all: a small one kept of each batch would fragment the C library's memory,
+    # which would grow with the batches.
+    logits, done = torch.empty(0), 0
     with torch.inference_mode():
         for batch in batches:
             indices = batch.indices
@@ -113,15 +108,14 @@ def predict_logits(
                 filled = max(batch_size, device.shapes.min_examples)
                 indices = fill_batch(indices, batch_size=filled)
             inputs = examples.inputs_of(indices, batch.padded_length)
-            logits = model(**{name: device.copy(one) for name, one in inputs.items()}).logits
+            found = model(**{name: device.copy(one) for name, one in inputs.items()}).logits
             if not done:
-                # One for all: a small tensor kept of each batch would stand in the way of what the
-                # C library has to give the next, and memory would grow with the batches.
-                shape = (len(examples.lengths), logits.shape[-1])
-                in_planned_order = logits.new_empty(shape, dtype=torch.float32)
-            in_planned_order[done : done + len(batch.indices)] = logits[: len(batch.indices)]
-            done += len(batch.indices)
-    found = in_planned_order.cpu().numpy()
-    in_order = np.empty_like(found)
-    in_order[np.concatenate([batch.indices for batch in batches])] = found
+                shape = (len(examples.lengths), found.shape[-1])
+                logits = found.new_empty(shape, dtype=torch.float32)
+            count = len(batch.indices)
+            logits[done : done + count] = found[:count]
+            done += count
+    in_planned_order = logits.cpu().numpy()
+    in_order = np.empty_like(in_planned_order)
+    in_order[np.concatenate([batch.indices for batch in batches])] = in_planned_order
     return in_order

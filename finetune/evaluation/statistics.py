@@ -11,8 +11,8 @@ from finetune.tasks.metrics import WeightedMetrics
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-# Of weights that are in memory at a time: 32 MB.
-_MAX_WEIGHTS = 2**22
+# Weights that are in memory at a time: 32 MB.
+MAX_WEIGHTS = 2**22
 
 
 @dataclass(frozen=True)
@@ -25,33 +25,24 @@ class Interval:
 
 
 def bootstrap(
-    runs: Sequence[WeightedMetrics], *, rows: int, resamples: int = RESAMPLES, seed: int = 0
+    runs: Sequence[WeightedMetrics], *, rows: int, resamples: int = RESAMPLES
 ) -> list[dict[str, NDArray[np.float64]]]:
     """Return the metrics of each run on the same resamples of the rows: [resamples] by name.
 
-    Args:
-        runs: Of each run, its metrics as a function of how often each row counts.
-        rows: How many there are.
-        resamples: How many are drawn, each of so many rows, with replacement.
-        seed: Of what is drawn.
+    Each resample has as many rows, drawn with replacement.
     """
-    generator = np.random.default_rng(seed)
-    at_a_time = max(1, _MAX_WEIGHTS // rows)
-    parts = []
-    for first in range(0, resamples, at_a_time):
-        weights = _draw(generator, resamples=min(at_a_time, resamples - first), rows=rows)
-        parts.append([compute(weights) for compute in runs])
+    generator = np.random.default_rng(0)
+    size = max(1, MAX_WEIGHTS // rows)
+    chunks = []
+    for first in range(0, resamples, size):
+        count = min(size, resamples - first)
+        drawn = generator.integers(rows, size=(count, rows)) + rows * np.arange(count)[:, None]
+        weights = np.bincount(drawn.ravel(), minlength=count * rows).astype(np.float64)
+        chunks.append([compute(weights.reshape(count, rows)) for compute in runs])
     return [
         {name: np.concatenate([one[name] for one in own]) for name in own[0]}
-        for own in zip(*parts, strict=True)
+        for own in zip(*chunks, strict=True)
     ]
-
-
-def _draw(generator: np.random.Generator, *, resamples: int, rows: int) -> NDArray[np.float64]:
-    """Return how often each row occurs in each resample: [resamples, rows]."""
-    drawn = generator.integers(rows, size=(resamples, rows)) + rows * np.arange(resamples)[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=resamples * rows)
-    return counts.reshape(resamples, rows).astype(np.float64)
 
 
 def paired_differences(
@@ -60,24 +51,22 @@ def paired_differences(
     *,
     found: Mapping[str, float],
 ) -> dict[str, Interval]:
-    """Return the difference of each metric that both have, with its percentile interval.
+    """Return the difference of each metric with its percentile interval.
 
     Args:
-        run: Its metrics on resamples, as ``bootstrap`` returns them.
+        run: The metrics of a run on resamples, as ``bootstrap`` returns them.
         baseline: Those of the other run, on the same resamples.
-        found: The difference on all rows, of some metrics more.
+        found: The difference on all rows.
     """
     tail = (1 - CONFIDENCE) / 2
     limits = {
-        name: np.quantile(values - baseline[name], [tail, 1 - tail])
-        for name, values in run.items()
-        if name in baseline
+        name: np.quantile(values - baseline[name], [tail, 1 - tail]) for name, values in run.items()
     }
     return {name: Interval(found[name], *map(float, own)) for name, own in limits.items()}
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test, in 0..1.
+    """Return the two-sided p-value of McNemar's exact test.
 
     Args:
         first_only: Rows that only the first model has right.

@@ -20,7 +20,7 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.results import RunResults
 from finetune.tokenization.windows import head_tokens
 
-# Markdown, in which text is escaped where it stands.
+# Markdown, in which text is escaped where it occurs.
 _MARKDOWN = TEMPLATES.overlay(autoescape=False, trim_blocks=False, lstrip_blocks=False)
 DATASET_IDS = {"trec": "CogComp/trec"}
 
@@ -30,18 +30,18 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
 
     The card may be published: of a path on this machine it names at most the last part.
     """
-    config = folder.read_config()
+    config, facts = folder.read_config(), results.facts
     options = read_trained_config(folder).model
     name = folder.path.resolve().name
     card = _MARKDOWN.get_template("card.md.j2").render(
         card_data=_metadata(results, config, name=name).to_yaml(),
         name=_as_words(name),
-        facts=results.facts,
+        facts=facts,
         training=results.training,
         test=results.test,
         task=results.task,
-        base=_as_code(_public_name(results.facts.model)),
-        data=_as_code(_title_of_data(results.facts.data)),
+        base=_as_code(hub_id(facts.model) or name_of_model(facts.model)),
+        data=_as_code(_title_of_data(facts.data)),
         cell=_as_words,
         reads_pairs=Manifest.read(folder).reads_pairs,
         options=options,
@@ -54,38 +54,32 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
 
 
 def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:
-    facts, test = results.facts, results.test
-    data = _title_of_data(facts.data)
+    data, values = _title_of_data(results.facts.data), results.test.values
     dataset_id, part = DATASET_IDS.get(data), config.data.label if data in DATASET_IDS else None
-    if facts.data.startswith(HUB_PREFIX):
+    if results.facts.data.startswith(HUB_PREFIX):
         dataset_id, _, part = data.partition(":")
-    metrics = [
-        EvalResult(
-            task_type="text-classification",
-            dataset_type=dataset_id or data,
-            dataset_name=data,
-            dataset_config=part or None,
-            dataset_split="test",
-            metric_type=one.metric.hub_name,
-            metric_name=capitalize(one.metric.title),
-            metric_value=one.value,
-        )
-        for one in test.values
-    ]
     return ModelCardData(
         model_name=name,
-        base_model=hub_id(facts.model),
+        base_model=hub_id(results.facts.model),
         datasets=[dataset_id] if dataset_id else None,
         library_name="transformers",
         pipeline_tag="text-classification",
         tags=["finetune-mps"],
-        metrics=[*dict.fromkeys(one.metric.hub_name for one in test.values)],
-        eval_results=metrics,
+        metrics=[*dict.fromkeys(one.metric.hub_name for one in values)],
+        eval_results=[
+            EvalResult(
+                task_type="text-classification",
+                dataset_type=dataset_id or data,
+                dataset_name=data,
+                dataset_config=part or None,
+                dataset_split="test",
+                metric_type=one.metric.hub_name,
+                metric_name=capitalize(one.metric.title),
+                metric_value=one.value,
+            )
+            for one in values
+        ],
     )
-
-
-def _public_name(model: str) -> str:
-    return hub_id(model) or name_of_model(model)
 
 
 def _title_of_data(data: str) -> str:
@@ -98,7 +92,7 @@ def _public_config(config: Config) -> str:
     """Return the options that decide the model as YAML, without folders of this machine."""
     sections = asdict(without_folders(config))
     sections["data"]["data_dir"] = None
-    sections["model"]["model"] = _public_name(config.model.model)
+    sections["model"]["model"] = hub_id(config.model.model) or name_of_model(config.model.model)
     given = {
         name: {option: value for option, value in sections[name].items() if value is not None}
         for name in ("data", "model", "training")
@@ -114,5 +108,5 @@ def _as_words(text: str) -> str:
 
 
 def _as_code(text: str) -> str:
-    """Return text on one line that does not end the code in which it stands."""
+    """Return text on one line that does not end the code in which it occurs."""
     return escape_line(text).replace("`", "'")

@@ -1,7 +1,7 @@
 """Charts as SVG: wide enough for a phone, in the colours of the page around them, or in a file."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,19 +15,19 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 340.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
 # Of a title or a name in a file.
-LINE = 16.0
+LINE_HEIGHT = 16.0
 MAX_TICKS = 5
-# Numbers that are nearer to each other, by themselves or as a share, are drawn as one.
+# Numbers that are closer to each other, absolutely or relatively, are drawn as one.
 MIN_SPREAD = 1e-9
 # More points than pixels show nothing more.
 MAX_POINTS = 600
 # Fewer are marked one by one.
-FEW_POINTS = 25
+MAX_MARKED_POINTS = 25
 
 
-def in_percent(share: float) -> str:
-    """Return a share of 0..1 in percent: ``97.5%``."""
-    return f"{100 * share:.3g}%"
+def in_percent(fraction: float) -> str:
+    """Return a fraction in percent: ``97.5%``."""
+    return f"{100 * fraction:.3g}%"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class Series:
     """A line, dots or bars.
 
     Args:
-        name: In the legend and in the description.
         points: By ascending x; of bars, their left edges and heights.
         kind: How they are drawn; a guide is a thin line to compare others with.
         bar_width: Of bars, in units of x.
@@ -57,7 +56,7 @@ class Axis:
         name: What it shows, with its unit.
         low: Where it begins; None for the tick at or below the lowest point.
         high: Where it ends; None for the tick at or above the highest point.
-        show: Returns what a tick says.
+        show: Formats a tick.
         is_log: Whether equal distances are equal factors, of numbers above 0.
     """
 
@@ -70,7 +69,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the numbers of an axis stand in the view box, from ``start`` to ``end``.
+    """Where the numbers of an axis are in the view box, from ``start`` to ``end``.
 
     Of a logarithmic axis ``low``, ``high`` and ``step`` are exponents of 2.
     """
@@ -101,18 +100,16 @@ class Scale:
     @property
     def ticks(self) -> list[float]:
         """The numbers that are written at the axis."""
-        first, last = (
-            math.ceil(self.low / self.step - 1e-9),
-            math.floor(self.high / self.step + 1e-9),
-        )
+        first = math.ceil(self.low / self.step - 1e-9)
+        last = math.floor(self.high / self.step + 1e-9)
         ticks = [self.step * number for number in range(first, last + 1)]
         return [2**tick for tick in ticks] if self.is_log else ticks
 
     def place(self, value: float) -> float:
-        """Return where a number stands, to a tenth of a unit."""
+        """Return the position of a number, to a tenth of a unit."""
         value = math.log2(value) if self.is_log else value
-        share = (value - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.end - self.start), 1)
+        fraction = (value - self.low) / (self.high - self.low)
+        return round(self.start + fraction * (self.end - self.start), 1)
 
 
 @dataclass(frozen=True)
@@ -126,23 +123,24 @@ class Chart:
 
     @property
     def description(self) -> str:
-        """The figures of the chart in words, for those who can't see it."""
-        parts = [self._describe(one) for one in self.series if one.points and one.kind != "guide"]
+        """The chart in words, for those who can't see it."""
+        x, y, parts = self.x.show, self.y.show, []
+        for one in self.series:
+            if one.points and one.kind != "guide":
+                (first_x, first_y), (last_x, last_y) = one.points[0], one.points[-1]
+                heights = [height for _, height in one.points]
+                parts.append(
+                    f"{one.name}: {y(first_y)} at {x(first_x)}, {y(last_y)} at {x(last_x)}; "
+                    f"lowest {y(min(heights))}, highest {y(max(heights))}."
+                )
         return f"{self.y.name} by {self.x.name}. {' '.join(parts)}"
-
-    def _describe(self, series: Series) -> str:
-        (first_x, first_y), (last_x, last_y) = series.points[0], series.points[-1]
-        heights = [y for _, y in series.points]
-        x, y = self.x.show, self.y.show
-        return (
-            f"{series.name}: {y(first_y)} at {x(first_x)}, {y(last_y)} at {x(last_x)}; "
-            f"lowest {y(min(heights))}, highest {y(max(heights))}."
-        )
 
     @property
     def across(self) -> Scale:
         """The scale of x."""
-        edges = [x for one in self.series for x in _edges(one)]
+        edges = [
+            x + more for one in self.series for x, _ in one.points for more in (0, one.bar_width)
+        ]
         return Scale.of(self.x, edges, LEFT, WIDTH - RIGHT)
 
     @property
@@ -159,11 +157,11 @@ class Chart:
         for number, one in enumerate(self.series, start=1):
             if one.band:
                 band = Series(one.name, one.band)
-                paths.append((f"band series-{number}", "".join(_path(band, across, up))))
-            paths.append((f"{one.kind} series-{number}", "".join(_path(one, across, up))))
-            if one.kind == "line" and len(one.points) <= FEW_POINTS:
+                paths.append((f"band series-{number}", _path(band, across, up)))
+            paths.append((f"{one.kind} series-{number}", _path(one, across, up)))
+            if one.kind == "line" and len(one.points) <= MAX_MARKED_POINTS:
                 marks = replace(one, kind="dots")
-                paths.append((f"dots series-{number}", "".join(_path(marks, across, up))))
+                paths.append((f"dots series-{number}", _path(marks, across, up)))
         return paths
 
     def draw(self, *, top: float = 0.0) -> Markup:
@@ -186,33 +184,26 @@ def picture_of(charts: Sequence[Chart]) -> str:
     tops, height = [], 0.0
     for chart in charts:
         tops.append(height)
-        height += LINE * (2 + len(chart.series)) + HEIGHT
+        height += LINE_HEIGHT * (2 + len(chart.series)) + HEIGHT
     return TEMPLATES.get_template("picture.svg.j2").render(
-        charts=[*zip(tops, charts, strict=True)], width=WIDTH, height=height, left=LEFT, line=LINE
-    )
+        charts=[*zip(tops, charts, strict=True)], width=WIDTH, height=height, left=LEFT,
+        line=LINE_HEIGHT,
+    )  # fmt: skip
 
 
 def _round_up(least: float) -> float:
-    """Return the smallest number that is large enough of 1, 2, 5, 10, 20, ... and their tenths."""
+    """Return the smallest of 1, 2, 5, 10, 20, ... and their tenths that is large enough."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
 
 
-def _edges(series: Series) -> Iterator[float]:
-    for x, _ in series.points:
-        yield x
-        if series.bar_width:
-            yield x + series.bar_width
-
-
-def _path(series: Series, across: Scale, up: Scale) -> Iterator[str]:
+def _path(series: Series, across: Scale, up: Scale) -> str:
     every = math.ceil(len(series.points) / MAX_POINTS)
     shown = [*series.points[:-1:every], *series.points[-1:]]
     placed = [(across.place(x), up.place(y)) for x, y in shown]
     if series.kind == "bars":
         width = round((across.place(across.low + series.bar_width) - across.start) * 0.9, 1)
-        yield from (f"M{x} {up.start}V{y}h{width}V{up.start}z" for x, y in placed)
-    elif series.kind == "dots":  # lines without length, with round ends
-        yield from (f"M{x} {y}h0" for x, y in placed)
-    else:
-        yield from (f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(placed))
+        return "".join(f"M{x} {up.start}V{y}h{width}V{up.start}z" for x, y in placed)
+    if series.kind == "dots":  # lines without length, with round ends
+        return "".join(f"M{x} {y}h0" for x, y in placed)
+    return "".join(f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(placed))

@@ -1,4 +1,4 @@
-"""Names of data and models as a page may show them that others read: without folders."""
+"""Names of data and models on pages that may be published: without folders."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
 
 
 def hub_id(model: str) -> str | None:
-    """Return the Hub id that the name of a model is, or None for what lies here."""
+    """Return the Hub id of a model, or None for a local one."""
     if model == MINILM:
         return MINILM_REPOSITORY
     try:
@@ -35,14 +35,8 @@ def name_of_data(data: str) -> str:
     return data if data.startswith(HUB_PREFIX) else Path(data).name
 
 
-def without_folders(config: Config) -> Config:
-    """Return options that name files and folders by the last part of their paths."""
-    names = {one.name: without_folder(one.name, one.value_in(config)) for one in OPTIONS.values()}
-    return change_options(config, names)
-
-
 def without_folder(option: str, value: Any) -> Any:
-    """Return the value of an option; of one that names a file or folder the last part."""
+    """Return the value of an option; of a file or folder the last part of the path."""
     if option == "data":
         return name_of_data(value)
     if option == "model":
@@ -50,13 +44,14 @@ def without_folder(option: str, value: Any) -> Any:
     return Path(value).name if OPTIONS[option].is_path and value else value
 
 
-def remove_folders(message: str, config: Config) -> str:
-    """Return a message that names files by the last part of their paths.
+def without_folders(config: Config) -> Config:
+    """Return a configuration whose files and folders are the last parts of their paths."""
+    names = {one.name: without_folder(one.name, one.value_in(config)) for one in OPTIONS.values()}
+    return change_options(config, names)
 
-    Args:
-        message: A warning of a run.
-        config: Its options; their paths are found even where they have spaces.
-    """
+
+def remove_folders(message: str, config: Config) -> str:
+    """Return a warning of a run with the last parts of paths, also of those with spaces."""
     for path in (config.data.data, config.data.validation_file, config.data.test_file):
         if path and not path.startswith(HUB_PREFIX):
             message = message.replace(path, Path(path).name)

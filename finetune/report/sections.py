@@ -1,35 +1,45 @@
 """The sections of a report: what a run has found, as charts and tables."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finetune.config.schema import Config
-from finetune.evaluation.calibration import Calibration, measure_reliability
-from finetune.report.chart import Chart
-from finetune.report.charts import (
-    Rows,
-    draw_coverage,
-    draw_lengths,
-    draw_reliability,
-    draw_scatter,
-    draw_speed_and_memory,
+from finetune.evaluation.calibration import (
+    Calibration,
+    Reliability,
+    coverage_curve,
+    measure_reliability,
 )
-from finetune.runs.results import AutoTunedOption, ParameterCount, RunDetails, RunResults
+from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
+from finetune.runs.results import (
+    AutoTunedOption,
+    ParameterCount,
+    RunDetails,
+    RunResults,
+    TextLengths,
+)
+from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import Scores
 from finetune.tasks.tables import Table, format_interval, format_number, percent
 
-SHOWN_PROBABILITIES = (0.5, 0.8, 0.9, 0.95, 0.99)
+Rows = Sequence[Mapping[str, Any]]
+SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+# The style sheet has colours for so many.
+MAX_CURVES = 3
+# The accuracy of fewer rows says more about them than about the model.
+MIN_ROWS_OF_ACCURACY = 10
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page under a heading; one without content is left out.
+    """A part of a page under a heading.
 
     Args:
         key: Its id on the page.
@@ -46,83 +56,109 @@ class Section:
     command: str = ""
     summary: str = ""
 
-    @property
-    def has_content(self) -> bool:
-        """Whether there is something to show."""
-        return bool(self.charts or self.tables or self.matrix or self.command)
+
+def describe_curves(journal: Rows, metrics: Iterable[str]) -> Iterator[Section]:
+    """Yield losses and validation metrics over the steps."""
+    if charts := draw_curves(journal, metrics):
+        yield Section("curves", "Curves", charts=charts)
+
+
+def draw_curves(journal: Rows, metrics: Iterable[str]) -> list[Chart]:
+    """Return the loss over the steps and the metrics of validations, as far as there are any.
+
+    Args:
+        journal: Rows of ``metrics.jsonl``.
+        metrics: Names of metrics; the first that have a curve share a chart.
+    """
+    losses = [
+        Series("training", _points(journal, "loss")),
+        Series("validation", _points(journal, "eval_loss")),
+    ]
+    drawn = [METRICS[name] for name in metrics if METRICS[name].has_curve][:MAX_CURVES]
+    curves = [Series(one.title, _points(journal, f"eval_{one.name}")) for one in drawn]
+    is_percent = any(one.is_fraction for one in drawn)
+    values = Axis("metric", show=in_percent) if is_percent else Axis("metric")
+    return [
+        *chart_of("Loss", losses, _steps(journal), Axis("loss")),
+        *chart_of("Validation metrics", curves, _steps(journal), values),
+    ]
+
+
+def _steps(journal: Rows) -> Axis:
+    return Axis("step", low=0.0, high=float(max((row["step"] for row in journal), default=1)))
+
+
+def _points(journal: Rows, key: str) -> Points:
+    return [(row["step"], row[key]) for row in journal if row.get(key) is not None]
 
 
 def describe_results(results: RunResults, predictions: Rows, mistakes: Table) -> Iterator[Section]:
-    """Yield what the model does right and wrong on the test split."""
+    """Yield what the model predicts right and wrong on the test split."""
     test = results.test
     if test.table:
-        note = "The interval, Wilson's, is that of the recall." if test.confusion_matrix else ""
+        note = "The interval, Wilson's, is that of the recall."
         yield Section("classes", test.table.title, note, tables=[test.table])
-    note = (
-        "A row is a true class, a column a predicted one; the stronger the shade, the larger the "
-        "share of the row. A number leads to its rows."
-    )
-    yield Section(
-        "confusion", "Confusion matrix", note, matrix=test if test.confusion_matrix else None
-    )
-    points = [(row["label"], row["predicted"]) for row in predictions if not test.per_class]
-    yield Section("numbers", "True and predicted numbers", charts=draw_scatter(points))
+    else:
+        points = [(row["label"], row["predicted"]) for row in predictions]
+        yield Section("numbers", "True and predicted numbers", charts=draw_scatter(points))
+    if test.confusion_matrix:
+        note = (
+            "A row is a true class, a column a predicted one; the stronger the shade, the larger "
+            "the fraction of the row. Click a count to see its texts."
+        )
+        yield Section("confusion", "Confusion matrix", note, matrix=test)
     yield Section("mistakes", mistakes.title, mistakes.note, tables=[mistakes])
 
 
-def describe_speed(results: RunResults, journal: Rows) -> Section:
-    """Return speed, memory and padding."""
-    facts, training = results.facts, results.training
-    peak = training.train_peak_bytes
-    rows = [
-        ("Examples a second, on average", f"{training.train_samples_per_second:,.1f}"),
-        ("Batch size on the device", f"{training.train_batch_size:,}"),
-        ("Tokens that are not padding", percent(facts.real_token_share)),
-        *([("Peak memory", f"{peak / 2**30:.2f} GiB")] if peak else []),
+def draw_scatter(points: Points) -> list[Chart]:
+    """Return predicted over true numbers, and the line on which they are equal."""
+    numbers = [one for point in points for one in point]
+    ends = min(numbers, default=0.0), max(numbers, default=0.0)
+    series = [
+        Series("test rows", sorted(points), "dots"),
+        Series("equal", [(one, one) for one in ends], "guide"),
     ]
-    return Section(
-        "speed", "Speed and memory", charts=draw_speed_and_memory(journal),
-        tables=[Table("Speed and memory", ("measure", "value"), rows)],
-    )  # fmt: skip
+    return chart_of("Predicted by true numbers", series, Axis("true"), Axis("predicted"))
 
 
 def describe_probabilities(calibration: Calibration | None, predictions: Rows) -> Iterator[Section]:
-    """Yield whether probabilities can be believed, and what abstaining on unsure rows gives.
-
-    Args:
-        calibration: What temperature scaling has done, if it was done.
-        predictions: Of ``predictions.jsonl``: of the saved model.
-    """
+    """Yield calibration and accuracy vs. coverage, where predictions have a probability."""
     rows = [row for row in predictions if "probability" in row]
     probabilities = np.array([row["probability"] for row in rows])
     is_right = np.array([row["predicted"] == row["label"] for row in rows])
-    tables = []
     note = (
-        "Of the rows that are answered with a probability, that share should be right; points of "
-        "few rows may lie anywhere. The "
-        "expected calibration error (ECE) is the mean distance from it"
+        "Of the rows that are predicted with a probability, this fraction should be right; points "
+        "of few rows may be anywhere. The expected calibration error (ECE) is the mean distance"
     )
     if calibration:
         before, after = calibration.test.before.reliability, calibration.test.after.reliability
-        charts = draw_reliability({"before scaling": before, "after scaling": after})
-        tables.append(_tabulate_calibration(calibration))
-        note += f"; the logits are divided by {calibration.temperature:.3g}, the temperature."
+        charts = _draw_reliability({"before scaling": before, "after scaling": after})
+        note += f"; the logits are divided by the temperature, {calibration.temperature:.3g}."
+        yield Section("probabilities", "Calibration", note, charts, [_tabulate(calibration)])
     elif rows:
         reliability = measure_reliability(probabilities, is_right)
-        charts = draw_reliability({"test rows": reliability})
         note += f", here {100 * reliability.ece:.1f} percentage points. No temperature was fitted."
-    else:
-        return
-    yield Section("probabilities", "Can the probabilities be believed?", note, charts, tables)
+        charts = _draw_reliability({"test rows": reliability})
+        yield Section("probabilities", "Calibration", note, charts)
     if rows:
-        note = "Of texts whose answer has a low probability a model may better say nothing."
+        note = "Where the prediction has a low probability, it may be better to abstain."
         yield Section(
-            "coverage", "Answering only what is sure", note,
+            "coverage", "Accuracy vs. coverage", note,
             draw_coverage(probabilities, is_right), [_tabulate_coverage(probabilities, is_right)],
         )  # fmt: skip
 
 
-def _tabulate_calibration(calibration: Calibration) -> Table:
+def _draw_reliability(splits: Mapping[str, Reliability]) -> list[Chart]:
+    series = [
+        Series(name, [(one.confidence, one.accuracy) for one in reliability.bins])
+        for name, reliability in splits.items()
+    ]
+    perfect = Series("perfect", [(0.0, 0.0), (1.0, 1.0)], "guide")
+    axes = (Axis(name, 0.0, 1.0, in_percent) for name in ("probability", "accuracy"))
+    return chart_of("Accuracy by probability", [*series, perfect], *axes)
+
+
+def _tabulate(calibration: Calibration) -> Table:
     splits = {"validation": calibration.validation, "test": calibration.test}
     rows = [
         (f"{split}, {when} scaling", f"{100 * one.reliability.ece:.2f}%", f"{one.loss:.4f}")
@@ -132,102 +168,139 @@ def _tabulate_calibration(calibration: Calibration) -> Table:
     return Table("Calibration", ("rows", "ECE", "loss"), rows)
 
 
-def _tabulate_coverage(probabilities: Any, is_right: Any) -> Table:
+def draw_coverage(probabilities: NDArray[np.float64], is_right: NDArray[np.bool_]) -> list[Chart]:
+    """Return the accuracy of the most probable predictions by their fraction of all."""
+    curve = coverage_curve(probabilities, is_right)
+    least = MIN_ROWS_OF_ACCURACY / len(is_right)
+    points = zip(curve.coverages.tolist(), curve.accuracies.tolist(), strict=True)
+    series = Series("accuracy", [one for one in points if one[0] >= least])
+    coverage = Axis("coverage, most probable first", low=0.0, high=1.0, show=in_percent)
+    accuracy = Axis("accuracy", high=1.0, show=in_percent)
+    return chart_of("Accuracy by coverage", [series], coverage, accuracy)
+
+
+def _tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Table:
     rows = []
-    for least in (0.0, *SHOWN_PROBABILITIES):
-        answered = is_right[probabilities >= least]
-        if len(answered):
-            share = float(answered.mean())
+    for least in SHOWN_PROBABILITIES:
+        covered = is_right[probabilities >= least]
+        if len(covered):
+            accuracy = float(covered.mean())
             rows.append(
-                (percent(least), percent(len(answered) / len(is_right)), str(len(answered)),
-                 percent(share), format_interval(share, len(answered)))
+                (percent(least), percent(len(covered) / len(is_right)), str(len(covered)),
+                 percent(accuracy), format_interval(accuracy, len(covered)))
             )  # fmt: skip
-    columns = ("least probability", "answered", "rows", "accuracy", "95% interval")
-    return Table("Accuracy of the answers from a probability on", columns, rows, text_columns=0)
+    columns = ("lowest probability", "coverage", "rows", "accuracy", "95% interval")
+    return Table("Accuracy from a probability on", columns, rows, text_columns=0)
+
+
+def describe_speed(results: RunResults, journal: Rows) -> Section:
+    """Return speed, memory and padding."""
+    training, peak = results.training, results.training.train_peak_bytes
+    rows = [
+        ("Examples a second, on average", f"{training.train_samples_per_second:,.1f}"),
+        ("Batch size on the device", f"{training.train_batch_size:,}"),
+        ("Tokens that are not padding", percent(results.facts.real_token_share)),
+        *([("Peak memory", f"{peak / 2**30:.2f} GiB")] if peak else []),
+    ]
+    speed = [Series("examples/s", _points(journal, "examples_per_second"))]
+    memory = [
+        Series(name, [(step, size / 2**30) for step, size in _points(journal, key)])
+        for name, key in (("allocated by the process", "held_bytes"), ("in use", "memory_bytes"))
+    ]
+    steps = _steps(journal)
+    charts = [
+        *chart_of("Examples a second", speed, steps, Axis("examples/s", low=0.0)),
+        *chart_of("Memory of the device, GiB", memory, steps, Axis("GiB", low=0.0)),
+    ]
+    table = Table("Speed and memory", ("measure", "value"), rows)
+    return Section("speed", table.title, charts=charts, tables=[table])
 
 
 def describe_details(details: RunDetails) -> Iterator[Section]:
-    """Yield texts, parameters and choices."""
+    """Yield lengths of texts, trained parameters, and what was chosen by measurement."""
     rows = [
         (split, f"{one.texts:,}", f"{one.windows:,}" if one.windows else "–",
          format_number(one.median), format_number(one.p95), f"{one.longest:,}",
          f"{one.cut:,} ({percent(one.cut / one.texts)})")
         for split, one in details.lengths.items()
     ]  # fmt: skip
-    columns = ("split", "texts", "windows", "median", "95%", "longest", "cut")
+    columns = ("split", "texts", "windows", "median", "95%", "longest", "truncated")
     note = (
-        "Lengths are in tokens, as the model reads them, after texts were cut. 95% of the texts "
-        "are at most as long as the column says."
+        "Lengths are in tokens, as the model reads them, after truncation. 95% of the texts are at "
+        "most as long as the column says."
     )
     table = Table("Lengths of the texts", columns, rows)
     yield Section("texts", "Texts", note, draw_lengths(details.lengths), [table])
     yield Section("parameters", "Trained parameters", tables=[_tabulate_parts(details.parameters)])
-    choices = [row for one in details.choices for row in _rows_of(one)]
-    table = Table(
-        "Chosen by measurement", ("what", "value", "measured", "note"), choices, text_columns=4
-    )
-    if choices:
+    if details.choices:
+        cells = [row for one in details.choices for row in _cells_of(one)]
+        table = Table(
+            "Chosen by measurement", ("what", "value", "measured", "note"), cells, text_columns=4
+        )
         yield Section("choices", table.title, tables=[table])
 
 
+def draw_lengths(lengths: Mapping[str, TextLengths]) -> list[Chart]:
+    """Return how many texts of the training split have how many tokens."""
+    own = lengths["train"]
+    starts = (1.0 + number * own.bin_tokens for number in range(len(own.bins)))
+    bars = [*zip(starts, map(float, own.bins), strict=True)]
+    series = Series("training texts", bars, "bars", bar_width=own.bin_tokens)
+    noun = "windows" if own.windows else "texts"
+    return chart_of(
+        f"Training {noun} by length", [series], Axis("tokens", low=1.0), Axis(noun, low=0.0)
+    )
+
+
 def _tabulate_parts(parts: Mapping[str, ParameterCount]) -> Table:
-    """Return parameters by part; layers in a row that are alike are one row."""
+    """Return parameters by part; consecutive layers that are alike are one row."""
     rows = []
     for (is_layer, count), same in groupby(
         parts.items(), key=lambda one: (one[0].startswith("layer "), one[1])
     ):
         names = [name for name, _ in same]
-        numbers = [name.removeprefix("layer ") for name in names]
-        is_range = is_layer and len(names) > 1
-        name = f"layers {numbers[0]}–{numbers[-1]}, each" if is_range else ", ".join(names)
-        share = percent(count.trained / count.total) if count.total else "–"
-        rows.append((name, f"{count.trained:,}", f"{count.total:,}", share))
-    return Table("Trained parameters", ("part", "trained", "of", "share"), rows)
+        name = ", ".join(names)
+        if is_layer and len(names) > 1:
+            name = f"layers {names[0].split()[1]}–{names[-1].split()[1]}, each"
+        fraction = percent(count.trained / count.total) if count.total else "–"
+        rows.append((name, f"{count.trained:,}", f"{count.total:,}", fraction))
+    return Table("Trained parameters", ("part", "trained", "of", "percent"), rows)
 
 
-def _rows_of(choice: AutoTunedOption) -> Iterator[tuple[str, str, str, str]]:
+def _cells_of(choice: AutoTunedOption) -> Iterator[tuple[str, str, str, str]]:
     for value, measured in choice.measured.items():
+        cells = (choice.subject, value, f"{format_number(measured)} {choice.quantity}", "")
         is_chosen = value == choice.value
-        yield (
-            choice.subject, f"{value} (chosen)" if is_chosen else value,
-            f"{format_number(measured)} {choice.quantity}", choice.note if is_chosen else "",
-        )  # fmt: skip
+        yield (*cells[:1], f"{value} (chosen)", cells[2], choice.note) if is_chosen else cells
 
 
 def describe_configuration(
     config: Config, environment: Mapping[str, Any], *, name: str
 ) -> Iterator[Section]:
-    """Yield how the run is repeated, all options with their origins, and the versions."""
+    """Yield how the run is repeated, all options with their sources, and the versions."""
     command = f"finetune run --config {shlex.quote(f'{name}/config.yaml')}"
-    note = "Typed in the folder that holds the run's folder, this repeats the run:"
+    note = "In the folder that contains the run's folder, this repeats the run:"
     yield Section("repeat", "Repeat the run", note, command=command)
-    origins, defaults = environment.get("origins", {}), asdict(Config())
-    rows = [
-        (f"{section}.{option}", _format_label(value),
-         _origin_of(value, default=defaults[section][option], given_by=origins.get(option)))
-        for section, options in asdict(config).items()
-        for option, value in options.items()
-    ]  # fmt: skip
-    table = Table("Configuration", ("option", "value", "origin"), rows, text_columns=3)
+    sources, defaults = environment.get("origins", {}), asdict(Config())
+    rows = []
+    for section, options in asdict(config).items():
+        for option, value in options.items():
+            source = "default" if value == defaults[section][option] else "chosen automatically"
+            if option in sources:
+                source = Path(sources[option]).name
+            rows.append((f"{section}.{option}", _format_value(value), source))
+    table = Table("Configuration", ("option", "value", "source"), rows, text_columns=3)
     yield Section("configuration", table.title, tables=[table], summary="All options")
     facts = [
-        (key, _format_label(value))
+        (key, _format_value(value))
         for key, value in environment.items()
         if key not in ("origins", "choices")
     ]
-    table = Table("Environment", ("what", "value"), facts, text_columns=2)
+    table = Table("Environment", ("name", "value"), facts, text_columns=2)
     yield Section("environment", table.title, tables=[table], summary="Versions and machine")
 
 
-def _origin_of(value: Any, *, default: Any, given_by: str | None) -> str:
-    """Return the file, by its name, the variable or the flag that has given a value."""
-    if given_by is not None:
-        return Path(given_by).name
-    return "default" if value == default else "chosen for model and data"
-
-
-def _format_label(value: Any) -> str:
-    """Return the value of an option or a fact as people read it."""
+def _format_value(value: Any) -> str:
     match value:
         case None:
             return "–"

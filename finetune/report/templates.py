@@ -21,8 +21,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {rest_minutes} min" if hours else f"{minutes} min {rest_seconds} s"
 
 
-def _escape(value: Any) -> Any:
-    """Return what a page shows of a value; what is HTML already stays as it is."""
+def _escape_text(value: Any) -> Any:
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return escape_controls(value) if is_text else value
 
@@ -30,7 +29,7 @@ def _escape(value: Any) -> Any:
 TEMPLATES = Environment(
     loader=PackageLoader("finetune", "report"),
     autoescape=True,
-    finalize=_escape,
+    finalize=_escape_text,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

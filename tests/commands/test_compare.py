@@ -27,7 +27,7 @@ def test_metrics_rows_and_options_are_tables_of_80_columns(
     assert any(line.split()[:2] == ["other", "100.0%"] for line in lines)
     assert "seed    42        7" in [line.rstrip() for line in lines]
     assert any(line.startswith("2 of ") for line in lines)
-    titles = lines.index("Right in other, wrong in finished")
+    titles = lines.index("Only other correct")
     assert max(map(len, lines[:titles])) <= 80
 
 

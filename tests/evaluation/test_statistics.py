@@ -50,7 +50,7 @@ def test_resamples_do_not_depend_on_how_many_are_in_memory(
 ) -> None:
     run = accuracy_of(np.arange(30) < 20)
     [at_once] = bootstrap([run], rows=30, resamples=20)
-    monkeypatch.setattr(statistics, "_MAX_WEIGHTS", 90)
+    monkeypatch.setattr(statistics, "MAX_WEIGHTS", 90)
     [in_turn] = bootstrap([run], rows=30, resamples=20)
     assert at_once["accuracy"].tolist() == in_turn["accuracy"].tolist()
 

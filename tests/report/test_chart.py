@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.report.chart import HEIGHT, Axis, Chart, Scale, Series, in_percent, picture_of
-from finetune.report.charts import draw_coverage, draw_curves, draw_lengths, draw_scatter
+from finetune.report.sections import draw_coverage, draw_curves, draw_lengths, draw_scatter
 from finetune.runs.results import TextLengths
 
 UPDATES = [{"step": step, "loss": 1 / step} for step in range(10, 100, 10)]

@@ -81,7 +81,7 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
         assert shown in page.text, shown
     for row in (
         *("model.model minilm --model", "data.split_seed 0 default"),
-        "training.learning_rate 0.0001 chosen for model and data",
+        "training.learning_rate 0.0001 chosen automatically",
     ):
         assert row in " ".join(page.text.split())
     assert "not better" not in page.text
@@ -196,7 +196,7 @@ def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: 
 
     assert text.count("2 texts are cut.") == 1
     for shown in (
-        *("divided by 1.7", "after scaling 10.00%", "before scaling 40.00%"),
+        *("divided by the temperature, 1.7", "after scaling 10.00%", "before scaling 40.00%"),
         *("Training texts by length", "10 (0.2%)"),
         *("layers 1–2, each 0 30 0.0%", "head 7 7 100.0%"),
         "precision bf16 (chosen) 8 ms for one step precision fp32 12 ms for one step",

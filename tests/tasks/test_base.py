@@ -152,7 +152,7 @@ def test_a_run_is_compared_with_one_that_answers_otherwise(run: Path, tmp_path: 
     assert (versus.p_value is None) == (comparison.task.name == "regression")
     titles = [table.title for table in tabulate(comparison)]
     assert titles[0] == f"Metrics on {len(rows)} test rows"
-    assert titles[-1].startswith("Nearer" if "regression" in str(run) else "Right")
+    assert titles[-1] == ("other closer" if "regression" in str(run) else "Only other correct")
 
 
 @pytest.fixture
