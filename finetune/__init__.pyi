@@ -111,6 +111,7 @@ def evaluate(
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
+    evaluate_metric: str | None = None,
     device: DeviceName = "auto",
     emit: Emit | None = None,
     progress: bool | None = None,

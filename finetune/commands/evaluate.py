@@ -51,6 +51,7 @@ def evaluate(
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
+    evaluate_metric: str | None = None,
     device: DeviceName = "auto",
     emit: Emit = ignore,
 ) -> Evaluation:
@@ -63,6 +64,8 @@ def evaluate(
         text_column: Of the other data, if it is not named as in the run's data.
         text_pair_column: Likewise.
         label_column: Likewise.
+        evaluate_metric: Another metric, of the library ``evaluate``: a folder with its code, or an
+            id of the Hub. The code runs here.
         device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
         emit: Receives the events of ``finetune.events``.
 
@@ -92,8 +95,11 @@ def evaluate(
 
     if data is None:
         split = split or "test"
-        return Evaluation(split, evaluate_split(folder, split, device=device, emit=emit))
-    scores = evaluate_data(folder, str(data), columns, device=device, emit=emit)
+        scores = evaluate_split(folder, split, device=device, metric=evaluate_metric, emit=emit)
+        return Evaluation(split, scores)
+    scores = evaluate_data(
+        folder, str(data), columns, device=device, metric=evaluate_metric, emit=emit
+    )
     return Evaluation(str(data), scores)
 
 
@@ -113,6 +119,11 @@ def evaluate(
 @text_column_option
 @text_pair_column_option
 @click.option("--label-column", help="Column of the labels.  [default: the run's]")
+@click.option(
+    "--evaluate-metric",
+    metavar="PATH_OR_ID",
+    help="Another metric, of the library evaluate: a folder, or an id of the Hub. Its code runs.",
+)
 @device_option
 @with_display
 def command(*, display: Display, **options: Any) -> None:

@@ -14,13 +14,16 @@ from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
 from finetune.runs.trained import TrainedModel
+from finetune.tasks.metrics import load_evaluate_metric
 from finetune.tasks.scores import Scores, warn_unless_better
 
 
-def evaluate_split(folder: RunFolder, split: str, *, device: str, emit: Emit) -> Scores:
+def evaluate_split(
+    folder: RunFolder, split: str, *, device: str, metric: str | None = None, emit: Emit
+) -> Scores:
     """Evaluate a run's model on a split of the data that it was made from; see ``load_split``."""
     rows = load_split(folder, split, emit=emit)
-    return _score(folder, rows, split=split, device=device, emit=emit)
+    return _score(folder, rows, split=split, device=device, metric=metric, emit=emit)
 
 
 def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
@@ -45,7 +48,13 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
 
 
 def evaluate_data(
-    folder: RunFolder, source: str, columns: dict[str, Any], *, device: str, emit: Emit
+    folder: RunFolder,
+    source: str,
+    columns: dict[str, Any],
+    *,
+    device: str,
+    metric: str | None = None,
+    emit: Emit,
 ) -> Scores:
     """Evaluate a run's model on all rows of other data, read as the run's own but for columns.
 
@@ -65,10 +74,14 @@ def evaluate_data(
             f"{source} has {kinds[not reads_pairs]}, and the model reads {kinds[reads_pairs]}",
             remedy="name the columns of texts as in the data that the run was made from",
         )
-    return _score(folder, rows, split=source, device=device, emit=emit)
+    return _score(folder, rows, split=source, device=device, metric=metric, emit=emit)
 
 
-def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: Emit) -> Scores:
+def _score(
+    folder: RunFolder, rows: Dataset, *, split: str, device: str, metric: str | None, emit: Emit
+) -> Scores:
+    """Score rows; ``metric`` names one of the library ``evaluate``, too."""
+    others = [load_evaluate_metric(metric)] if metric else []
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     place = f"{model.device.name} ({model.device.description})"
     emit(Info(f"evaluating {len(rows):,} rows of {split} on {place}"))
@@ -77,6 +90,6 @@ def _score(folder: RunFolder, rows: Dataset, *, split: str, device: str, emit: E
         processes=model.predictor.processes,
     )  # fmt: skip
     logits = model.logits(examples)
-    scores = model.text_model.task.score(logits, examples.labels)
+    scores = model.text_model.task.score(logits, examples.labels, others=others)
     warn_unless_better(scores, emit=emit)
     return scores

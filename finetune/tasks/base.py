@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from finetune.events import Emit
 from finetune.tasks.labels import find_odd_names
-from finetune.tasks.metrics import Needs, ProblemType, WeightedMetrics, compute_metrics
+from finetune.tasks.metrics import Metric, Needs, ProblemType, WeightedMetrics, compute_metrics
 from finetune.tasks.scores import Scores, score_classes
 from finetune.tasks.tables import Table
 from finetune.tasks.temperature import fit_temperature, read_temperature, scale_parameters
@@ -334,15 +334,16 @@ class Task(ABC):
         losses = self.unweighted.losses(torch.tensor(logits), torch.tensor(labels))
         return np.asarray(losses.numpy(), np.float32)
 
-    def score(self, logits: Logits, labels: Labels) -> Scores:
+    def score(self, logits: Logits, labels: Labels, *, others: Sequence[Metric] = ()) -> Scores:
         """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
-        outputs = self.read_logits(logits)
+        outputs, weights = self.read_logits(logits), np.ones((1, len(labels)))
         found: dict[Needs, NDArray[Any]] = {"predictions": outputs.predicted}
         found["losses"] = self.evaluation_losses(logits, labels)
         if outputs.probabilities is not None:
             found["probabilities"] = outputs.probabilities
-        baseline = self.baseline_predictions(labels)
-        scores = Scores.of(compute_metrics(self.problem_type, labels, found), labels, baseline)
+        metrics = compute_metrics(self.problem_type, labels, found, weights)
+        metrics |= {one.name: one.compute(labels, outputs.predicted, weights) for one in others}
+        scores = Scores.of(metrics, labels, self.baseline_predictions(labels))
         if not self.class_names:
             return scores
         more = self.class_columns(labels, outputs)

@@ -4,14 +4,15 @@ A metric is a function of labels, what it ``needs`` of the model, and weights. T
 here and register it with ``@metric``; nothing else lists the metrics.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationInvalid, UsageError
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -104,17 +105,50 @@ def choose_metric(name: str | None, task: "Task") -> Metric:
     return known[name]
 
 
+def load_evaluate_metric(name: str) -> Metric:
+    """Return a metric of the library ``evaluate``: a folder with its code, or an id of the Hub.
+
+    Its code runs here, so that only a user may name it.
+
+    Raises:
+        UsageError: If there is none, or, later, if it can't be computed of these predictions.
+    """
+    import evaluate
+
+    @contextmanager
+    def explained() -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ImportError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"--evaluate-metric {name} can't be used: {error}",
+                remedy="name a folder with a metric, or one of huggingface.co/evaluate-metric",
+            ) from error
+
+    def compute(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+        values = []
+        for counts in weights.astype(np.int64):
+            columns = {"predictions": predicted, "references": labels}
+            repeated = {column: np.repeat(one, counts, axis=0) for column, one in columns.items()}
+            with explained():
+                found = module.compute(**repeated)
+                values.append(float(found.get(module.name, next(iter(found.values())))))
+        return np.array(values)
+
+    with explained():
+        module = evaluate.load(name)
+    key = f"evaluate_{module.name}"
+    METRICS[key] = Metric(key, module.name, compute, (), module.name, is_fraction=False)
+    return METRICS[key]
+
+
 def compute_metrics(
     problem_type: ProblemType,
     labels: NDArray[Any],
     outputs: Mapping[Needs, NDArray[Any]],
-    weights: Floats | None = None,
+    weights: Floats,
 ) -> dict[str, Floats]:
-    """Return the metrics whose needs are among the outputs, by name: each [resamples].
-
-    Without weights each row, of which there is one or more, counts once.
-    """
-    weights = np.ones((1, len(labels))) if weights is None else weights
+    """Return the metrics whose needs are among the outputs, by name: each [resamples]."""
     return {
         one.name: one.compute(labels, outputs[one.needs], weights)
         for one in metrics_of(problem_type)

@@ -44,6 +44,39 @@ def test_what_is_no_name_of_data_or_no_option_is_refused() -> None:
         finetune.evaluate("RUN", text_colum="text")  # type: ignore[call-arg]
 
 
+ERROR_RATE = """
+import datasets
+import evaluate
+
+class ErrorRate(evaluate.Metric):
+    def _info(self):
+        number = datasets.Value("int64")
+        features = datasets.Features({"predictions": number, "references": number})
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        errors = [one != other for one, other in zip(predictions, references)]
+        return {"error_rate": sum(errors) / len(errors)}
+"""
+
+
+def test_a_metric_of_the_library_evaluate_is_computed_too(
+    finished_run: Path, tmp_path: Path, command: Command
+) -> None:
+    (tmp_path / "error_rate").mkdir()
+    (tmp_path / "error_rate" / "error_rate.py").write_text(ERROR_RATE)
+    outcome = command(
+        "evaluate", finished_run, "--evaluate-metric", tmp_path / "error_rate", "--json"
+    )
+    assert outcome.code == 0, outcome.errors
+    found = json.loads(outcome.output)
+    assert found["evaluate_error_rate"] == pytest.approx(1 - found["accuracy"])
+    # Other evaluations do not compute it.
+    assert "evaluate_error_rate" not in finetune.evaluate(finished_run, device="cpu").to_json()
+    with pytest.raises(UsageError, match="--evaluate-metric"):
+        finetune.evaluate(finished_run, device="cpu", evaluate_metric=str(tmp_path / "missing"))
+
+
 @pytest.mark.parametrize("folder", [".", "missing"])
 def test_a_folder_without_a_run_is_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(NotARun):
