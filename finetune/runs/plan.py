@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.mode import Mode
 from finetune.config.schema import (
     OPTIONS,
     Config,
-    ModeDefaults,
     change_options,
     default_learning_rate,
     mode_defaults,
@@ -27,8 +25,8 @@ from finetune.tokenization.examples import Examples
 from finetune.training.schedule import Schedule
 from finetune.training.step import Hyperparameters
 
-# What a text of each split takes of a run of three epochs, counted in forwards: a step is one
-# and a backward of two; validation comes after each epoch and at the end.
+# Forwards that a text of each split takes in a run of three epochs: a step is as long as three,
+# validation comes after each epoch and at the end.
 _PASSES = {"train": 9.0, "validation": 4.0, "test": 1.0}
 
 
@@ -109,62 +107,41 @@ def plan_training(
     per_step = options.examples_per_step
     steps_per_epoch = math.ceil(len(examples["train"].labels) / per_step)
     defaults = mode_defaults(mode, steps_per_epoch=steps_per_epoch)
+    patience, weight_decay = options.early_stopping_patience, options.weight_decay
     num_train_epochs = options.num_train_epochs or defaults.num_train_epochs
-    return TrainingPlan(
-        examples=examples["train"],
-        padded_lengths=_padded_lengths(examples, text_model, shapes, mode=mode),
-        effective_batch_size=per_step,
-        pads_batches=shapes.pads_batches,
-        num_train_epochs=num_train_epochs,
-        hyperparameters=_hyperparameters(
-            config,
-            text_model,
-            defaults,
-            total_steps=options.max_steps or math.ceil(num_train_epochs * steps_per_epoch),
-        ),
-        early_stopping_patience=defaults.early_stopping_patience
-        if options.early_stopping_patience is None
-        else options.early_stopping_patience,
-        seed=options.seed,
+    total_steps = options.max_steps or math.ceil(num_train_epochs * steps_per_epoch)
+    learning_rate = options.learning_rate or default_learning_rate(
+        mode, hidden_size=text_model.model.config.hidden_size, structure=text_model.structure
     )
-
-
-def _padded_lengths(
-    splits: Mapping[str, Examples], text_model: TextModel, shapes: BatchShapes, *, mode: Mode
-) -> list[int]:
-    """Choose the padded lengths of all splits, so that evaluation brings no new shapes."""
     if shapes.max_shapes is not None and not mode.trains_encoder:
         # A head over stored features has a shape of its own: one vector a text.
         shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
-    weights = [np.full(len(one.lengths), _PASSES[split]) for split, one in splits.items()]
-    return text_model.padded_lengths(
-        np.concatenate([one.lengths for one in splits.values()]),
-        shapes,
-        weights=np.concatenate(weights),
-    )
-
-
-def _hyperparameters(
-    config: Config, text_model: TextModel, defaults: ModeDefaults, *, total_steps: int
-) -> Hyperparameters:
-    options = config.training
-    default_rate = default_learning_rate(
-        config.model.mode,
-        hidden_size=text_model.model.config.hidden_size,
-        structure=text_model.structure,
-    )
-    return Hyperparameters(
-        optimizer=options.optimizer,
-        schedule=Schedule(
-            peak=options.learning_rate or default_rate,
-            warmup_steps=math.ceil(options.warmup_fraction * total_steps),
-            total_steps=total_steps,
+    return TrainingPlan(
+        examples=examples["train"],
+        # Of all splits, so that evaluation brings no new shapes.
+        padded_lengths=text_model.padded_lengths(
+            np.concatenate([split.lengths for split in examples.values()]),
+            shapes,
+            weights=np.concatenate(
+                [np.full(len(split.lengths), _PASSES[name]) for name, split in examples.items()]
+            ),
         ),
-        head_lr_multiplier=options.head_lr_multiplier or defaults.head_lr_multiplier,
-        weight_decay=defaults.weight_decay
-        if options.weight_decay is None
-        else options.weight_decay,
-        max_grad_norm=options.max_grad_norm,
+        effective_batch_size=per_step,
+        pads_batches=shapes.pads_batches,
+        num_train_epochs=num_train_epochs,
+        hyperparameters=Hyperparameters(
+            optimizer=options.optimizer,
+            schedule=Schedule(
+                peak=learning_rate,
+                warmup_steps=math.ceil(options.warmup_fraction * total_steps),
+                total_steps=total_steps,
+            ),
+            head_lr_multiplier=options.head_lr_multiplier or defaults.head_lr_multiplier,
+            weight_decay=defaults.weight_decay if weight_decay is None else weight_decay,
+            max_grad_norm=options.max_grad_norm,
+        ),
+        early_stopping_patience=defaults.early_stopping_patience if patience is None else patience,
+        seed=options.seed,
     )
 
 
@@ -176,11 +153,13 @@ def with_plan(
     Data and model of the Hub are pinned to their commits. It depends neither on defaults by model
     and mode, nor on the folder in which the command was typed, and names no folder for its output.
     """
-    paths = {one.name: one.value_in(config) for one in OPTIONS.values() if one.is_path}
-    model, hyperparameters = config.model.model, plan.hyperparameters
+    paths = {option.name: option.value_in(config) for option in OPTIONS.values() if option.is_path}
+    data, model, hyperparameters = config.data.data, config.model.model, plan.hyperparameters
+    if data not in SOURCES:
+        data = f"{data.partition('@')[0]}@{data_commit}" if data_commit else _absolute(data)
     pinned: dict[str, Any] = {
         **{option: path and _absolute(path) for option, path in paths.items()},
-        "data": _pinned(config.data.data, commit=data_commit),
+        "data": data,
         "model": model if model == MINILM else _absolute(model),
         "revision": model_commit,
         "gradient_checkpointing": bool(config.training.gradient_checkpointing),
@@ -194,13 +173,6 @@ def with_plan(
         "overwrite": False,
     }
     return change_options(config, pinned)
-
-
-def _pinned(data: str, *, commit: str | None) -> str:
-    """Return the name of the data with its absolute path, or with its commit on the Hub."""
-    if data in SOURCES:
-        return data
-    return f"{data.partition('@')[0]}@{commit}" if commit else _absolute(data)
 
 
 def _absolute(source: str) -> str:

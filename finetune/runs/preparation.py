@@ -16,14 +16,14 @@ from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Emit, Info, stage
-from finetune.model.freeze import count_by_part, count_parameters, freeze_parameters
+from finetune.model.freeze import count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_model
 from finetune.runs.cache import cache_folder
 from finetune.runs.data import load_run_data
 from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
-from finetune.runs.results import AutoTunedOption, ParameterCount, RunDetails, TextLengths
+from finetune.runs.results import AutoTunedOption
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
@@ -81,7 +81,7 @@ class Preparation:
         return with_plan(
             self.config,
             self.plan,
-            data_commit=next((one.commit for one in self.sources if one.commit), None),
+            data_commit=next((source.commit for source in self.sources if source.commit), None),
             model_commit=self.text_model.source.commit,
         )
 
@@ -91,19 +91,9 @@ class Preparation:
         is_checked = self.config.training.check_device and not self.device.is_reference
         return is_checked and self.processes.is_main
 
-    @property
-    def details(self) -> RunDetails:
-        """What people want to see of a run beside its metrics, once all is chosen."""
-        parts = count_by_part(self.text_model.model, self.text_model.structure)
-        return RunDetails(
-            choices=list(self.choices),
-            lengths={name: TextLengths.of(one) for name, one in self.examples.items()},
-            parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
-        )
-
     def with_choices(self, *choices: AutoTunedOption) -> "Preparation":
         """Return the same with more that was chosen by measurements."""
-        by_subject = {one.subject: one for one in (*self.choices, *choices)}
+        by_subject = {choice.subject: choice for choice in (*self.choices, *choices)}
         return replace(self, choices=[*by_subject.values()])
 
     def with_precision(self, *, emit: Emit) -> "Preparation":

@@ -105,6 +105,19 @@ class RunDetails:
     lengths: Mapping[str, TextLengths]
     parameters: Mapping[str, ParameterCount]
 
+    @classmethod
+    def of(cls, preparation: "Preparation") -> "RunDetails":
+        """Return the details of a run once all is chosen."""
+        from finetune.model.freeze import count_by_part
+
+        text_model = preparation.text_model
+        parts = count_by_part(text_model.model, text_model.structure)
+        return cls(
+            choices=list(preparation.choices),
+            lengths={split: TextLengths.of(one) for split, one in preparation.examples.items()},
+            parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
+        )
+
 
 @dataclass(frozen=True)
 class TrainingMetrics:

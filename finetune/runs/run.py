@@ -36,7 +36,7 @@ from finetune.runs.journal import Journal, WarningLog, continue_journal
 from finetune.runs.manifest import Manifest, read_choices, restore_threads, write_environment
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
-from finetune.runs.results import RunFacts, RunResults, TrainingMetrics
+from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
 from finetune.runs.saving import Checkpoints, nothing_to_resume
 from finetune.runs.tracking import tracked
 from finetune.tasks.metrics import choose_metric
@@ -331,7 +331,7 @@ class Run:
                 training=TrainingMetrics.of(
                     self.progress, self.plan, self.batch_size.examples, peak_bytes
                 ),
-                details=preparation.details,
+                details=RunDetails.of(preparation),
                 validation=task.score(*validation) if validation else None,
                 test=task.score(*test),
                 calibration=measure_calibration(task, validation, test) if validation else None,
