@@ -1,32 +1,6 @@
-"""Every error that the tool raises on purpose.
+"""Every error that the tool raises on purpose, by exit code.
 
-    FinetuneError                       1    the run failed
-    ├── LossNotFinite                   1
-    ├── WrongParametersChanged          1
-    ├── DeviceDiffers                   1
-    ├── CheckpointDamaged               1
-    ├── TrialFailed                     1
-    ├── NotWritten                      1
-    ├── ProcessLost                     1
-    ├── UsageError                      2    a flag, a file name or a configuration is wrong
-    │   ├── ConfigurationInvalid
-    │   ├── RunFolderNotEmpty
-    │   ├── RunFolderInUse
-    │   ├── NotARun
-    │   ├── ModelNotFound
-    │   ├── ModelIsGated
-    │   └── ModelUnsupported
-    ├── DataError                       3    the data is missing, damaged or unusable
-    │   ├── DataNotFound
-    │   ├── DataUnreadable
-    │   ├── DataDiffers
-    │   └── ChecksumDiffers
-    ├── DeviceNotAvailable              4
-    ├── BatchDoesNotFit                 5    out of memory
-    ├── HubNotReachable                 6    offline, and not in the cache
-    └── Interrupted             130, 143, 129    by Ctrl-C, SIGTERM, SIGHUP
-
-Each carries one line that says what is wrong and one, the remedy, that says what to do.
+Each has one line that says what is wrong and one, the remedy, that says what to do.
 """
 
 import signal
@@ -34,12 +8,7 @@ from collections.abc import Sequence
 
 
 class FinetuneError(Exception):
-    """Say what is wrong and what to do about it.
-
-    Args:
-        message: One line, without a full stop: what is wrong.
-        remedy: One line: what the user can do.
-    """
+    """Work failed; the message says what is wrong, the remedy what the user can do."""
 
     exit_code: int = 1
 

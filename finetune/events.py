@@ -1,6 +1,6 @@
 """The events of a run in progress.
 
-The rooms below the command line print nothing: they emit events to a callback of their caller.
+The rooms below the commands print nothing: they emit events to a callback of their caller.
 """
 
 import time
@@ -21,23 +21,14 @@ class Info:
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage of a run begins.
-
-    Args:
-        name: Such as ``load`` or ``train``.
-    """
+    """A stage of a run begins, such as ``load`` or ``train``."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage of a run has come to its end; one that fails has none.
-
-    Args:
-        name: That it began with.
-        seconds: What it took.
-    """
+    """A stage of a run has come to its end; one that fails has none."""
 
     name: str
     seconds: float
@@ -45,12 +36,7 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class WarningMessage:
-    """Something is odd; the work continues.
-
-    Args:
-        message: What was found.
-        remedy: What the user can do about it.
-    """
+    """Something is odd, and what the user can do about it; the work continues."""
 
     message: str
     remedy: str = ""
@@ -58,12 +44,7 @@ class WarningMessage:
 
 @dataclass(frozen=True)
 class Advance:
-    """How far the work that an ``Info`` announced has come.
-
-    Args:
-        done: Rows done so far.
-        total: Rows in all.
-    """
+    """How many rows are done of the work that an ``Info`` announced."""
 
     done: int
     total: int
@@ -77,7 +58,6 @@ class Trial:
         status: ``failed`` says that something other than memory went wrong.
         peak_bytes: The most memory in use, if known.
         examples_per_second: If it fits.
-        seconds: What the trial took.
         reason: Why it does not fit.
         is_strained: Whether it barely fits: the allocator had to free its cache and try again, or
             the system began to swap.
@@ -94,15 +74,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Step:
-    """The state at a report point of the training loop.
+    """The state of the training loop after a step, every ``logging_steps``.
 
     Args:
-        step: Steps done so far, from 1.
-        total_steps: Steps that the run will take unless it stops early.
-        epoch: Passes over the training data so far, as a fraction.
+        step: Steps done, from 1.
+        total_steps: Steps of the run unless it stops early.
+        epoch: Passes over the training data, as a fraction.
         loss: Mean training loss since the last report.
-        learning_rate: Rate of the last step.
-        examples_per_second: Training rows a second since the last report.
+        learning_rate: Of the last step.
+        examples_per_second: Since the last report.
         memory_bytes: Memory in use on the device.
         held_bytes: Memory that the process holds there, with what is cached for later.
         budget_bytes: Memory that the process might have held there when training began.
@@ -123,14 +103,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Validation:
-    """The model was tried on the validation split.
-
-    Args:
-        step: Steps done before it.
-        epoch: Passes over the training data before it.
-        metrics: Metrics by name, such as ``accuracy``, in 0..1, and ``loss``.
-        is_best: Whether no earlier validation of this run was better.
-    """
+    """The model was evaluated on the validation split, after a step; metrics by name."""
 
     step: int
     epoch: float

@@ -10,19 +10,17 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 PARTIAL_SUFFIX = ".partial"
-CHUNK_BYTES = 2**12
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file so that at any moment its name holds the old text or the new one, whole.
+    """Write a file so that at any moment it holds the old text or the new one, whole.
 
-    There may be one writer at a time, the holder of the folder's lock.
+    Only the holder of the folder's lock may call this.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
@@ -39,10 +37,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder for files; it takes a folder's place at the end, unless that fails.
-
-    Files lie in it directly. Missing parents are made too.
-    """
+    """Yield an empty folder for files that replaces ``folder`` at the end, unless that fails."""
     partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -64,7 +59,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def keep_json(path: Path, value: Any) -> None:
-    """Write a value that need not be found again, such as in a cache, if the disk takes it."""
+    """Write a value to a cache, if the disk takes it."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, value)
@@ -76,33 +71,24 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a file of JSON lines, which need not exist; none where the disk is full.
+    """Add rows to a file of JSON lines, which need not exist; none of them if the disk is full.
 
-    They take the place of a last line without its end, as a power cut leaves it.
+    They replace a last line without its end, which a power cut leaves.
     """
-    lines = "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows)
+    lines = "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows).encode()
     with path.open("a+b", buffering=0) as file:
-        size_bytes = _find_end_of_lines(file)
-        file.truncate(size_bytes)
+        if end := file.seek(0, os.SEEK_END):
+            file.seek(end - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                end = file.read().rfind(b"\n") + 1
+                file.truncate(end)
         try:
-            written_bytes = file.write(lines.encode())
-            if written_bytes < len(lines.encode()):
+            if file.write(lines) < len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
-            file.truncate(size_bytes)
+            file.truncate(end)
             raise
-
-
-def _find_end_of_lines(file: FileIO) -> int:
-    """Return how many bytes of a file are whole lines."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - CHUNK_BYTES)
-        file.seek(start)
-        if found := file.read(end - start).rfind(b"\n") + 1:
-            return start + found
-        end = start
-    return 0
 
 
 def read_json(path: Path) -> Any:
@@ -111,10 +97,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_jsonl(path: Path) -> list[Any]:
-    """Return the rows of a file of JSON lines.
-
-    A last line without its end is what a killed ``append_jsonl`` leaves, and is passed over.
-    """
+    """Return the rows of a file of JSON lines, without a last line that a kill has cut off."""
     *lines, _torn = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines]
 

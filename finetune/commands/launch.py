@@ -17,23 +17,18 @@ from finetune.distributed.launch import import_environment, module_command
 from finetune.errors import ProcessLost, UsageError
 from finetune.training.interruption import STOP_SIGNALS
 
-_REMEDY = "--resume-from-checkpoint auto goes on from the last checkpoint"
 # Of a process that has imported PyTorch and transformers, and nothing else.
 _LIBRARIES_BYTES = 300 << 20
-# One that is stopped finishes its step and writes a checkpoint; a second signal cuts that off.
+# A stopped process finishes its step and writes a checkpoint; a second signal cuts that off.
 _STOPPING_SECONDS = 600
 
 
 def run_in_processes(count: int, arguments: Sequence[str]) -> int:
     """Run a command in several processes with torch's elastic launcher, and wait for their end.
 
-    Args:
-        count: How many.
-        arguments: Those of the command line.
-
     Returns:
         The exit code: 0, that of the process that failed first, which has said why, or that of
-        the signal that has stopped this process and so the others, of which the main one says it.
+        the signal that has stopped this process and so the others.
 
     Raises:
         UsageError: If there is not even memory for their libraries.
@@ -45,24 +40,13 @@ def run_in_processes(count: int, arguments: Sequence[str]) -> int:
             f"memory, and {gibibytes(spare)} are free",
             remedy="give a lower --num-processes",
         )
-    # Its own account of what has failed stands beside ours.
+    # The launcher would log the failures that the processes have reported.
     logging.disable(logging.ERROR)
     os.environ |= import_environment()
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_STOPPING_SECONDS))
-    executable, *options = module_command("finetune")
-    try:
-        elastic_launch(_configure(count), executable)(*options, *arguments)
-    except ChildFailedError as error:
-        return _exit_code(error.failures)
-    except SignalException as stop:
-        return 128 + stop.sigval
-    return 0
-
-
-def _configure(count: int) -> LaunchConfig:
     # nohup and shells start processes with signals that are to be ignored.
-    heeded = [one.name for one in STOP_SIGNALS if signal.getsignal(one) != signal.SIG_IGN]
-    return LaunchConfig(
+    handled = [one.name for one in STOP_SIGNALS if signal.getsignal(one) != signal.SIG_IGN]
+    config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=count,
@@ -70,23 +54,30 @@ def _configure(count: int) -> LaunchConfig:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
-        signals_to_handle=",".join(heeded),
+        signals_to_handle=",".join(handled),
         # Without a folder of logs, which would stay.
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
+    executable, *options = module_command("finetune")
+    try:
+        elastic_launch(config, executable)(*options, *arguments)
+    except ChildFailedError as error:
+        return _exit_code(error.failures)
+    except SignalException as stop:
+        return 128 + stop.sigval
+    return 0
 
 
 def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
-    # The others fail in the same second as one that was killed, since it no longer answers.
-    rank, cause = min(failures.items(), key=lambda one: (not _was_killed(one[1]), one[1].timestamp))
+    def was_killed(failure: ProcessFailure) -> bool:
+        # By SIGTERM the launcher ends the others.
+        return failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+
+    # The others fail in the same second as one that was killed, since it no longer replies.
+    rank, cause = min(failures.items(), key=lambda one: (not was_killed(one[1]), one[1].timestamp))
     if cause.exitcode > 0:
         return cause.exitcode
     raise ProcessLost(
         f"process {rank} on {socket.gethostname()} was killed by {cause.signal_name()}",
-        remedy=_REMEDY,
+        remedy="--resume-from-checkpoint auto goes on from the last checkpoint",
     )
-
-
-def _was_killed(failure: ProcessFailure) -> bool:
-    """Return whether a signal ended a process, but that by which the launcher ends the others."""
-    return failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM

@@ -9,14 +9,14 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import NoReturn
 
 import click
 
 import finetune
-from finetune.commands.usage import explain_usage
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
-from finetune.distributed.launch import Launch, read_launch
+from finetune.distributed.launch import read_launch
 from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, raise_on_signal, signal_of
@@ -90,20 +90,20 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         # The process is the command's own, and may be set up for it.
         arguments = sys.argv[1:]
-        _open_standard_streams()
         keep_freed_memory()
         reduce_gc_frequency()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-    _quieten_libraries()
+    # Keep the libraries' own progress and advice off the terminal, unless the user wants them.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         launch = read_launch()
     except UsageError as error:
         _show(error, arguments)
         sys.exit(error.exit_code)
-    if sys.stdout is None:
-        remedy = "redirect it, to a file or to /dev/null"
-        _leave(NotWritten("standard output is closed", remedy=remedy), arguments)
     if not launch.is_main:
         _discard_output()
     try:
@@ -120,15 +120,8 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(_explain(error, request), arguments)
 
 
-def _open_standard_streams() -> None:
-    """Let no file or socket have the number of a stream that is closed: libraries write to it."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
-
-
 def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
-    """Return an error in two lines; whatever a signal has led to, that the signal has come."""
+    """Return any error as one of ours; after a signal, whatever it led to, as an interruption."""
     if isinstance(error, Interrupted):
         return error
     if request.number or isinstance(error, KeyboardInterrupt | click.Abort):
@@ -136,11 +129,15 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
         number = request.number or signal_of(error.__cause__ or error)
         return Interrupted("stopped", remedy="run the command again", signal_number=number)
     if isinstance(error, click.UsageError):
-        return explain_usage(error)
+        return _explain_usage(error)
     if isinstance(error, FinetuneError):
         return error
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        return _explain_disk(error)
+        if error.filename is None:
+            _discard_output()
+        file = error.filename or "standard output"
+        remedy = "make room, or choose another place; --debug shows what was being written"
+        return NotWritten(f"{file} can't be written: {error.strerror}", remedy=remedy)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return UsageError(f"the name {error.filename} is too long", remedy="choose a shorter one")
     first_line = (str(error) or "no message").splitlines()[0]
@@ -150,16 +147,35 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
     )
 
 
-def _explain_disk(error: OSError) -> NotWritten:
-    if error.filename is None:
-        _discard_output()
-    what = error.filename or "standard output"
-    remedy = "make room, or choose another place; --debug shows what was being written"
-    return NotWritten(f"{what} can't be written: {error.strerror}", remedy=remedy)
+def _explain_usage(error: click.UsageError) -> UsageError:
+    """Return click's error in one line, and what to do."""
+    place = error.ctx.command_path if error.ctx else "finetune"
+    remedy = f"see {place} --help"
+    if meant := _find_meant(error):
+        return UsageError(error.message, remedy=f"did you mean {meant}? {remedy}")
+    return UsageError(" ".join(error.format_message().split()), remedy=remedy)
+
+
+def _find_meant(error: click.UsageError) -> str | None:
+    """Return what was meant, unless click's own guess, a name spelt alike, is better."""
+    if error.ctx is None:
+        return None
+    from finetune.config.schema import OPTION_OF_TRAINER
+
+    command, options = error.ctx.command, {one.name for one in error.ctx.command.params}
+    if isinstance(error, click.NoSuchOption):
+        option = OPTION_OF_TRAINER.get(error.option_name.strip("-").replace("-", "_"))
+        return f"--{option.replace('_', '-')}" if option in options else None
+    if isinstance(error, click.exceptions.NoSuchCommand) and isinstance(command, click.Group):
+        near = get_close_matches(error.command_name, command.list_commands(error.ctx), n=1)
+        return f"{error.ctx.command_path} {near[0]}" if near else None
+    if "unexpected extra argument" in error.message and "data" in options:
+        return "--data FILE"
+    return None
 
 
 def _discard_output() -> None:
-    """Let nothing be written: by a process beside the main one, or in another try at exit."""
+    """Redirect standard output to nowhere, so that not even Python's flush at exit writes to it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -169,39 +185,25 @@ def _leave(error: FinetuneError, arguments: list[str]) -> NoReturn:
     if launch.world_size == 1:
         _show(error, arguments)
         sys.exit(error.exit_code)
-    if not (launch.is_main or isinstance(error, Interrupted | ProcessLost)):
-        # The launcher ends this process if the main one fails too, which may be of the same cause.
-        time.sleep(_OTHERS_FIRST_SECONDS)
+    is_rank_lost = isinstance(error, ProcessLost)
     if launch.is_main:
         _show(error, arguments)
-    elif _shows_too(launch, error):
+    elif launch.local_rank == 0 if is_rank_lost else not isinstance(error, Interrupted):
+        if not is_rank_lost:
+            # Often of the same cause as an error of the main process, after which the launcher
+            # ends this one.
+            time.sleep(_OTHERS_FIRST_SECONDS)
         _show(error, arguments, where=f" in process {launch.rank} on {socket.gethostname()}")
-    if isinstance(error, ProcessLost):
+    if is_rank_lost:
         # So that the launcher sees the end of that process before the end of this one.
         time.sleep(_OTHERS_FIRST_SECONDS)
-    # At once: a GPU that adds up gradients waits for the other processes, and Python for it.
+    # Exit at once: an all-reduce on the GPU blocks Python until every rank arrives.
     os._exit(error.exit_code)
 
 
 def _show(error: FinetuneError, arguments: list[str], *, where: str = "") -> None:
-    # A terminal that was closed takes no more words.
-    with suppress(OSError):
+    with suppress(OSError):  # the terminal may be closed
         if "--debug" in arguments:
             click.echo(escape_controls(traceback.format_exc()), err=True)
         click.echo(f"error{where}: {escape_line(error.message)}", err=True)
         click.echo(f"  try: {escape_line(error.remedy)}", err=True)
-
-
-def _shows_too(launch: Launch, error: FinetuneError) -> bool:
-    """Return whether a process beside the main one shows its error."""
-    if isinstance(error, ProcessLost):
-        return launch.local_rank == 0
-    return not isinstance(error, Interrupted)
-
-
-def _quieten_libraries() -> None:
-    """Keep the libraries' own progress and advice off the terminal; a user's wish goes first."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

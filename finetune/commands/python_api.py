@@ -17,10 +17,9 @@ everywhere, with ``progress=False`` or an ``emit`` nowhere."""
 
 
 def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that shows its events in a notebook and on a terminal.
+    """Return a function that shows its events where someone watches, unless it gets an ``emit``.
 
-    It shows nothing with an ``emit`` of the caller's, with ``progress=False``, or where nobody
-    watches; with ``progress=True`` it prints lines there.
+    ``progress`` decides in place of whether someone watches.
     """
 
     @wraps(function)
@@ -45,17 +44,11 @@ def _parameters(shape: Signature) -> Iterator[Parameter]:
     for one in shape.parameters.values():
         if one.kind is Parameter.VAR_KEYWORD:
             for option in OPTIONS.values():
-                yield Parameter(
-                    option.name,
-                    Parameter.KEYWORD_ONLY,
-                    default=option.default,
-                    annotation=option.type,
-                )
+                name, kind = option.name, Parameter.KEYWORD_ONLY
+                yield Parameter(name, kind, default=option.default, annotation=option.type)
         elif one.name == "emit":
             yield one.replace(default=None, annotation="Emit | None")
-            yield Parameter(
-                "progress", Parameter.KEYWORD_ONLY, default=None, annotation=bool | None
-            )
+            yield one.replace(name="progress", default=None, annotation="bool | None")
         else:
             yield one
 

@@ -280,17 +280,13 @@ def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
     assert run_help_seconds < 4 * hello_seconds
 
 
-@pytest.mark.parametrize(
-    ("redirection", "words"),
-    [("> /dev/full", "No space left on device"), (">&-", "standard output is closed")],
-)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_standard_output_that_takes_nothing_is_an_error(redirection: str, words: str) -> None:
-    command = f"{sys.executable} -m finetune config show {redirection}"
+def test_standard_output_that_takes_nothing_is_an_error() -> None:
+    command = f"{sys.executable} -m finetune config show > /dev/full"
     child = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
     assert child.returncode == 1
     error, remedy = child.stderr.splitlines()
-    assert words in error
+    assert "No space left on device" in error
     assert remedy.startswith("  try: ")
 
 
@@ -304,20 +300,6 @@ def test_a_file_that_may_not_grow_is_an_error_and_leaves_none(tmp_path: Path) ->
     assert error == f"error: {tmp_path}/new.yaml can't be written: File too large"
     assert remedy.startswith("  try: make room")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_no_file_takes_the_number_of_a_closed_standard_error() -> None:
-    code = """
-import atexit, os, sys
-from finetune.commands.main import main
-atexit.register(lambda: print(os.path.samestat(os.fstat(2), os.stat(os.devnull))))
-sys.argv[1:] = ["config", "ls"]
-main()
-"""
-    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
-    child = subprocess.run(command, capture_output=True, text=True)
-    assert child.returncode == 0
-    assert child.stdout.endswith("True\n")
 
 
 def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
