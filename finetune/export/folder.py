@@ -1,4 +1,4 @@
-"""The folder of an export: written whole, and nothing that is not an export replaced."""
+"""The folder of an export: written whole, and nothing replaced that is not an export."""
 
 import contextlib
 import io
@@ -16,22 +16,15 @@ from finetune.model.load import TextModel
 def writing_export(text_model: TextModel, folder: Path, *, name: str) -> Iterator[Path]:
     """Yield an empty folder for an exported model; its config and tokenizer are put beside it.
 
-    Args:
-        text_model: What is exported.
-        folder: Where it will be; an export that is there, with a model of this name, is replaced.
-        name: Of the model.
-
-    Raises:
-        UsageError: If the folder holds something else, or the current folder.
-        NotWritten: If it can't be written.
+    An earlier export, which has a file of this name, is replaced.
     """
     if Path.cwd().is_relative_to(folder.resolve()):
         raise UsageError(
             f"{folder} is or holds the current folder, and an export replaces what is there",
             remedy="name a new folder with --output-dir",
         )
-    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_free and not (folder / name).exists():
+    is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_empty and not (folder / name).exists():
         raise UsageError(
             f"{folder} holds something that no export wrote",
             remedy="name a new folder with --output-dir",
@@ -50,7 +43,7 @@ def writing_export(text_model: TextModel, folder: Path, *, name: str) -> Iterato
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Keep a converter's progress and its advice on versions and packages to itself."""
+    """Hide a converter's progress and its advice on versions and packages."""
     logging.disable(logging.WARNING)
     output = io.StringIO()
     try:

@@ -1,29 +1,54 @@
-"""A model as ONNX, and what runs it: onnxruntime."""
+"""A run's model as ONNX: written, and compared with PyTorch in onnxruntime."""
 
+import statistics
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from finetune.errors import ModelUnsupported, UsageError
 from finetune.export.folder import silence, writing_export
 from finetune.model.load import TextModel
+from finetune.runs.trained import TrainedModel
+from finetune.tasks.base import Task
+from finetune.tokenization.examples import Examples
 
 # The names that Hugging Face's optimum gives these files, so that its classes find them.
 MODEL_FILE = "model.onnx"
 QUANTIZED_FILE = "model_quantized.onnx"
 # Dimensions of size 1 and equal ones would be taken for constants.
 EXAMPLE_SHAPE = (2, 7)
+TIMED_TEXTS = 100
+
+
+@dataclass(frozen=True)
+class Verification:
+    """An exported model beside the run's, in fp32 on the CPU, on the same rows.
+
+    Args:
+        same_labels: Share of the rows that get the same labels, in 0..1.
+        largest_logit_difference: Over all rows and outputs; if logits go beyond 1, as numbers in
+            their own units may, relative to the largest.
+        milliseconds_per_text: Of the exported model at batch size 1: a median.
+    """
+
+    samples: int
+    same_labels: float
+    largest_logit_difference: float
+    metrics: dict[str, float]
+    pytorch_metrics: dict[str, float]
+    milliseconds_per_text: float
+    pytorch_milliseconds_per_text: float
 
 
 class OnnxModel(nn.Module):
-    """A model's ONNX file in the model's place: its forward takes and gives the same tensors.
-
-    Args:
-        file: As :func:`write_onnx` wrote it.
-    """
+    """A model's ONNX file in the model's place: its forward takes and gives the same tensors."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -49,33 +74,8 @@ class _Logits(nn.Module):
         return logits
 
 
-def write_onnx(text_model: TextModel, folder: Path, *, quantizes: bool) -> None:
-    """Write a model as ONNX, with its config and tokenizer, whole or not at all.
-
-    Batch and length are dynamic. Inputs are those of the tokenizer, int64 of shape [batch, length],
-    the output ``logits`` float32 of shape [batch, classes].
-
-    Args:
-        text_model: On the CPU; left in evaluation mode.
-        folder: What an earlier export left there is replaced.
-        quantizes: Write int8 weights too, in a file of their own.
-
-    Raises:
-        UsageError: If the folder holds something else.
-        ModelUnsupported: If PyTorch can't export the model.
-    """
-    with writing_export(text_model, folder, name=MODEL_FILE) as partial:
-        _write_model(text_model, partial / MODEL_FILE)
-        if quantizes:
-            _write_quantized(partial / MODEL_FILE, partial / QUANTIZED_FILE)
-
-
 def import_runtime() -> Any:
-    """Return the module ``onnxruntime``.
-
-    Raises:
-        UsageError: If a package of the extra ``onnx`` is missing.
-    """
+    """Return the module ``onnxruntime``; UsageError without the extra ``onnx``."""
     try:
         import onnx  # noqa: F401
         import onnxruntime
@@ -88,15 +88,32 @@ def import_runtime() -> Any:
     return onnxruntime
 
 
+def write_onnx(text_model: TextModel, folder: Path, *, quantizes: bool) -> None:
+    """Write a model as ONNX, with its config and tokenizer, and maybe a second file in int8.
+
+    Batch and length are dynamic. Inputs are those of the tokenizer, int64 of shape [batch, length],
+    the output ``logits`` float32 of shape [batch, classes].
+    """
+    with writing_export(text_model, folder, name=MODEL_FILE) as partial:
+        _write_model(text_model, partial / MODEL_FILE)
+        if quantizes:
+            import onnx
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            graph = onnx.load(partial / MODEL_FILE)
+            # The exporter's shapes of transposed weights contradict those that are inferred.
+            del graph.graph.value_info[:]
+            with silence():
+                quantize_dynamic(graph, partial / QUANTIZED_FILE, weight_type=QuantType.QInt8)
+
+
 def _write_model(text_model: TextModel, file: Path) -> None:
     model: nn.Module = text_model.model
     model.eval()
     names = list(text_model.tokenizer.model_input_names)
-    rows, columns = EXAMPLE_SHAPE
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
-    sizes = {0: batch, 1: length}
-    # Any token will do but padding, which positions may be counted from.
-    example = {name: torch.zeros(rows, columns, dtype=torch.long) for name in names}
+    # Any token but padding, since some models count positions from there.
+    example = {name: torch.zeros(EXAMPLE_SHAPE, dtype=torch.long) for name in names}
     example["input_ids"] += text_model.tokenizer.sep_token_id or 1
     example["attention_mask"] += 1
     try:
@@ -105,12 +122,11 @@ def _write_model(text_model: TextModel, file: Path) -> None:
                 _Logits(model, names),
                 tuple(example.values()),
                 dynamo=True,
-                dynamic_shapes={"inputs": (sizes,) * len(names)},
+                dynamic_shapes={"inputs": ({0: batch, 1: length},) * len(names)},
                 input_names=names,
                 output_names=["logits"],
             )
     except torch.onnx.OnnxExporterError as error:
-        # PyTorch's own text only says at which step.
         reason = str(error.__cause__ or error).splitlines()[0]
         raise ModelUnsupported(
             f"PyTorch can't export {type(model).__name__} to ONNX: {reason}",
@@ -120,12 +136,38 @@ def _write_model(text_model: TextModel, file: Path) -> None:
     program.save(file)
 
 
-def _write_quantized(model: Path, file: Path) -> None:
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Verification:
+    """Compare the predictions and the speed of a run's model with those of its export."""
+    models, task = (trained.predictor.model, exported), trained.text_model.task
+    logits, exported_logits = (
+        replace(trained, predictor=replace(trained.predictor, model=model)).logits(examples)
+        for model in models
+    )
+    is_same = map(dict.__eq__, _labels(task, logits), _labels(task, exported_logits))
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with torch.inference_mode():
+        for index in range(min(TIMED_TEXTS, len(examples.lengths))):
+            inputs = examples.inputs_of(np.array([index]), int(examples.lengths[index]))
+            for model, own in zip(models, seconds, strict=True):  # in turn: other load varies
+                started = time.perf_counter()
+                model(**inputs)
+                own.append(time.perf_counter() - started)
+    return Verification(
+        samples=len(logits),
+        same_labels=statistics.mean(map(float, is_same)),
+        largest_logit_difference=float(
+            np.abs(logits - exported_logits).max() / max(1.0, np.abs(logits).max())
+        ),
+        metrics=task.score(exported_logits, examples.labels).metrics,
+        pytorch_metrics=task.score(logits, examples.labels).metrics,
+        milliseconds_per_text=1000 * statistics.median(seconds[1]),
+        pytorch_milliseconds_per_text=1000 * statistics.median(seconds[0]),
+    )
 
-    graph = onnx.load(model)
-    # Shapes that the exporter wrote of transposed weights contradict those that are inferred.
-    del graph.graph.value_info[:]
-    with silence():
-        quantize_dynamic(graph, file, weight_type=QuantType.QInt8)
+
+def _labels(task: Task, logits: NDArray[np.float32]) -> list[dict[str, Any]]:
+    """Return each prediction without its numbers."""
+    return [
+        {name: one for name, one in prediction.result.items() if not isinstance(one, float)}
+        for prediction in task.predict([""] * len(logits), logits)
+    ]

@@ -94,7 +94,7 @@ def test_the_command_says_what_was_checked_and_what_not(
     done = command("export", "coreml", finished_run, "--output-dir", tmp_path / "exported")
     assert done.code == 0, done.errors
     assert "of 2 to 64 tokens; 57 parameters" in done.output
-    assert "not checked: its answers" in done.output
+    assert "not checked: its predictions" in done.output
 
 
 @pytest.mark.mps
