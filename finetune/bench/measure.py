@@ -73,13 +73,8 @@ def measure(
                     child.describe_end(), remedy="see what finetune doctor says of the machine"
                 ) from None
             workload = workloads[done]
-            lost += [
-                Row(
-                    group=workload.group, workload=workload.name, phase=phase, device=running,
-                    rows=workload.rows, note=f"the process {child.exit_status()}",
-                )
-                for phase in workload.phases
-            ]  # fmt: skip
+            note = f"the process {child.exit_status()}"
+            lost += [workload.row(phase, running, note=note) for phase in workload.phases]
             child.kill()
             children[:] = [Child(module)]
 

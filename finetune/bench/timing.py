@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 
 import torch
 
@@ -114,86 +115,68 @@ def time_workload(
 ) -> list[Row]:
     """Return a row for each phase and device; timings are added to those of the rows before."""
     earlier = {(row.phase, row.device): row for row in before}
-    rows: dict[tuple[str, str], Row] = {}
-    for device in devices:
-        if workload.device not in (None, device.name):
-            continue
-        load: Load | None = None
-        for phase in workload.phases:
-            row = earlier.get((phase, device.name)) or Row(
-                group=workload.group, workload=workload.name, phase=phase, device=device.name,
-                rows=workload.rows,
-            )  # fmt: skip
-            # What failed before is not tried again.
-            if row.seconds or not earlier:
-                begin(device.name)
-                try:
-                    torch.manual_seed(SEED)
-                    load = load or workload.build(device)
-                    row = _Timer(device, load, limits, row).time(min_rows=workload.min_rows)
-                # Of every kind that PyTorch, a model or a device can raise.
-                except Exception as error:
-                    row = _with_note(row, _explain(error, device))
-            rows[phase, device.name] = row
-        del load
-        gc.collect()
-        device.memory.release()
-    return [rows[key] for phase in workload.phases for key in rows if key[0] == phase]
-
-
-@dataclass
-class _Timer:
-    """Times one phase of a workload on one device."""
-
-    device: Device
-    load: Load
-    limits: Limits
-    row: Row
-
-    def time(self, *, min_rows: int) -> Row:
-        """Return the row with more timings of as many rows as before, or as fit."""
-        if self.row.seconds:
-            rows = self.row.timed_rows
-            step, seconds = self._first_step(rows)
-        else:
-            rows, step, seconds = self._fit_rows(min_rows)
-        taken = [seconds]
-        while len(taken) < 2 or (
-            taken[-2] > _COLD * taken[-1]
-            and (len(taken) == 2 or sum(taken[1:]) < self.limits.repeat_seconds)
-        ):
-            taken.append(self.device.time_calls(step, calls=1))
-        calls = max(1, math.ceil(self.limits.timing_seconds / taken[-1]))
-        timings = taken[-2:] if calls == 1 else []
-        while not timings or calls * sum(timings) < self.limits.repeat_seconds:
-            timings.append(self.device.time_calls(step, calls=calls) / calls)
-        return replace(self.row, timed_rows=rows, seconds=(*self.row.seconds, *timings))
-
-    def _fit_rows(self, min_rows: int) -> tuple[int, Callable[[], object], float]:
-        """Find how many rows a step can have within its time and the memory."""
-        wanted, limit = self.row.rows, self.limits.step_seconds
-        step, seconds = self._first_step(min_rows)
-        if min_rows < wanted:
-            # The first step also pays for new memory and kernels.
-            seconds = min(seconds, self.device.time_calls(step, calls=1))
-        rows = min(wanted, max(min_rows, int(min_rows * limit / max(seconds, 1e-9))))
-        if rows < wanted:
-            self.row = _with_note(self.row, f"{wanted:,} rows a step would take too long")
-        while rows > min_rows:
+    devices = [one for one in devices if workload.device in (None, one.name)]
+    loads: dict[str, Load] = {}
+    rows = []
+    for phase, device in product(workload.phases, devices):
+        row = earlier.get((phase, device.name)) or workload.row(phase, device.name)
+        # What failed before is not tried again.
+        if row.seconds or not before:
+            begin(device.name)
             try:
-                return rows, *self._first_step(rows)
+                torch.manual_seed(SEED)
+                if device.name not in loads:
+                    loads[device.name] = workload.build(device)
+                load = loads[device.name]
+                row = _time_steps(row, device, load, limits, min_rows=workload.min_rows)
+            # Of every kind that PyTorch, a model or a device can raise.
+            except Exception as error:
+                row = _with_note(row, _explain(error, device))
+        rows.append(row)
+    loads.clear()
+    gc.collect()
+    for device in devices:
+        device.memory.release()
+    return rows
+
+
+def _time_steps(row: Row, device: Device, load: Load, limits: Limits, *, min_rows: int) -> Row:
+    """Return the row with more timings, of as many rows a step as before, or as fit."""
+
+    def time_first_step(rows: int) -> tuple[Callable[[], object], float]:
+        step = load(rows)[row.phase]
+        return step, device.time_calls(step, calls=1)
+
+    rows = row.timed_rows or min_rows
+    step, seconds = time_first_step(rows)
+    if not row.seconds and min_rows < row.rows:
+        # The first step also pays for new memory and kernels.
+        seconds = min(seconds, device.time_calls(step, calls=1))
+        rows = min(row.rows, max(min_rows, int(min_rows * limits.step_seconds / seconds)))
+        if rows < row.rows:
+            row = _with_note(row, f"{row.rows:,} rows a step would take too long")
+        while True:
+            try:
+                step, seconds = time_first_step(rows)
+                break
             except (RuntimeError, MemoryError) as error:
-                if not self.device.memory.is_out_of_memory(error):
+                if rows == min_rows or not device.memory.is_out_of_memory(error):
                     raise
             # Outside of the handler, which keeps the failed step's tensors.
-            self.row = _with_note(self.row, f"out of memory with {rows:,} rows a step")
+            row = _with_note(row, f"out of memory with {rows:,} rows a step")
             rows = max(min_rows, rows // 2)
-            self.device.memory.release()
-        return min_rows, *self._first_step(min_rows)
-
-    def _first_step(self, rows: int) -> tuple[Callable[[], object], float]:
-        step = self.load(rows)[self.row.phase]
-        return step, self.device.time_calls(step, calls=1)
+            device.memory.release()
+    taken = [seconds]
+    while len(taken) < 2 or (
+        taken[-2] > _COLD * taken[-1]
+        and (len(taken) == 2 or sum(taken[1:]) < limits.repeat_seconds)
+    ):
+        taken.append(device.time_calls(step, calls=1))
+    calls = max(1, math.ceil(limits.timing_seconds / taken[-1]))
+    timings = taken[-2:] if calls == 1 else []
+    while not timings or calls * sum(timings) < limits.repeat_seconds:
+        timings.append(device.time_calls(step, calls=calls) / calls)
+    return replace(row, timed_rows=rows, seconds=(*row.seconds, *timings))
 
 
 def _with_note(row: Row, note: str) -> Row:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from finetune.bench.bert import CLASSES, SEED, bert_base, bert_structure, texts_of
-from finetune.bench.results import Group, Phase
+from finetune.bench.results import Group, Phase, Row
 from finetune.bench.tables import ARTICLE_TEXTS, ARTICLE_TOKENS
 from finetune.config.mode import Mode
 from finetune.devices.base import Device, place
@@ -72,6 +72,13 @@ class Workload:
     min_rows: int = 1
     phases: tuple[Phase, ...] = ("training", "evaluation")
     device: str | None = None
+
+    def row(self, phase: Phase, device: str, *, note: str = "") -> Row:
+        """Return a row of it without timings."""
+        return Row(
+            group=self.group, workload=self.name, phase=phase, device=device, rows=self.rows,
+            note=note,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
