@@ -13,8 +13,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -47,14 +46,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class TensorStore:
-    """Tensors on disk: at most ``limit_bytes``, the least recently used are evicted.
-
-    What was read or written through this object is not evicted by it.
-    """
+    """Tensors on disk: at most ``limit_bytes``, the least recently used are evicted."""
 
     folder: Path
     limit_bytes: int
-    _keys_in_use: set[str] = field(default_factory=set, init=False)
 
     def read(self, key: str, *, emit: Emit) -> "list[Tensors] | None":
         """Return the parts of an entry, mapped; None if there is none, or, with a warning, damage.
@@ -71,7 +66,6 @@ class TensorStore:
             emit(WarningMessage(f"{entry} is damaged and is made anew"))
             _delete(entry)
             return None
-        self._keys_in_use.add(key)
         # A store that may only be read has nothing to evict.
         with suppress(OSError):
             os.utime(entry)
@@ -82,23 +76,23 @@ class TensorStore:
     ) -> "list[Tensors]":
         """Keep tensors on the CPU, a file for each part, and return them, mapped.
 
-        What does not fit the limit beside entries in use, by its size in bytes, is not kept beyond
-        this process.
+        What is larger than the limit is not kept beyond this process.
 
         Raises:
             OSError: If the disk is full or the folder can't be written to.
         """
         from safetensors.torch import save
 
-        existing = next(one for one in (self.folder, *self.folder.parents) if one.is_dir())
-        evicted = self._evicted_by(size_bytes)
-        evicted_bytes = sum(one.size_bytes for one in evicted or ())
-        if size_bytes > shutil.disk_usage(existing).free + evicted_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._delete_leftovers()
-        for entry in evicted or ():
-            _delete(self.folder / entry.key)
+        is_kept = size_bytes <= self.limit_bytes
+        total_bytes = size_bytes
+        for entry in self.entries() if is_kept else ():
+            total_bytes += entry.size_bytes
+            if total_bytes > self.limit_bytes:
+                _delete(self.folder / entry.key)
+        if size_bytes > shutil.disk_usage(self.folder).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         partial = self.folder / f"{uuid4().hex}{PARTIAL_SUFFIX}"
         partial.mkdir()
         try:
@@ -110,11 +104,10 @@ class TensorStore:
                 mapped.append(_map(file))
             dtype = str(next(iter(mapped[0].values())).dtype).removeprefix("torch.")
             write_json(partial / NOTES, {**notes, "dtype": dtype, "parts": len(mapped)})
-            if evicted is not None:
+            if is_kept:
                 # Another process may have written the same entry meanwhile.
                 with suppress(OSError):
                     partial.rename(self.folder / key)
-                self._keys_in_use.add(key)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return mapped
@@ -136,17 +129,6 @@ class TensorStore:
         """Delete all entries, those that killed processes left too; return how many bytes."""
         entries = [self.folder / entry.key for entry in self.entries()]
         return sum(map(_delete, [*entries, *self.folder.glob(f"*{PARTIAL_SUFFIX}")]))
-
-    def _evicted_by(self, size_bytes: int) -> list[Entry] | None:
-        """Return what goes to make room for a new entry; None if it has no room all the same."""
-        entries = self.entries()
-        used_bytes = sum(one.size_bytes for one in entries if one.key in self._keys_in_use)
-        left_bytes = self.limit_bytes - size_bytes - used_bytes
-        if left_bytes < 0:
-            return None
-        unused = [one for one in entries if one.key not in self._keys_in_use]
-        totals = accumulate(entry.size_bytes for entry in unused)
-        return [one for one, total in zip(unused, totals, strict=True) if total > left_bytes]
 
     def _delete_leftovers(self) -> None:
         """Delete what killed processes left."""

@@ -80,10 +80,9 @@ def plan_epoch(
 ) -> list[Batch]:
     """Group the examples of one epoch into effective batches of similar lengths, in random order.
 
-    Every example comes exactly once; one batch may be smaller than the others, and has the shortest
-    examples, as it may be filled up with repeated ones. The plan depends on
-    nothing but the arguments, so that a resumed run finds its place. ``lengths`` are the tokens of
-    each example, of shape [examples]; ``padded_lengths`` ascend; epochs count from 0.
+    Every example comes once; one batch may be smaller and then has the shortest examples, as it may
+    be filled up. The plan depends on nothing but the arguments, so that a resumed run finds its
+    place. ``lengths`` are of shape [examples]; ``padded_lengths`` ascend; epochs count from 0.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
@@ -125,10 +124,7 @@ def plan_extraction(
     padded_lengths: Sequence[int],
     shapes: BatchShapes,
 ) -> list[Batch]:
-    """Group examples as ``plan_evaluation`` does, as many as a device's frozen layers should read.
-
-    ``batch_size`` is the evaluation's.
-    """
+    """Group examples as ``plan_evaluation`` does, as many as a device's frozen layers should read."""
     order = np.argsort(-lengths, kind="stable")
     batches: list[Batch] = []
     start = 0

@@ -33,34 +33,23 @@ TRUNCATED = LongTexts("truncate", stride=0, aggregation="mean")
 
 @dataclass(frozen=True)
 class AggregationFunctions:
-    """A window aggregation, in two forms with the same result.
+    """A window aggregation, in two forms with the same result: logits [examples, classes].
 
     Args:
-        of_batch: In training, with gradients: from the logits, fp32 of shape [windows, classes],
-            and which windows are of which example, bool of shape [examples, windows], where each
-            example has one or more, to [examples, classes].
-        of_all: In evaluation, over all windows at once: from the logits, fp32 of shape [windows,
-            classes], the first window of each text and how many windows it has, both int64 of shape
-            [texts], to [texts, classes].
+        of_batch: In training, from the logits, [windows, classes], and which windows are of which
+            example, bool of shape [examples, windows], one or more of each.
+        of_all: In evaluation, from the logits of all windows, fp32 of shape [windows, classes], and
+            the first window of each text and how many it has, both int64 of shape [texts].
     """
 
     of_batch: Callable[["Tensor", "Tensor"], "Tensor"]
     of_all: Callable[[Any, Any, Any], Any]
 
 
-def _mean_of_batch(logits: "Tensor", members: "Tensor") -> "Tensor":
-    weights = members / members.sum(1, keepdim=True)
-    return weights @ logits
-
-
 def _mean_of_all(logits: Any, firsts: Any, counts: Any) -> Any:
     import numpy as np
 
     return (np.add.reduceat(logits, firsts) / counts[:, None]).astype(np.float32)
-
-
-def _max_of_batch(logits: "Tensor", members: "Tensor") -> "Tensor":
-    return logits.where(members[..., None], -math.inf).amax(1)
 
 
 def _max_of_all(logits: Any, firsts: Any, counts: Any) -> Any:
@@ -71,6 +60,12 @@ def _max_of_all(logits: Any, firsts: Any, counts: Any) -> Any:
 
 # A new one is an entry here with its name in Aggregation.
 AGGREGATIONS: Mapping[Aggregation, AggregationFunctions] = {
-    "mean": AggregationFunctions(_mean_of_batch, _mean_of_all),
-    "max": AggregationFunctions(_max_of_batch, _max_of_all),
+    "mean": AggregationFunctions(
+        of_batch=lambda logits, members: (members / members.sum(1, keepdim=True)) @ logits,
+        of_all=_mean_of_all,
+    ),
+    "max": AggregationFunctions(
+        of_batch=lambda logits, members: logits.where(members[..., None], -math.inf).amax(1),
+        of_all=_max_of_all,
+    ),
 }

@@ -176,21 +176,6 @@ def test_what_was_not_used_for_the_longest_time_goes_first(open_small_store: Ope
     assert sorted(keys_of(open_small_store())) == ["a", "c", "d"]
 
 
-def test_what_this_run_has_read_or_written_is_not_evicted(open_small_store: OpenStore) -> None:
-    now = time.time()
-    for age, key in enumerate("abc"):
-        keep(open_small_store(), key, random_features(), used_at=now - 100 + age)
-    run = open_small_store()
-    assert read_quietly(run, "a") is not None
-    os.utime(run.folder / "a", (1, 1))
-    keep(run, "d", random_features(), used_at=2)
-    keep(run, "e", random_features(), used_at=3)
-    assert sorted(keys_of(run)) == ["a", "d", "e"]
-    features = random_features(990)
-    assert torch.equal(keep(run, "f", features), features)
-    assert sorted(keys_of(run)) == ["a", "d", "e"]
-
-
 def test_room_is_made_before_an_entry_is_written(open_small_store: OpenStore) -> None:
     for key in "abc":
         keep(open_small_store(), key, random_features())
@@ -227,25 +212,15 @@ def test_what_is_larger_than_the_limit_is_given_back_and_not_kept(
     assert [path.name for path in open_small_store().folder.iterdir()] == ["small"]
 
 
-def test_the_disk_is_asked_for_room_and_what_would_be_evicted_counts(
-    open_small_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_without_room_is_noticed_before_anything_is_computed(
+    store: TensorStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def set_free_bytes(free_bytes: int) -> None:
-        usage = shutil.disk_usage("/")._replace(free=free_bytes)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    usage = shutil.disk_usage("/")._replace(free=500)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
-    set_free_bytes(3 * random_features().nbytes)
     with pytest.raises(OSError, match="No space left"):
-        keep(open_small_store(), "large", random_features(3001))
-    for key in "abc":
-        keep(open_small_store(), key, random_features())
-    set_free_bytes(0)
-    keep(open_small_store(), "d", random_features())
-    run = open_small_store()
-    for key in keys_of(run):
-        read_quietly(run, key)
-    with pytest.raises(OSError, match="No space left"):
-        keep(run, "e", random_features())
+        write_parts(store, "a", iter(()), size_bytes=501)
+    assert list(store.folder.iterdir()) == []
 
 
 def test_two_writers_of_one_key_do_not_disturb_each_other(store: TensorStore) -> None:
