@@ -124,7 +124,7 @@ def plan_extraction(
     padded_lengths: Sequence[int],
     shapes: BatchShapes,
 ) -> list[Batch]:
-    """Group examples as ``plan_evaluation`` does, as many as a device's frozen layers should read."""
+    """Group examples by length, as many as a device's frozen layers should read at once."""
     order = np.argsort(-lengths, kind="stable")
     batches: list[Batch] = []
     start = 0
