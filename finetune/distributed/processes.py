@@ -37,15 +37,10 @@ _THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that train one model; with one process, each method does nothing.
+    """The processes that train one model, seen from rank ``index`` of ``count``.
 
-    The default group, over gloo, carries values of the host. A process that fails leaves the group
-    as it ends, which the others notice.
-
-    Args:
-        index: The rank of this process; rank 0 is the main one, which alone writes and prints.
-        count: The number of processes on all hosts.
-        device_group: The group that sums tensors on the device; None for the default group.
+    With one process, each method does nothing. The default group, over gloo, carries values of the
+    host; ``device_group`` sums tensors on the device, where that needs a group of its own.
     """
 
     index: int = 0
@@ -58,7 +53,7 @@ class Processes:
         return self.index == 0
 
     def on(self, device: Device) -> "Processes":
-        """Return the same processes with a group for tensors on a device.
+        """Return the same processes with the group of a device.
 
         Raises:
             UsageError: If several processes can't use that device.
@@ -66,10 +61,7 @@ class Processes:
         return self if self.count == 1 else replace(self, device_group=device.make_group())
 
     def slice(self, length: int) -> slice:
-        """Return this process's contiguous share of a sequence; the last may be empty.
-
-        All but the last have the same size, so that padded batches have one shape.
-        """
+        """Return this rank's contiguous share of a sequence: one size for all but the last."""
         size = -(-length // self.count)
         return slice(self.index * size, (self.index + 1) * size)
 

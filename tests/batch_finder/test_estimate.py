@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, SIZES, tiny_case, tiny_config
-from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import BertConfig, BertForSequenceClassification, LongformerConfig
+from transformers import LongformerConfig
 
 import finetune.batch_finder
 from finetune.batch_finder import estimate as estimate_module
@@ -89,11 +88,6 @@ def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
     assert peaks_of(case, 4, 32) == pytest.approx(real, rel=0.02)
 
 
-def test_an_update_on_features_takes_no_more_than_one_on_texts() -> None:
-    whole = small_case(mode=Mode("last-1"))
-    assert peaks_of(replace(whole, part="trainable"), 64) <= peaks_of(whole, 64)
-
-
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -107,11 +101,6 @@ def test_every_architecture_takes_more_to_train_than_its_head(architecture: str)
         for mode in ("full", "head")
     )
     assert full > head
-
-
-def test_attention_by_matrices_takes_the_most_memory_and_packed_dropout_the_least() -> None:
-    mps, cpu, cuda = (peaks_of(small_case(device=device), 64) for device in ("mps", "cpu", "cuda"))
-    assert mps >= cpu > cuda
 
 
 def test_the_model_of_memory_holds_for_sizes_it_was_not_made_from() -> None:
@@ -142,20 +131,6 @@ def test_the_interval_holds_the_batch_and_is_as_wide_as_the_calibration_is_uncer
     assert mps.highest_batch / mps.lowest_batch > cpu.highest_batch / cpu.lowest_batch
 
 
-def test_no_example_fits_where_the_process_alone_is_too_large() -> None:
-    found = estimate(small_case(), mac_with(100 * MIB), limit=NO_LIMIT)
-    assert (found.lowest_batch, found.batch, found.highest_batch) == (0, 0, 0)
-    assert found.peak_bytes > 100 * MIB
-
-
-def test_an_estimate_leaves_random_numbers_and_modules_as_they_were() -> None:
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    live_peaks(small_case(device="mps"), [1])
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.allclose(torch.zeros(2), torch.ones(2))
-
-
 def test_every_device_has_a_calibration_for_encoder_and_head() -> None:
     calibrations = json.loads(CALIBRATION_FILE.read_text(encoding="utf-8"))
     assert set(calibrations) == set(DEVICE_NAMES) - {"auto"}
@@ -177,30 +152,6 @@ def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
     found = estimate(small_case(device="mps"), mac_with(4 * GIB), limit=NO_LIMIT)
     assert "no measurements of this project's own" in found.basis
     assert "8 GB" in found.basis
-
-
-@pytest.mark.slow
-def test_what_the_article_trained_kept_alive_what_the_calibration_says() -> None:
-    """Attention was eager then, and a frozen encoder kept its dropout."""
-    gibibytes = [
-        article_bytes(is_frozen=False, batch_size=1) / GIB,
-        article_bytes(is_frozen=False, batch_size=2) / GIB,
-        article_bytes(is_frozen=True, batch_size=64) / GIB,
-    ]
-    assert gibibytes == pytest.approx([2.4, 3.1, 3.2], abs=0.05)
-
-
-def article_bytes(*, is_frozen: bool, batch_size: int) -> int:
-    with FakeTensorMode(), LiveMemory() as memory:
-        model = BertForSequenceClassification(BertConfig(attn_implementation="eager"))
-        model.base_model.requires_grad_(not is_frozen)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        for _ in range(2):
-            optimizer.zero_grad(set_to_none=False)
-            tokens = torch.ones(batch_size, 512, dtype=torch.int64)
-            model(tokens, attention_mask=tokens).logits.sum().backward()
-            optimizer.step()
-    return memory.peak_bytes
 
 
 def test_checkpointing_and_adafactor_keep_less_alive() -> None:
@@ -232,14 +183,6 @@ def test_the_peak_counts_what_is_alive_at_the_same_time() -> None:
             del one, other
 
     assert peak_live_bytes(use_two_at_a_time) == 2 * KIB
-
-
-def test_a_view_takes_no_memory_and_keeps_what_it_looks_at() -> None:
-    with LiveMemory() as memory:
-        view = kibibyte().view(2, 512)[1]
-        assert memory.live_bytes == memory.peak_bytes == KIB
-        del view
-        assert memory.live_bytes == 0
 
 
 def test_what_the_backward_pass_needs_stays_alive_until_then() -> None:

@@ -1,5 +1,5 @@
 import pytest
-from batch_finder.simulated_machines import BERT_ON_CPU_MIB, BERT_ON_H200, GIB, MIB, Curve, hinge
+from batch_finder.simulated_machines import BERT_ON_CPU_MIB, BERT_ON_H200, GIB, Curve, hinge
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,20 +43,6 @@ def test_noisy_points_of_a_cpu_predict_the_next_within_7_percent(sizes: tuple[in
     next_size = 2 * max(sizes)
 
     assert model.peak_bytes(next_size) == pytest.approx(BERT_ON_CPU_MIB[next_size], rel=0.075)
-
-
-def test_sizes_close_together_do_not_set_the_slope() -> None:
-    peaks = peaks_on(BERT_ON_H200, 26, 124)
-    peaks |= {125: peaks[124] - 20 * MIB, 126: peaks[124]}
-
-    assert fit_memory(peaks).peak_bytes(1024) == pytest.approx(BERT_ON_H200(1024), rel=0.03)
-
-
-def test_one_size_has_no_slope() -> None:
-    model = fit_memory({4: 100})
-
-    assert model.largest_batch(1000) is None
-    assert model.peak_bytes(8) == 100
 
 
 @given(

@@ -17,7 +17,7 @@ from batch_finder.simulated_machines import (
     switches_algorithm,
     through,
 )
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.batch_finder.history import History, RunTrial
@@ -153,36 +153,11 @@ def test_noisy_memory_of_a_cpu_is_met_within_7_percent(seed: int) -> None:
         assert len(failures(found)) <= 3
 
 
-@pytest.mark.parametrize("budget_gib", [3, 4, 6, 8])
-def test_measured_memory_of_a_cpu_is_met(budget_gib: int) -> None:
-    machine = SimulatedMachine(
-        peak_bytes=through(BERT_ON_CPU_MIB),
-        step_seconds=overflowing(start=0.6, row=0.28, best=12),
-        budget_bytes=budget_gib * GIB,
-    )
-    found = find_on(machine)
-
-    assert 0.98 <= found.max_verified / machine.largest_fitting() <= 1
-    assert len(found.trials) <= 8
-    assert len(failures(found)) <= 2
-
-
 def test_fastest_size_is_within_3_percent_of_a_full_sweep() -> None:
     for machine in GPUS.values():
         speed = machine.examples_per_second(find_on(machine).fastest)
 
         assert speed >= 0.97 * machine.best_examples_per_second()
-
-
-@pytest.mark.parametrize("best", [8, 16, 32])
-def test_fastest_size_of_a_cpu_may_be_a_small_one(best: int) -> None:
-    for machine in CPUS.values():
-        machine = replace(machine, step_seconds=overflowing(start=0.3, row=0.2, best=best))
-        found = find_on(machine)
-        speed = machine.examples_per_second(found.fastest)
-
-        assert speed >= 0.9 * machine.best_examples_per_second()
-        assert found.fastest <= 64
 
 
 def test_recommended_size_has_passed_and_leaves_a_tenth_of_the_memory() -> None:
@@ -203,13 +178,6 @@ def test_size_at_which_the_allocator_had_to_try_again_is_not_recommended() -> No
 
         assert found.max_verified <= machine.largest_fitting()
         assert peak_bytes <= 0.8 * machine.budget_bytes or found.recommended == min(sizes(found))
-
-
-def test_another_size_is_recommended_where_the_first_and_only_one_strains_the_device() -> None:
-    found = find_on(SimulatedMachine(budget_bytes=4 * GIB, strain_share=0.7), first=37, limit=37)
-
-    assert found.max_verified == 37
-    assert BERT_ON_H200(found.recommended) <= 0.7 * 4 * GIB
 
 
 @pytest.mark.parametrize("first", [None, 1, 5, 32, 1000])
@@ -250,14 +218,6 @@ def test_starting_at_a_limit_that_fits_takes_one_trial(limit: int) -> None:
     assert (found.max_verified, found.recommended, found.fastest) == (limit, limit, limit)
 
 
-def test_starting_at_a_limit_that_does_not_fit_takes_few_trials() -> None:
-    found = find_on(SimulatedMachine(budget_bytes=3 * GIB), first=64, limit=64)
-
-    assert found.max_verified == 22
-    assert len(found.trials) <= 6
-    assert len(failures(found)) <= 2
-
-
 @pytest.mark.parametrize("largest", [*range(1, 40), 99, 100, 101, 127, 128, 129, 1000])
 def test_largest_size_need_be_no_power_of_two(largest: int) -> None:
     found = find(fits_up_to(largest), limit=2000)
@@ -266,21 +226,6 @@ def test_largest_size_need_be_no_power_of_two(largest: int) -> None:
     assert largest < 100 or found.first_failed is not None
     assert found.max_verified == largest or largest > 50
     assert len(found.trials) <= 9
-
-
-@pytest.mark.parametrize("limit", [4, 26, 124, 125, 126])
-def test_limit_may_be_a_size_that_is_triald_anyway(limit: int) -> None:
-    found = find_on(SimulatedMachine(), limit=limit)
-
-    assert found.max_verified == min(limit, 125)
-    assert len(set(sizes(found))) == len(found.trials)
-
-
-def test_two_trials_suffice_where_a_second_row_does_not_fit() -> None:
-    found = find(fits_up_to(1), first=1)
-
-    assert sizes(found) == [1, 2, 1]
-    assert found.max_verified == 1
 
 
 @pytest.mark.parametrize("at_size", [1, 4, 26, 125])
@@ -351,24 +296,6 @@ def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
     assert len(found.trials) <= 9
 
 
-def test_mac_with_a_sound_budget_refuses_before_it_swaps() -> None:
-    mac = UnifiedMemoryMac()
-    budget_bytes = mac.physical_bytes - mac.system_bytes
-    capped = replace(mac, high_watermark_ratio=budget_bytes / mac.recommended_bytes)
-    found = find(capped.run, budget_bytes=budget_bytes, slows_down=True)
-
-    assert 0.98 <= found.max_verified / mac.largest_without_swap() <= 1
-    assert any("MPS backend out of memory" in trial.reason for trial in found.trials)
-    assert not any("swap" in trial.reason for trial in found.trials)
-
-
-def test_size_that_is_swapped_is_known_to_be_slow_even_if_it_should_come_first() -> None:
-    mac = UnifiedMemoryMac(reports_swap=False)
-    found = find(mac.run, budget_bytes=9 * GIB, limit=5000, first=90, slows_down=True)
-
-    assert found.max_verified <= 1.05 * mac.largest_without_swap()
-
-
 def test_check_that_fails_leads_to_a_smaller_size_that_is_checked_too() -> None:
     machine = SimulatedMachine()
     stricter = replace(machine, capacity_share=0.9)
@@ -391,19 +318,6 @@ def test_memory_that_is_not_monotone_neither_loops_nor_lies(at: int, extra_mib: 
         assert machine.fits(found.recommended)
         assert found.first_failed is None or not machine.fits(found.first_failed)
         assert len(found.trials) <= 9
-
-
-@pytest.mark.parametrize("peak_bytes", [None, 0, 1, 2 * GIB, 100 * GIB])
-def test_peaks_that_say_nothing_cost_trials_only(peak_bytes: int | None) -> None:
-    machine = SimulatedMachine()
-
-    def run(batch_size: int) -> Trial:
-        return replace(machine.run(batch_size), peak_bytes=peak_bytes)
-
-    found = find(run)
-
-    assert 0.5 <= found.max_verified / 125 <= 1
-    assert len(found.trials) <= 9
 
 
 STATUSES = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed_out", "failed"])
@@ -471,43 +385,3 @@ def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
         assert size <= found.max_verified
     assert found.max_verified in checked
     assert found.predicted_maximum is None or found.max_verified <= found.predicted_maximum <= limit
-
-
-@settings(max_examples=200)
-@given(
-    floor=st.floats(50, 8000),
-    base_share=st.floats(0.3, 1),
-    row=st.floats(0.5, 2000),
-    budget_gib=st.floats(0.5, 140),
-    limit=st.integers(1, 30_000),
-    start=st.floats(0, 0.1),
-    row_seconds=st.floats(1e-6, 0.1),
-)
-@example(  # A budget just above the flat part, and growth that is small beside it.
-    floor=1844, base_share=0.3, row=4, budget_gib=2, limit=61, start=0.05, row_seconds=0.001
-)
-def test_any_hinge_is_enclosed(
-    floor: float,
-    base_share: float,
-    row: float,
-    budget_gib: float,
-    limit: int,
-    start: float,
-    row_seconds: float,
-) -> None:
-    machine = SimulatedMachine(
-        peak_bytes=hinge(floor=floor, base=max(base_share * floor, floor - 8 * row), row=row),
-        step_seconds=saturating(start=start, row=row_seconds),
-        budget_bytes=int(budget_gib * GIB),
-    )
-    truth = machine.largest_fitting(limit=limit)
-    if not truth:
-        with pytest.raises(BatchDoesNotFit):
-            find_on(machine, limit=limit)
-        return
-    found = find_on(machine, limit=limit)
-
-    # A budget just above the flat part hides the slope until memory runs out.
-    assert 0.8 <= found.max_verified / truth <= 1
-    assert len(found.trials) <= 9
-    assert len(failures(found)) <= 4

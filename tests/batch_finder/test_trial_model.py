@@ -7,21 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, tiny_case, tiny_config
+from tiny_models import ARCHITECTURES, tiny_case
 
 from finetune.batch_finder import worker
-from finetune.batch_finder.case import Part, architecture_of
+from finetune.batch_finder.case import Part
 from finetune.batch_finder.trial_model import (
     ExtractionModel,
     TrialModel,
-    build_model,
     build_trial_model,
 )
 from finetune.batch_finder.worker import measure
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.select import select_device
-from finetune.errors import ModelUnsupported
 
 
 def tiny_model(architecture: str = "bert", **changes: Any) -> TrialModel:
@@ -73,24 +71,6 @@ def test_a_trial_trains_what_its_mode_names() -> None:
         "classifier.weight",
         "classifier.bias",
     }
-
-
-def test_the_model_has_the_shape_of_its_config_and_as_many_classes_as_wanted() -> None:
-    config = tiny_config("bert")
-    config.num_labels = 17
-    case = replace(tiny_case(classes=3), architecture=architecture_of(config.to_dict()))
-    model = build_model(case)
-    assert model.config.num_labels == 3
-    assert model.classifier.out_features == 3
-    assert model.config.hidden_size == config.hidden_size
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-def test_one_token_is_masked_and_all_examples_have_the_padded_length() -> None:
-    model = tiny_model()
-    inputs = model.inputs_of(torch.arange(5).numpy(), 16)
-    assert inputs["input_ids"].shape == (5, 16)
-    assert (~inputs["attention_mask"]).sum() == 1
 
 
 def test_a_beginning_forgets_all_but_the_weights() -> None:
@@ -150,11 +130,6 @@ def test_a_trial_of_feature_extraction_evaluates_beside_the_optimizers_state() -
     assert len(training_state.optimizer.state) > 0
     extraction.begin()
     assert len(training_state.optimizer.state) == 0
-
-
-def test_a_model_of_which_nothing_is_frozen_has_no_parts() -> None:
-    with pytest.raises(ModelUnsupported, match="can't be split off"):
-        build_trial_model(tiny_case(mode=Mode("full"), part="features"), device=CpuDevice())
 
 
 @pytest.fixture

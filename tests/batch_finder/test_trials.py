@@ -67,12 +67,6 @@ def children() -> list[int]:
     return [child.pid for child in psutil.Process().children(recursive=True)]
 
 
-def test_a_child_that_only_told_its_budget_is_still_fresh(runner: TrialRunner) -> None:
-    runner.budget_bytes()
-    [child] = children()
-    assert runner.run_afresh(3).examples_per_second == child
-
-
 def test_where_a_child_can_not_tell_its_peak_it_is_the_most_that_was_seen(
     runner: TrialRunner,
 ) -> None:

@@ -55,13 +55,6 @@ def test_each_failure_of_the_first_operation_has_its_reason_and_remedy(
     assert remedy in unusable.remedy
 
 
-def test_bf16_depends_on_the_gpu(pretend_nvidia: Callable[..., None]) -> None:
-    pretend_nvidia(has_bf16=True)
-    assert CudaDevice().precisions == ("fp32", "bf16", "fp16")
-    pretend_nvidia(has_bf16=False)
-    assert CudaDevice().precisions == ("fp32", "fp16")
-
-
 @pytest.mark.parametrize("others", [["GPU-1"], ["GPU-0"]])
 def test_processes_that_have_one_gpu_together_are_refused(
     others: list[str], pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
@@ -113,24 +106,6 @@ def test_refused_memory_is_out_of_memory(
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("CUDA error: device-side assert triggered"),
-        RuntimeError(
-            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
-        ),
-        RuntimeError("Expected all tensors to be on the same device"),
-        ValueError("CUDA out of memory"),
-    ],
-)
-def test_other_errors_are_not_out_of_memory(
-    pretend_nvidia: Callable[..., None], error: Exception
-) -> None:
-    pretend_nvidia()
-    assert not CudaDevice().memory.is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
     ("free_gib", "limit_gib", "budget_gib"),
     [(100, None, 101.5), (100, 24, 24), (10, 24, 11.5), (0, None, 2)],
 )
@@ -146,17 +121,6 @@ def test_the_budget_is_what_is_free_and_cached_less_a_reserve_or_the_limit(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
     limit_bytes = limit_gib and limit_gib * GIB
     assert CudaDevice().memory.budget_bytes(limit_bytes) == budget_gib * GIB
-
-
-def test_a_budget_is_kept_as_a_fraction_of_the_gpus_memory(
-    pretend_nvidia: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_nvidia()
-    fractions: list[float] = []
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
-    CudaDevice().memory.set_memory_limit(150_110_000_000 // 4)
-    CudaDevice().memory.set_memory_limit(2**60)
-    assert fractions == [0.25, 1.0]
 
 
 @pytest.mark.cuda

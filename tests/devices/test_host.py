@@ -14,25 +14,6 @@ def test_only_rosetta_is_taken_for_rosetta(
     assert host.is_under_rosetta() == (machine is ROSETTA)
 
 
-def test_the_version_of_macos_is_the_kernels_or_else_pythons(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pretend(ROSETTA, monkeypatch)
-    assert host.macos_version() == "14.5"
-    pretend(replace(ROSETTA, macos="13.6", sysctls={}), monkeypatch)
-    assert host.macos_version() == "13.6"
-
-
-@pytest.mark.parametrize(
-    ("macos", "is_too_old"), [("12.3", True), ("13.6", True), ("14.0", False), ("26.0", False)]
-)
-def test_macos_14_is_the_oldest(
-    macos: str, is_too_old: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(a_mac(macos=macos), monkeypatch)
-    assert host.is_macos_too_old() == is_too_old
-
-
 @pytest.mark.parametrize(
     ("machine", "instructions"),
     [

@@ -1,6 +1,4 @@
 import ctypes
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,16 +44,6 @@ def test_what_is_spared_is_free_memory_less_a_twentieth_of_all(
 def test_the_tightest_of_all_groups_decides(pretend_host: Callable[..., None]) -> None:
     pretend_host(groups=(GroupLimit(2**63, 0), GroupLimit(4 * GIB, GIB), GroupLimit(8 * GIB, GIB)))
     assert spare_bytes() == pytest.approx((4 * 0.95 - 1) * GIB)
-
-
-def test_a_process_holds_its_resident_memory() -> None:
-    assert process_bytes(os.getpid()) == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
-
-
-def test_a_process_that_has_ended_holds_nothing() -> None:
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    assert process_bytes(process.pid) == 0
 
 
 def test_a_machine_is_not_short_of_memory_while_nothing_changes(

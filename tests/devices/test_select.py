@@ -5,7 +5,7 @@ from machines import LINUX, LINUX_WITH_CUDA, a_mac, pretend
 
 from finetune import events
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.names import DEVICE_NAMES, PRECISIONS
+from finetune.devices.names import DEVICE_NAMES
 from finetune.devices.select import check_precision, select_device
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
 from finetune.events import Event
@@ -17,24 +17,12 @@ def ignore(event: Event) -> None:
     """Let nobody know."""
 
 
-def test_auto_takes_the_gpu_of_a_mac(pretend_mac: Callable[..., None]) -> None:
-    pretend_mac()
-    assert select_device("auto", emit=ignore).name == "mps"
-
-
 def test_auto_passes_over_a_gpu_that_does_not_work(pretend_mac: Callable[..., None]) -> None:
     pretend_mac(failure="MPS backend out of memory")
     emitted: list[Event] = []
     assert select_device("auto", emit=emitted.append).name == "cpu"
     assert isinstance(emitted[0], events.WarningMessage)
     assert "MPS backend out of memory" in emitted[0].message
-
-
-def test_the_processor_is_taken_beside_a_gpu_if_it_is_named(
-    pretend_nvidia: Callable[..., None],
-) -> None:
-    pretend_nvidia()
-    assert select_device("cpu", emit=ignore).name == "cpu"
 
 
 @pytest.mark.parametrize("name", ["mps", "cuda"])
@@ -55,13 +43,3 @@ def test_another_precision_is_refused_with_those_that_the_device_has() -> None:
     with pytest.raises(ConfigurationInvalid, match="cpu can't compute in fp16") as caught:
         check_precision(CpuDevice(), "fp16")
     assert caught.value.remedy == "use --precision fp32 or bf16"
-
-
-@pytest.mark.parametrize("name", DEVICE_NAMES)
-def test_every_device_has_fp32_and_no_precision_that_is_not_offered(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    pretend(MACHINE_WITH[name], monkeypatch)
-    precisions = select_device(name, emit=ignore).precisions
-    assert precisions[0] == "fp32"
-    assert set(precisions) <= set(PRECISIONS)

@@ -46,19 +46,16 @@ def generation(chip: str) -> int | None:
 
 
 def max_tokens(chip: str) -> int | None:
-    """Return the most tokens, padding included, in a batch that a chip computes right.
+    """Return the most tokens of a batch with right results; None for any number.
 
-    None is any number. An unknown chip counts as an M1.
+    An unknown chip counts as an M1.
     """
     return _MAX_TOKENS if generation(chip) in (None, 1, 2) else None
 
 
 @dataclass(frozen=True)
 class Mac:
-    """A Mac with a name such as ``m1-8gb``; ``chip`` is empty if it is not known.
-
-    Training may have at most ``limit_bytes``, if that is given.
-    """
+    """A Mac with a name such as ``m1-8gb``, of which training may use up to ``limit_bytes``."""
 
     name: str
     memory_bytes: int

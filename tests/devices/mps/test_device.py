@@ -16,10 +16,6 @@ def device(pretend_mac: Callable[..., None]) -> MpsDevice:
     return MpsDevice()
 
 
-def test_it_describes_the_chip_and_the_shared_memory(device: MpsDevice) -> None:
-    assert device.description == "Apple M2 GPU, 16.0 GiB unified memory"
-
-
 def test_it_takes_one_process(device: MpsDevice) -> None:
     assert Processes().on(device).count == 1
     with pytest.raises(UsageError, match="a Mac's GPU is one device"):
@@ -84,13 +80,6 @@ def test_an_m1_with_macos_26_needs_two_examples_for_a_bias(
     assert MpsDevice().shapes.min_examples == examples
 
 
-def test_it_has_six_shapes_of_more_queries_than_attention_needs_to_be_right(
-    device: MpsDevice,
-) -> None:
-    assert device.shapes.max_shapes == 6
-    assert [device.shapes.padded_length(tokens) for tokens in (1, 8, 9, 41)] == [9, 9, 9, 41]
-
-
 @pytest.mark.mps
 def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
     device = MpsDevice()
@@ -148,17 +137,6 @@ def test_an_old_macos_is_to_be_updated(pretend_mac: Callable[..., None], macos: 
     pretend_mac(macos=macos, is_mps_available=False)
     assert explain().reason == f"MPS needs macOS 14 or newer, and this is {macos}"
     assert "update macOS" in explain().remedy
-
-
-def test_a_pytorch_without_mps_is_to_be_replaced(pretend_mac: Callable[..., None]) -> None:
-    pretend_mac(has_mps_build=False, is_mps_available=False)
-    assert "built without MPS" in explain().reason
-    assert "pip install --force-reinstall torch" in explain().remedy
-
-
-def test_a_gpu_that_metal_hides_is_the_reason(pretend_mac: Callable[..., None]) -> None:
-    pretend_mac(is_mps_available=False)
-    assert explain().reason == "Metal shows no GPU to this process"
 
 
 @pytest.mark.parametrize("text", VIRTUAL_MAC_TEXTS)

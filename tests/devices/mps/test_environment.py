@@ -17,75 +17,42 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LOW, raising=False)
 
 
-def test_without_variables_the_ratios_are_those_of_pytorch() -> None:
-    check = check_watermarks()
-    assert check.status == "ok"
-    assert check.finding == f"{HIGH}=1.7 by default, {LOW}=1.4 by default"
-    assert high_ratio() == 1.7
-
-
 @pytest.mark.parametrize(
-    ("high", "low"), [("1.0", "0.8"), ("1.0", "1.0"), ("1.7", "0"), ("2", "1.4"), ("1e0", ".5")]
+    ("high", "low", "status", "finding"),
+    [
+        (None, None, "ok", f"{HIGH}=1.7 by default, {LOW}=1.4 by default"),
+        ("1e0", ".5", "ok", f"{HIGH}=1e0, {LOW}=.5"),
+        ("0.7", None, "failure", f"PyTorch refuses {LOW}=1.4 by default"),
+        ("3", "1.4", "failure", f"PyTorch refuses {HIGH}=3: it takes 0 to 2"),
+        ("nan", "0", "failure", f"PyTorch refuses {HIGH}=nan"),
+        ("1.7", "-0.1", "failure", f"PyTorch refuses {LOW}=-0.1"),
+        ("1.5x", None, "failure", f"{HIGH}=1.5x, {LOW}=1.4 by default: one is not a number"),
+        ("0.0", None, "warning", "lifts PyTorch's limit"),
+    ],
 )
-def test_ratios_that_pytorch_takes_are_ok(
-    high: str, low: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HIGH, high)
-    monkeypatch.setenv(LOW, low)
-    assert check_watermarks().status == "ok"
-
-
-def test_a_high_watermark_below_the_default_low_one_wants_the_low_one_set(
+def test_ratios_are_judged_as_pytorch_takes_them(
+    high: str | None,
+    low: str | None,
+    status: str,
+    finding: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(HIGH, "0.7")
+    for name, value in ((HIGH, high), (LOW, low)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
     check = check_watermarks()
-    assert check.status == "failure"
-    assert f"{LOW}=1.4 by default" in check.finding
-    assert f"set {LOW} to at most 0.7" in check.remedy
+    assert check.status == status
+    assert finding in check.finding
+    assert bool(check.remedy) == (status != "ok")
 
 
-@pytest.mark.parametrize(("high", "low"), [("3", "1.4"), ("-1", "0"), ("nan", "0"), ("inf", "0")])
-def test_a_high_watermark_that_pytorch_refuses_is_a_failure(
-    high: str, low: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("high", "ratio"), [(None, 1.7), ("0.8", 0.8), ("1.5x", 0.0)])
+def test_the_high_ratio_is_that_of_the_environment(
+    high: str | None, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(HIGH, high)
-    monkeypatch.setenv(LOW, low)
-    check = check_watermarks()
-    assert check.status == "failure"
-    assert "takes 0 to 2" in check.finding
-
-
-@pytest.mark.parametrize(("high", "low"), [("1.0", "1.2"), ("1.7", "-0.1"), ("0", "2.1")])
-def test_a_low_watermark_that_pytorch_refuses_is_a_failure(
-    high: str, low: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HIGH, high)
-    monkeypatch.setenv(LOW, low)
-    check = check_watermarks()
-    assert check.status == "failure"
-    assert f"set {LOW}" in check.remedy
-
-
-def test_no_limit_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HIGH, "0.0")
-    check = check_watermarks()
-    assert check.status == "warning"
-    assert "lifts PyTorch's limit" in check.finding
-    assert check.remedy == f"unset {HIGH}"
-
-
-@pytest.mark.parametrize("name", [HIGH, LOW])
-@pytest.mark.parametrize("text", ["abc", "", "0,9", "1.5x"])
-def test_what_is_no_number_is_a_failure(
-    name: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, text)
-    check = check_watermarks()
-    assert check.status == "failure"
-    assert f"{name}={text}" in check.finding
-    assert "is not a number" in check.finding
-    assert high_ratio() == (0 if name == HIGH else 1.7)
+    if high is not None:
+        monkeypatch.setenv(HIGH, high)
+    assert high_ratio() == ratio
 
 
 @pytest.mark.parametrize(
