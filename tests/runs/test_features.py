@@ -1,11 +1,8 @@
 """Training on stored features: the same models, and never from another model's features."""
 
-import importlib.metadata
 import json
 import shutil
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from held import FEATURES, FINETUNE, Hold, Start
 from prepared_runs import (
     largest_difference,
     parameters_of,
@@ -31,9 +27,7 @@ from tiny_runs import (
     QUICK,
     have_same_bits,
     run_tiny,
-    weights_of,
 )
-from tiny_training import FewShapesDevice, give_few_shapes
 from torch import nn
 
 from finetune.commands.run import dry_run
@@ -134,29 +128,6 @@ def test_weights_are_those_of_the_whole_model_at_every_update(
     assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-5
     assert stored.progress.loss_sum == pytest.approx(plain.progress.loss_sum, abs=1e-4)
     np.testing.assert_allclose(logits_of(stored, "test"), logits_of(plain, "test"), atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "mode"),
-    [
-        ("bert", "last-1"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("bert", "head"), ("deberta-v2", "last-1"), ("deberta-v2", "head"),
-                         ("modernbert", "last-1"), ("modernbert", "head")]
-        ),
-    ],
-)  # fmt: skip
-def test_weights_are_the_same_where_batches_have_few_shapes(
-    architecture: str,
-    mode: str,
-    folders: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    give_few_shapes(monkeypatch)
-    stored, plain = train_both(folders[architecture], tmp_path, eval_batch_size=48, **MODES[mode])
-    assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -340,20 +311,6 @@ def test_a_model_may_be_in_another_folder(
     assert computes(prepared_again(elsewhere))
 
 
-def test_another_version_has_other_features(
-    prepared_again: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    distribution = importlib.metadata.distribution
-    preparation = prepared_again()
-    for package in ("torch", "transformers", "finetune-mps"):
-
-        def pretend(name: str, package: str = package) -> Any:
-            return SimpleNamespace(version="99.0") if name == package else distribution(name)
-
-        monkeypatch.setattr(importlib.metadata, "distribution", pretend)
-        assert computes(preparation), package
-
-
 @pytest.mark.parametrize("attribute", ["name", "description"])
 def test_another_device_has_other_features(
     attribute: str, prepared_again: Callable[..., Preparation]
@@ -361,28 +318,6 @@ def test_another_device_has_other_features(
     device = CpuDevice()
     setattr(device, attribute, "another one")
     assert computes(replace(prepared_again(), device=device))
-
-
-def test_other_batches_have_other_features(prepared_again: Callable[..., Preparation]) -> None:
-    assert computes(replace(prepared_again(), device=FewShapesDevice()))
-
-
-def test_a_device_that_waits_for_launches_computes_the_same_in_fewer_forwards(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    options = {**SMALL, "max_train_samples": 64, "train_layers": 1, "eval_batch_size": 16}
-    forwards, features = [], []
-    for tokens in (0, 2**14):
-        device = CpuDevice()
-        device.shapes = replace(device.shapes, extraction_tokens=tokens)
-        preparation = prepare_tiny(tiny_folder, cache_dir=str(tmp_path / str(tokens)), **options)
-        with counting_examples() as examples:
-            extraction = Extraction(replace(preparation, device=device))
-        forwards.append(len(examples))
-        features.append(extraction.train_features()["inputs_embeds"])
-    # Two frozen layers; 64 training and 270 test rows, 16 at once or, in the second case, 256.
-    assert forwards == [2 * (4 + 17), 2 * (1 + 2)]
-    torch.testing.assert_close(*features, atol=1e-5, rtol=0)
 
 
 def write_table(file: Path, *, label: str = "", text: str = "") -> str:
@@ -400,17 +335,6 @@ def test_features_depend_on_the_texts_and_not_on_the_labels(
     assert not computes(prepared_again(**table))
     table["data"] = write_table(tmp_path / "texts.csv", text="?")
     assert computes(prepared_again(**table))
-
-
-def test_another_tokenizer_has_other_features(
-    tiny_folder: Path, prepared_again: Callable[..., Preparation], tmp_path: Path
-) -> None:
-    other = copy_of(tiny_folder, tmp_path / "other")
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary["the"], vocabulary["of"] = vocabulary["of"], vocabulary["the"]
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert computes(prepared_again(other))
 
 
 @pytest.mark.parametrize("mode", ["last-1", pytest.param("classifier", marks=pytest.mark.slow)])
@@ -448,18 +372,6 @@ def test_damaged_features_are_reported_and_computed_again(
     assert third.warnings() == first.warnings()
 
 
-def test_features_larger_than_the_limit_are_used_and_not_kept(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    options = {"train_layers": 1, "cache_dir": tmp_path / "cache"}
-    used = extract(tiny_folder, cache_gib=1e-6, **options)
-    assert used.warnings() == []
-    assert list((tmp_path / "cache").rglob("*.*")) == []
-    kept = extract(tiny_folder, cache_gib=1, **options)
-    assert list((tmp_path / "cache").rglob("*.*")) != []
-    assert have_same_bits(used.train_features(), kept.train_features())
-
-
 def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,33 +385,6 @@ def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(
     assert was_emitted(emitted, WarningMessage, "can't be stored (No space left on device): the")
     plain = train_tiny(tmp_path / "plain", model=tiny_folder, feature_cache=False, **options)
     assert have_same_bits(parameters_of(run), parameters_of(plain))
-
-
-RUN_IN_A_CHILD = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from tiny_runs import run_tiny
-
-run_tiny(Path(sys.argv[3]), model=Path(sys.argv[2]), train_layers=1, cache_dir=sys.argv[4])
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_may_store_the_same_features_at_once(
-    start: Start, tiny_folder: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    runs = [tmp_path / "first", tmp_path / "second"]
-    tests = str(Path(__file__).parent.parent)
-    processes = [
-        start(sys.executable, "-c", RUN_IN_A_CHILD, tests, tiny_folder, run, cache) for run in runs
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-    assert have_same_bits(weights_of(runs[0]), weights_of(runs[1]))
-    assert len(list((cache / "features").iterdir())) == 3
 
 
 def stop_at(happens: Callable[[Event], bool]) -> Emit:
@@ -567,28 +452,6 @@ def test_ctrl_c_during_feature_extraction_leaves_no_partial_file(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_ctrl_c_on_the_command_during_feature_extraction_is_explained_in_two_lines(
-    start: Start, tiny_folder: Path, tmp_path: Path
-) -> None:
-    cache, hold = tmp_path / "cache", Hold(tmp_path, FEATURES, call=20)
-    process = start(
-        *(*FINETUNE, "run", "--data", "questions", "--model", tiny_folder, "--device", "cpu"),
-        *("--freeze-core", "--eval-batch-size", "1"),
-        *("--output-dir", tmp_path / "run", "--cache-dir", cache),
-        environment=hold.environment(),
-    )
-    hold.wait(process)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
-    error, remedy = errors.splitlines()[-2:]
-    assert error == "error: stopped"
-    assert remedy.startswith("  try: start again")
-    assert list((cache / "features").glob("*.partial")) == []
-
-
 def test_progress_is_reported_from_the_first_batches_to_the_last(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -607,24 +470,6 @@ def test_a_dry_run_computes_no_features(tiny_folder: Path, tmp_path: Path) -> No
         dry_run(**QUICK, model=str(tiny_folder), freeze_core=True, cache_dir=str(cache))
     assert examples == []
     assert not cache.exists()
-
-
-def test_a_full_run_stores_nothing(tiny_folder: Path, tmp_path: Path) -> None:
-    extraction = extract(tiny_folder, cache_dir=tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-    assert extraction.examples is extraction.preparation.examples
-
-
-def test_the_time_of_feature_extraction_is_part_of_the_training_time(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    def wait(event: Event) -> None:
-        if isinstance(event, Advance):
-            time.sleep(0.2)
-
-    options = {**SMALL, "freeze_core": True, "cache_dir": str(tmp_path / "cache"), "max_steps": 1}
-    run = train_tiny(tmp_path / "run", model=tiny_folder, emit=wait, **options)
-    assert run.progress.seconds > 0.4  # the last batches of the two splits at least
 
 
 @pytest.mark.parametrize(

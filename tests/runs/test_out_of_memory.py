@@ -11,12 +11,12 @@ import pytest
 import torch
 from prepared_runs import finish_run, largest_difference, parameters_of, train_tiny
 from tiny_models import save_tiny_model
-from tiny_runs import TEXTS, Command, have_same_bits, run_tiny
+from tiny_runs import TEXTS, have_same_bits, run_tiny
 from torch import nn
 
 import finetune
-from finetune.errors import BatchDoesNotFit, Interrupted
-from finetune.events import Event, Info, Step, Validation, WarningMessage
+from finetune.errors import BatchDoesNotFit
+from finetune.events import Event, Info, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
 
 OUT_OF_MEMORY = (
@@ -84,26 +84,6 @@ def test_a_run_continues_with_the_weights_of_one_with_smaller_batches(
     assert largest_difference(parameters_of(run), parameters_of(expected)) < 1e-6
     assert finish_run(run).training.train_batch_size == 4
     assert read_json(tmp_path / "run" / "all_results.json")["train_batch_size"] == 4
-
-
-def test_the_configuration_keeps_the_batch_size_and_a_resumed_run_begins_with_it(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    emitted: list[Event] = []
-
-    def stop(event: Event) -> None:
-        if isinstance(event, Step) and event.step == 3:
-            raise KeyboardInterrupt
-
-    options: dict[str, Any] = {"max_train_samples": 32, "save_strategy": "epoch"}
-    with memory_for(training_examples=8):
-        with pytest.raises(Interrupted):
-            run_tiny(tmp_path, model=tiny_folder, emit=stop, **options)
-        assert "batch_size: 16" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
-        results = finetune.run(resume_from_checkpoint=tmp_path, emit=emitted.append)
-
-    assert len(warnings_of(emitted)) == 1
-    assert results.training.train_batch_size == 8
 
 
 def test_an_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_path: Path) -> None:
@@ -184,15 +164,6 @@ def test_one_example_that_does_not_fit_ends_the_run_with_a_remedy(
     assert "--max-length" in raised.value.remedy
 
 
-def test_a_model_for_which_memory_does_not_suffice_is_no_crash(
-    finished_run: Path, command: Command
-) -> None:
-    words = "single example"
-    with memory_for(evaluation_examples=0):
-        command("evaluate", finished_run, "--device", "cpu").assert_refused(5, words)
-        command("predict", finished_run, TEXTS[0], "--device", "cpu").assert_refused(5, words)
-
-
 def refuse_step(monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
     """Let memory run out in the middle of the optimizer's step, which can't be done again."""
     steps = iter(range(1000))
@@ -223,13 +194,3 @@ def test_memory_that_runs_out_in_a_step_names_the_command_that_resumes(
     assert (results.training.epoch, results.training.train_batch_size) == (2.0, 8)
     steps = [row["step"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
     assert steps == [1, 2, 3, 4]
-
-
-def test_memory_that_runs_out_before_anything_was_saved_names_what_to_lower(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_step(monkeypatch, number=1)
-    with pytest.raises(BatchDoesNotFit) as raised:
-        run_tiny(tmp_path / "run", model=tiny_folder)
-    assert "--batch-size 8" in raised.value.remedy
-    assert "--resume" not in raised.value.remedy

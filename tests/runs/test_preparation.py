@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from prepared_runs import prepare_tiny
-from tiny_models import save_tiny_model
 from tiny_runs import run_tiny
 
 from finetune.errors import (
@@ -14,7 +13,6 @@ from finetune.errors import (
     DataNotFound,
     FinetuneError,
     ModelNotFound,
-    ModelUnsupported,
     UsageError,
 )
 from finetune.events import Event, WarningMessage
@@ -35,16 +33,6 @@ def test_examples_are_the_rows_of_their_splits(tiny_folder: Path) -> None:
     trained = preparation.examples["train"]
     sums = np.bincount(trained.labels, weights=trained.weights)
     np.testing.assert_allclose(sums, sums[0], rtol=1e-5)
-
-
-def test_each_warning_of_truncated_texts_comes_once(tiny_folder: Path) -> None:
-    emitted: list[Event] = []
-    prepare_tiny(tiny_folder, emit=emitted.append, max_length=8)
-    warnings = [event for event in emitted if isinstance(event, WarningMessage)]
-    messages = [event.message for event in warnings]
-    assert len(messages) == len(set(messages)) == 3  # of the splits train, validation and test
-    assert all("longer than 8 tokens" in message for message in messages)
-    assert all("--max-length" in event.remedy for event in warnings)
 
 
 def test_a_longer_text_than_the_model_has_positions_for_asks_for_nothing_impossible(
@@ -78,11 +66,3 @@ def test_a_run_that_can_not_begin_leaves_no_folder(
         run_tiny(tmp_path / "runs" / "first", model=model, **others)
     assert raised.value.remedy
     assert list(tmp_path.iterdir()) == []
-
-
-def test_damaged_weights_are_refused(tmp_path: Path) -> None:
-    source = save_tiny_model(tmp_path / "tiny")
-    weights = (source / "model.safetensors").read_bytes()
-    (source / "model.safetensors").write_bytes(weights[:1000])
-    with pytest.raises(ModelUnsupported):
-        prepare_tiny(source)

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from held import FINETUNE, UPDATE, Hold, Start
 from tiny_runs import (
     QUICK,
-    flags,
     have_same_bits,
     logged_metrics,
     run_tiny,
@@ -138,17 +136,6 @@ def test_ctrl_c_at_the_last_update_changes_nothing(
     assert_same_run(tmp_path / "run", whole_run)
 
 
-def test_a_run_can_be_stopped_and_resumed_twice(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    stop_run(run, after_step=1, model=tiny_folder, **SHORT)
-    with pytest.raises(Interrupted):
-        finetune.run(resume_from_checkpoint=run, emit=at_step(3, press_ctrl_c))
-    finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, whole_run)
-
-
 def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -220,27 +207,11 @@ def test_a_configuration_beside_the_run_s_own_is_refused(kept_stopped_run: Path)
         finetune.run("offline", resume_from_checkpoint=kept_stopped_run)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(NotARun):
-            finetune.run(resume_from_checkpoint=folder)
-
-
 def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
     shutil.rmtree(stopped_run / "checkpoints")
     with pytest.raises(UsageError, match="no checkpoint") as raised:
         finetune.run(resume_from_checkpoint=stopped_run)
     assert "--overwrite" in raised.value.remedy
-
-
-def test_a_damaged_checkpoint_is_reported_and_skipped(stopped_run: Path) -> None:
-    for checkpoint in (stopped_run / "checkpoints").glob("step-*"):
-        (checkpoint / "optimizer.safetensors").write_bytes(b"half")
-    emitted: list[Event] = []
-    with pytest.raises(UsageError, match="no checkpoint"):
-        finetune.run(resume_from_checkpoint=stopped_run, emit=emitted.append)
-    warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
-    assert any("step-3" in warning and "damaged" in warning for warning in warnings)
 
 
 def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
@@ -368,15 +339,6 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
     assert_same_run(stopped_run, whole_run)
 
 
-def test_a_checkpoint_of_another_model_is_not_restored(stopped_run: Path) -> None:
-    for checkpoint in (stopped_run / "checkpoints").glob("step-*"):
-        tensors, state = read_checkpoint(checkpoint)
-        tensors["model"] = {"other.weight": next(iter(tensors["model"].values()))}
-        write_checkpoint(checkpoint, tensors=tensors, state=state)
-    with pytest.raises(UsageError, match="no checkpoint"):
-        finetune.run(resume_from_checkpoint=stopped_run)
-
-
 def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
     whole_run: Path, stopped_run: Path
 ) -> None:
@@ -392,27 +354,6 @@ def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
         file.write('{"message": "half')
     finetune.run(resume_from_checkpoint=stopped_run)
     assert_same_run(stopped_run, whole_run)
-
-
-@pytest.mark.slow
-def test_ctrl_c_on_the_command_leaves_a_run_that_resumes_bit_for_bit(
-    start: Start, whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run, hold = tmp_path / "run", Hold(tmp_path, UPDATE, call=3)
-    arguments = ("--model", tiny_folder, "--output-dir", run, *flags(**SHORT))
-    process = start(*FINETUNE, "run", *arguments, environment=hold.environment())
-    hold.wait(process)
-    process.send_signal(signal.SIGINT)
-    hold.let_go()
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 130, errors
-    assert output == ""
-    assert "error: stopped after step 3 of 4\n" in errors
-    assert f"  try: resume with: finetune run --resume-from-checkpoint {run}\n" in errors
-    assert "Traceback" not in errors
-
-    finetune.run(resume_from_checkpoint=run)
-    assert_same_run(run, whole_run)
 
 
 def test_a_checkpoint_stands_for_its_run_and_options_may_be_given_that_change_nothing(

@@ -1,7 +1,6 @@
 """Whole runs, from a configuration to a folder with a model."""
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,15 @@ from prepared_runs import (
 )
 from tiny_models import save_tiny_model
 from tiny_runs import (
-    QUICK,
     have_same_bits,
     logged_metrics,
     run_tiny,
-    unfinished_files,
     weights_of,
 )
 
 import finetune
 from finetune.errors import (
-    FinetuneError,
     LossNotFinite,
-    RunFolderInUse,
-    RunFolderNotEmpty,
 )
 from finetune.events import (
     Event,
@@ -92,15 +86,6 @@ def bf16_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Pat
     return folder
 
 
-def test_bf16_computes_otherwise_and_saves_fp32(finished_run: Path, bf16_run: Path) -> None:
-    results, exact = (read_json(one / "all_results.json") for one in (bf16_run, finished_run))
-    assert results["precision"] == "bf16"
-    weights = weights_of(bf16_run)
-    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    assert not have_same_bits(weights, weights_of(finished_run))
-    assert results["train_loss"] == pytest.approx(exact["train_loss"], rel=0.02)
-
-
 @pytest.mark.parametrize(("split", "prefix"), [("validation", "eval"), ("test", "test")])
 def test_evaluate_has_the_metrics_of_a_bf16_run_exactly(
     split: str, prefix: str, bf16_run: Path
@@ -141,46 +126,6 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     with pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised:
         train_prepared(preparation, tmp_path / "run")
     assert "--learning-rate" in raised.value.remedy
-
-
-def test_a_folder_that_holds_a_run_is_refused_at_once_and_left_as_it_is(
-    finished_run: Path, tiny_folder: Path
-) -> None:
-    emitted: list[Event] = []
-    before = (finished_run / "all_results.json").stat().st_mtime_ns
-    with pytest.raises(RunFolderNotEmpty, match="already holds a run"):
-        run_tiny(finished_run, model=tiny_folder, emit=emitted.append)
-    assert emitted == []
-    assert (finished_run / "all_results.json").stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        lambda run: {"output_dir": run, "overwrite": True},
-        lambda run: {"resume_from_checkpoint": run},
-    ],
-    ids=["overwrite", "resume"],
-)
-def test_a_second_run_in_the_same_folder_is_refused_while_the_first_trains(
-    start: Callable[[str], dict[str, Any]], tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    second = start(str(run))
-    if "overwrite" in second:
-        second |= QUICK | {"model": str(tiny_folder)}
-    errors: list[FinetuneError] = []
-
-    def start_a_second_one(event: Event) -> None:
-        if isinstance(event, Validation) and event.step == 2:
-            with pytest.raises(RunFolderInUse) as raised:
-                finetune.run(**second)
-            errors.append(raised.value)
-
-    results = run_tiny(run, model=tiny_folder, emit=start_a_second_one, max_train_samples=16)
-    assert [error.exit_code for error in errors] == [2]
-    assert results["epoch"] == 2.0
-    assert unfinished_files(run) == []
 
 
 def test_one_preparation_trains_two_seeds_as_two_runs_would(

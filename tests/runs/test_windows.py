@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from prepared_runs import finish_run, prepare_tiny, train_tiny, was_emitted
 from tiny_runs import QUICK, TEXTS, Command, run_tiny
 from tiny_training import give_few_shapes
@@ -117,23 +116,6 @@ def test_stored_features_of_windows_give_the_same_model(
 
     stored, computed = (one.test.loss for one in results)
     assert stored == pytest.approx(computed, abs=1e-4)
-
-
-def test_memory_that_runs_out_halves_the_windows_of_a_forward(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import BertForSequenceClassification
-
-    original = BertForSequenceClassification.forward
-
-    def forward(*args: Any, **inputs: torch.Tensor) -> Any:
-        if len(inputs["input_ids"]) > 2 and args[0].training:
-            raise MemoryError
-        return original(*args, **inputs)
-
-    monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
-    options = {**WINDOWS, "max_steps": 1, "validation_fraction": 0}
-    assert train_tiny(tmp_path / "run", model=tiny_folder, **options).batch_size.examples == 2
 
 
 def test_texts_of_several_windows_are_counted_and_others_warned_of(tiny_folder: Path) -> None:
