@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -342,60 +341,3 @@ def test_nothing_below_the_split_runs_in_an_update(name: str, mode: str) -> None
     }
     # DeBERTa's layers use their projections of words for positions too.
     assert ran == trained
-
-
-@pytest.mark.parametrize("mode", ["last-2", "head"])
-def test_parameters_are_shared_and_keep_their_names(mode: str) -> None:
-    model = model_of("bert")
-    extractor = split(model, freeze(model, mode))
-    trainable = dict(extractor.trainable.named_parameters())
-    assert trainable.keys() == dict(model.named_parameters()).keys()
-    for name, parameter in model.named_parameters():
-        assert trainable[name] is parameter
-
-
-@pytest.mark.parametrize("mode", ["last-1", "head"])
-def test_the_whole_model_answers_as_before_and_as_what_is_above_its_split(mode: str) -> None:
-    model, untouched = model_of("bert"), model_of("bert")
-    structure = freeze(model, mode)
-    extractor = split(model, structure)
-    inputs = batch_of(structure)
-    ready = above(extractor, inputs, structure)
-    with torch.no_grad():
-        expected = untouched.eval()(**inputs).logits
-        assert torch.equal(model.eval()(**inputs).logits, expected)
-        torch.testing.assert_close(
-            extractor.trainable.eval()(**ready).logits, expected, rtol=0, atol=1e-6
-        )
-    for module in (*model.modules(), *extractor.trainable.modules()):
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_random_numbers_to_come_are_the_same_on_every_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seeded: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    monkeypatch.setattr(torch.mps, "manual_seed", seeded.append)
-    model = model_of("bert")
-    structure = freeze(model, "last-1")
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    seeded.clear()
-    extractor = split(model, structure)
-    extractor.extract(batch_of(structure))
-    assert torch.equal(torch.rand(4), expected)
-    assert seeded == []
-
-
-def test_what_the_features_depend_on_are_the_frozen_parameters_and_the_buffers() -> None:
-    model = model_of("bert")
-    structure = freeze(model, "last-1")
-    names = [name for name, _ in split(model, structure).frozen_tensors()]
-    assert "bert.embeddings.position_ids" in names
-    assert "bert.encoder.layer.1.output.dense.weight" in names
-    trained = {name for name, one in model.named_parameters() if one.requires_grad}
-    assert not trained & set(names)

@@ -54,16 +54,6 @@ def test_a_mode_trains_its_part_and_nothing_else_gets_a_gradient_or_dropout(
             assert module.training == any(one.requires_grad for one in parameters)
 
 
-def test_frozen_parameters_train_again_in_another_mode() -> None:
-    model = tiny_model()
-    structure = find_structure(model)
-
-    freeze_parameters(model, structure, mode=Mode("classifier"))
-    freeze_parameters(model, structure, mode=Mode("full"))
-
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_more_layers_than_there_are_is_refused() -> None:
     model = tiny_model()
 
@@ -104,10 +94,3 @@ def test_a_head_over_a_frozen_core_trains_without_dropout(architecture: str, mod
     set_training(model)
 
     assert torch.equal(model(**inputs).logits, model(**inputs).logits)
-
-
-def test_the_head_above_a_trained_layer_keeps_its_dropout() -> None:
-    model = tiny_model()
-    freeze_parameters(model, find_structure(model), mode=Mode("last-1"))
-
-    assert model.get_submodule("dropout").p == 0.1

@@ -158,12 +158,6 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
         load(folder)
 
 
-def test_safetensors_are_read_even_beside_pickled_weights(folder: Path) -> None:
-    (folder / "pytorch_model.bin").write_bytes(b"whoever unpickles this fails")
-
-    load(folder)
-
-
 @pytest.mark.parametrize("model_type", ["novel", "bert"])
 def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) -> None:
     mark = folder / "code-was-run"
@@ -183,33 +177,17 @@ def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) 
     assert not mark.exists()
 
 
-def nested(depth: int) -> bytes:
-    return b'{"model_type": "bert", "a": ' + b"[" * depth + b"]" * depth + b"}"
-
-
 HOSTILE_CONFIGS: dict[str, dict[str, Any] | bytes] = {
     "of an unknown kind": {"model_type": "novel"},
-    "of no kind": {"model_type": None},
     "of pictures": b'{"model_type": "vit"}',
     "with heads that do not divide its size": {"num_attention_heads": 5},
-    "with no heads": {"num_attention_heads": 0},
     "with no layers": {"num_hidden_layers": 0},
-    "with fewer than no layers": {"num_hidden_layers": -3},
-    "with half a layer": {"num_hidden_layers": 2.5},
     "of size zero": {"hidden_size": 0},
-    "of a negative size": {"hidden_size": -32},
     "of no number": {"hidden_size": "wide"},
-    "with a trillion words": {"vocab_size": 10**12},
-    "with a negative vocabulary": {"vocab_size": -1},
-    "with too few positions": {"max_position_embeddings": 2},
-    "with a negative padding id": {"pad_token_id": -700},
     "quantized": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
     "empty": b"",
     "null": b"null",
-    "a list": b"[]",
     "cut off": b"{",
-    "not text": b"\xff\xfe\x00",
-    "deep": nested(100_000),
 }
 
 
@@ -230,25 +208,14 @@ def test_a_config_that_no_text_classifier_can_be_built_from_is_refused(
     assert "\n" not in refused.value.message + refused.value.remedy
 
 
-def test_the_first_line_of_what_transformers_says_is_the_reason(folder: Path) -> None:
-    change_config(folder, model_type="novel")
-
-    with pytest.raises(ModelUnsupported, match="`novel` but Transformers does not recognize"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *(
-            (name, content)
-            for name in ("tokenizer.json", "tokenizer_config.json")
-            for content in (b"", b"null", b"[]", b"{", b"7", b"\xff\xfe\x00", nested(100_000))
-        ),
-        ("tokenizer_config.json", b'{"model_max_length": -1, "pad_token": "[PAD]"}'),
+        ("tokenizer.json", b""),
+        ("tokenizer.json", b"null"),
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b"\xff\xfe\x00"),
         ("tokenizer_config.json", b'{"model_max_length": 2, "pad_token": "[PAD]"}'),
-        ("tokenizer_config.json", b'{"model_max_length": "long", "pad_token": "[PAD]"}'),
-        ("tokenizer_config.json", b'{"tokenizer_class": 7, "pad_token": "[PAD]"}'),
         ("model.safetensors", b""),
         ("model.safetensors", b"not what it says"),
     ],
@@ -333,17 +300,6 @@ def test_missing_buffers_are_no_error(folder: Path) -> None:
     assert emitted == []
 
 
-def test_parameters_of_another_size_are_reported_by_name(folder: Path) -> None:
-    change_config(folder, type_vocab_size=3)
-    emitted: list[events.Event] = []
-
-    load(folder, emitted=emitted)
-
-    [warning] = emitted
-    assert isinstance(warning, events.WarningMessage)
-    assert "bert.embeddings.token_type_embeddings.weight" in warning.message
-
-
 @pytest.mark.parametrize(
     "config",
     [tiny_config("modernbert"), tiny_config("distilbert"), gpt2_config()],
@@ -372,24 +328,6 @@ def test_a_model_without_weights_is_trained_from_scratch_when_asked(folder: Path
     name = "bert.encoder.layer.1.output.dense.weight"
     assert torch.equal(first.model.get_parameter(name), same.model.get_parameter(name))
     assert not torch.equal(first.model.get_parameter(name), other.model.get_parameter(name))
-
-
-def test_less_than_half_of_the_encoder_may_be_missing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = load_file(folder / "model.safetensors")
-    name = "embeddings.word_embeddings.weight"
-    size = sum(one.numel() for one in weights.values())
-    del weights[name]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    share = SIZES["vocab_size"] * SIZES["hidden_size"] / size
-
-    monkeypatch.setattr("finetune.model.load.MAX_MISSING", share)
-    load(folder)
-
-    monkeypatch.setattr("finetune.model.load.MAX_MISSING", share - 1e-6)
-    with pytest.raises(ModelUnsupported, match=f"{share:.0%} of its numbers"):
-        load(folder)
 
 
 @pytest.mark.parametrize(
@@ -468,17 +406,6 @@ def test_longest_text_has_a_position_for_every_token(tmp_path: Path) -> None:
         text_model.tokenizer.model_max_length = 10**30
         tokens = torch.full((1, text_model.max_tokens), 7)
         text_model.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
-
-
-def test_roberta_has_fewer_positions_the_later_its_padding_token(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path, "roberta")
-    change_config(folder, pad_token_id=1)
-
-    text_model = load(folder)
-
-    assert text_model.max_tokens == 62
-    tokens = torch.full((1, 62), 7)
-    text_model.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
 
 
 def test_tokenizers_limit_counts_where_it_is_lower(folder: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import (
     XLNetConfig,
 )
 
-from finetune.errors import HubNotReachable, ModelNotFound, ModelUnsupported
+from finetune.errors import ModelUnsupported
 from finetune.model.load import load_model
 from finetune.model.shape import load_shape, most_positions
 from finetune.model.source import MINILM
@@ -65,21 +65,6 @@ def test_a_config_that_no_text_classifier_can_be_built_from_is_refused(
     file.write_text(json.dumps(change and json.loads(file.read_text()) | change))
     with pytest.raises(ModelUnsupported, match="does not load as a text classifier"):
         load_shape(str(file.parent), revision=None)
-
-
-def test_a_published_shape_at_a_revision_is_looked_up() -> None:
-    with pytest.raises(HubNotReachable):
-        load_shape("bert-base-uncased", revision="other")
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="missing"):
-        load_shape(str(tmp_path / "missing"), revision=None)
-
-
-def test_another_model_of_the_hub_needs_the_hub() -> None:
-    with pytest.raises(HubNotReachable):
-        load_shape("nobody/nothing", revision=None)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

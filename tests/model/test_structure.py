@@ -1,19 +1,17 @@
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, SIZES, tiny_config, tiny_model
+from tiny_models import ARCHITECTURES, SIZES, tiny_model
 from tiny_training import random_examples
 from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
-    BertConfig,
     EuroBertConfig,
     FlaubertConfig,
     FunnelConfig,
     PreTrainedConfig,
-    PreTrainedModel,
     SqueezeBertConfig,
 )
 
@@ -113,13 +111,6 @@ def test_ready_mask_is_taken_where_it_means_the_same(architecture: str) -> None:
         assert (model(**unmasked).logits - expected).abs().max() > 1e-4
 
 
-def test_ready_mask_is_not_taken_where_true_is_added_as_one() -> None:
-    model = tiny_model()
-    model.set_attn_implementation("eager")
-
-    assert not find_structure(model).takes_4d_mask
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -159,45 +150,6 @@ def test_model_is_left_as_it_was(trains: bool) -> None:
     for parameter in model.parameters():
         assert parameter.requires_grad
         assert parameter.grad is None
-
-
-class Core(nn.Module):
-    """Embeddings alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embeddings = nn.Embedding(SIZES["vocab_size"], SIZES["hidden_size"])
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        vectors: torch.Tensor = self.embeddings(input_ids)
-        return vectors
-
-
-class CoreWithoutLayers(PreTrainedModel):
-    """A bag of words with a classifier on top."""
-
-    config_class = BertConfig
-    base_model_prefix = "core"
-
-    def __init__(self, config: PreTrainedConfig) -> None:
-        super().__init__(config)
-        self.core = Core()
-        self.classifier = nn.Linear(SIZES["hidden_size"], config.num_labels)
-        self.post_init()
-
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
-        logits: torch.Tensor = self.classifier(self.core(input_ids).mean(dim=1))
-        return logits
-
-
-def test_model_without_layers_is_refused() -> None:
-    with pytest.raises(ModelUnsupported, match="no encoder of layers"):
-        find_structure(CoreWithoutLayers(tiny_config("bert")))
-
-
-def test_encoder_without_a_head_is_refused() -> None:
-    with pytest.raises(ModelUnsupported, match="no encoder of layers"):
-        find_structure(cast(PreTrainedModel, tiny_model().base_model))
 
 
 def test_model_without_a_linear_classifier_is_refused() -> None:

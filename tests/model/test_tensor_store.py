@@ -176,18 +176,6 @@ def test_what_was_not_used_for_the_longest_time_goes_first(open_small_store: Ope
     assert sorted(keys_of(open_small_store())) == ["a", "c", "d"]
 
 
-def test_room_is_made_before_an_entry_is_written(open_small_store: OpenStore) -> None:
-    for key in "abc":
-        keep(open_small_store(), key, random_features())
-    store = open_small_store()
-
-    def parts() -> Iterator[torch.Tensor]:
-        yield random_features()
-        assert len(store.entries()) == 2
-
-    write_parts(store, "d", parts(), size_bytes=random_features().nbytes)
-
-
 def test_what_is_evicted_or_cleared_stays_readable_to_whom_it_was_given(
     open_small_store: OpenStore,
 ) -> None:

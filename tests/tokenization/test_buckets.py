@@ -118,26 +118,6 @@ def test_plan_depends_on_seed_and_epoch_alone() -> None:
     assert not same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=2, epoch=1))
 
 
-def test_random_numbers_of_others_are_neither_used_nor_disturbed() -> None:
-    np.random.seed(1)
-    first, number = plan(LIKE_TREC), np.random.random()
-
-    np.random.seed(1)
-    assert np.random.random() == number
-    assert same(plan(LIKE_TREC), first)
-
-
-def test_padded_lengths_do_not_rise_or_fall_over_an_epoch() -> None:
-    padded_lengths = [batch.padded_length for batch in plan(LIKE_TREC)]
-
-    halves = (
-        np.mean(padded_lengths[: len(padded_lengths) // 2]),
-        np.mean(padded_lengths[len(padded_lengths) // 2 :]),
-    )
-
-    assert halves[0] == pytest.approx(halves[1], rel=0.15)
-
-
 def test_examples_of_one_length_meet_others_in_the_next_epoch() -> None:
     def neighbours(batches: Sequence[Batch]) -> set[int]:
         [batch] = [batch for batch in batches if 0 in batch.indices]
@@ -173,12 +153,6 @@ def test_repeated_examples_count_as_padding() -> None:
 
 def test_at_least_95_percent_of_the_tokens_of_lengths_like_trecs_are_real() -> None:
     assert real_token_fraction(plan(LIKE_TREC), LIKE_TREC) >= 0.95
-
-
-def test_evaluation_begins_with_the_longest_examples() -> None:
-    batches = plan_evaluation(LIKE_TREC, batch_size=64, padded_lengths=range(1, 100))
-
-    assert (np.diff(LIKE_TREC[indices_of(batches)]) <= 0).all()
 
 
 @pytest.mark.parametrize(
