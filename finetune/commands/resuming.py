@@ -22,6 +22,7 @@ from finetune.runs.folder import (
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
     from finetune.runs.results import RunResults
+    from finetune.runs.seeds import SeedResults
 
 AUTO = "auto"
 
@@ -91,6 +92,15 @@ class Work:
             return next_free_folder(RUNS_FOLDER, self.default_name)
         folder.check_can_create(overwrite=self.config.output.overwrite)
         return folder.path
+
+    def train(self, *, emit: Emit) -> "RunResults | SeedResults":
+        """Train what is left, and return the results."""
+        if self.results:
+            return self.results
+        # These take seconds to import PyTorch.
+        from finetune.commands.training import train, train_seeds
+
+        return train_seeds(self, emit=emit) if self.seeds else train(self, emit=emit)
 
 
 def choose_work(

@@ -106,11 +106,7 @@ def run(
         work = join_processes().broadcast(
             lambda: choose_work(loaded, resume_from_checkpoint, emit=emit)
         )
-    if work.results:
-        return work.results
-    from finetune.commands.training import train, train_seeds
-
-    return train(work, emit=emit) if seeds is None else train_seeds(work, emit=emit)
+    return work.train(emit=emit)
 
 
 def read_options(
