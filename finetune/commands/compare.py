@@ -33,18 +33,11 @@ def compare(
 
     Args:
         runs: Run folders, or folders that contain some.
-        baseline: The run that the others are compared with: the ``first``, or the ``best`` by its
-            validation metric.
+        baseline: The ``first`` run, or the ``best`` by its validation metric.
         rows: Maximum number of rows listed that one run predicts right and the other wrong, each
             way.
         output: An HTML page to write; an earlier one is replaced.
         emit: Receives the events of ``finetune.events``.
-
-    Raises:
-        NotARun: If a folder is no finished run and contains none.
-        UsageError: If there are fewer than two runs.
-        DataDiffers: If they were tested on different rows.
-        NotWritten: If the page can't be written.
     """
     from finetune.runs.compare import compare_runs
 

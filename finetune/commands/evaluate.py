@@ -62,17 +62,9 @@ def evaluate(
         split: ``test``, the default, ``validation`` or ``train`` of the run's data.
         data: Other data to score, all rows of it, in place of a split of the run.
         text_column: Of the other data, if it is not named as in the run's data.
-        text_pair_column: Likewise.
-        label_column: Likewise.
         evaluate_metric: Another metric, of the library ``evaluate``: a folder with its code, or an
             id of the Hub. The code runs here.
-        device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
         emit: Receives the events of ``finetune.events``.
-
-    Raises:
-        UsageError: If both a split and other data are given, or columns without other data.
-        DataDiffers: If the run's data is no longer what the run was made from.
-        FinetuneError: With an exit code and a remedy.
     """
     from finetune.config.load import refuse_table
 

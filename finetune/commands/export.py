@@ -73,20 +73,7 @@ def export_onnx(
     verify: bool = False,
     emit: Emit = ignore,
 ) -> OnnxExport:
-    """Write a run's model as ONNX, as ``finetune export onnx`` does.
-
-    Args:
-        run: The run folder.
-        output_dir: By default the folder ``onnx`` of the run. An earlier export is replaced.
-        int8: Write a second file with int8 matrices, and compare it with the run's model.
-        verify: Compare the first file too.
-        emit: Receives progress events.
-
-    Raises:
-        UsageError: If the packages of the extra ``onnx`` are missing, or the output folder holds
-            something else.
-        FinetuneError: If the exported model predicts otherwise than the run's.
-    """
+    """Write a run's model as ONNX; FinetuneError if it predicts otherwise than the run's model."""
     folder = open_run_folder(Path(run))
     from finetune.export import onnx
     from finetune.runs.trained import TrainedModel
@@ -130,19 +117,7 @@ def _load_test_examples(folder: RunFolder, trained: "TrainedModel", *, emit: Emi
 def export_coreml(
     run: str | Path, *, output_dir: str | Path | None = None, emit: Emit = ignore
 ) -> CoreMLExport:
-    """Write a run's model as a Core ML program, as ``finetune export coreml`` does.
-
-    Args:
-        run: The run folder.
-        output_dir: By default the folder ``coreml`` of the run. An earlier export is replaced.
-        emit: Receives progress events.
-
-    Raises:
-        UsageError: If the package of the extra ``coreml`` is missing, or the output folder holds
-            something else.
-        ModelUnsupported: If coremltools can't convert the model.
-        FinetuneError: If the program lacks a weight.
-    """
+    """Write a run's model as a Core ML program; FinetuneError if it lacks a weight."""
     folder = open_run_folder(Path(run))
     from finetune.export.coreml import MODEL_FILE, import_converter, read_program, write_coreml
     from finetune.runs.trained import TrainedModel

@@ -85,18 +85,11 @@ def find_batch(
         config: A YAML file or the name of a recipe.
         machine: A Mac such as ``m1-8gb``, to estimate its batch sizes instead of searching here.
         memory: The memory of such a Mac, such as ``16GiB``, in place of its name.
-        limit: Largest batch size worth trying, from 1; None for the rows of the data.
+        limit: Largest batch size worth trying; None for the rows of the data.
         fresh: Search even if an earlier search has found the batch sizes.
-        emit: Receives progress events.
         options: Those of ``finetune run`` for data, model, device, precision, cache and search.
             If none names a mode, ``full`` and ``head`` are searched. ``output_dir`` is for the
             results of a search as JSON and as a picture.
-
-    Raises:
-        UsageError: If the options make no sense, or no such machine is known.
-        BatchDoesNotFit: If not even one example fits anywhere.
-        TrialFailed: If a trial failed for another reason than memory.
-        ProcessLost: If another process, of several that torchrun has started, has ended.
     """
     from finetune.config.load import load_config
 

@@ -66,15 +66,9 @@ class TableFacts:
 
     Args:
         options: The file, and what of it is not to be guessed.
-        text_reason: Why this is the column of texts.
-        label_reason: Why this is the column of labels.
         rows_of_a_run: By split, once the missing splits are held out.
         rows: How many have a text and a label.
-        class_rows: Rows of each class, in the order of the classes.
-        label_figures: Other numbers about the labels, by name.
         examples: The first text of each class.
-        model: The model that was named, or one whose vocabulary suits the texts.
-        suggested_max_length: Tokens that are enough for the texts, or an estimate.
         longer_share: Estimated share of texts that are longer than the model reads, in 0..1.
     """
 
@@ -99,13 +93,7 @@ class TableFacts:
 
 
 def look_at_table(options: "DataOptions", *, model: str | None, emit: Emit) -> TableFacts:
-    """Read a table as a run would, and say what it holds.
-
-    Args:
-        options: A file, and what of it is not to be guessed.
-        model: Whose tokenizer counts; ``None`` for the default. Without one, tokens are estimated.
-        emit: Receives progress events.
-    """
+    """Read a table as a run would; a model's tokenizer counts, or tokens are estimated."""
     import pyarrow.compute as pc
 
     from finetune.data.check import suggest_max_length

@@ -28,7 +28,6 @@ from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.runs.inference import ConfidenceLimits
     from finetune.tasks.base import Prediction
 
 # The texts of a chunk are batched by length. The first chunk is small, so that predictions come
@@ -60,17 +59,11 @@ def predict(
     Args:
         run: The run folder.
         texts: Any number, pairs for a model of pairs; the predictions have their order.
-        device: ``auto``, ``mps``, ``cpu`` or ``cuda``.
         all_scores: Give the probability of each class, not only that of the best.
         min_confidence: Abstain, with the label None, if the probability is lower, in 0..1.
         target_precision: Abstain below the probability from which on, on the run's validation
             rows, predictions of the class have at least this precision, in 0..1.
         emit: Receives the events of ``finetune.events``.
-
-    Raises:
-        UsageError: If the argument is no list of texts, both limits are given, the model is not for
-            one label a text, or the run has no validation rows for a target precision.
-        FinetuneError: With an exit code and a remedy.
     """
     is_array = getattr(texts, "ndim", 1) == 1  # a table of pandas yields the names of its columns
     if not isinstance(texts, Iterable) or isinstance(texts, str | bytes | Mapping) or not is_array:
@@ -78,12 +71,14 @@ def predict(
             f"{type(texts).__name__} was given in place of a list of texts",
             remedy="write [text], or of a table one column, such as table['text']",
         )
-    from finetune.runs.inference import ConfidenceLimits
-
-    rows = [[_as_row(text) for text in texts]]
-    limits = ConfidenceLimits(min_confidence, target_precision)
     chunks = predict_stream(
-        run, rows, device=device, all_scores=all_scores, limits=limits, emit=emit
+        run,
+        [[_as_row(text) for text in texts]],
+        device=device,
+        all_scores=all_scores,
+        min_confidence=min_confidence,
+        target_precision=target_precision,
+        emit=emit,
     )
     return [prediction for chunk in chunks for prediction in chunk]
 
@@ -94,18 +89,16 @@ def predict_stream(
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
-    limits: "ConfidenceLimits | None" = None,
+    min_confidence: float | None = None,
+    target_precision: float | None = None,
     emit: Emit = ignore,
 ) -> "Iterator[Sequence[Prediction]]":
-    """Return the predictions for rows in chunks, in their order, while the rows are read.
-
-    The arguments are those of :func:`predict`; ``rows`` yields as many as there are at a time.
-    """
+    """Return predictions in chunks, while ``rows`` yields as many rows as there are at a time."""
     folder = open_run_folder(Path(run))
-    from finetune.runs.inference import find_lowest_probabilities
+    from finetune.runs.inference import ConfidenceLimits, find_lowest_probabilities
 
-    lowest = None
-    if limits is not None and limits.are_given:
+    limits, lowest = ConfidenceLimits(min_confidence, target_precision), None
+    if limits.are_given:
         lowest = find_lowest_probabilities(folder, folder.read_task(), limits, emit=emit)
     return _predict(folder, rows, lowest, device=device, all_scores=all_scores, emit=emit)
 
@@ -155,17 +148,17 @@ def _chunks(rows: Iterable[Sequence[Row]]) -> Iterator[Sequence[Row]]:
 
 
 def _check_pairs(rows: Sequence[Row], *, reads_pairs: bool) -> None:
-    for row in rows:
-        if reads_pairs and row.pair is None:
-            raise UsageError(
-                f"the model reads pairs of texts, and {row.text[:60]!r} has no second one",
-                remedy="add --text-pair for each text, or name a table with --file",
-            )
-        if row.pair is not None and not reads_pairs:
-            raise UsageError(
-                f"the model reads single texts, and {row.text[:60]!r} has a second one",
-                remedy="leave out --text-pair",
-            )
+    text = next((row.text[:60] for row in rows if (row.pair is not None) != reads_pairs), None)
+    if text is not None and reads_pairs:
+        raise UsageError(
+            f"the model reads pairs of texts, and {text!r} has no second one",
+            remedy="add --text-pair for each text, or name a table with --file",
+        )
+    if text is not None:
+        raise UsageError(
+            f"the model reads single texts, and {text!r} has a second one",
+            remedy="leave out --text-pair",
+        )
 
 
 def _as_row(text: object) -> Row:
@@ -200,19 +193,9 @@ def read_texts(
     as_lines: bool = False,
     emit: Emit = ignore,
 ) -> Iterator[list[Row]]:
-    """Return the texts of a file for :func:`predict_stream`, as they are read.
+    """Return the rows of a table, or the lines of a file, as they are read.
 
-    Args:
-        run: The run folder; of a table, the run's columns of texts are read if present.
-        file: A table (csv, tsv, jsonl or parquet), or a file with one text per line.
-        text_column: Another column.
-        text_pair_column: Another column of second texts.
-        encoding: Of the file; detected by default.
-        as_lines: Read the lines of a table as texts.
-        emit: Receives the events of ``finetune.events``.
-
-    Raises:
-        DataError: If the file or the column does not exist, or can't be read.
+    If a table has the run's columns of texts, they are read unless others are named.
     """
     folder = open_run_folder(Path(run))
     from finetune.data.source import DataOptions
@@ -291,7 +274,6 @@ def command(
         raise UsageError(
             f"{len(pairs)} --text-pair for {len(texts)} texts", remedy="give one for each text"
         )
-    open_run_folder(run)
     reads_stdin = not texts and file in (None, Path("-"))
     if reads_stdin:  # a live line would mix with what is typed
         display = replace(display, no_progress=True)
@@ -306,15 +288,23 @@ def command(
         rows: Iterable[Sequence[Row]]
         if texts:
             rows = [[_as_row(both) for both in zip_longest(texts, pairs)]]
-        elif file is None or reads_stdin:
-            rows = _read_standard_input(reading["encoding"])
-        else:
+        elif file is not None and not reads_stdin:
             rows = read_texts(run, file, **reading, emit=emit)
-        from finetune.runs.inference import ConfidenceLimits
-
-        limits = ConfidenceLimits(min_confidence, target_precision)
+        elif read_launch().world_size > 1:
+            raise UsageError(
+                "several processes can't share standard input", remedy="name a file with --file"
+            )
+        else:
+            encoding = reading["encoding"]
+            rows = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
         chunks = predict_stream(
-            run, rows, device=device, all_scores=all_scores, limits=limits, emit=emit
+            run,
+            rows,
+            device=device,
+            all_scores=all_scores,
+            min_confidence=min_confidence,
+            target_precision=target_precision,
+            emit=emit,
         )
         write = _show_json if display.as_json else _show_lines()
         if output is not None and read_launch().is_main:
@@ -324,14 +314,6 @@ def command(
         for predictions in chunks:
             progress.close()  # a live line would stand between the predictions
             write(predictions)
-
-
-def _read_standard_input(encoding: str | None) -> Iterator[list[Row]]:
-    if read_launch().world_size > 1:
-        raise UsageError(
-            "several processes can't share standard input", remedy="name a file with --file"
-        )
-    return read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
 
 
 def _show_json(predictions: "Sequence[Prediction]") -> None:

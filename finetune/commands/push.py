@@ -55,23 +55,7 @@ def push(
     dry_run: bool = False,
     emit: Emit = ignore,
 ) -> Push:
-    """Upload a finished run's model, its card and its report, as ``finetune push`` does.
-
-    Args:
-        run: The run folder.
-        repository: ``OWNER/NAME`` on the Hub; it is created if it does not exist.
-        public: Whether everybody may see it.
-        revision: A branch in place of ``main``.
-        report: Whether to upload ``report.html``.
-        allow_private_data: Upload the report although the run's data are marked as private.
-        dry_run: Return what would be uploaded, without using the network.
-        emit: Receives progress events.
-
-    Raises:
-        NotARun: If the run has not finished.
-        UsageError: If its data are private, there is no token, or the token may not write.
-        HubNotReachable: If the Hub does not answer.
-    """
+    """Upload a finished run's model, card and report; a dry run does not use the network."""
     from finetune.hub import page_of_upload, upload_model
 
     url = page_of_upload(repository, revision=revision)

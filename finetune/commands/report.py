@@ -23,15 +23,7 @@ Examples:
 
 
 def report(run: str | Path) -> Path:
-    """Write the report and the model card of a finished run again, and return the report's path.
-
-    Both are made from the files of the run folder alone, which may have been moved.
-
-    Raises:
-        NotARun: If the folder holds no run that has finished.
-        NotWritten: If the folder may not be written.
-        RunFolderInUse: If another process is writing to it.
-    """
+    """Write a run's report and model card again, from the files of its folder alone."""
     folder = open_run_folder(Path(run))
     from finetune.runs.results import read_results
 
