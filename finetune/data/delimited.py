@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow
 import pyarrow.compute as pc
@@ -36,7 +36,7 @@ BLOCK_BYTES = 2**24
 csv.field_size_limit(2**31 - 1)
 
 Rows = Iterator[pyarrow.Table]
-Result = TypeVar("Result")
+Parse = Callable[[], Rows]
 
 
 def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
@@ -46,8 +46,8 @@ def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
     options say it, the first row has names if it looks like names, or has a column of the options.
     """
     text = find_text(content, encoding=options.encoding, emit=emit)
-    dialect, rows = _parse(text, lambda parse: collect(parse()), emit=emit)
-    columns, has_header = name_columns(rows, options, path=text.path, emit=emit)
+    dialect, parse = _find_parser(text, emit=emit)
+    columns, has_header = name_columns(collect(parse()), options, path=text.path, emit=emit)
     delimiter = DELIMITERS[dialect.delimiter]
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {delimiter}"))
     # Excel delimits by semicolons where a comma is decimal.
@@ -61,15 +61,9 @@ def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
 
 
 def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
-    """Yield the rows; all are parsed once before, so that an error comes before the first row."""
+    """Yield the rows."""
     text = find_text(content, encoding=options.encoding, emit=emit)
-
-    def check(parse: Callable[[], Rows]) -> Callable[[], Rows]:
-        deque(parse(), maxlen=0)
-        return parse
-
-    _, parse = _parse(text, check, emit=emit)
-    pieces = parse()
+    pieces = _find_parser(text, emit=emit)[1]()
     first = next(pieces)
     names, has_header = _find_names(first, options, path=text.path)
     for piece in chain([first.slice(int(has_header))], pieces):
@@ -123,43 +117,43 @@ def _unreadable(number: int, complaint: str, text: TextFile) -> DataUnreadable:
     )
 
 
-def _parse(
-    text: TextFile, use: Callable[[Callable[[], Rows]], Result], *, emit: Emit
-) -> tuple[Dialect, Result]:
-    """Return the dialect of a text, and what ``use`` makes of a function that parses its rows.
+def _find_parser(text: TextFile, *, emit: Emit) -> tuple[Dialect, Parse]:
+    """Return the dialect of a text, and what parses its rows into tables.
 
-    The rows come in tables whose columns are named 0, 1 and so on; the first row is one of them.
+    All have been parsed once then, so that an error comes before the first row. The columns are
+    named 0, 1 and so on, and a header row is a row.
     """
     dialect = _find_dialect(text)
     try:
-        return dialect, _parse_in(dialect, text, use)
+        return dialect, _find_parser_in(dialect, text)
     except DataUnreadable:
         if dialect.delimiter != "\t":
             raise
     # Many files with tabs know no quotes, and a text may then begin with one and never end it.
     dialect = replace(dialect, has_quotes=False)
-    result = _parse_in(dialect, text, use)
+    parse = _find_parser_in(dialect, text)
     emit(Info(f"quotes in {text.path} are part of the texts"))
-    return dialect, result
+    return dialect, parse
 
 
-def _parse_in(
-    dialect: Dialect, text: TextFile, use: Callable[[Callable[[], Rows]], Result]
-) -> Result:
+def _find_parser_in(dialect: Dialect, text: TextFile) -> Parse:
     first = next(dialect.numbered_rows(text), None)
     if first is None:
         remedy = "write a header row, such as text,label, and rows"
         raise DataUnreadable(f"{text.path} is empty", remedy=remedy)
     has_quotes = dialect.has_quotes and any('"' in piece for piece in text.pieces())
     dialect = replace(dialect, has_quotes=has_quotes)
+    parse: Parse = partial(_parse_by_arrow, dialect, text, columns=len(first[1]))
     try:
         if has_quotes:  # Arrow accepts characters behind a closing quote
             with text.open() as lines:
                 deque(dialect.reader(lines), maxlen=0)
-        return use(partial(_parse_by_arrow, dialect, text, columns=len(first[1])))
+        deque(parse(), maxlen=0)
     except (csv.Error, pyarrow.ArrowInvalid):
         # To say which row is wrong, or for what Arrow refuses, such as lines of spaces.
-        return use(partial(_parse_by_row, dialect, text))
+        parse = partial(_parse_by_row, dialect, text)
+        deque(parse(), maxlen=0)
+    return parse
 
 
 def _parse_by_arrow(dialect: Dialect, text: TextFile, *, columns: int) -> Rows:
@@ -236,7 +230,6 @@ def _find_names(rows: pyarrow.Table, options: DataOptions, *, path: Path) -> tup
     known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, options.named_columns)}
     has_header = options.header
     if has_header is None:
-        _refuse_title(rows, known=known, path=path)
         has_header = _has_header(rows.slice(0, HEADER_ROWS), known=known)
     given = _first_row(rows) if has_header else [""] * rows.num_columns
     names = [name or f"column{position}" for position, name in enumerate(given, start=1)]
@@ -270,18 +263,6 @@ def _has_header(rows: pyarrow.Table, *, known: set[str]) -> bool:
         and len(set(names)) == len(names)
         and not any(is_number(name) or len(name) > MAX_NAME for name in names)
     )
-
-
-def _refuse_title(rows: pyarrow.Table, *, known: set[str], path: Path) -> None:
-    """Raise an error if the second row names the columns, below a title."""
-    second = [value for column in rows.columns for value in column[1:2].to_pylist()]
-    if known.isdisjoint(map(plain_name, _first_row(rows))) and (
-        len(known.intersection(map(plain_name, second))) > 1
-    ):
-        raise DataUnreadable(
-            f"the names of the columns of {path} are in its second row: {second}",
-            remedy="delete the row above it, or give --no-header if these are values",
-        )
 
 
 READER = Reader((".csv", ".tsv"), read, stream)
