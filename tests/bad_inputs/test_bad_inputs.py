@@ -16,44 +16,28 @@ from tiny_runs import Command, finetune_in_a_child, flags
 FLAGS = """
 run --batch-size -1
 run --batch-size 2147483648
-run --batch-size 1e400
 run --batch-size nan
-run --eval-batch-size 0
-run --effective-batch-size 0
 run --learning-rate 0
-run --learning-rate -1e-5
 run --learning-rate nan
-run --learning-rate inf
 run --head-lr-multiplier 0
 run --num-train-epochs 0
-run --num-train-epochs inf
 run --max-steps 0
 run --max-steps 1.5
 run --warmup-fraction 1.1
-run --warmup-fraction -0.1
 run --weight-decay -1
 run --max-grad-norm 0
 run --max-length 2
-run --max-length 128.5
 run --seed -1
-run --seed 4294967296
 run --split-seed x
 run --validation-fraction 1
-run --test-fraction 0
-run --max-train-samples 0
-run --train-layers 0
 run --head pooler
 run --class-weights even
 run --precision fp8
 run --device tpu
 run --data questions --metric-for-best-model f1
 run --early-stopping-patience -1
-run --logging-steps 0
 run --save-strategy steps
-run --save-steps 0
 run --save-minutes -1
-run --save-minutes nan
-run --save-total-limit 0
 run --cache-gib 0
 run --memory-limit much
 run --time-limit 0
@@ -63,29 +47,22 @@ run --set seed=1
 run --set training.seed
 run --set data.seed=1
 run --set training.seed=
-run --set training.=1
 run --config
-run --config /
 run --config no_such_recipe
 run --config offline --resume-from-checkpoint .
 run --resume-from-checkpoint /dev/null
-run --resume-from-checkpoint .
 run --data
 run --output-dir /dev/null
 run --output-dir /proc/run
 evaluate .
 evaluate /dev/null
 evaluate . --split all
-evaluate . --device gpu
 predict . text
 predict . --file missing.txt
 predict . --format xml
 init
 find-batch --device gpu
-find-batch --memory-limit 0
-find-batch --max-length 0
 config check missing.yaml
-config show --batch-size 0
 config cp no_such_recipe
 cache clear --cache-dir
 completion tcsh
@@ -105,25 +82,19 @@ data check --data missing.csv
 YAML: dict[str, bytes] = {
     "no sections": b"seed: 1",
     "a list": b"- seed",
-    "a word": b"training",
     "unknown section": b"train: {seed: 1}",
     "unknown option": b"training: {sead: 1}",
-    "option of another section": b"data: {seed: 1}",
     "section without options": b"training: 1",
     "duplicate key": b"training: {seed: 1, seed: 2}",
     "alias": b"training: &a {seed: 1}\nmodel: *a",
     "tag of Python": b"training: !!python/object/apply:os.system [ls]",
-    "tab": b"training:\n\tseed: 1",
     "unclosed": b"training: {seed: 1",
     "not UTF-8": b"training: {seed: \xff}",
     "NUL": b"training: {seed: \0}",
-    "two documents": b"training: {seed: 1}\n---\ntraining: {seed: 2}",
     "deep": b"[" * 5000,
     "large": b"#" * (2**20 + 1),
     "boolean for a number": b"training: {batch_size: true}",
-    "list for a number": b"training: {batch_size: [1]}",
     "mapping for a word": b"data: {data: {name: trec}}",
-    "key that is no word": b"training: {[1]: 2}",
     "number too large": b"training: {seed: 99999999999999999999}",
     "binary": bytes(range(256)),
 }
@@ -131,8 +102,6 @@ YAML: dict[str, bytes] = {
 ENVIRONMENT = {
     "FINETUNE_SEED": "x",
     "FINETUNE_SEEED": "1",
-    "FINETUNE_BATCH_SIZE": "0",
-    "FINETUNE_DEVICE": "gpu",
     "FINETUNE_FREEZE_CORE": "perhaps",
     "FINETUNE_LEARNING_RATE": "",
     "FINETUNE_": "1",
@@ -146,12 +115,9 @@ FILES: dict[str, bytes] = {
     "empty.csv": b"",
     "only a header.csv": b"text,label\n",
     "one column.csv": b"text\nhello\nworld\n",
-    "white space.csv": b" \n \n",
     "one class.csv": b"text,label\n" + b"hello world,a\n" * 40,
     "texts missing.csv": b"text,label\n" + b",a\n,b\n" * 20,
-    "labels missing.csv": b"text,label\n" + b"hello,\nworld,\n" * 20,
     "ragged.csv": f"text,label\n{ROWS}too,many,fields\n".encode(),
-    "short row.csv": f"text,label\n{ROWS}alone\n".encode(),
     "open quote.csv": f'text,label\n{ROWS}"open,a\n'.encode(),
     "duplicate header.csv": f"text,text\n{ROWS}".encode(),
     "NUL.csv": f"text,label\n{ROWS}a\0b,a\n".encode(),
@@ -161,17 +127,13 @@ FILES: dict[str, bytes] = {
     "zip.csv": b"PK\x03\x04" + bytes(60),
     "empty.jsonl": b"",
     "no object.jsonl": b"[1, 2]\n" * 20,
-    "numbers.jsonl": b"1\n2\n",
     "cut.jsonl": b'{"text": "a", "label": "b"}\n{"text": "a", "la',
-    "not JSON.jsonl": b"text,label\nhello,a\n",
-    "NaN.jsonl": b'{"text": NaN, "label": NaN}\n' * 20,
     "no label.jsonl": b'{"text": "hello there"}\n' * 20,
     "nested.jsonl": b'{"text": {"en": "hello"}, "label": {"is": "a"}}\n' * 20,
     "surrogate.jsonl": b'{"text": "\\ud800", "label": "a"}\n' * 20,
     "deep.jsonl": b'{"text": ' + b"[" * 3000 + b"\n",
     "not UTF-8.jsonl": b'{"text": "\xff\xfe\xfd", "label": "a"}\n' * 20,
     "array.json": b"[]",
-    "empty.parquet": b"",
     "cut.parquet": b"PAR1" + bytes(40),
     "text.parquet": b"text,label\n",
     "wrong footer.parquet": b"PAR1" + bytes(40) + b"\xff\xff\xff\x7fPAR1",
@@ -181,7 +143,6 @@ FILES: dict[str, bytes] = {
 
 TABLES: dict[str, Any] = {
     "no rows": pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}),
-    "no columns": pa.table({}),
     "one column": pa.table({"text": ["a", "b"]}),
     "all null": pa.table({"text": [None] * 9, "label": [None] * 9}),
     "floats as labels": pa.table({"text": ["word"] * 40, "label": [n / 7 for n in range(40)]}),
@@ -190,10 +151,8 @@ TABLES: dict[str, Any] = {
 
 TREC: dict[str, Mapping[str, bytes]] = {
     "no files": {},
-    "one file": {"train_5500.label": b"NUM:date When ?\n"},
     "empty": {"train_5500.label": b"", "TREC_10.label": b""},
     "no label": {"train_5500.label": b"When is it ?\n", "TREC_10.label": b"NUM:date When ?\n"},
-    "no text": {"train_5500.label": b"NUM:date\n", "TREC_10.label": b"NUM:date\n"},
     "unknown label": {"train_5500.label": b"XYZ:abc Who ?\n", "TREC_10.label": b"XYZ:abc Who ?\n"},
     "binary": {"train_5500.label": bytes(range(256)), "TREC_10.label": bytes(range(256))},
 }
@@ -202,44 +161,34 @@ TREC: dict[str, Mapping[str, bytes]] = {
 MODELS: list[tuple[str, bytes | None]] = [
     ("config.json", None),
     ("config.json", b""),
-    ("config.json", b"[]"),
     ("config.json", b"{}"),
     ("config.json", b'{"model_type": "no_such_model"}'),
     ("config.json", b'{"model_type": "gpt2"}'),
     ("config.json", b'{"model_type": "bert", "hidden_size": "wide"}'),
     ("config.json", b'{"model_type": "bert", "hidden_size": -1}'),
     ("config.json", b'{"model_type": "bert", "auto_map": {"AutoModel": "evil.Model"}}'),
-    ("config.json", b"\xff\xfe"),
     ("model.safetensors", None),
     ("model.safetensors", b""),
-    ("model.safetensors", b"{}"),
     ("model.safetensors", b"\xff" * 100),
     ("model.safetensors", b"\x80\x04}q\x00."),
     ("model.safetensors", (2).to_bytes(8, "little") + b"{}"),
     ("tokenizer.json", None),
     ("tokenizer.json", b""),
     ("tokenizer.json", b"{}"),
-    ("tokenizer.json", b"[]"),
     ("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}'),
-    ("tokenizer.json", b"\xff\xfe"),
     ("tokenizer_config.json", b"{"),
-    ("tokenizer_config.json", b"[]"),
 ]
 
 # File of a finished run, what it holds, the command that reads it, and the exit code.
 RUNS: list[tuple[str, bytes | None, str, int]] = [
     ("config.yaml", None, "evaluate", 2),
-    ("config.yaml", b"", "evaluate", 2),
     ("config.yaml", b"training: {sead: 1}", "evaluate", 2),
     ("config.yaml", b"\xff", "predict", 2),
-    ("config.yaml", b"{", "run", 2),
     ("manifest.json", b"{}", "evaluate", 2),
     ("manifest.json", b"[]", "evaluate", 2),
-    ("manifest.json", b"\xff", "evaluate", 2),
     ("manifest.json", b'{"sources": [], "splits": {}}', "evaluate", 2),
     ("all_results.json", b"", "run", 2),
     ("all_results.json", b"{}", "run", 2),
-    ("all_results.json", b"[]", "run", 2),
     ("predictions.jsonl", None, "report", 2),
     ("predictions.jsonl", b'{"label": "no such class"}\n', "report", 2),
     ("metrics.jsonl", None, "report", 2),

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import DatasetDict
-from trec_files import TREC_DIR, needs_trec
 
 from finetune.data.check import (
     Balance,
@@ -20,7 +19,6 @@ from finetune.data.check import (
     suggest_model,
 )
 from finetune.data.dataset import make_dataset
-from finetune.data.trec import load_trec
 from finetune.tasks.single import Single
 
 
@@ -50,17 +48,6 @@ def test_repeats_are_counted_exactly_and_up_to_case() -> None:
         **{"rows": 2, "texts": 1, "rows_up_to_case": 4, "texts_up_to_case": 2},
         "examples": ["Who?", "What?"],
     }
-
-
-@needs_trec
-def test_the_repeats_of_trec_are_those_that_are_known() -> None:
-    fine = load_trec(folder=TREC_DIR, label="label-fine", emit=lambda event: None).splits
-    found = look(fine).to_json()
-    assert found["rows"] == {"train": 5452}
-    repeats, conflicts = found["repeats"]["train"], found["conflicts"]["train"]
-    assert (repeats["rows"], repeats["texts"]) == (71, 63)
-    assert conflicts["texts"] == 1
-    assert conflicts["examples"][0]["labels"] == ["NUM:count", "NUM:other"]
 
 
 def test_a_text_with_several_labels_is_a_conflict() -> None:
@@ -201,11 +188,6 @@ def test_each_oddity_has_its_remedy(
     splits = splits_of(train=train, test=[("another text", "a"), *test])
     [found] = remedies(splits)
     assert found.startswith(remedy)
-
-
-def test_without_lengths_the_rest_is_suggested() -> None:
-    findings = look(splits_of(train=[*even_rows(), ("text 0", "b")]))
-    assert len(suggest_changes(findings, lengths=None)) == 1
 
 
 def test_findings_become_json() -> None:

@@ -53,11 +53,6 @@ def test_names_that_say_what_a_column_holds_decide(text: str, label: str) -> Non
         assert choose(*names, columns=columns) == (text, label)
 
 
-def test_text_and_label_go_before_other_names() -> None:
-    names = ("title", "text", "topic", "label")
-    assert choose(*names, columns=[TEXTS, TEXTS, MOODS, MOODS]) == ("text", "label")
-
-
 def test_without_such_names_few_values_are_the_label_and_the_longest_texts_the_text() -> None:
     names = ("id", "author", "said", "mood")
     authors = ["Ada", "Bea", "Cleo", "Dan"]
@@ -147,15 +142,6 @@ def test_an_unknown_column_gets_a_guess_and_a_list() -> None:
     assert "did you mean" not in raised.value.remedy
 
 
-def test_one_column_for_both_is_refused() -> None:
-    with pytest.raises(UsageError, match="'text'"):
-        choose("text", "label", columns=[TEXTS, MOODS], text="text", label="text")
-
-
-def test_numbers_as_names_are_taken_where_they_are_named() -> None:
-    assert choose("0", "1", columns=[TEXTS, MOODS], text="0", label="1") == ("0", "1")
-
-
 REVIEWS = {
     "id": [str(number) for number in range(60)],
     "Date": [f"2024-05-{1 + number % 28:02}" for number in range(60)],
@@ -243,21 +229,3 @@ def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
     assert read_texts(table, "1,b").to_pylist() == ["x\n1", "2", "y"]
     assert read_texts(table, "a,b").to_pylist() == ["p", "q", "r"]
     assert join_texts(["", "2"]) == "2"
-
-
-def test_of_a_pair_by_name_the_column_of_labels_is_no_part() -> None:
-    names, columns = ("question", "sentence", "mood"), [MOODS, TEXTS, MOODS]
-    found = choice(*names, columns=columns, label="question")
-    assert (found.text.name, found.pair) == ("sentence", None)
-
-
-def test_texts_with_a_duplicate_are_no_labels() -> None:
-    texts = ["Good.", "Good.", "Bad.", "Dull.", "Long.", "Fine."]
-    assert choose("said", "mood", columns=[texts, ["x", "y", "x", "y", "x", "y"]]) == (
-        *("said", "mood"),
-    )
-
-
-def test_a_known_name_needs_no_typical_values() -> None:
-    assert choose("message", "mood", columns=[IDS, MOODS]) == ("message", "mood")
-    assert choose("said", "target", columns=[TEXTS, ["a", "b", "c", "d"]]) == ("said", "target")

@@ -79,22 +79,11 @@ def test_where_two_delimiters_fit_the_suffix_decides(tmp_path: Path, name: str, 
         assert table.columns[0][0].as_py() == first
 
 
-@pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "iso-8859-1"])
-def test_each_encoding_is_read(tmp_path: Path, codec: str) -> None:
-    table, _ = read(tmp_path, "text,label\nÄpfel für Zoë,süß\n".encode(codec))
-    assert table.columns.to_pydict() == {"text": ["Äpfel für Zoë"], "label": ["süß"]}
-
-
 def test_a_row_stands_where_its_first_line_does(tmp_path: Path) -> None:
     table, _ = read(tmp_path, 'text,label\n"one\ntwo",a\n\n   \nthree,b\n')
     assert [table.place(row) for row in range(2)] == [
         f"line {line} of {tmp_path / 'rows.csv'}" for line in (2, 6)
     ]
-
-
-def test_spaces_around_the_names_of_columns_do_not_count(tmp_path: Path) -> None:
-    table, _ = read(tmp_path, "text, label \nyes,a\n")
-    assert table.columns.column_names == ["text", "label"]
 
 
 def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:
@@ -121,6 +110,7 @@ def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path
         ("text,label\ngood\n", "line 2 .* has 1 values and not 2.*'good'"),
         ('text,label\ngood,a\n"bad,b\nfine,c\n', "line 3 .* unexpected end of data.*bad,b"),
         ('text,label\n"good"!,a\n', "line 2 .* expected after"),
+        ('text,label\ngood,a\nbad,"b" \nfine,c\n', "line 3"),
         ("text\tlabel\ngood\ta\tb\n", "line 2 .* has 3 values"),
         ("text,text,label\na,b,c\n", "two columns .* same name"),
         ("text,label\n", "a header row, .*text.* and no rows"),
@@ -169,11 +159,6 @@ def test_a_well_formed_file_is_read_by_column(
 ) -> None:
     monkeypatch.setattr("finetune.data.delimited._parse_by_row", None)
     assert read(tmp_path, content)[0].columns.num_rows == content.count("\n") - 1
-
-
-def test_characters_behind_a_quote_in_the_last_column_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataUnreadable, match="line 3"):
-        read(tmp_path, 'text,label\ngood,a\nbad,"b" \nfine,c\n')
 
 
 PRAISE = "".join(f"The film number {n} was a joy,good\nNever again {n},bad\n" for n in range(5))

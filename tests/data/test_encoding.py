@@ -108,11 +108,6 @@ def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
         find("é, a word or two 😀\n".encode() * 41 + damage)
 
 
-def test_half_a_character_of_utf16_is_an_error() -> None:
-    with pytest.raises(DataUnreadable, match="UTF-16"):
-        find(codecs.BOM_UTF16_LE + b"a\0b")
-
-
 @pytest.mark.parametrize(
     "content", [b"PK\x03\x04\x00\x00\xff\x01", random.Random(0).randbytes(3000)]
 )
@@ -120,15 +115,6 @@ def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
     with pytest.raises(DataUnreadable, match="not a text file") as raised:
         find(content)
     assert "UTF-8" in raised.value.remedy
-
-
-def test_a_nul_in_a_text_is_reported_with_its_line() -> None:
-    with pytest.raises(DataUnreadable, match="line 3 has the character NUL"):
-        find(f"text,label\n{TEXT}a\0b,x\n".encode())
-
-
-def test_as_many_damaged_letters_as_whole_ones_are_no_damaged_utf8() -> None:
-    assert find(b"\xc3\xa9 caf\xe9").encoding != "utf-8"
 
 
 def test_what_arrows_threads_release_does_not_need_pythons_lock() -> None:

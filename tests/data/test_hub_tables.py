@@ -217,8 +217,3 @@ def test_files_belong_to_splits_by_their_names(
 def test_of_several_sets_the_main_one_is_taken() -> None:
     names = ["data/train.csv", "raw/train.csv", "raw/test.csv"]
     assert find_splits(names, suffix=".csv") == {"train": ["data/train.csv"]}
-
-
-def test_several_sets_without_a_main_one_are_refused() -> None:
-    with pytest.raises(DataError, match="cola, sst2"):
-        find_splits(["sst2/train.csv", "cola/train.csv"], suffix=".csv")

@@ -29,12 +29,6 @@ def test_the_questions_of_the_package_need_nothing_else() -> None:
     assert [type(event) for event in emitted] == [Info]
 
 
-def test_trec_is_read_from_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "train_5500.label").write_text("NUM:date When was paper invented ?\n")
-    table = load("trec", data_dir=str(tmp_path), label="label-fine").splits
-    assert table["train"]["text"][0] == "When was paper invented ?"
-
-
 def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nyes,1\nno,0\n")
     (tmp_path / "b.csv").write_text("text,label\nno way,0\n")
@@ -52,14 +46,6 @@ def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
         "train": ["yes", "no"],
         "test": ["no way"],
     }
-
-
-def test_a_file_in_the_home_folder_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.csv").write_text("text,label\nyes,1\nno,0\n")
-    assert list(load("~/a.csv").splits) == ["train"]
 
 
 def test_a_file_that_is_missing_is_not_taken_for_an_unknown_name(tmp_path: Path) -> None:

@@ -81,15 +81,6 @@ def test_duplicates_stay_on_one_side_of_the_split() -> None:
     assert folded[0].isdisjoint(folded[1])
 
 
-def test_a_class_with_a_single_text_is_kept() -> None:
-    table = table_of(
-        ["same"] * 40 + [f"text {number}" for number in range(60)], ["few"] * 40 + ["many"] * 60
-    )
-    kept, held_out = hold_out(table, fraction=0.5, seed=0)
-    assert counts_of(kept)["few"] == 40
-    assert counts_of(held_out) == {"many": 30}
-
-
 @settings(max_examples=30)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("aAbBcdefgh"), st.sampled_from(CLASSES)), min_size=1),
@@ -149,17 +140,6 @@ def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -
     assert stage.message == (
         "no test file: a random 20% is held out as the test split, 20 of 100 rows"
     )
-
-
-def test_the_validation_split_is_a_share_of_all_rows_given() -> None:
-    splits = split_table(
-        DatasetDict(train=numbered_table(many=60, some=30, few=10)),
-        SplitOptions(0.5, 0.4, 0, None),
-        task=TASK,
-        takes_first=False,
-        emit=lambda event: None,
-    )
-    assert len(splits["validation"]) == 50
 
 
 def test_no_validation_split_is_made_where_none_is_wanted() -> None:

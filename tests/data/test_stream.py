@@ -22,20 +22,6 @@ def rows_of(path: Path, *, as_lines: bool = False, **options: str | bool | None)
     ]
 
 
-def test_an_encoding_is_detected_by_letters_far_behind(tmp_path: Path) -> None:
-    path = tmp_path / "texts.txt"
-    path.write_bytes(
-        b"plain\n" * 200_000 + "Où est le café, s\u2019il vous plaît ?\n".encode("cp1252")
-    )
-    assert rows_of(path)[-1].text == "Où est le café, s\u2019il vous plaît ?"
-
-
-def test_a_table_without_a_header_has_numbered_columns(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("a long text about this,5\nanother long text,5\na third and last text,5\n")
-    assert rows_of(path)[0] == Row("a long text about this", {"column2": "5"})
-
-
 def test_quotes_may_be_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     path.write_text('text\tid\n"never ends\t1\nplain\t2\n')

@@ -1,6 +1,5 @@
 """Files of rows as tables of texts and classes."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -8,34 +7,11 @@ import pandas  # type: ignore[import-untyped]
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from finetune.data.source import DataOptions
+from finetune.data.load import load_data, load_rows
+from finetune.data.source import DataOptions, LoadedData
 from finetune.data.tables import read_tables
-from finetune.errors import DataError, DataNotFound
-from finetune.events import Event, Info, WarningMessage
-
-# A greeting and a farewell in twenty languages, each with an emoji and over two lines.
-LANGUAGES = {
-    "ar": "صباح الخير",
-    "bn": "শুভ সকাল",
-    "cs": "Dobré ráno",
-    "da": "Godmorgen",
-    "de": "Schöne Grüße",
-    "el": "Καλημέρα",
-    "en": "Good morning",
-    "es": "¡Buenos días!",
-    "fi": "Hyvää huomenta",
-    "fr": "Ça va bien ?",
-    "he": "בוקר טוב",
-    "hi": "सुप्रभात",
-    "ja": "おはようございます",
-    "ko": "좋은 아침입니다",
-    "pl": "Dzień dobry",
-    "ru": "Доброе утро",
-    "ta": "காலை வணக்கம்",
-    "th": "อรุณสวัสดิ์",
-    "tr": "Teşekkürler, İzmir",
-    "zh": "早上好",
-}
+from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.events import Event, Info, WarningMessage, ignore
 
 
 def write(path: Path, content: str) -> Path:
@@ -79,19 +55,6 @@ def classes_of(table: DatasetDict) -> list[str]:
 
 def warnings_in(emitted: list[Event]) -> list[str]:
     return [event.message for event in emitted if isinstance(event, WarningMessage)]
-
-
-def test_texts_in_twenty_languages_arrive_as_they_were_written(tmp_path: Path) -> None:
-    rows = [
-        (f'{greeting} {emoji}\n"{greeting}", {number}; | \t', language)
-        for language, greeting in LANGUAGES.items()
-        for number, emoji in enumerate(("😀", "👩🏽‍🚀", "🇨🇭", "❤️"))
-    ]
-    with (tmp_path / "greetings.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("text", "language"), *rows])
-    table = read(tmp_path / "greetings.csv", label="language")
-    assert rows_of(table["train"]) == rows
-    assert classes_of(table) == sorted(LANGUAGES)
 
 
 @pytest.mark.parametrize(
@@ -168,26 +131,6 @@ def test_labels_that_training_lacks_are_named_or_skipped(tmp_path: Path, split: 
     assert f"3 rows of the {split} split skipped: no training row has 'z' (2), 'w' (1)" in (
         warnings_in(emitted)
     )
-
-
-def test_a_class_that_only_the_file_knows_by_name_is_unknown_without_training_rows(
-    tmp_path: Path,
-) -> None:
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["x", "y", "z"])})
-    for name, labels in (("train", [0, 1]), ("test", [0, 2])):
-        rows = {"text": ["a", "b"], "label": labels}
-        Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{name}.parquet")
-    with pytest.raises(DataError, match=r"'z' in row 2 of .*test\.parquet"):
-        read(tmp_path / "train.parquet", test=tmp_path / "test.parquet")
-
-
-def test_a_number_is_the_same_class_however_each_file_spells_it(tmp_path: Path) -> None:
-    table = read(
-        write(tmp_path / "train.csv", "text,label\na,0.20\nb,3\n"),
-        test=write(tmp_path / "test.csv", "text,label\nc,0.2\nd,3.0\n"),
-    )
-    assert classes_of(table) == ["0.2", "3"]
-    assert rows_of(table["test"]) == [("c", "0.2"), ("d", "3")]
 
 
 def test_scores_are_numbers_and_those_of_other_files_too(tmp_path: Path) -> None:
@@ -302,13 +245,85 @@ def test_a_split_without_labels_is_left_out_only_where_that_is_allowed(
         read(train, test=test)
 
 
-def test_several_files_make_one_split(tmp_path: Path) -> None:
+ROWS = "text,split,label\na 1,train,x\nb 2,Dev,y\nc 3,test,x\nd 4,train,y\n"
+
+
+def load(path: Path, emitted: list[Event] | None = None, **options: str) -> LoadedData:
+    given = DataOptions(str(path), "label-coarse", **options)  # type: ignore[arg-type]
+    return load_data(given, emit=([] if emitted is None else emitted).append)
+
+
+def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
+    table = write(tmp_path / "rows.csv", ROWS)
+    emitted: list[Event] = []
+    found = load(table, emitted).splits
+    assert {split: rows["text"][:] for split, rows in found.items()} == {
+        "train": ["a 1", "d 4"], "validation": ["b 2"], "test": ["c 3"],
+    }  # fmt: skip
+    assert any("'split'" in one.message for one in emitted if isinstance(one, Info))
+    whole = load(table, split_column="none")
+    assert whole.splits["train"].num_rows == 4
+    options = DataOptions(str(table), "label-coarse")
+    assert load_rows(options, task=whole.task, emit=ignore).num_rows == 4
+    other = write(tmp_path / "other.csv", ROWS.replace("split", "use").replace("test", "Testing"))
+    assert len(load(other, split_column="use").splits) == 3
+    odd = write(tmp_path / "odd.csv", ROWS.replace("Dev", "b"))
+    assert len(load(odd, emitted).splits) == 1
+    [warning] = [one.message for one in emitted if isinstance(one, WarningMessage)]
+    assert "column 'split' of" in warning
+    assert "'b', 'test', 'train'" in warning
+
+
+def test_each_file_of_a_split_is_divided(tmp_path: Path) -> None:
     parts = [
-        write(tmp_path / f"{name}.csv", f"text,label\n{name} 1,x\n{name} 2,y\n") for name in "ab"
+        write(tmp_path / f"{n}.csv", ROWS.replace("a 1", f"a {n}").replace("Dev", word))
+        for n, word in enumerate(("train", "dev"))
     ]
-    table = read_tables(
-        {"train": parts},
-        DataOptions("", ""),
-        emit=lambda event: None,
-    ).splits
-    assert table["train"]["text"][:] == ["a 1", "a 2", "b 1", "b 2"]
+    found = read_tables({"train": parts}, DataOptions("", ""), emit=ignore).splits
+    assert found["train"]["text"][:] == ["a 0", "b 2", "d 4", "a 1", "d 4"]
+    assert found["validation"]["text"][:] == ["b 2"]
+    assert found["test"].num_rows == 2
+
+
+def test_a_column_that_says_no_splits_is_refused(tmp_path: Path) -> None:
+    table = write(tmp_path / "rows.csv", ROWS)
+    with pytest.raises(DataError, match=r"'label' of .* does not name the split"):
+        load(table, split_column="label")
+    with pytest.raises(DataNotFound, match="no column 'use'"):
+        load(table, split_column="use")
+    with pytest.raises(UsageError, match="one file"):
+        load(table, split_column="split", test_file=str(write(tmp_path / "test.csv", ROWS)))
+
+
+def test_the_place_of_a_row_is_its_line_in_the_file(tmp_path: Path) -> None:
+    table = write(tmp_path / "rows.csv", ROWS.replace("b 2,Dev,y", "b 2,Dev,z"))
+    with pytest.raises(DataError, match="line 3 of"):
+        load(table)
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [(["0", "2", "1"], "a c b"), (["1", "3", "2"], "a c b"), (["0.0", "1", "-1"], "a b")],
+)
+def test_numbers_have_the_names_of_their_lines(
+    labels: list[str], named: str, tmp_path: Path
+) -> None:
+    names = write(tmp_path / "names.txt", "a\nb\n\nc\n")
+    rows = "".join(f"a text {number},{label}\n" for number, label in enumerate(labels))
+    loaded = load(write(tmp_path / "rows.csv", "text,label\n" + rows), label_names=str(names))
+    assert loaded.task.class_names == ["a", "b", "c"]
+    found = [loaded.task.class_names[row["label"]] for row in loaded.splits["train"]]
+    assert found == named.split()
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "complaint"),
+    [("0 3", "a b", "'3' is no"), ("0 x", "a b", "'x' is no"), ("0 1", "a a", "twice")],
+)
+def test_numbers_without_a_name_are_refused(
+    labels: str, names: str, complaint: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "names.txt", names.replace(" ", "\n"))
+    rows = "".join(f"a text {label},{label}\n" for label in labels.split())
+    with pytest.raises(DataError, match=complaint):
+        load(write(tmp_path / "rows.csv", "text,label\n" + rows), label_names=str(file))

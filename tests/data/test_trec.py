@@ -1,19 +1,26 @@
 """TREC from its raw files, from the Hub, and from copies that differ."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hub_server import HubServer, hub_client
-from pyarrow import parquet
 from trec_files import TREC_DIR, needs_trec
 
 from finetune.data import trec
-from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY, PUBLISHED, PublishedFile, load_trec
+from finetune.data.trec import (
+    COARSE,
+    FINE,
+    HUB_REPOSITORY,
+    PUBLISHED,
+    PublishedFile,
+    load_questions,
+    load_trec,
+)
 from finetune.errors import (
     DataNotFound,
     DataUnreadable,
@@ -116,10 +123,6 @@ def test_an_unknown_label_is_refused(tmp_path: Path) -> None:
     assert "label-coarse" in raised.value.remedy
 
 
-def test_without_its_test_file_there_is_no_test_split(tmp_path: Path) -> None:
-    assert list(load(write_raw(tmp_path), label="label-fine")) == ["train"]
-
-
 @pytest.mark.parametrize("label", ["label-coarse", "label-fine"])
 def test_the_files_of_the_hub_equal_the_raw_files(tmp_path: Path, label: str) -> None:
     for split, count in (("train", 10), ("test", 4)):
@@ -131,18 +134,10 @@ def test_the_files_of_the_hub_equal_the_raw_files(tmp_path: Path, label: str) ->
     )
 
 
-def test_a_table_with_other_columns_is_unreadable(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        path = tmp_path / f"hub/default/{split}/0000.parquet"
-        path.parent.mkdir(parents=True)
-        parquet.write_table(pyarrow.table({"sentence": ["a"], "y": [0]}), path)
-    with pytest.raises(DataUnreadable, match="sentence, y"):
-        load_from_hub(tmp_path / "hub", tmp_path / "home")
-
-
 def test_a_hub_without_trec_leads_to_the_original_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     raw = write_raw(tmp_path / "raw", test=4)
     published = {
         split: PublishedFile(
@@ -170,6 +165,7 @@ def test_a_hub_without_trec_leads_to_the_original_address(
 def test_without_any_network_the_remedy_names_the_ways_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(trec, "ORIGINAL_ADDRESS", "http://127.0.0.1:9")
     with (
         hub_client(endpoint="http://127.0.0.1:9", home=tmp_path),
@@ -250,7 +246,50 @@ def test_the_published_training_file_has_the_published_counts() -> None:
     assert not any(isinstance(event, WarningMessage) for event in emitted)
 
 
-@needs_trec
-def test_the_fine_classes_are_those_of_the_training_file() -> None:
-    train = load(TREC_DIR, label="label-fine")["train"]
-    assert set(train["label"]) == set(range(50))
+# Words that questions on different matters share.
+FUNCTION_WORDS = (
+    "a an the of in on at to for from by with and or is are was were be been being do does did has"
+    " have had can could will would should what which who whom whose where when why how it its this"
+    " that these those many much as into about there you your i we they their his her he she one if"
+    " than"
+)
+
+
+@pytest.fixture(scope="module")
+def questions() -> DatasetDict:
+    return load_questions().splits
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.casefold())
+
+
+def test_there_are_enough_of_every_class(questions: DatasetDict) -> None:
+    assert questions["train"].features["label"].names == list(COARSE)
+    for split, least in (("train", 120), ("test", 40)):
+        counts = Counter(questions[split]["label"])
+        assert len(counts) == len(COARSE)
+        assert set(counts.values()) == {counts[0]}
+        assert counts[0] >= least
+
+
+def test_none_is_repeated(questions: DatasetDict) -> None:
+    texts = [" ".join(words_of(text)) for split in questions.values() for text in split["text"]]
+    assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("left_out", ["", FUNCTION_WORDS], ids=["all words", "content words"])
+def test_no_question_of_the_test_split_resembles_one_to_train(
+    questions: DatasetDict, left_out: str
+) -> None:
+    sides = [
+        [(text, set(words_of(text)) - set(left_out.split())) for text in questions[split]["text"]]
+        for split in ("train", "test")
+    ]
+    resembling = [
+        (text, other)
+        for text, words in sides[1]
+        for other, other_words in sides[0]
+        if len(words & other_words) * 2 >= len(words | other_words)
+    ]
+    assert resembling == []
