@@ -3,39 +3,25 @@
 from collections.abc import Sequence
 
 from finetune.batch_finder.results import BatchResult
-from finetune.events import Trial
-from finetune.report.chart import Axis, Chart, Series, chart_of
+from finetune.report.chart import Axis, Chart, Points, Series, chart_of
 
-_SIZES = Axis("batch size", is_log=True)
+SIZES = Axis("batch size", is_log=True)
 
 
 def draw_batches(results: Sequence[BatchResult]) -> list[Chart]:
-    """Return the peak memory and the speed of the trials that fitted, as far as they are known."""
-    return [*_draw_memory(results), *_draw_speed(results)]
+    """Return peak memory and speed of the trials that fitted, as far as they are known.
 
-
-def _draw_memory(results: Sequence[BatchResult]) -> list[Chart]:
-    """Return the peak memory by batch size, with the budget of each device as a guide."""
-    lines = []
-    for result in results:
-        peaks = [(one.batch_size, one.peak_bytes) for one in _trials(result)]
-        lines.append(Series(_name(result), [(size, peak / 2**30) for size, peak in peaks if peak]))
-    sizes = [size for line in lines for size, _ in line.points]
+    The memory budgets and the recommended batch sizes are guides.
+    """
+    memory = {_name(one): _points(one, "peak_bytes", 2**30) for one in results}
+    speed = {_name(one): _points(one, "examples_per_second") for one in results}
+    sizes = [size for points in memory.values() for size, _ in points]
+    heights = [height for points in speed.values() for _, height in points]
     budgets = [
         Series(f"budget on {device}", [(size, budget / 2**30) for size in _ends(sizes)], "guide")
         for device, budget in dict.fromkeys((one.device, one.budget_bytes) for one in results)
         if budget
     ]
-    return chart_of("Peak memory, GiB", [*lines, *budgets], _SIZES, Axis("GiB", low=0.0))
-
-
-def _draw_speed(results: Sequence[BatchResult]) -> list[Chart]:
-    """Return the examples a second by batch size, with the recommended sizes as guides."""
-    lines = []
-    for result in results:
-        speeds = [(one.batch_size, one.examples_per_second) for one in _trials(result)]
-        lines.append(Series(_name(result), [(size, speed) for size, speed in speeds if speed]))
-    heights = [height for line in lines for _, height in line.points]
     recommended = [
         Series(
             f"{_name(one)}: {one.recommended:,} is recommended",
@@ -45,19 +31,25 @@ def _draw_speed(results: Sequence[BatchResult]) -> list[Chart]:
         for one in results
         if one.recommended
     ]
-    speed = Axis("examples/s", low=0.0)
-    return chart_of("Examples a second", [*lines, *recommended], _SIZES, speed)
+    peaks, speeds = ([Series(*one) for one in lines.items()] for lines in (memory, speed))
+    gib, per_second = (Axis(unit, low=0.0) for unit in ("GiB", "examples/s"))
+    return [
+        *chart_of("Peak memory, GiB", [*peaks, *budgets], SIZES, gib),
+        *chart_of("Examples a second", [*speeds, *recommended], SIZES, per_second),
+    ]
 
 
 def _name(result: BatchResult) -> str:
     return f"{result.device}, {result.mode}, {result.padded_length} tokens"
 
 
-def _trials(result: BatchResult) -> list[Trial]:
-    """Return those of the part that steps are of: feature extraction is another speed."""
+def _points(result: BatchResult, measure: str, unit: float = 1.0) -> Points:
+    """Return a measure of the trials of the part that trains, not of feature extraction."""
     part = result.trials[-1].part if result.trials else None
-    trials = (one.trial for one in result.trials if one.part == part)
-    return sorted(trials, key=lambda one: one.batch_size)
+    trials = [
+        one.trial for one in result.trials if one.part == part and getattr(one.trial, measure)
+    ]
+    return sorted((one.batch_size, getattr(one, measure) / unit) for one in trials)
 
 
 def _ends(numbers: Sequence[float]) -> tuple[float, ...]:

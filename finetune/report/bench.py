@@ -1,56 +1,47 @@
 """The page and the charts of ``finetune bench``."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
-from finetune.bench.results import BenchResults, Phase, Row
-from finetune.bench.tables import CPU, Key, by_device, first_faster, speedup_of, tabulate
+from finetune.bench.results import BenchResults, Phase
+from finetune.bench.tables import CPU, by_device, first_faster, speedup_of, tabulate
 from finetune.report.chart import Axis, Chart, Series, chart_of
 from finetune.report.templates import TEMPLATES
 from finetune.tasks.tables import Table
 
-# What the bars of a network take of the distance to the next.
-_BARS_SHARE = 0.8
+# The fraction of the distance between two networks that their bars take.
+BARS_WIDTH = 0.8
 
 
 def render_bench(results: BenchResults) -> str:
     """Return ``bench.html``, which needs no other file."""
-    return TEMPLATES.get_template("bench.html.j2").render(
-        results=results,
-        tables=tabulate(results),
-        charts={group: draw(results) for group, draw in CHARTS.items()},
-        machine=_tabulate_machine(results),
-    )
-
-
-def _tabulate_machine(results: BenchResults) -> Table:
     machine = results.machine
     found = [
         (f"find-batch, {device}", f"{mode} {size} at 512 tokens")
         for device, sizes in results.found_batches.items()
         for mode, size in sizes.items()
     ]
-    rows = [
-        ("CPU", machine.cpu),
-        ("System", machine.platform),
-        *machine.devices.items(),
-        *machine.versions.items(),
-        *found,
-    ]
-    return Table("Machine", ("what", "value"), rows, text_columns=2)
+    facts = [("CPU", machine.cpu), ("System", machine.platform), *machine.devices.items()]
+    rows = [*facts, *machine.versions.items(), *found]
+    return TEMPLATES.get_template("bench.html.j2").render(
+        results=results,
+        tables=tabulate(results),
+        charts={group: draw(results) for group, draw in CHARTS.items()},
+        machine=Table("Machine", ("name", "value"), rows, text_columns=2),
+    )
 
 
 def draw_inference(results: BenchResults) -> list[Chart]:
-    """Return the milliseconds of a batch over its rows, and from where on a device beats the CPU.
-
-    Nothing if nothing was measured.
-    """
+    """Return milliseconds by batch size, and from where on a device is faster than the CPU."""
     timed = [row for row in results.of("inference") if row.seconds]
-    devices = [*dict.fromkeys(row.device for row in timed)]
-    lines = [
-        _draw_line(device, [row for row in timed if row.device == device]) for device in devices
-    ]
+    lines = []
+    for device in dict.fromkeys(row.device for row in timed):
+        rows = [row for row in timed if row.device == device]
+        lowest, highest, medians = (
+            [(row.rows, 1e3 * value(row.seconds)) for row in rows]
+            for value in (min, max, statistics.median)
+        )
+        lines.append(Series(device, medians, band=[*lowest, *reversed(highest)]))
     heights = [y for line in lines for _, y in line.band]
     crossovers = [
         Series(
@@ -65,57 +56,30 @@ def draw_inference(results: BenchResults) -> list[Chart]:
     return chart_of("Milliseconds a batch", [*lines, *crossovers], *axes)
 
 
-def _draw_line(device: str, rows: Sequence[Row]) -> Series:
-    """Return the medians of a device, with the range of its timings."""
-    lowest = [(row.rows, 1e3 * min(row.seconds)) for row in rows]
-    highest = [(row.rows, 1e3 * max(row.seconds)) for row in rows]
-    medians = [(row.rows, 1e3 * statistics.median(row.seconds)) for row in rows]
-    return Series(device, medians, band=[*lowest, *reversed(highest)])
-
-
 def draw_speedups(results: BenchResults) -> list[Chart]:
-    """Return the speed-up of each device over the CPU, in training and in evaluation.
-
-    Nothing if nothing was measured, or on the CPU alone.
-    """
+    """Return the speed-up of each device over the CPU, in training and in evaluation."""
     grouped = by_device(results.of("apple"))
     devices = [
         device for device in dict.fromkeys(row.device for row in results.of("apple"))
         if device != CPU and any(speedup_of(one, device) for one in grouped.values())
     ]  # fmt: skip
-    return [_draw_bars(phase, grouped, devices) for phase in get_args(Phase) if devices]
+    charts = []
+    for phase in get_args(Phase) if devices else ():
+        networks = {key[1]: one for key, one in grouped.items() if key[2] == phase}
+        names, width = [*networks], BARS_WIDTH / len(devices)
+        low, high = -0.5, len(names) - 0.5
+        series = []
+        for number, device in enumerate(devices):
+            left = number * width - BARS_WIDTH / 2
+            speedups = [speedup_of(one, device) or 0.0 for one in networks.values()]
+            bars = [(place + left, speedup) for place, speedup in enumerate(speedups)]
+            series.append(Series(device, bars, "bars", bar_width=width))
+        series.append(Series("the CPU", [(low, 1.0), (high, 1.0)], "guide"))
+        title = f"{phase.capitalize()}, times as fast as the CPU"
+        x = Axis("", low, high, lambda place, names=names: names[round(place)])  # type: ignore[misc]
+        charts.append(Chart(title, series, x, Axis("times", low=0.0)))
+    return charts
 
 
-def _draw_bars(
-    phase: Phase, grouped: Mapping[Key, Mapping[str, Row]], devices: Sequence[str]
-) -> Chart:
-    networks = {key[1]: one for key, one in grouped.items() if key[2] == phase}
-    width = _BARS_SHARE / len(devices)
-    bars = [
-        Series(
-            device,
-            [
-                (place - _BARS_SHARE / 2 + number * width, speedup_of(one, device) or 0.0)
-                for place, one in enumerate(networks.values())
-            ],
-            "bars",
-            bar_width=width,
-        )
-        for number, device in enumerate(devices)
-    ]
-    names = [*networks]
-    low, high = -0.5, len(names) - 0.5
-    cpu = Series("the CPU", [(low, 1.0), (high, 1.0)], "guide")
-    return Chart(
-        f"{phase.capitalize()}, times as fast as the CPU",
-        [*bars, cpu],
-        Axis("", low, high, lambda place: names[round(place)]),
-        Axis("times", low=0.0),
-    )
-
-
-CHARTS: Mapping[str, Callable[[BenchResults], list[Chart]]] = {
-    "inference": draw_inference,
-    "apple": draw_speedups,
-}
+CHARTS = {"inference": draw_inference, "apple": draw_speedups}
 """By the group that they are of."""

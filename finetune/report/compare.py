@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
-from finetune.report.templates import TEMPLATES, capitalize
+from finetune.report.templates import TEMPLATES, capitalize, format_value
 from finetune.runs.compare import ComparedRun, Comparison
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
@@ -35,7 +34,7 @@ def tabulate(comparison: Comparison) -> list[Table]:
     if comparison.options:
         columns = ("option", *(run.name for run in comparison.runs))
         rows = [
-            (option.replace("_", " "), *map(_format_value, values))
+            (option.replace("_", " "), *map(format_value, values))
             for option, values in comparison.options.items()
         ]
         tables.append(Table("Options that differ", columns, rows, text_columns=len(columns)))
@@ -101,19 +100,8 @@ def _tabulate_rows(comparison: Comparison, run: ComparedRun) -> Iterator[Table]:
     ):
         if rows:
             cells = [
-                (row.text, *map(_format_value, (row.label, row.baseline, row.run))) for row in rows
+                (row.text, *map(format_value, (row.label, row.baseline, row.run))) for row in rows
             ]
             note = f"{len(rows):,} of {count:,} rows." if len(rows) < count else ""
             columns = ("text", "true", baseline, run.name)
             yield Table(title.format(name), columns, cells, text_columns=4, note=note)
-
-
-def _format_value(value: Any) -> str:
-    """Return a class, classes, a number or the value of an option as people write it."""
-    if isinstance(value, list):
-        return ", ".join(map(_format_value, value)) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return format_number(value)
-    return "–" if value is None else str(value)

@@ -18,6 +18,7 @@ from finetune.evaluation.calibration import (
     measure_reliability,
 )
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
+from finetune.report.templates import format_value
 from finetune.runs.results import (
     AutoTunedOption,
     ParameterCount,
@@ -288,26 +289,13 @@ def describe_configuration(
             source = "default" if value == defaults[section][option] else "chosen automatically"
             if option in sources:
                 source = Path(sources[option]).name
-            rows.append((f"{section}.{option}", _format_value(value), source))
+            rows.append((f"{section}.{option}", format_value(value), source))
     table = Table("Configuration", ("option", "value", "source"), rows, text_columns=3)
     yield Section("configuration", table.title, tables=[table], summary="All options")
     facts = [
-        (key, _format_value(value))
+        (key, format_value(value))
         for key, value in environment.items()
         if key not in ("origins", "choices")
     ]
     table = Table("Environment", ("name", "value"), facts, text_columns=2)
     yield Section("environment", table.title, tables=[table], summary="Versions and machine")
-
-
-def _format_value(value: Any) -> str:
-    match value:
-        case None:
-            return "–"
-        case bool():
-            return "on" if value else "off"
-        case float():
-            return f"{value:g}"
-        case dict():
-            return ", ".join(f"{key} {one}" for key, one in value.items())
-    return str(value)

@@ -1,15 +1,32 @@
-"""How pages are rendered, and how they write numbers."""
+"""How pages are rendered, and how they write values."""
 
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from finetune.escaping import escape_controls
+from finetune.tasks.tables import format_number
 
 
 def capitalize(text: str) -> str:
     """Return a text that begins with a capital, the rest as it is: ``Macro F1``."""
     return text[:1].upper() + text[1:]
+
+
+def format_value(value: Any) -> str:
+    """Return a class, classes, a number, a fact or the value of an option as people write it."""
+    match value:
+        case None:
+            return "–"
+        case bool():
+            return "on" if value else "off"
+        case float():
+            return format_number(value)
+        case list():
+            return ", ".join(map(format_value, value)) or "none"
+        case dict():
+            return ", ".join(f"{key} {one}" for key, one in value.items())
+    return str(value)
 
 
 def duration(seconds: float) -> str:
