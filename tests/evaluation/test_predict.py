@@ -1,4 +1,3 @@
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -18,9 +17,6 @@ from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.examples import Examples
 
 ROWS = 23
-DEVICES = pytest.mark.parametrize(
-    "device", [CpuDevice(), FewShapesDevice()], ids=["ragged", "filled"]
-)
 
 
 def predict(
@@ -63,25 +59,6 @@ def test_every_forward_has_the_same_number_of_rows_where_new_shapes_cost() -> No
     predict(model, random_examples(ROWS), device=FewShapesDevice())
 
     assert shapes == {(5, 6)}
-
-
-def test_widths_are_the_devices() -> None:
-    examples = random_examples(ROWS)
-    padded_lengths: list[int] = []
-
-    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
-        padded_lengths.append(padded_length)
-        return examples.inputs_of(rows, padded_length)
-
-    device = FewShapesDevice()
-    predict(tiny_model(), replace(examples, inputs_of=inputs_of), batch_size=5, device=device)
-
-    assert set(padded_lengths) <= set(choose_padded_lengths(examples.lengths, device.shapes))
-
-
-@DEVICES
-def test_one_row_is_enough(device: Device) -> None:
-    assert predict(tiny_model(), random_examples(1), device=device).shape == (1, 6)
 
 
 def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:

@@ -74,10 +74,8 @@ def test_the_lines_of_the_table_follow_one_another_as_markdown_wants(card_of: Ca
     assert lines[first - 1] == ""
     assert len(lines[first:end]) == 2 + len({line for line in lines if "% |" in line})
     assert lines[first + 1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
-
-
-def test_names_of_classes_do_not_break_the_table(card_of: CardOf) -> None:
-    assert "| a\\|b &lt;i&gt; | 100.0% | 50.0% | 9.5–90.5% | 66.7% | 2 |" in card_of().text
+    # Names of classes do not break the table.
+    assert "| a\\|b &lt;i&gt; | 100.0% | 50.0% | 9.5–90.5% | 66.7% | 2 |" in lines
 
 
 def test_configuration_in_the_card_reads_back(tmp_path: Path, card_of: CardOf) -> None:
@@ -94,13 +92,6 @@ def test_configuration_in_the_card_reads_back(tmp_path: Path, card_of: CardOf) -
 def test_a_model_that_does_not_beat_the_baseline_is_limited(card_of: CardOf) -> None:
     warning = ", 50.0%.\n- Every"
     assert warning in card_of(test={"metrics": {"accuracy": 0.5}}).text
-
-
-def test_short_name_of_minilm_becomes_its_hub_id(card_of: CardOf) -> None:
-    card = card_of(model="minilm", data="questions")
-
-    assert card.data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
-    assert card.data.datasets is None
 
 
 @pytest.mark.parametrize(
@@ -120,20 +111,25 @@ def test_folders_of_this_machine_do_not_show(tmp_path: Path, name: str, card_of:
     assert str(tmp_path) not in card.content
 
 
-def test_folder_that_looks_like_a_hub_id_is_none(
+@pytest.mark.parametrize(
+    ("model", "data", "base_model", "datasets"),
+    [
+        ("minilm", "questions", "sentence-transformers/all-MiniLM-L6-v2", None),
+        ("owner/model", "hub:owner/reviews@main", "owner/model", ["owner/reviews"]),
+    ],
+)
+def test_models_and_data_of_the_hub_have_their_ids(
+    model: str, data: str, base_model: str, datasets: list[str] | None, card_of: CardOf
+) -> None:
+    card = card_of(model=model, data=data)
+    assert (card.data.base_model, card.data.datasets) == (base_model, datasets)
+
+
+def test_a_folder_that_looks_like_an_id_is_none(
     tmp_path: Path, card_of: CardOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models" / "encoder").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-
     card = card_of(model="models/encoder")
-
     assert card.data.base_model is None
     assert "models/" not in card.content
-
-
-def test_data_of_the_hub_is_named_by_its_id(card_of: CardOf) -> None:
-    card = card_of(data="hub:owner/reviews@main")
-
-    assert card.data.datasets == ["owner/reviews"]
-    assert "`owner/reviews`" in card.text

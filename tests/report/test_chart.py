@@ -1,15 +1,13 @@
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from importlib.resources import files
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.report.chart import HEIGHT, Axis, Chart, Scale, Series, in_percent, picture_of
-from finetune.report.sections import draw_coverage, draw_curves, draw_lengths, draw_scatter
+from finetune.report.sections import draw_curves, draw_lengths, draw_scatter
 from finetune.runs.results import TextLengths
 
 UPDATES = [{"step": step, "loss": 1 / step} for step in range(10, 100, 10)]
@@ -78,13 +76,6 @@ def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> 
     assert "#" not in loss.draw()
 
 
-def test_every_series_of_a_chart_has_a_colour() -> None:
-    style = files("finetune.report").joinpath("style.css").read_text()
-    _, metrics = draw_curves(VALIDATIONS, METRICS[:1] * 5)
-    for number in range(1, len(metrics.series) + 1):
-        assert f".series-{number} " in style
-
-
 def test_what_has_no_points_is_not_drawn() -> None:
     [loss] = draw_curves(UPDATES, METRICS)
     assert [one.name for one in loss.series] == ["training"]
@@ -99,13 +90,6 @@ def test_a_long_run_gives_a_short_picture_with_its_last_point() -> None:
     chart = Chart("Long", [Series("one", points)], Axis("x"), Axis("y"))
     assert len(chart.draw()) < 20_000
     assert chart.paths[0][1].endswith(f"{chart.across.place(1e5)} {chart.up.place(math.sin(1e5))}")
-
-
-def test_few_answers_do_not_make_a_curve_of_coverage() -> None:
-    probabilities = np.linspace(0.2, 1.0, 40)
-    [chart] = draw_coverage(probabilities, probabilities > 0.5)
-    assert chart.series[0].points[0] == (0.25, 1.0)
-    assert chart.series[0].points[-1][0] == 1.0
 
 
 @pytest.mark.parametrize(("windows", "what"), [(None, "texts"), (9, "windows")])

@@ -34,25 +34,6 @@ def test_metrics_of_a_small_example_are_those_by_hand() -> None:
     assert Scores.from_json(scores.to_json()) == scores
 
 
-def test_loss_is_the_mean_over_the_rows_of_minus_log_probability() -> None:
-    logits = np.array([[2, 1, 0, 0], [0, 0, 3, 1], [1, 4, 1, 0]], np.float32)
-    labels = np.array([0, 2, 3])
-    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    expected = -np.log(probabilities[np.arange(3), labels]).mean()
-    assert Single(NAMES).score(logits, labels).loss == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.filterwarnings("error")
-def test_labels_may_be_read_only() -> None:
-    labels = np.array([0, 1])
-    labels.flags.writeable = False
-    assert score(np.array([0, 1]), labels).accuracy == 1
-
-
-def test_class_that_is_only_predicted_counts_in_macro_f1() -> None:
-    assert score(np.array([0, 1]), np.array([0, 0])).macro_f1 == pytest.approx((2 / 3 + 0) / 2)
-
-
 @pytest.mark.parametrize(
     ("classes", "matrix_rows"),
     [(MAX_CLASSES_OF_MATRIX, MAX_CLASSES_OF_MATRIX), (MAX_CLASSES_OF_MATRIX + 1, 0)],
