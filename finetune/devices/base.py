@@ -2,13 +2,15 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import distributed, nn
 
 Tensors = Mapping[str, torch.Tensor]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # Batches of the evaluation that frozen layers read at once, at most.
 _MAX_BATCHES_AT_ONCE = 16
@@ -69,6 +71,13 @@ class Device:
             work()
         self.synchronize()
         return time.perf_counter() - started
+
+    def autocast(self, precision: str) -> AbstractContextManager[None]:
+        """Return the context in which a forward computes in ``fp32``, ``bf16`` or ``fp16``."""
+        context: AbstractContextManager[None] = torch.autocast(
+            self.torch_device.type, dtype=_DTYPES[precision], enabled=precision != "fp32"
+        )
+        return context
 
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Choose attention kernels by the longest padded length; None for PyTorch's defaults."""
@@ -261,3 +270,20 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     return None if total == 512 else f"the sum of an 8 by 8 product is {total}, not 512"
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Keep all bits of the factors of fp32 products for a while.
+
+    PyTorch does so for matrices by default, but lets NVIDIA's convolutions keep 10 bits of 23.
+    """
+    of_matrices = torch.get_float32_matmul_precision()
+    of_convolutions = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(of_matrices)
+        torch.backends.cudnn.allow_tf32 = of_convolutions

@@ -14,26 +14,15 @@ Result = TypeVar("Result")
 
 @dataclass
 class BatchSize:
-    """How many examples go through a device at once.
-
-    Args:
-        examples: How many they are now.
-        name: What messages call it, such as ``batch size``.
-        device: Whose memory it is.
-        emit: Receives warnings.
-    """
+    """How many examples go through a device at once; messages call it by its ``name``."""
 
     examples: int
     name: str
     device: Device
     emit: Emit
 
-    def retry_on_out_of_memory(
-        self, attempt: Callable[[int], Result], *, undo: Callable[[], None] = lambda: None
-    ) -> Result:
-        """Return what an attempt returns, made again with half the examples while memory runs out.
-
-        ``undo`` restores what a failed attempt has changed.
+    def retry_on_out_of_memory(self, attempt: Callable[[int], Result]) -> Result:
+        """Return what an attempt returns, repeated with half the examples if memory runs out.
 
         Raises:
             BatchDoesNotFit: If not even one example fits.
@@ -44,11 +33,10 @@ class BatchSize:
             except (RuntimeError, MemoryError) as error:
                 self.raise_unless_smaller_fits(error)
             # Only here: while the error is handled, its traceback keeps the tensors alive.
-            undo()
             self.halve()
 
     def raise_unless_smaller_fits(self, error: Exception) -> None:
-        """Raise an error, unless it says that memory ran out and there are examples to leave out.
+        """Raise an error, unless memory ran out and there is more than one example.
 
         Raises:
             BatchDoesNotFit: If not even one example fits.
@@ -63,7 +51,7 @@ class BatchSize:
             ) from error
 
     def halve(self) -> None:
-        """Take half the examples from now on, and give cached memory back."""
+        """Halve the batch size for good, and free the cache."""
         self.device.memory.release()
         before, self.examples = self.examples, self.examples // 2
         self.emit(
@@ -74,7 +62,7 @@ class BatchSize:
         )
 
     def clamp(self, *, padded_length: int) -> None:
-        """Take no more examples of a length in tokens than the device computes correctly."""
+        """Lower the batch size to what the device computes right at a padded length."""
         most = self.device.shapes.max_examples(padded_length=padded_length)
         if most is None or self.examples <= most:
             return

@@ -82,7 +82,7 @@ def keeping_memory_as(kernels: Kernels) -> Iterator[None]:
     }
     if kernels.attention != "cpu":
         functions[functional.scaled_dot_product_attention] = (
-            _attend_composed if kernels.attention == "matrix" else _attend_without_dropout
+            _attend_composed if kernels.attention == "matrix" else _attend_fused
         )
     if kernels.has_packed_dropout:
         functions[functional.dropout] = _drop_by_packed_mask
@@ -143,16 +143,9 @@ def _attend_as_mps(*args: Any, **kwargs: Any) -> torch.Tensor:
     return functional.scaled_dot_product_attention(*args, **kwargs)
 
 
-def _attend_without_dropout(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    **options: Any,
-) -> torch.Tensor:
-    """Attend by the CPU's fused kernel, which has no dropout; others drop within theirs."""
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **options)
+def _attend_fused(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Attend by the CPU's fused kernel, which has no dropout; those of GPUs have."""
+    return functional.scaled_dot_product_attention(*args, **kwargs | {"dropout_p": 0.0})
 
 
 def _drop_by_packed_mask(

@@ -17,7 +17,7 @@ from finetune.config.schema import ModelConfig
 from finetune.devices import host
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.host_memory import group_limits
-from finetune.devices.mps.environment import check_fallback, check_math, check_watermarks
+from finetune.devices.mps.environment import check_fallback, check_watermarks
 from finetune.errors import FinetuneError, ModelNotFound
 from finetune.hub import ask_hub, endpoint
 from finetune.runs.manifest import PACKAGES
@@ -44,7 +44,6 @@ def check_machine(*, device: str) -> Iterator[Check]:
     yield check_disk("hub_disk", hub_cache, "make room, or set HF_HOME to a folder on another disk")
     yield check_hub()
     yield check_watermarks()
-    yield check_math()
     yield check_fallback()
     yield from _check_devices(device)
 

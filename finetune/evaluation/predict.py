@@ -10,7 +10,6 @@ from torch import nn
 
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.precision import autocast
 from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import LossNotFinite
 from finetune.tokenization.buckets import plan_evaluation
@@ -68,7 +67,7 @@ class Predictor:
 
     def _predict(self, examples: ModelInputs, padded_lengths: Sequence[int]) -> NDArray[np.float32]:
         def predict(batch_size: int) -> NDArray[np.float32]:
-            with autocast(self.device, precision=self.precision):
+            with self.device.autocast(self.precision):
                 return predict_logits(
                     self.model,
                     examples,

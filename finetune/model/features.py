@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.devices.base import Device
-from finetune.devices.precision import autocast
 from finetune.distributed.processes import ALONE, MAX_SECONDS, Processes
 from finetune.events import Advance, Emit, Info
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
@@ -41,7 +40,7 @@ class FrozenLayers:
     def features(self, inputs: Inputs) -> torch.Tensor:
         """Return the features of a batch, given on the CPU, on the device."""
         on_device = {name: self.device.copy(one) for name, one in inputs.items()}
-        with autocast(self.device, precision=self.precision):
+        with self.device.autocast(self.precision):
             return self.extractor.extract(on_device)
 
     def vector_counts(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:

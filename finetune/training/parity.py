@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from finetune.devices.base import Device
+from finetune.devices.base import Device, without_tf32
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.precision import autocast, without_tf32
 from finetune.errors import DeviceDiffers
 from finetune.events import Emit, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, unread_parameters
@@ -161,7 +160,7 @@ def compare_with_cpu(
             if precision != "fp32" and any(not errors[part] <= limits[part] for part in errors):
                 rounded = _compute(
                     cpu_model, cpu_batches, state.losses, loss_scale=loss_scale,
-                    context=partial(autocast, cpu, precision=precision),
+                    context=partial(cpu.autocast, precision),
                 )  # fmt: skip
                 for part, rounding in _errors(rounded, expected).items():
                     limits[part] = max(limits[part], _ROUNDING_MARGIN * rounding)

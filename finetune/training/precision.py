@@ -14,7 +14,6 @@ from torch import nn
 from finetune import hub
 from finetune.devices import host
 from finetune.devices.base import Device
-from finetune.devices.precision import autocast
 from finetune.files import keep_json, read_json
 from finetune.model.tensor_store import key_of
 
@@ -77,7 +76,7 @@ def _time_layer(device: Device, hidden_size: int) -> PrecisionChoice:
     while len(seconds["bf16"]) < _MAX_REPEATS and time.monotonic() < ends_at:
         for precision, measured in seconds.items():
             began_at = time.perf_counter()
-            with autocast(device, precision=precision):
+            with device.autocast(precision):
                 output = layer(features)
             output.float().sum().backward()
             measured.append(time.perf_counter() - began_at)

@@ -30,7 +30,7 @@ from finetune.doctor.checkup import (
 
 NAMES = {
     "processor", "system", "python", "packages", "memory", "bf16", "run_disk", "hub_disk", "hub",
-    "mps_watermarks", "mps_fallback", "mps_math", "mps", "cuda", "device",
+    "mps_watermarks", "mps_fallback", "mps", "cuda", "device",
 }  # fmt: skip
 
 

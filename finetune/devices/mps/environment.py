@@ -12,11 +12,6 @@ HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 _DEFAULTS = {HIGH: 1.7, LOW: 1.4}
 _MAX_RATIO = 2.0
-# What each does, by PyTorch's page of these variables and Metal's specification of its language.
-_MATH = {
-    "PYTORCH_MPS_FAST_MATH": "rounds less exactly and ignores NaN and infinity",
-    "PYTORCH_MPS_PREFER_METAL": "multiplies matrices by other kernels than its default ones",
-}
 
 
 def high_ratio() -> float:
@@ -53,14 +48,6 @@ def check_watermarks() -> Check:
         finding = f"{HIGH}=0 lifts PyTorch's limit: a Mac swaps until it freezes (pytorch#79840)"
         return Check(name, "warning", finding, f"unset {HIGH}")
     return Check(name, "ok", both)
-
-
-def check_math() -> Check:
-    """Say whether MPS computes otherwise than by default, for which its faults are known."""
-    chosen = [name for name in _MATH if os.environ.get(name, "0") != "0"]
-    findings = [f"with {name} MPS {_MATH[name]}" for name in chosen]
-    remedy = f"unset {' and '.join(chosen)}, or see finetune doctor --parity --device mps"
-    return Check.warn_unless(not chosen, "mps_math", "; ".join(findings) or "as by default", remedy)
 
 
 def check_fallback() -> Check:

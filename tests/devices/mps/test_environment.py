@@ -5,7 +5,6 @@ from finetune.devices.mps.environment import (
     HIGH,
     LOW,
     check_fallback,
-    check_math,
     check_watermarks,
     high_ratio,
 )
@@ -67,14 +66,3 @@ def test_the_variable_is_read_as_pytorch_reads_it(
     check = check_fallback()
     assert check.status == status
     assert check.remedy == ("" if status == "ok" else f"unset {FALLBACK}")
-
-
-def test_other_arithmetic_than_by_default_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_MPS_FAST_MATH", "0")
-    monkeypatch.delenv("PYTORCH_MPS_PREFER_METAL", raising=False)
-    assert check_math().status == "ok"
-    monkeypatch.setenv("PYTORCH_MPS_PREFER_METAL", "1")
-    check = check_math()
-    assert check.status == "warning"
-    assert "PYTORCH_MPS_FAST_MATH" not in check.finding
-    assert check.remedy.startswith("unset PYTORCH_MPS_PREFER_METAL,")
