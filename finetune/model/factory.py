@@ -11,10 +11,9 @@ from finetune.errors import UsageError
 
 
 def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
-    """Call ``package.module:function``, which returns a module and its keyword arguments.
+    """Call ``package.module:function``; UsageError unless it returns a module and a batch.
 
-    Raises:
-        UsageError: If there is no such function, or it fails or returns something else.
+    The batch are the keyword arguments of the module.
     """
     module_name, _, function_name = name.partition(":")
     try:
@@ -36,11 +35,7 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the ``loss`` of a module's output, or the sum of all its floating-point tensors.
-
-    Raises:
-        UsageError: If it has neither.
-    """
+    """Return the ``loss`` of a module's output, or the sum of all its floating-point tensors."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss

@@ -20,8 +20,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from finetune.model.calls import REFUSALS, Call, are_features, find_features, record_calls
 from finetune.model.freeze import set_training
+from finetune.model.structure import REFUSALS, Call, are_features, find_features, record_calls
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Inputs, inputs_of_texts, prepare_mask
 

@@ -23,8 +23,7 @@ def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
     """Return a model's config; from the Hub, no weights are fetched for it.
 
     Raises:
-        FinetuneError: As :func:`find_model` does.
-        ModelUnsupported: If no text classifier can be built from the config.
+        FinetuneError: As ``find_model`` does, or if no text classifier can be built from it.
     """
     if name in _PUBLISHED and revision is None:
         hidden_size, layers, heads, intermediate_size = _PUBLISHED[name]
@@ -42,11 +41,7 @@ def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
 
 
 def random_classifier(name: str, *, classes: int, seed: int) -> PreTrainedModel:
-    """Return a classifier of a model's shape on the CPU, in fp32, the same at every call.
-
-    Raises:
-        FinetuneError: As :func:`load_shape` does.
-    """
+    """Return a text classifier of a model's shape on the CPU, in fp32, the same at every call."""
     shape = load_shape(name, revision=None)
     shape.num_labels = classes
     torch.manual_seed(seed)
@@ -59,10 +54,7 @@ def random_classifier(name: str, *, classes: int, seed: int) -> PreTrainedModel:
 def most_positions(shape: PreTrainedConfig) -> int | None:
     """Return the tokens of the longest text that a shape has positions for, None for any."""
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModel.from_config(  # type: ignore[no-untyped-call]
-            shape, trust_remote_code=False
-        )
-    return count_positions(model)
+        return count_positions(AutoModel.from_config(shape, trust_remote_code=False))  # type: ignore[no-untyped-call]
 
 
 def count_positions(model: PreTrainedModel) -> int | None:

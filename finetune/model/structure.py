@@ -5,16 +5,21 @@ them, modules that return a vector a token belong to the encoder, those that ret
 to the head: BERT's pooler is head, although it is stored in the base model.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils.generic import ModelOutput
 
 from finetune.errors import ModelUnsupported
-from finetune.model.calls import REFUSALS, Call, record_calls
+
+# What a forward raises on inputs that the model was not made for.
+REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -54,23 +59,56 @@ def find_structure(model: PreTrainedModel) -> Structure:
     Raises:
         ModelUnsupported: If it has no encoder of layers, or no linear output layer.
     """
-    layers = _find_layers(model)
-    with _in_evaluation(model):
-        tokens = model.dummy_inputs["input_ids"][:2].to(model.device)  # of two texts: [2, 5]
-        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        calls = record_calls(model, inputs)
-        takes_4d_mask = _takes_4d_mask(model, tokens)
+    base = model.base_model
+    lists = [
+        module
+        for module in base.modules()
+        if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
+    ]
+    was_training = {module: module.training for module in model.modules()}
+    model.train(False)
+    tokens = model.dummy_inputs["input_ids"][:2].to(model.device)  # of two texts: [2, 5]
+    calls = record_calls(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
+    takes_4d_mask = _takes_4d_mask(model, tokens)
+    for module, is_training in was_training.items():
+        module.training = is_training
+
+    layers = max(lists, key=lambda one: sum(map(torch.numel, one.parameters())), default=())
+    last = [call for call in calls.values() if layers and call.module is layers[-1]]
+    if base is model or not last:
+        raise ModelUnsupported(
+            f"no encoder of layers was found in {type(model).__name__}: looked in its base model "
+            "for a list of like modules, each of which runs",
+            remedy="choose a BERT-like encoder, such as bert-base-uncased",
+        )
+    outputs = model.config.num_labels
+    linear = [call for call in calls.values() if isinstance(call.module, nn.Linear)]
+    linear = [call for call in linear if call.output.shape[-1] == outputs]
+    if not linear:
+        raise ModelUnsupported(
+            f"no output layer was found in {type(model).__name__}: looked for a linear module with "
+            f"{outputs} outputs",
+            remedy="choose a model that AutoModelForSequenceClassification knows",
+        )
+    output_layer = max(linear, key=lambda call: call.ended)
+
+    outside = set(model.parameters()) - set(base.parameters())
+    below = set(base.parameters()).difference(*(layer.parameters() for layer in layers))
+    final_norm: set[nn.Parameter] = set()
+    pooler: set[nn.Parameter] = set()
+    for call in calls.values():
+        if call.ended > last[0].ended:
+            returns_tokens = getattr(call.first_output, "ndim", 0) == 3
+            of_module = below.intersection(call.module.parameters(recurse=False))
+            (final_norm if returns_tokens else pooler).update(of_module)
     names = {parameter: name for name, parameter in model.named_parameters()}
 
     def names_of(parameters: Iterable[nn.Parameter]) -> frozenset[str]:
         return frozenset(names[parameter] for parameter in parameters)
 
-    outside = set(names) - set(model.base_model.parameters())
-    below, final_norm, pooler = _divide_base(model, layers, calls)
-    output_layer = _find_output_layer(model, calls)
     features = output_layer.features
     return Structure(
-        embeddings=names_of(below),
+        embeddings=names_of(below - final_norm - pooler),
         layers=tuple(names_of(layer.parameters()) for layer in layers),
         final_norm=names_of(final_norm),
         head=names_of(outside | pooler),
@@ -81,58 +119,7 @@ def find_structure(model: PreTrainedModel) -> Structure:
     )
 
 
-def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
-    lists = [
-        module
-        for module in model.base_model.modules()
-        if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
-    ]
-    if model.base_model is model or not lists:
-        raise _no_layers(model)
-    return max(lists, key=lambda layers: sum(one.numel() for one in layers.parameters()))
-
-
-def _divide_base(
-    model: PreTrainedModel, layers: nn.ModuleList, calls: dict[str, Call]
-) -> tuple[set[nn.Parameter], set[nn.Parameter], set[nn.Parameter]]:
-    """Return what of the base model is in no layer: embeddings, final norm, and pooler."""
-    last = next((call for call in calls.values() if call.module is layers[-1]), None)
-    if last is None:
-        raise _no_layers(model)
-    embeddings = set(model.base_model.parameters()) - set(layers.parameters())
-    final_norm: set[nn.Parameter] = set()
-    pooler: set[nn.Parameter] = set()
-    for call in calls.values():
-        if call.ended > last.ended:
-            returns_tokens = getattr(call.first_output, "ndim", 0) == 3
-            own = embeddings.intersection(call.module.parameters(recurse=False))
-            (final_norm if returns_tokens else pooler).update(own)
-    return embeddings - final_norm - pooler, final_norm, pooler
-
-
-def _no_layers(model: PreTrainedModel) -> ModelUnsupported:
-    return ModelUnsupported(
-        f"no encoder of layers was found in {type(model).__name__}: looked in its base model for a "
-        "list of like modules, each of which runs",
-        remedy="choose a BERT-like encoder, such as bert-base-uncased",
-    )
-
-
-def _find_output_layer(model: PreTrainedModel, calls: dict[str, Call]) -> Call:
-    linear = [
-        call
-        for call in calls.values()
-        if isinstance(call.module, nn.Linear) and call.output.shape[-1] == model.config.num_labels
-    ]
-    if not linear:
-        raise ModelUnsupported(
-            f"no output layer was found in {type(model).__name__}: looked for a linear module with "
-            f"{model.config.num_labels} outputs",
-            remedy="choose a model that AutoModelForSequenceClassification knows",
-        )
-    return max(linear, key=lambda call: call.ended)
-
-
+@torch.no_grad()
 def _takes_4d_mask(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
     """Try whether a ready mask means the same as the usual one.
 
@@ -151,11 +138,57 @@ def _takes_4d_mask(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
         return False
 
 
-@contextmanager
-def _in_evaluation(model: PreTrainedModel) -> Iterator[None]:
-    was_training = {module: module.training for module in model.modules()}
-    model.train(False)
-    with torch.no_grad():
-        yield
-    for module, trains in was_training.items():
-        module.training = trains
+@dataclass
+class Call:
+    """A module's first call in a forward.
+
+    Args:
+        features: The first of its arguments that can be features, if any can.
+        ended: When the module last returned, counted in calls of modules.
+    """
+
+    module: nn.Module
+    features: torch.Tensor | None
+    output: Any = None
+    ended: int = -1
+
+    @property
+    def first_output(self) -> Any:
+        """The output or, of several, the first."""
+        is_several = isinstance(self.output, tuple | ModelOutput) and len(self.output) > 0
+        return self.output[0] if is_several else self.output
+
+
+@torch.no_grad()
+def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> dict[str, Call]:
+    """Run a model without a graph; return its modules' calls by name, as they began."""
+    names = {module: name for name, module in model.named_modules()}
+    calls: dict[str, Call] = {}
+    returns = count()
+
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.setdefault(names[module], Call(module, find_features(args, kwargs)))
+
+    def end(module: nn.Module, _: Any, output: Any) -> None:
+        call = calls[names[module]]
+        if call.ended < 0:
+            call.output = output
+        call.ended = next(returns)
+
+    with ExitStack() as hooks:
+        for module in names:
+            hooks.enter_context(module.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(end))
+        model(**inputs)
+    return calls
+
+
+def find_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the first of some arguments that can be features."""
+    return next((value for value in (*args, *kwargs.values()) if are_features(value)), None)
+
+
+def are_features(value: Any) -> bool:
+    """Whether a value is a float tensor [examples, hidden] or [examples, tokens, hidden]."""
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and value.is_floating_point() and value.ndim in (2, 3)
