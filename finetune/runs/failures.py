@@ -23,11 +23,7 @@ MAX_EXAMPLES = 3
 
 @contextmanager
 def interruption_explained(folder: RunFolder) -> Iterator[None]:
-    """Say to a user who stops a run how it is resumed.
-
-    Raises:
-        Interrupted: In place of KeyboardInterrupt.
-    """
+    """Raise ``Interrupted``, which says how a run is resumed, in place of KeyboardInterrupt."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -43,11 +39,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def write_errors_explained(folder: RunFolder) -> Iterator[None]:
-    """Tell the user what is saved and how to go on when a finished run can't be written.
-
-    Raises:
-        NotWritten: In place of what the disk raised.
-    """
+    """Raise ``NotWritten``, which says where the model is, if the end of a run can't be written."""
     try:
         yield
     except WRITE_ERRORS as error:
@@ -60,23 +52,28 @@ def write_errors_explained(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def too_much_work_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
-    """Say what to do where memory ran out in work that can't be repeated in smaller pieces.
-
-    Such as the optimizer's step: on a GPU, which reports errors late, its inputs are lost by then.
+def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
+    """Say what to do where training fails.
 
     Raises:
-        BatchDoesNotFit: In place of PyTorch's errors.
+        BatchDoesNotFit: If memory ran out in work that can't be repeated in smaller micro-batches,
+            such as the optimizer's step: on a GPU, which reports errors late, its inputs are lost.
+        LossNotFinite: With the texts, and their lines in the user's file, in place of indices.
     """
-    device, batch_size = preparation.device, preparation.config.training.batch_size
-    smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
+    device = preparation.device
     try:
         yield
+    except LossNotFinite as error:
+        where = f", in a batch of {_name_examples(error, preparation)}" if error.examples else ""
+        raise LossNotFinite(error.message + where, remedy=error.remedy) from error
     except (RuntimeError, MemoryError) as error:
         if not device.memory.is_out_of_memory(error):
             raise
+        batch_size = preparation.config.training.batch_size
+        smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
         raise BatchDoesNotFit(
-            f"{device.name} ran out of memory in work that can't be repeated in smaller pieces",
+            f"{device.name} ran out of memory in work that can't be repeated in smaller "
+            "micro-batches",
             remedy=f"resume with: {_resume_command(folder)} {smaller}"
             if folder.can_resume
             else f"use {smaller} with the same --effective-batch-size, lower --eval-batch-size or "
@@ -84,28 +81,17 @@ def too_much_work_explained(folder: RunFolder, preparation: Preparation) -> Iter
         ) from error
 
 
-@contextmanager
-def examples_explained(preparation: Preparation) -> Iterator[None]:
-    """Say which texts, on which lines of the user's file, have a loss that is not finite.
-
-    Raises:
-        LossNotFinite: In place of one with the indices of examples.
-    """
-    try:
-        yield
-    except LossNotFinite as error:
-        rows = preparation.splits["train"].select(error.examples[:MAX_EXAMPLES])
-        places = [""] * len(rows)
-        with suppress(DataError):  # the file may have changed since
-            places = find_places(data_options(preparation.config.data), rows)
-        found = [
-            f"{place} {text[:60]!r}".strip()
-            for place, text in zip(places, rows["text"], strict=True)
-        ]
-        if more := len(error.examples) - len(found):
-            found.append(f"{more:,} more")
-        where = f", in a batch of {', '.join(found)}" if found else ""
-        raise LossNotFinite(error.message + where, remedy=error.remedy) from error
+def _name_examples(error: LossNotFinite, preparation: Preparation) -> str:
+    rows = preparation.splits["train"].select(error.examples[:MAX_EXAMPLES])
+    places = [""] * len(rows)
+    with suppress(DataError):  # the file may have changed since
+        places = find_places(data_options(preparation.config.data), rows)
+    names = [
+        f"{place} {text[:60]!r}".strip() for place, text in zip(places, rows["text"], strict=True)
+    ]
+    if more := len(error.examples) - len(names):
+        names.append(f"{more:,} more")
+    return ", ".join(names)
 
 
 def _resume_command(folder: RunFolder) -> str:

@@ -43,72 +43,34 @@ def stored_features(
     """Return what runs at every step, and the splits as it reads them.
 
     That is the trainable layers and features, computed now or read from the store. Where nothing is
-    frozen, or the model can't be split, it is the whole model and token ids.
-
-    Args:
-        preparation: The run; its model goes to the device.
-        batch_size: Examples in one forward; fewer after memory ran out.
-        emit: Receives progress events.
+    frozen, or the model can't be split, it is the whole model and token ids. The model is moved to
+    the device.
 
     Raises:
         DeviceDiffers: If features that the device has computed differ from the CPU's.
     """
-    config, text_model = preparation.config, preparation.text_model
+    config, text_model, device = preparation.config, preparation.text_model, preparation.device
+    whole = text_model.model, preparation.examples
     if not stores_features(config.cache, preparation.mode):
-        return text_model.model, preparation.examples
+        return whole
     extractor = make_feature_extractor(text_model)
     if extractor is None:
-        emit(
-            WarningMessage(
-                f"{type(text_model.model).__name__} can't be split into frozen and trainable "
-                "layers: the frozen ones run at every step"
-            )
-        )
-        return text_model.model, preparation.examples
-    found = _checked_features(preparation, extractor, batch_size, emit=emit)
-    return (extractor.trainable, found) if found else (text_model.model, preparation.examples)
-
-
-def _checked_features(
-    preparation: Preparation,
-    extractor: FeatureExtractor,
-    batch_size: BatchSize,
-    *,
-    emit: Emit,
-) -> Mapping[str, Examples] | None:
-    """Return the splits as features; None, with a warning, if these do not fit the disk."""
-    text_model, device = preparation.text_model, preparation.device
-    precision = preparation.config.training.precision
+        message = f"{type(text_model.model).__name__} can't be split into frozen and trainable "
+        emit(WarningMessage(f"{message}layers: the frozen ones run at every step"))
+        return whole
+    precision = config.training.precision
     # The key is made of tensors on the CPU, and so are the features to compare with.
     key = key_of_frozen_layers(extractor, device=device, precision=precision)
     train = preparation.examples["train"]
     check = FeatureCheck.prepare(extractor, train) if preparation.checks_device else None
     place(text_model.model, device.torch_device)
     layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
-    try:
-        examples = _all_features(preparation, layers, batch_size, emit=emit)
-    except FeaturesNotStored as error:
-        emit(
-            WarningMessage(
-                f"the features can't be stored ({error}): the frozen layers run at every step",
-                remedy="make room with finetune cache clear, or name a folder with --cache-dir",
-            )
-        )
-        return None
-    if check:
-        check.compare(examples["train"], device=device, precision=precision)
-    return examples
-
-
-def _all_features(
-    preparation: Preparation, layers: FrozenLayers, batch_size: BatchSize, *, emit: Emit
-) -> Mapping[str, Examples]:
-    config = preparation.config
     store = open_tensor_store(config.cache)
     notes = {"model": config.model.model, "mode": preparation.mode, "data": config.data.data}
-    return {
-        split: batch_size.retry_on_out_of_memory(
-            lambda size, split=split, examples=examples: with_features(  # type: ignore[misc]
+
+    def compute(split: str, examples: Examples) -> Examples:
+        return batch_size.retry_on_out_of_memory(
+            lambda size: with_features(
                 examples,
                 layers,
                 store,
@@ -119,5 +81,17 @@ def _all_features(
                 processes=preparation.processes,
             )
         )
-        for split, examples in preparation.examples.items()
-    }
+
+    try:
+        features = {name: compute(name, split) for name, split in preparation.examples.items()}
+    except FeaturesNotStored as error:
+        emit(
+            WarningMessage(
+                f"the features can't be stored ({error}): the frozen layers run at every step",
+                remedy="make room with finetune cache clear, or name a folder with --cache-dir",
+            )
+        )
+        return whole
+    if check:
+        check.compare(features["train"], device=device, precision=precision)
+    return extractor.trainable, features

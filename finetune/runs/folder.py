@@ -2,8 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -60,8 +60,6 @@ class RunFolder:
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
 
-    # What there is.
-
     @property
     def has_finished(self) -> bool:
         """Whether the run has written all its files."""
@@ -86,8 +84,6 @@ class RunFolder:
         runs = [self, *map(RunFolder, self.path.glob("seed-*"))]
         return self.has_model or any(run.can_resume for run in runs)
 
-    # Who may write to it.
-
     @contextmanager
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
         """Create and lock the folder of a new run; delete it again if it stays empty.
@@ -101,12 +97,7 @@ class RunFolder:
             RunFolderInUse: If another process is writing to it.
         """
         self.check_can_create(overwrite=overwrite)
-        missing = _missing(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _not_created(self.path, error) from error
-        with _deleted_if_empty(missing), self.lock():
+        with _created(self.path, exist_ok=True), self.lock():
             # Another process may have finished a run here since the first look.
             self.check_can_create(overwrite=overwrite)
             yield self
@@ -120,20 +111,14 @@ class RunFolder:
             UsageError: If the folder can't be created.
         """
         check_writable(parent)
-        missing = _missing(parent)
         for path in _numbered(parent, name):
-            try:
-                # One system call, which fails if another process was first. Parents are created
-                # here too: another process that gives up may just have deleted them.
-                path.mkdir(parents=True)
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise _not_created(path, error) from error
-            folder = cls(path)
-            with _deleted_if_empty([path, *missing]), folder.lock():
-                yield folder
-            return
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(_created(path, exist_ok=False))
+                except FileExistsError:
+                    continue
+                yield stack.enter_context(cls(path).lock())
+                return
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
@@ -200,8 +185,6 @@ class RunFolder:
                 "or choose another folder with --output-dir",
             )
 
-    # The run that is overwritten.
-
     def set_aside_previous(self) -> None:
         """Move an earlier run to ``previous/``, unless one with a model is already there."""
         if self.previous_run.exists() and not self.has_model:
@@ -248,8 +231,6 @@ class RunFolder:
         if self.checkpoints_folder.exists():
             os.replace(self.checkpoints_folder, discarded)
         shutil.rmtree(discarded, ignore_errors=True)
-
-    # What is read of it.
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
         """Read a JSON or JSON lines file of the run.
@@ -318,25 +299,25 @@ def _numbered(parent: Path, name: str) -> Iterator[Path]:
     yield from (parent / f"{name}-{number}" for number in count(2))
 
 
-def _missing(path: Path) -> list[Path]:
-    return [one for one in (path, *path.parents) if not one.exists()]
-
-
-def _not_created(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"{path} can't be created: {error.strerror}",
-        remedy="choose another folder with --output-dir",
-    )
-
-
 @contextmanager
-def _deleted_if_empty(folders: Sequence[Path]) -> Iterator[None]:
-    """Delete folders at the end, the inner first, unless something was written into them."""
+def _created(path: Path, *, exist_ok: bool) -> Iterator[None]:
+    """Create a folder and its parents, and delete those again at the end that stay empty."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        # One system call, which fails if another process was first.
+        path.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and not exist_ok:
+            raise
+        raise UsageError(
+            f"{path} can't be created: {error.strerror}",
+            remedy="choose another folder with --output-dir",
+        ) from error
     try:
         yield
     finally:
         with suppress(OSError):
-            for folder in folders:
+            for folder in missing:
                 folder.rmdir()
 
 

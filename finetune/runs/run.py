@@ -1,8 +1,11 @@
-"""One training of a classifier, from what is prepared to its results.
+"""One training of a text classifier, from its options to its results.
 
-``Run.start`` makes all ready for the first step, ``Run.resume`` for the step after a checkpoint,
-``Run.train`` takes the steps, and ``Run.finish`` saves and evaluates the best model.
-``train_and_finish`` is the way through all of them.
+    prepare       device, data, model and token ids, in preparation.py
+    Run.start     precision, batch size, features, optimizer; Run.resume: all from a checkpoint
+    Run.train     the steps, with validation and checkpoints between them, in training/loop.py
+    Run.finish    the best model saved and evaluated, results and report written
+
+``prepare`` serves several trainings; ``train_and_finish`` is the way through the rest.
 """
 
 import time
@@ -24,11 +27,7 @@ from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomi
 from finetune.model.load import save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.calibration import Predicted, finish_task
-from finetune.runs.failures import (
-    examples_explained,
-    too_much_work_explained,
-    write_errors_explained,
-)
+from finetune.runs.failures import failures_explained, write_errors_explained
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_confidences, write_inference
@@ -65,11 +64,10 @@ def train_and_finish(
     """Train a model to its end, evaluate it and write its results.
 
     Args:
-        preparation: Device, data and model; the model is moved and changed.
+        preparation: Its model is moved and changed.
         folder: Locked by the main process; the run that it overwrites is deleted at the end.
         resumes: Whether to go on from the newest checkpoint in the folder.
         write_pages: Writes the report and the model card from the files of the folder.
-        log: Receives progress events, and writes the warnings to the folder.
 
     Returns:
         The results, and the preparation with what was chosen by measurements, for the next seed.
@@ -78,7 +76,7 @@ def train_and_finish(
         Stopped: By a signal; the progress is saved.
         FinetuneError: With an exit code and a remedy.
     """
-    with too_much_work_explained(folder, preparation):
+    with failures_explained(folder, preparation):
         run = (Run.resume if resumes else Run.start)(preparation, folder, emit=log)
         is_main = run.processes.is_main
         if is_main:
@@ -228,7 +226,6 @@ class Run:
         saves = output.save_strategy == "epoch"
         with (
             stage("train", self.emit),
-            examples_explained(self.preparation),
             stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
         ):
             self.emit(

@@ -11,11 +11,7 @@ from datasets import Dataset, DatasetDict
 from finetune.config.schema import Config, DataConfig, TrainingConfig
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
-from finetune.runs.failures import (
-    examples_explained,
-    interruption_explained,
-    too_much_work_explained,
-)
+from finetune.runs.failures import failures_explained, interruption_explained
 from finetune.runs.folder import RunFolder
 
 
@@ -58,7 +54,7 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
     folder = RunFolder(tmp_path)
     with (
         pytest.raises(BatchDoesNotFit) as raised,
-        too_much_work_explained(folder, prepared(batch_size)),
+        failures_explained(folder, prepared(batch_size)),
     ):
         raise MemoryError
     assert f"--batch-size {smaller}" in raised.value.remedy
@@ -68,7 +64,7 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
 def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="shapes"),
-        too_much_work_explained(RunFolder(tmp_path), prepared(16)),
+        failures_explained(RunFolder(tmp_path), prepared(16)),
     ):
         raise RuntimeError("shapes do not match")
 
@@ -84,8 +80,13 @@ def test_a_loss_that_is_not_finite_names_the_lines_of_the_file_and_the_texts(
         file.write_text("other\nrows\n")
     config = Config(data=DataConfig(data="questions" if data == "no file" else str(file)))
     train = Dataset.from_dict({"text": [f"text {n},\nover two lines" for n in (8, 5, 2, 1, 0)]})
-    preparation: Any = SimpleNamespace(config=config, splits=DatasetDict(train=train))
-    with pytest.raises(LossNotFinite) as raised, examples_explained(preparation):
+    preparation: Any = SimpleNamespace(
+        config=config, splits=DatasetDict(train=train), device=CpuDevice()
+    )
+    with (
+        pytest.raises(LossNotFinite) as raised,
+        failures_explained(RunFolder(tmp_path), preparation),
+    ):
         raise LossNotFinite("the loss is nan", remedy="lower it", examples=[1, 2, 3, 4])
     message, is_found = raised.value.message, data == "a file"
     assert (f"line 12 of {file} 'text 5," in message) == is_found

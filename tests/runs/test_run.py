@@ -36,6 +36,9 @@ from finetune.events import (
 )
 from finetune.files import read_json
 from finetune.model.load import TextModel
+from finetune.runs.folder import RunFolder
+from finetune.runs.journal import WarningLog
+from finetune.runs.run import train_and_finish
 
 
 def config_text(run: Path) -> str:
@@ -124,7 +127,10 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
         preparation.text_model.model.get_parameter("classifier.bias"), torch.inf
     )
     with pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised:
-        train_prepared(preparation, tmp_path / "run")
+        train_and_finish(
+            preparation, RunFolder(tmp_path), resumes=False, write_pages=lambda *_: None,
+            log=WarningLog(ignore),
+        )  # fmt: skip
     assert "--learning-rate" in raised.value.remedy
 
 
