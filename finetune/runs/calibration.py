@@ -27,7 +27,6 @@ def finish_task(
         text_model: The best model of a run.
         predict: Returns logits and labels of the validation split.
         calibrates: Whether to calibrate the probabilities by a temperature.
-        emit: Receives what was found.
 
     Returns:
         The task of the model as it is now, and its logits and labels.

@@ -15,10 +15,6 @@ class Journal:
     """An ``Emit`` that appends steps and validations to ``metrics.jsonl``.
 
     Rows that can't be written, on a full disk for example, are written with a later one.
-
-    Args:
-        folder: The run.
-        emit: Receives all events, and warnings.
     """
 
     def __init__(self, folder: RunFolder, emit: Emit) -> None:
@@ -75,11 +71,7 @@ def continue_journal(folder: RunFolder, *, steps: int) -> None:
 
 
 class WarningLog:
-    """An ``Emit`` that keeps the warnings of a run for its report.
-
-    Args:
-        emit: Receives all events.
-    """
+    """An ``Emit`` that keeps the warnings of a run for its report."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit

@@ -95,14 +95,7 @@ class TrainingPlan:
 def plan_training(
     config: Config, examples: Mapping[str, Examples], text_model: TextModel, shapes: BatchShapes
 ) -> TrainingPlan:
-    """Work out a run's steps, with the defaults that depend on model and mode.
-
-    Args:
-        config: All options.
-        examples: The splits as the model reads them.
-        text_model: The pretrained model.
-        shapes: Which batches suit the device.
-    """
+    """Work out a run's steps, with the defaults that depend on model, mode and device."""
     options, mode = config.training, config.model.mode
     per_step = options.examples_per_step
     steps_per_epoch = math.ceil(len(examples["train"].labels) / per_step)

@@ -239,11 +239,7 @@ class RunResults:
 
 
 def read_results(folder: RunFolder) -> RunResults:
-    """Return what a finished run found.
-
-    Raises:
-        NotARun: If its file can't be read.
-    """
+    """Return what a finished run found, or raise ``NotARun``."""
     task = folder.read_task()
 
     def parse(found: dict[str, Any]) -> RunResults:
@@ -271,14 +267,9 @@ def read_results(folder: RunFolder) -> RunResults:
 
 
 def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
-    """Return which run has the best model on its validation split, the first of equals.
+    """Return which run has the best model by a validation metric, the first of equals.
 
-    Args:
-        runs: Of one task.
-        metric: What chose their models; None for the task's first.
-
-    Returns:
-        None if there are no runs, or one has no validation split.
+    It is None if there are no runs, or one has no validation split.
     """
     scores = {name: run.validation.metrics for name, run in runs.items() if run.validation}
     if not runs or len(scores) < len(runs):

@@ -22,7 +22,6 @@ class SeedResults:
         runs: Those that have finished, by seed.
         seeds: All that are to be trained.
         best_seed: That of the best model on the validation split; None where that is not known.
-        output_dir: The folder of their folders.
     """
 
     runs: Mapping[int, RunResults]
@@ -86,12 +85,7 @@ class SeedsFolder:
         return len(seeds) >= count and all(self.run(seed).has_finished for seed in seeds)
 
     def read(self, seeds: Sequence[int], *, metric: str | None) -> SeedResults:
-        """Return what those of some seeds have found that have finished.
-
-        Args:
-            seeds: All that are to be trained.
-            metric: The validation metric of the best; None for the task's first.
-        """
+        """Return what the finished runs of some seeds have found, and the best by a metric."""
         finished = [seed for seed in seeds if self.run(seed).has_finished]
         runs = {seed: read_results(self.run(seed)) for seed in finished}
         return SeedResults(runs, seeds, best_of(runs, metric), str(self.path))

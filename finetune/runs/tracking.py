@@ -46,10 +46,7 @@ def tracked(
 class Tracking:
     """An ``Emit`` that reports steps and validations to a tracker, and passes all events on.
 
-    Args:
-        name: The tracker's name.
-        tracker: One of Accelerate's; None for none.
-        emit: Receives all events, and a warning if the tracker fails.
+    The tracker is one of Accelerate's, or None.
     """
 
     def __init__(self, name: str, tracker: Any, emit: Emit) -> None:

@@ -41,23 +41,18 @@ class TrainedModel:
     ) -> "TrainedModel":
         """Load the model that a run has saved.
 
-        Args:
-            folder: The run.
-            device: One of ``DEVICE_NAMES``.
-            emit: Receives progress events.
-            processes: Those that share the work; each calls all methods with the same arguments.
+        Several processes may share the work; each calls all methods with the same arguments.
 
         Raises:
             ModelUnsupported: If the model's files are damaged.
             DeviceNotAvailable: If the device can't be used here.
         """
         config = read_trained_config(folder)
-        task = folder.read_task()
         try:
             text_model = load_model(
                 str(folder.model_folder),
                 revision=None,
-                task=task,
+                task=folder.read_task(),
                 from_scratch=False,
                 strict=True,
                 emit=emit,
@@ -65,17 +60,22 @@ class TrainedModel:
         except ModelUnsupported as error:
             remedy = f"restore {folder.model_folder}, or make the run again"
             raise ModelUnsupported(error.message, remedy=remedy) from error
-        chosen = select_device(device, emit=emit)
+        chosen, precision = select_device(device, emit=emit), config.training.precision
         place(text_model.model, chosen.torch_device)
-        predictor = Predictor(
-            text_model.model,
-            chosen,
-            _usable_precision(config, chosen, emit=emit),
-            BatchSize(config.training.eval_batch_size, "evaluation batch size", chosen, emit),
-            processes.on(chosen),
+        if precision not in chosen.precisions:
+            emit(
+                WarningMessage(
+                    f"{chosen.name} can't compute in {precision}, the precision of this run's "
+                    "metrics",
+                    remedy="metrics and probabilities are computed in fp32 and may differ slightly",
+                )
+            )
+            precision = "fp32"
+        batch_size = BatchSize(
+            config.training.eval_batch_size, "evaluation batch size", chosen, emit
         )
-        reads_pairs = Manifest.read(folder).reads_pairs
-        return cls(config, text_model, chosen, predictor, reads_pairs)
+        predictor = Predictor(text_model.model, chosen, precision, batch_size, processes.on(chosen))
+        return cls(config, text_model, chosen, predictor, Manifest.read(folder).reads_pairs)
 
     def predict(
         self,
@@ -84,30 +84,29 @@ class TrainedModel:
         *,
         all_scores: bool = False,
     ) -> Sequence[Prediction]:
-        """Return the answer to each text or pair, maybe with the scores of all classes.
+        """Return the prediction for each text or pair, maybe with the scores of all classes.
 
         There is at least one text; ``pairs`` are the second texts.
         """
+        processes, options = self.predictor.processes, self.config.model
         # Each process encodes its own texts too.
-        own = self.predictor.processes.slice(len(texts))
-        found = self._answer_alone(texts[own], pairs and pairs[own]) if texts[own] else None
-        pieces = self.predictor.processes.gather(found)
-        logits = np.concatenate([one for one in pieces if one is not None])
+        own = processes.slice(len(texts))
+        found = None
+        if texts[own]:
+            encoded = self.text_model.encode(
+                texts[own],
+                pairs and pairs[own],
+                max_length=options.max_length,
+                long_texts=options.long_text_handling,
+            )
+            lengths = encoded.lengths
+            if self.device.shapes.counts_evaluation:
+                # More texts may follow: lengths of powers of two give them the same shapes.
+                lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
+            alone = replace(self.predictor, processes=ALONE)
+            found = self._logits(self.text_model.inputs(encoded), lengths, alone)
+        logits = np.concatenate([one for one in processes.gather(found) if one is not None])
         return self.text_model.task.predict(texts, logits, all_scores=all_scores)
-
-    def _answer_alone(
-        self, texts: Sequence[str], pairs: Sequence[str] | None
-    ) -> NDArray[np.float32]:
-        options = self.config.model
-        encoded = self.text_model.encode(
-            texts, pairs, max_length=options.max_length, long_texts=options.long_text_handling
-        )
-        lengths = encoded.lengths
-        if self.device.shapes.counts_evaluation:
-            # Any number of pieces of texts may follow: powers of two give them the same shapes.
-            lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
-        alone = replace(self.predictor, processes=ALONE)
-        return self._logits(self.text_model.inputs(encoded), lengths, alone)
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""
@@ -116,21 +115,6 @@ class TrainedModel:
     def _logits(
         self, examples: ModelInputs, lengths: NDArray[np.int64], predictor: Predictor
     ) -> NDArray[np.float32]:
-        """Return logits from batches of the padded lengths that suit texts of some lengths."""
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
         padded_lengths = self.text_model.padded_lengths(lengths, self.device.shapes)
         return predictor.logits(examples, padded_lengths=padded_lengths)
-
-
-def _usable_precision(config: Config, device: Device, *, emit: Emit) -> str:
-    """Return the precision of the run's metrics, or fp32 with a warning where it can't be had."""
-    precision = config.training.precision
-    if precision in device.precisions:
-        return precision
-    emit(
-        WarningMessage(
-            f"{device.name} can't compute in {precision}, the precision of this run's metrics",
-            remedy="metrics and probabilities are computed in fp32 and may differ slightly",
-        )
-    )
-    return "fp32"
