@@ -20,7 +20,7 @@ from finetune.model.load import TextModel
 from finetune.runs.cache import open_tensor_store
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.examples import Examples
-from finetune.training.parity import FeatureCheck
+from finetune.training.parity import prepare_feature_check
 
 
 def stores_features(options: CacheConfig, mode: Mode) -> bool:
@@ -62,7 +62,9 @@ def stored_features(
     # The key is made of tensors on the CPU, and so are the features to compare with.
     key = key_of_frozen_layers(extractor, device=device, precision=precision)
     train = preparation.examples["train"]
-    check = FeatureCheck.prepare(extractor, train) if preparation.checks_device else None
+    check = None
+    if preparation.checks_device:
+        check = prepare_feature_check(extractor, train, device=device, precision=precision)
     place(text_model.model, device.torch_device)
     layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
     store = open_tensor_store(config.cache)
@@ -93,5 +95,5 @@ def stored_features(
         )
         return whole
     if check:
-        check.compare(features["train"], device=device, precision=precision)
+        check(features["train"])
     return extractor.trainable, features

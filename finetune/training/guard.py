@@ -9,7 +9,7 @@ from torch import nn
 
 from finetune.errors import WrongParametersChanged
 
-# AdamW's epsilon: what is smaller moves a number by less than the learning rate, at last by less
+# AdamW's epsilon. A smaller gradient moves a number by less than the learning rate, maybe by less
 # than fp32 shows, as in layers whose attention is still even.
 _MIN_GRADIENT = 1e-8
 
@@ -22,55 +22,49 @@ class ParameterGuard:
         self._has_gradient: dict[str, torch.Tensor] = {}
 
     def note_gradients(self, model: nn.Module) -> None:
-        """Remember which parameters have a gradient after the first step; done once.
+        """Remember which parameters have a gradient after the first step; does not wait.
 
         A captured step leaves no gradients behind, but the first is never captured.
         """
         if not self._has_gradient:
-            self._has_gradient = _have_gradient(model)
+            self._has_gradient = {
+                name: (one.grad.abs() > _MIN_GRADIENT).any()
+                for name, one in model.named_parameters()
+                if one.grad is not None
+            }
 
     def check(self, model: nn.Module) -> None:
-        """Compare with the parameters now; waits for the device.
+        """Compare the parameters now with those before; waits for the device.
 
-        Args:
-            model: The same model after some steps. A trained parameter that had no gradient, or
-                next to none, when gradients were noted may be unchanged.
+        A trained parameter with next to no gradient may be unchanged.
 
         Raises:
             WrongParametersChanged: Naming the parameters.
         """
-        after = _fingerprints(model)
         self.note_gradients(model)
-        found = (
-            torch.stack(list(self._has_gradient.values())).tolist() if self._has_gradient else []
-        )
-        has_gradient = dict(zip(self._has_gradient, found, strict=True))
-        wrong_by_fault: dict[str, list[str]] = {
-            "frozen but changed": [],
-            "trained but the same": [],
-        }
-        for name, parameter in model.named_parameters():
-            changed = after[name] != self._before[name]
-            if changed and not parameter.requires_grad:
-                wrong_by_fault["frozen but changed"].append(name)
-            if not changed and has_gradient.get(name, False):
-                wrong_by_fault["trained but the same"].append(name)
-        for fault, names in wrong_by_fault.items():
+        after = _fingerprints(model)
+        changed = {name for name, before in self._before.items() if after[name] != before}
+        trained = {name for name, one in model.named_parameters() if one.requires_grad}
+        flags = self._has_gradient.values()
+        is_moved = torch.stack(list(flags)).tolist() if flags else []
+        moved = {name for name, one in zip(self._has_gradient, is_moved, strict=True) if one}
+        for fault, wrong in (
+            ("frozen but changed", changed - trained),
+            ("trained but the same", moved & trained - changed),
+        ):
+            names = [name for name in after if name in wrong]
             if names:
+                more = f" and {len(names) - 1} more parameters" if len(names) > 1 else ""
                 raise WrongParametersChanged(
-                    f"{fault} after the first steps: {_shorten(names)}",
+                    f"{fault} after the first steps: {names[0]}{more}",
                     remedy="the device computes wrongly: try --device cpu, or another torch",
                 )
 
 
-def _shorten(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more parameters"
-
-
 def _fingerprints(model: nn.Module) -> dict[str, int]:
     """Sum each parameter's bits as integers: equal tensors give equal sums, in any order."""
-    names = [name for name, _ in model.named_parameters()]
     sums = [_sum_bits(parameter.detach()) for parameter in model.parameters()]
+    names = [name for name, _ in model.named_parameters()]
     return dict(zip(names, torch.stack(sums).tolist(), strict=True))
 
 
@@ -81,12 +75,3 @@ def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
     if pairs.storage_offset() % 2:
         pairs = pairs.clone()
     return pairs.view(torch.int64).sum() + bits[len(pairs) :].sum()
-
-
-def _have_gradient(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return whether gradients can move numbers, by name, as tensors that need not be read yet."""
-    return {
-        name: (parameter.grad.abs() > _MIN_GRADIENT).any()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }

@@ -1,4 +1,4 @@
-"""Signals that end a run: between steps, so that the one in hand is finished and saved."""
+"""Signals that end a run: between steps, so that the current one is finished and saved."""
 
 import signal
 import threading
@@ -12,12 +12,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has ended the work.
-
-    Args:
-        number: The signal.
-        message: How far the work had come.
-    """
+    """A signal has ended the work; the message says how far it had come."""
 
     def __init__(self, number: int, message: str = "stopped") -> None:
         super().__init__(message)
@@ -35,7 +30,7 @@ class StopRequest:
     number: int | None = None
 
     def __call__(self) -> bool:
-        """Return whether one has come."""
+        """Return whether a signal has come."""
         return self.number is not None
 
 
@@ -43,20 +38,16 @@ class DistributedStopFlag:
     """A request that holds for all processes at once, whichever of them has got the signal.
 
     Every process calls it at the same points of its work.
-
-    Args:
-        request: The signal that has come to this process, if one has.
-        highest: Returns the highest of a number of each process.
     """
 
     number = 0
 
-    def __init__(self, request: StopRequest, highest: Callable[[int], int]) -> None:
-        self._request, self._highest = request, highest
+    def __init__(self, request: StopRequest, all_reduce_max: Callable[[int], int]) -> None:
+        self._request, self._all_reduce_max = request, all_reduce_max
 
     def __call__(self) -> bool:
         """Return whether a signal has come to any process; ``number`` is the signal's."""
-        self.number = self._highest(self._request.number or 0)
+        self.number = self._all_reduce_max(self._request.number or 0)
         return self.number > 0
 
 
@@ -81,11 +72,8 @@ def raise_on_signal() -> Iterator[StopRequest]:
 def stop_on_signal(*, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
     """Yield a request that the first signal makes, which does not raise; a second raises.
 
-    Outside the main thread, where Python handles no signals, none ever comes.
-
-    Args:
-        apart_seconds: How long after the first the second comes at the earliest; one before is
-            another copy of the first.
+    A second within ``apart_seconds`` is a copy of the first. Outside the main thread, where Python
+    handles no signals, none ever comes.
     """
     request = StopRequest()
     first_at = 0.0
@@ -108,11 +96,11 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
         return
     previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     # nohup and shells start processes with signals that are to be ignored.
-    heeded = [number for number, before in previous.items() if before != signal.SIG_IGN]
-    for number in heeded:
+    handled = [number for number, before in previous.items() if before != signal.SIG_IGN]
+    for number in handled:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in heeded:
+        for number in handled:
             signal.signal(number, previous[number])

@@ -31,7 +31,7 @@ class ValidationResult:
 
     Args:
         score: Higher is better; it chooses the best model.
-        metrics: By name, such as ``accuracy``; ``loss`` among them.
+        metrics: By name; ``loss`` is among them.
     """
 
     score: float
@@ -43,8 +43,6 @@ class LoopSettings:
     """What a run does besides its steps.
 
     Args:
-        batch_size: Examples in one forward and backward; halved when memory runs out.
-        steps_per_epoch: Effective batches in a pass over the training split.
         logging_steps: Steps between two reports of the loss.
         patience: Validations in a row without a better score or a lower loss after which training
             stops; 0: never.
@@ -56,8 +54,6 @@ class LoopSettings:
         save_every_steps: Steps between two savings within an epoch; None: never.
         save_seconds: Seconds from one saving to the next report of the loss that saves; 0: never.
         check_device: Compares the device with the CPU.
-        should_stop: Whether the user asked to stop.
-        emit: Receives steps, validations and warnings.
     """
 
     batch_size: BatchSize
@@ -81,10 +77,7 @@ def train(
 ) -> None:
     """Take a run's steps from where it stands to its end, or until the user stops it.
 
-    Args:
-        state: The model and its optimizer; changed in place.
-        examples: The training split.
-        progress: Where the run stands; changed in place.
+    State and progress are changed in place.
 
     Raises:
         LossNotFinite: If a loss or a parameter is NaN or infinite.

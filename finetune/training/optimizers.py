@@ -18,10 +18,10 @@ class OptimizerType:
     """An optimizer.
 
     Args:
-        make: Makes it over groups of parameters on a device.
+        make: Makes it over groups of parameters.
         make_state: Makes what the first step would keep for a parameter.
-        scales_gradients: Whether its kernel can divide gradients by ``grad_scale`` as it reads
-            them, which saves a pass over them.
+        scales_gradients: Whether its kernel divides gradients by ``grad_scale`` as it reads them,
+            which saves a pass over them.
         step_tensors: Tensors of the largest parameter's size that a step holds for a while.
         cuda_graph_error: Why a CUDA graph can't hold its step, if it can't.
     """
@@ -54,6 +54,7 @@ def _make_adafactor(groups: Groups, device: Device) -> torch.optim.Optimizer:
 
 
 def _make_adafactor_state(parameter: nn.Parameter) -> dict[str, Any]:
+    """Make a number for each row and column of a matrix: AdamW keeps two for each element."""
     state: dict[str, Any] = {"step": 0, "RMS": 0}
     if parameter.ndim < 2:
         return state | {"exp_avg_sq": torch.zeros_like(parameter)}
@@ -66,7 +67,6 @@ def _make_adafactor_state(parameter: nn.Parameter) -> dict[str, Any]:
 
 OPTIMIZERS = {
     "adamw": OptimizerType(_make_adamw, _make_adamw_state, scales_gradients=True),
-    # A number for each row and column of a matrix, where AdamW keeps two for each element.
     "adafactor": OptimizerType(
         _make_adafactor,
         _make_adafactor_state,
@@ -87,15 +87,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer over the parameters that require gradients.
 
-    Matrices decay; biases and norms, which are vectors, do not.
-
-    Args:
-        model: On the device.
-        name: One of ``OPTIMIZERS``.
-        head: Names of the head's parameters: the head is not pretrained.
-        head_lr_multiplier: The head's learning rate over the encoder's.
-        weight_decay: Decoupled decay of the matrices.
-        device: Where the model is.
+    Matrices decay; biases and norms, which are vectors, do not. The head, of these parameter names,
+    is not pretrained, and has a learning rate of its own.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {
         (is_head, is_matrix): [] for is_head in (False, True) for is_matrix in (True, False)
@@ -121,7 +114,7 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def make_state(optimizer: torch.optim.Optimizer, *, name: str) -> None:
-    """Give an optimizer the state that it would make in its first step, where it is missing.
+    """Give an optimizer the state that its first step would make, where it is missing.
 
     A parameter has all of its state or none, wherever memory runs out.
     """
@@ -131,7 +124,7 @@ def make_state(optimizer: torch.optim.Optimizer, *, name: str) -> None:
 
 
 def check_step_memory(optimizer: torch.optim.Optimizer, *, name: str) -> None:
-    """Allocate and free what a step takes beside gradients and state, so that it will be there."""
+    """Allocate and free what a step takes besides gradients and state, so that it will be there."""
     if step_tensors := OPTIMIZERS[name].step_tensors:
         largest = max(trained_by(optimizer), key=torch.Tensor.numel)
         _ = [torch.empty_like(largest) for _ in range(step_tensors)]

@@ -7,7 +7,7 @@ best model is kept; ``finetune doctor --parity`` compares batches of more shapes
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from finetune.devices.base import Device, without_tf32
@@ -29,15 +28,18 @@ from finetune.tokenization.examples import Examples
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.step import Losses, TrainingState, weighted_loss
 
-# What is compared, and of which batch or parameter.
-Part = tuple[str, str]
-Results = dict[Part, torch.Tensor]
+# By part and name, as in a Difference.
+Results = dict[tuple[str, str], torch.Tensor]
+Shapes = Sequence[tuple[int, int]]
 
-# The largest relative errors that pass, of logits and of gradients. In fp32 far above rounding, and
-# below what TF32 does: logits were off by 1e-3 with it on an H200, and by 3e-6 without. A rounding
-# errs by up to 2⁻⁸ of a number in bf16 and 2⁻¹¹ in fp16. BERT-base was off there by 3 to 4 of these
-# in logits and 5 to 6 in gradients; what passes is 10 and 25.
-_TOLERANCES = {"fp32": (1e-4, 1e-3), "bf16": (4e-2, 1e-1), "fp16": (5e-3, 1.25e-2)}
+# The largest relative errors that pass. In fp32 far above rounding, and below what TF32 does: with
+# it logits were off by 1e-3 on an H200, and by 3e-6 without. In 16 bits BERT-base was off by 3 to 4
+# roundings, 2⁻⁸ in bf16 and 2⁻¹¹ in fp16, in logits and 5 to 6 in gradients; 10 and 25 pass.
+_TOLERANCES = {
+    "fp32": {"logits": 1e-4, "gradients": 1e-3},
+    "bf16": {"logits": 4e-2, "gradients": 1e-1},
+    "fp16": {"logits": 5e-3, "gradients": 1.25e-2},
+}
 # More passes in 16 bits for examples that are hard to compute: this many times the CPU's rounding.
 _ROUNDING_MARGIN = 3.0
 # In bf16 an H200 exceeded the tolerance of one gradient once in 500 comparisons.
@@ -53,7 +55,7 @@ class Difference:
     """How far a tensor on the device is from the same on the CPU.
 
     Args:
-        part: ``evaluation`` (logits without gradients), ``logits``, ``loss`` or ``gradients``.
+        part: ``logits`` or ``gradients``.
         tensor: The shape of the batch, or the name of the parameter.
         error: Relative; infinite where the device computed NaN.
         tolerance: The largest error that passes.
@@ -89,23 +91,22 @@ def check_device(
     gradients. If there is not enough, a warning says so.
 
     Args:
-        step: Steps that have been taken.
         padded_lengths: Those of the run, ascending: the fewest tokens, for which attention has been
             wrong, and as many as is quick are compared.
 
     Raises:
         DeviceDiffers: If the device computes something else.
     """
-    rows, device = examples.without_windows(), state.device
-    shortest, *longer = [one for one in padded_lengths if one >= rows.lengths.min()]
+    examples, device = examples.without_windows(), state.device
+    shortest, *longer = [one for one in padded_lengths if one >= examples.lengths.min()]
     shapes = [
         (min(_MAX_EXAMPLES, _MAX_TOKENS // length or 1, batch_size), length)
         for length in (shortest, *[one for one in longer if one <= _MAX_LENGTH][-1:])
     ]
-    is_exact = state.accelerator.precision == "fp32"
+    attempts = 1 if state.accelerator.precision == "fp32" else _ATTEMPTS_IN_16_BITS
     try:
-        for attempt in range(1 if is_exact else _ATTEMPTS_IN_16_BITS):
-            differences = compare_with_cpu(state, rows, shapes, seed=(step, attempt))
+        for attempt in range(attempts):
+            differences = compare_with_cpu(state, examples, shapes, seed=step + attempt)
             failures = [one for one in differences if not one.passes]
             if not failures:
                 return
@@ -128,49 +129,43 @@ def _device_differs(device: Device, found: str) -> DeviceDiffers:
 
 
 def compare_with_cpu(
-    state: TrainingState,
-    examples: Examples,
-    shapes: Sequence[tuple[int, int]],
-    *,
-    seed: int | Sequence[int] = 0,
+    state: TrainingState, examples: Examples, shapes: Shapes, *, seed: int = 0
 ) -> list[Difference]:
-    """Compare logits of random examples, and of the last shape loss and gradients, with the CPU's.
+    """Compare logits of random examples, and of the last batch gradients, with the CPU's.
 
     Args:
         state: Its parameters and random numbers stay as they are; its gradients are dropped.
-        examples: Each is read at once.
         shapes: Number of examples and padded length of each batch.
     """
-    state.optimizer.zero_grad(set_to_none=True)
-    state.model.train(False)
     cpu, precision = CpuDevice(), state.accelerator.precision
     loss_scale = max(1.0, state.accelerator.loss_scale / _LOSS_SCALE_MARGIN)
-    least_examples = state.device.shapes.min_examples
-    shapes = [(max(count, least_examples), length) for count, length in shapes]
+    least = state.device.shapes.min_examples
+    shapes = [(max(count, least), length) for count, length in shapes]
+    state.optimizer.zero_grad(set_to_none=True)
+    state.model.train(False)
     try:
         cpu_model = _copy_to_cpu(state)
-        batches, cpu_batches = (
-            _pick_batches(examples, shapes, device, seed) for device in (state.device, cpu)
-        )
+        batches = _pick_batches(examples, shapes, state.device, seed)
+        cpu_batches = _pick_batches(examples, shapes, cpu, seed)
         with without_tf32():
             actual = _compute(state.model, batches, state.losses, loss_scale=loss_scale)
             expected = _compute(cpu_model, cpu_batches, state.losses)
             errors = _errors(actual, expected)
-            limits = {part: _TOLERANCES[precision][part[0] == "gradients"] for part in errors}
-            if precision != "fp32" and any(not errors[part] <= limits[part] for part in errors):
+            limits = {one: _TOLERANCES[precision][one[0]] for one in errors}
+            if precision != "fp32" and any(not errors[one] <= limits[one] for one in errors):
                 rounded = _compute(
                     cpu_model, cpu_batches, state.losses, loss_scale=loss_scale,
                     context=partial(cpu.autocast, precision),
                 )  # fmt: skip
-                for part, rounding in _errors(rounded, expected).items():
-                    limits[part] = max(limits[part], _ROUNDING_MARGIN * rounding)
+                for one, rounding in _errors(rounded, expected).items():
+                    limits[one] = max(limits[one], _ROUNDING_MARGIN * rounding)
     finally:
         set_training(state.model)
-    return [Difference(*part, error, limits[part]) for part, error in errors.items()]
+    return [Difference(*one, error, limits[one]) for one, error in errors.items()]
 
 
 def _copy_to_cpu(state: TrainingState) -> nn.Module:
-    """Return the model in fp32 on the CPU, without what no forward reads."""
+    """Return the model in fp32 on the CPU, without the weights that no forward reads."""
     unread = unread_parameters(state.model)
     # deepcopy takes what its memo has in place of copies.
     memo: dict[int, Any] = {id(one): one.cpu() for one in state.model.buffers()}
@@ -181,10 +176,7 @@ def _copy_to_cpu(state: TrainingState) -> nn.Module:
 
 
 def _pick_batches(
-    examples: Examples,
-    shapes: Iterable[tuple[int, int]],
-    device: Device,
-    seed: int | Sequence[int],
+    examples: Examples, shapes: Shapes, device: Device, seed: int
 ) -> dict[str, MicroBatch]:
     """Return micro-batches of random examples on a device, the same on each."""
     random, batches = np.random.default_rng(seed), {}
@@ -213,8 +205,8 @@ def _compute(
             return logits
 
     with torch.inference_mode():
-        results = {("evaluation", name): forward(one).cpu() for name, one in batches.items()}
-    name, batch = list(batches.items())[-1]
+        results = {("logits", shape): forward(one).cpu() for shape, one in batches.items()}
+    batch = list(batches.values())[-1]
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     with torch.enable_grad():
         logits = forward(batch)
@@ -224,60 +216,42 @@ def _compute(
         signed_mean = (logits * signs.reshape(logits.shape)).sum() / len(logits)
         scaled = (loss + signed_mean) * loss_scale
         gradients = torch.autograd.grad(scaled, list(trained.values()), materialize_grads=True)
-    results["logits", name] = logits.detach().cpu()
-    results["loss", name] = loss.detach().cpu()
-    named = zip(trained, gradients, strict=True)
-    return results | {("gradients", name): one.cpu() / loss_scale for name, one in named}
+    for name, gradient in zip(trained, gradients, strict=True):
+        results["gradients", name] = gradient.cpu() / loss_scale
+    return results
 
 
-def _errors(actual: Results, expected: Results) -> dict[Part, float]:
-    """Return the relative error of each tensor."""
-    errors: dict[Part, float] = {}
-    gradients = {name: one for (part, name), one in expected.items() if part == "gradients"}
-    least_sizes = _root_mean_squares(gradients)
-    for part, tensor in expected.items():
-        kind, name = part
-        distance = actual[part] - tensor
-        if kind == "gradients":
-            least_size = least_sizes[module_of(name)] * math.sqrt(tensor.numel())
-            errors[part] = _ratio(distance.norm().item(), max(tensor.norm().item(), least_size))
-        elif kind == "loss":
-            # A loss can be as small as the rounding of logits.
-            size = max(tensor.item(), _mean_norm(expected["logits", name]))
-            errors[part] = _ratio(distance.abs().item(), size)
+def _errors(actual: Results, expected: Results) -> dict[tuple[str, str], float]:
+    """Return the relative error of each tensor.
+
+    Some gradients are zero but for rounding, as those of the biases of attention's keys: each is
+    compared with the mean size of the numbers of its module, at least a hundredth of all modules'.
+    """
+    squares: defaultdict[str, float] = defaultdict(float)
+    numbers: defaultdict[str, int] = defaultdict(int)
+    for (part, name), tensor in expected.items():
+        for module in (module_of(name), "all") if part == "gradients" else ():
+            squares[module] += tensor.norm().item() ** 2
+            numbers[module] += tensor.numel()
+    mean_size = {module: math.sqrt(squares[module] / numbers[module]) for module in squares}
+    errors: dict[tuple[str, str], float] = {}
+    for (part, name), tensor in expected.items():
+        if part == "logits":
+            errors[part, name] = _worst_example_error(actual[part, name], tensor)
         else:
-            errors[part] = worst_example_error(actual[part], tensor)
+            least = max(mean_size[module_of(name)], mean_size["all"] / 100)
+            size = max(tensor.norm().item(), least * math.sqrt(tensor.numel()))
+            errors[part, name] = _ratio((actual[part, name] - tensor).norm().item(), size)
     return errors
 
 
-def _root_mean_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return that of each module's numbers, at least a hundredth of that of all.
-
-    Some gradients are zero but for rounding, such as that of the bias of attention's keys, and
-    are compared with the size of others in the module.
-    """
-    by_module: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
-    for name, one in gradients.items():
-        by_module[module_of(name)].append((one.norm().item() ** 2, one.numel()))
-
-    def mean(pairs: Iterable[tuple[float, int]]) -> float:
-        squares, numbers = zip(*pairs, strict=True)
-        return math.sqrt(sum(squares) / sum(numbers))
-
-    least = mean(pair for pairs in by_module.values() for pair in pairs) / 100
-    return {module: max(least, mean(pairs)) for module, pairs in by_module.items()}
-
-
-def worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+def _worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the norm of the worst example's difference over the mean norm of the examples.
 
     One wrong example among many counts as if alone. Shapes: [examples, numbers].
     """
-    return _ratio((actual - expected).norm(dim=-1).max().item(), _mean_norm(expected))
-
-
-def _mean_norm(examples: torch.Tensor) -> float:
-    return float(examples.norm(dim=-1).square().mean().sqrt())
+    mean_norm = expected.norm(dim=-1).square().mean().sqrt().item()
+    return _ratio((actual - expected).norm(dim=-1).max().item(), mean_norm)
 
 
 def _ratio(distance: float, size: float) -> float:
@@ -291,37 +265,31 @@ def module_of(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-@dataclass(frozen=True)
-class FeatureCheck:
-    """Features of a few training examples, as the CPU computes them in fp32.
+def prepare_feature_check(
+    extractor: FeatureExtractor, examples: Examples, *, device: Device, precision: str
+) -> Callable[[Examples], None]:
+    """Compute features of a few examples while the model is still on the CPU.
 
-    Args:
-        features: float32 of shape [examples, numbers], 0 for padding.
+    Returns:
+        A function of the examples with stored features, which raises ``DeviceDiffers`` if these are
+        others.
     """
+    by_length = np.argsort(examples.lengths, kind="stable")
+    indices = by_length[:: max(1, len(by_length) // _MAX_EXAMPLES)]
+    padded_length = int(examples.lengths[indices].max())
+    inputs = examples.inputs_of(indices, padded_length)
+    features = extractor.extract(inputs)
+    if extractor.per_token:
+        # Padding has none.
+        features = features * inputs["attention_mask"].reshape(len(indices), -1, 1)
 
-    indices: NDArray[np.int64]
-    padded_length: int
-    features: torch.Tensor
-
-    @classmethod
-    def prepare(cls, extractor: FeatureExtractor, examples: Examples) -> "FeatureCheck":
-        """Compute the features of examples from the shortest to the longest, on the CPU."""
-        by_length = np.argsort(examples.lengths, kind="stable")
-        places = np.linspace(0, len(by_length) - 1, min(_MAX_EXAMPLES, len(by_length)))
-        indices = by_length[places.astype(np.int64)]
-        padded_length = int(examples.lengths[indices].max())
-        inputs = examples.inputs_of(indices, padded_length)
-        features = extractor.extract(inputs)
-        if extractor.per_token:
-            features = features * inputs["attention_mask"].reshape(len(indices), -1, 1)
-        return cls(indices, padded_length, features.flatten(1))
-
-    def compare(self, examples: Examples, *, device: Device, precision: str) -> None:
-        """Raise ``DeviceDiffers`` if the stored features of the examples are others."""
-        stored = examples.inputs_of(self.indices, self.padded_length)["inputs_embeds"]
-        error = worst_example_error(stored.flatten(1), self.features)
+    def check(stored: Examples) -> None:
+        actual = stored.inputs_of(indices, padded_length)["inputs_embeds"]
+        error = _worst_example_error(actual.flatten(1), features.flatten(1))
         # Logits have a smaller tolerance, for examples whose rounding is known.
-        _, tolerance = _TOLERANCES[precision]
+        tolerance = _TOLERANCES[precision]["gradients"]
         if not error <= tolerance:
             found = f"in the features of the frozen layers: off by {error:.2%}"
             raise _device_differs(device, f"{found}, {tolerance:.2%} passes")
+
+    return check

@@ -37,15 +37,7 @@ _SMALL_NUMBERS = 2**16
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """How gradients become steps.
-
-    Args:
-        optimizer: One of ``OPTIMIZERS``.
-        schedule: The learning rate of each step.
-        head_lr_multiplier: The head's learning rate over the encoder's.
-        weight_decay: Decoupled decay of the matrices.
-        max_grad_norm: Limit of the norm of all gradients together.
-    """
+    """How gradients become steps, by one of ``OPTIMIZERS``."""
 
     optimizer: str
     schedule: Schedule
@@ -62,7 +54,6 @@ class TrainingState:
         model: On its device, its forward in the precision of the run.
         optimizer: Over the parameters that train.
         losses: Gives the loss of each example.
-        processes: Those that train the model, each on its share of an effective batch.
         captured: A step without its learning rate, as CUDA graphs, where the device has them.
     """
 
@@ -107,7 +98,7 @@ class TrainingState:
         return finish()
 
     def take_step(self, number: int, micro_batches: Iterable[AnyMicroBatch]) -> torch.Tensor:
-        """Take a step, counted from 0, of micro-batches as they are; return its loss."""
+        """Take a step of micro-batches as they are, whatever memory there is; return its loss."""
         finish = self.compute_gradients(micro_batches)
         set_learning_rate(self.optimizer, self.schedule.learning_rate_at(number))
         return finish()
@@ -128,7 +119,9 @@ class TrainingState:
             self.optimizer.zero_grad(set_to_none=True)
         if self.captured:
             micro_batches = list(micro_batches)
-            if replay := self._prepare_replay(micro_batches):
+            tensors = [one.tensors() for one in micro_batches if isinstance(one, MicroBatch)]
+            has_windows = len(tensors) < len(micro_batches)
+            if not has_windows and (replay := self.captured.prepare(tensors)):
                 return replay
         losses = []
         for micro_batch in micro_batches:
@@ -200,13 +193,6 @@ class TrainingState:
         else:
             clip_grads_with_norm_(trained_by(self.optimizer), max_norm, norm)
 
-    def _prepare_replay(
-        self, micro_batches: Sequence[AnyMicroBatch]
-    ) -> Callable[[], torch.Tensor] | None:
-        assert self.captured is not None
-        tensors = [one.tensors() for one in micro_batches if isinstance(one, MicroBatch)]
-        return self.captured.prepare(tensors) if len(tensors) == len(micro_batches) else None
-
     @property
     def cuda_graph_error(self) -> str | None:
         """Why steps are launched operation by operation on a device that has CUDA graphs."""
@@ -248,10 +234,10 @@ def prepare_training(
     hyperparameters: Hyperparameters,
     processes: Processes = ALONE,
 ) -> TrainingState:
-    """Move a model to a device and give it an optimizer.
+    """Move a model to a device, in place, and give it an optimizer.
 
     Args:
-        model: Moved in place; its frozen parameters require no gradients.
+        model: Its frozen parameters require no gradients.
         head: Names of the head's parameters.
         precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
     """

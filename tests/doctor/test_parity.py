@@ -76,8 +76,8 @@ def wrong_parts(report: ParityReport) -> set[str]:
 def test_the_cpu_computes_what_it_computes() -> None:
     report = report_of()
     assert {one.error for one in report.differences} == {0.0}
-    assert list(report.worst_by_part()) == ["evaluation", "logits", "loss", "gradients"]
-    evaluated = [one.tensor for one in report.differences if one.part == "evaluation"]
+    assert list(report.worst_by_part()) == ["logits", "gradients"]
+    evaluated = [one.tensor for one in report.differences if one.part == "logits"]
     assert evaluated[:-1] == [
         f"{size} x {length} tokens"
         for length in (1, 8, 9, 31, 32, 33, 64)
@@ -116,13 +116,13 @@ def test_a_step_that_leaves_tensors_with_gaps_as_they_are_is_found(
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_wrong_mask_is_found_in_the_logits(precision: str, plant_fault: Any) -> None:
     plant_fault(IgnoredMask())
-    assert "evaluation" in wrong_parts(compare(lively_model(), precision=precision))
+    assert "logits" in wrong_parts(compare(lively_model(), precision=precision))
 
 
-def test_a_fault_of_short_texts_is_found_in_the_evaluation_alone(plant_fault: Any) -> None:
+def test_a_fault_of_short_texts_is_found_in_the_logits_alone(plant_fault: Any) -> None:
     plant_fault(WrongShortAttention())
     report = compare(lively_model())
-    assert wrong_parts(report) == {"evaluation"}
+    assert wrong_parts(report) == {"logits"}
     assert "7 x 8 tokens" in [one.tensor for one in report.failures]
 
 

@@ -72,12 +72,12 @@ def lively(state: TrainingState) -> TrainingState:
 
 
 FAULTS: dict[str, tuple[TorchFunctionMode, str]] = {
-    "rows of zeros": (ZeroRows(), "evaluation"),
-    "other products at each call": (OtherAtEachCall(), "evaluation"),
+    "rows of zeros": (ZeroRows(), "logits"),
+    "other products at each call": (OtherAtEachCall(), "logits"),
     "gradients of inputs": (RandomInputGradients(), "gradients"),
     "gradients of norms": (WrongNormGradients(), "gradients (bert.embeddings.LayerNorm.weight)"),
-    "ignored mask": (IgnoredMask(), "evaluation"),
-    "attention of few tokens": (WrongShortAttention(), "evaluation (4 x 8 tokens)"),
+    "ignored mask": (IgnoredMask(), "logits"),
+    "attention of few tokens": (WrongShortAttention(), "logits (4 x 8 tokens)"),
     "no number": (NotANumber(), "not numbers"),
 }
 
@@ -161,9 +161,9 @@ def test_one_wrong_example_among_many_counts_as_if_alone() -> None:
     expected = torch.ones(1000, 4)
     actual = expected.clone()
     actual[7] = 0
-    assert parity.worst_example_error(actual, expected) == pytest.approx(1.0)
+    assert parity._worst_example_error(actual, expected) == pytest.approx(1.0)
     actual[7] = torch.nan
-    assert parity.worst_example_error(actual, expected) == np.inf
+    assert parity._worst_example_error(actual, expected) == np.inf
 
 
 @pytest.mark.slow
