@@ -59,22 +59,6 @@ def test_tensors_and_state_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert repr(state) == repr(STATE)
 
 
-def test_folder_holds_only_safetensors_and_json(tmp_path: Path) -> None:
-    folder = write_step(tmp_path, 1)
-
-    assert names_in(folder) == ["manifest.json", "model.safetensors", "state.json"]
-    assert names_in(tmp_path) == ["step-1"]
-
-
-def test_checkpoint_is_replaced_by_one_of_the_same_name(tmp_path: Path) -> None:
-    write_step(tmp_path, 1)
-
-    write_checkpoint(tmp_path / "step-1", tensors={}, state={"again": True})
-
-    assert read_checkpoint(tmp_path / "step-1") == ({}, {"again": True})
-    assert names_in(tmp_path) == ["step-1"]
-
-
 def test_what_a_kill_left_does_not_disturb_the_next_write(tmp_path: Path) -> None:
     write_step(tmp_path, 1)
     (tmp_path / "step-1.partial").mkdir()
@@ -128,7 +112,3 @@ def test_checkpoints_are_sorted_by_step_and_not_by_name(tmp_path: Path) -> None:
     (tmp_path / "step-best").mkdir()
 
     assert newest_first(tmp_path) == [tmp_path / name for name in ("step-10", "step-9", "step-2")]
-
-
-def test_no_checkpoint_is_found_where_there_is_none(tmp_path: Path) -> None:
-    assert newest_first(tmp_path) == newest_first(tmp_path / "missing") == []

@@ -7,7 +7,7 @@ import pytest
 from tiny_runs import copy_run
 
 import finetune
-from finetune.errors import DataDiffers, NotARun, UsageError
+from finetune.errors import DataDiffers, NotARun
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
 
@@ -71,15 +71,6 @@ def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path
     assert [run.versus is None for run in found.runs] == [False, True, False]
 
 
-def test_the_best_is_not_known_without_validation(finished_run: Path, tmp_path: Path) -> None:
-    other = copy_run(finished_run, tmp_path / "other")
-    results = read_json(other / "all_results.json")
-    del results["eval_loss"]
-    write_json(other / "all_results.json", results)
-    with pytest.raises(UsageError, match="not all have a validation split"):
-        finetune.compare(finished_run, other, baseline="best")
-
-
 def test_runs_with_other_test_rows_are_refused_by_name(finished_run: Path, tmp_path: Path) -> None:
     runs = [copy_run(finished_run, tmp_path / name) for name in "abc"]
     change_json(runs[1] / "manifest.json", splits={"test": "0" * 64})
@@ -111,11 +102,6 @@ def test_what_is_no_finished_run_is_refused(name: str, finished_run: Path, tmp_p
     (copy_run(finished_run, tmp_path / "running") / "all_results.json").unlink()
     with pytest.raises(NotARun, match=name):
         finetune.compare(finished_run, tmp_path / name)
-
-
-def test_one_run_alone_is_refused_even_if_it_is_named_twice(finished_run: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to compare"):
-        finetune.compare(finished_run, finished_run)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other labels", "unknown class", "no manifest"])

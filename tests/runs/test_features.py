@@ -21,18 +21,14 @@ from prepared_runs import (
     train_tiny,
     was_emitted,
 )
-from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
 from tiny_runs import (
-    QUICK,
     have_same_bits,
     run_tiny,
 )
 from torch import nn
 
-from finetune.commands.run import dry_run
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
 from finetune.events import Advance, Emit, Event, Info, Step, WarningMessage, ignore
 from finetune.runs.features import stored_features
@@ -288,38 +284,6 @@ def test_another_model_has_other_features(
     assert computes(preparation)
 
 
-def test_features_do_not_depend_on_a_weight_that_trains(
-    prepared_again: Callable[..., Preparation],
-) -> None:
-    preparation = prepared_again()
-    preparation.text_model.model.get_parameter("classifier.weight").data += 1
-    assert not computes(preparation)
-
-
-def copy_of(model: Path, folder: Path) -> Path:
-    return shutil.copytree(model, folder)
-
-
-def test_a_model_may_be_in_another_folder(
-    tiny_folder: Path, prepared_again: Callable[..., Preparation], tmp_path: Path
-) -> None:
-    elsewhere = copy_of(tiny_folder, tmp_path / "elsewhere")
-    assert not computes(prepared_again(elsewhere))
-    weights = load_file(elsewhere / "model.safetensors")
-    weights["encoder.layer.0.output.dense.bias"].view(torch.int32)[3] ^= 1
-    save_file(weights, elsewhere / "model.safetensors", metadata={"format": "pt"})
-    assert computes(prepared_again(elsewhere))
-
-
-@pytest.mark.parametrize("attribute", ["name", "description"])
-def test_another_device_has_other_features(
-    attribute: str, prepared_again: Callable[..., Preparation]
-) -> None:
-    device = CpuDevice()
-    setattr(device, attribute, "another one")
-    assert computes(replace(prepared_again(), device=device))
-
-
 def write_table(file: Path, *, label: str = "", text: str = "") -> str:
     rows = [f'"who wrote {number} {text}","{label}{"ab"[number % 2]}"' for number in range(100)]
     file.write_text("\n".join(["text,label", *rows]))
@@ -450,26 +414,6 @@ def test_ctrl_c_during_feature_extraction_leaves_no_partial_file(
     assert raised.value.remedy == "start again: nothing was saved yet"
     assert list((tmp_path / "cache" / "features").iterdir()) == []
     assert not (tmp_path / "run").exists()
-
-
-def test_progress_is_reported_from_the_first_batches_to_the_last(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    emitted = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True, eval_batch_size=4).emitted
-    advances = [event for event in emitted if isinstance(event, Advance)]
-    test_examples = [event.done for event in advances if event.total == 270]
-    assert len(test_examples) == 10
-    assert test_examples == sorted(set(test_examples))
-    assert test_examples[-1] == 270
-    assert [event.total for event in advances if event.done == event.total] == [16, 270]
-
-
-def test_a_dry_run_computes_no_features(tiny_folder: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    with counting_examples() as examples:
-        dry_run(**QUICK, model=str(tiny_folder), freeze_core=True, cache_dir=str(cache))
-    assert examples == []
-    assert not cache.exists()
 
 
 @pytest.mark.parametrize(

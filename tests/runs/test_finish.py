@@ -1,21 +1,15 @@
 """What a finished run leaves in its folder."""
 
-import json
 from pathlib import Path
 
 import pytest
 import transformers
-from prepared_runs import prepare_tiny
 from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
 
 import finetune
-from finetune.commands.report import write_pages
-from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.journal import WarningLog
 from finetune.runs.results import read_results
-from finetune.runs.run import train_and_finish
 
 
 @pytest.fixture(scope="module")
@@ -150,44 +144,3 @@ def test_the_metrics_are_those_of_the_model_that_is_kept(overfitted_run: Path) -
         scores = finetune.evaluate(overfitted_run, split=split, device="cpu").scores
         assert scores.accuracy == results[f"{prefix}_accuracy"]
         assert scores.loss == pytest.approx(results[f"{prefix}_loss"], abs=1e-6)
-
-
-def test_without_a_validation_split_the_last_model_is_kept(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    results = run_tiny(
-        tmp_path / "run", model=tiny_folder, validation_fraction=0, max_steps=3,
-        max_train_samples=32,
-    )  # fmt: skip
-    assert not any(name.startswith("eval_") for name in results)
-    assert results["test_samples"] == 270
-    rows = logged_metrics(tmp_path / "run")
-    assert [row["kind"] for row in rows] == ["step"] * 3
-    assert read_json(tmp_path / "run" / "trainer_state.json")["best_global_step"] == 3
-    assert (tmp_path / "run" / "report.html").is_file()
-
-
-def test_the_files_are_json_that_any_reader_takes(finished_run: Path) -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    for path in finished_run.glob("*.json"):
-        json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
-
-
-def test_all_that_is_said_of_a_run_is_said_before_it_has_finished(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    """Killed right after its end it would lack what is said then, as nothing is left to do."""
-    folder, had_finished = RunFolder(tmp_path / "run"), []
-
-    def note(event: Event) -> None:
-        if isinstance(event, WarningMessage) and "not better than" in event.message:
-            had_finished.append(folder.has_finished)
-
-    preparation = prepare_tiny(tiny_folder, learning_rate=1e-7, max_steps=1)
-    with folder.create(overwrite=False):
-        train_and_finish(
-            preparation, folder, resumes=False, write_pages=write_pages, log=WarningLog(note)
-        )
-    assert had_finished == [False]

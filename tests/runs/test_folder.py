@@ -128,18 +128,6 @@ def test_overwritten_run_outlives_new_ones_that_were_killed_without_a_model(
     assert (folder.previous_run / "config.yaml").read_text() == "killed"
 
 
-def test_overwrite_empties_the_folder_of_a_run_killed_while_it_wrote_its_first_file(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").touch()
-    (tmp_path / "run" / "config.yaml.partial").write_text("train")
-
-    overwrite(tmp_path / "run")
-
-    assert content_of(tmp_path / "run") == []
-
-
 @pytest.mark.parametrize("may_overwrite", [True, False])
 @pytest.mark.parametrize(
     "names", [["thesis.tex"], ["config.yaml", "main.py"], [".lock", "notes"], ["model"]]
@@ -185,15 +173,6 @@ def test_check_changes_nothing(tmp_path: Path) -> None:
         folder.check_can_create(overwrite=False)
 
     assert content_of(tmp_path) == before
-
-
-def test_run_that_is_going_on_is_not_overwritten(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-
-    with folder.lock(), pytest.raises(RunFolderInUse):
-        overwrite(tmp_path)
-
-    assert folder.config_file.exists()
 
 
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
@@ -297,14 +276,6 @@ def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> 
 
     folder.model_folder.mkdir()
     assert open_run_folder(tmp_path) == folder
-
-
-def test_a_finished_run_without_its_model_is_not_one_to_finish(tmp_path: Path) -> None:
-    for name in ("config.yaml", "all_results.json"):
-        (tmp_path / name).touch()
-    with pytest.raises(NotARun, match="its model is missing") as raised:
-        open_run_folder(tmp_path)
-    assert "make the run again" in raised.value.remedy
 
 
 def test_a_name_may_begin_with_the_users_home(

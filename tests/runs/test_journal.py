@@ -66,18 +66,6 @@ def test_what_a_kill_or_a_power_cut_has_torn_is_dropped(torn: bytes, tmp_path: P
     assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2]
 
 
-def test_rows_that_the_disk_refused_are_written_later_in_their_order(tmp_path: Path) -> None:
-    folder, emitted = RunFolder(tmp_path / "run"), list[Event]()
-    emit = Journal(folder, emitted.append)
-    emit(step_event(1))
-    emit(step_event(2))
-    folder.path.mkdir()
-    emit(step_event(3))
-    assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
-    [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
-    assert "metrics.jsonl can't be written: No such file" in warning.message
-
-
 def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     emit = Journal(folder, lambda event: None)

@@ -32,18 +32,6 @@ def test_updates_follow_from_epochs_rows_and_max_steps(
     assert sum(len(batch.indices) for batch in plan.batches(0)) == len(plan.lengths)
 
 
-def test_the_padded_lengths_hold_the_longest_text_of_any_split(tiny_folder: Path) -> None:
-    preparation = prepare_tiny(tiny_folder, max_train_samples=3)
-    longest = max(int(one.lengths.max()) for one in preparation.examples.values())
-    plan = preparation.plan
-    assert plan.padded_lengths[-1] == longest > plan.lengths.max()
-
-
-def test_warm_up_is_a_share_of_the_updates_rounded_up(tiny_folder: Path) -> None:
-    plan = prepare_tiny(tiny_folder, max_steps=11, warmup_fraction=0.1).plan
-    assert plan.schedule.warmup_steps == 2
-
-
 def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
     full = prepare_tiny(tiny_folder, **options).plan

@@ -163,17 +163,6 @@ def test_a_full_disk_costs_warnings_and_no_run(
     assert sum("can't be written: disk full" in warning for warning in warnings) == len(refused)
 
 
-def test_a_best_model_that_never_found_room_is_still_the_one_that_is_kept(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise SafetensorError("disk full")
-
-    monkeypatch.setattr(checkpoint, "save_file", refuse)
-    run_tiny(tmp_path / "run", model=tiny_folder)
-    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(whole_run))
-
-
 def test_a_best_model_that_is_lost_is_replaced_by_the_last_with_a_warning(tmp_path: Path) -> None:
     emitted, progress = list[Event](), Progress(steps=4, best_step=2, best_score=0.5)
     checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, emit=emitted.append)
