@@ -14,7 +14,7 @@ from finetune.tasks.labels import find_odd_names
 from finetune.tasks.metrics import Metric, Needs, ProblemType, WeightedMetrics, compute_metrics
 from finetune.tasks.scores import Scores, score_classes
 from finetune.tasks.tables import Table
-from finetune.tasks.temperature import fit_temperature, read_temperature, scale_parameters
+from finetune.tasks.temperature import fit_temperature, scale_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,7 @@ class Task(ABC):
         """Return the task of a model's ``config.json``, with the ``parameters`` that it had."""
         names = config["id2label"]
         classes = [names[str(number)] for number in range(len(names))]
-        return cls(classes, temperature=read_temperature(parameters))
+        return cls(classes, temperature=parameters.get("temperature", 1.0))
 
     def configure(self, config: "PreTrainedConfig") -> None:
         """Write into a model's config what its users, such as a pipeline, need to read its logits.
@@ -310,7 +310,7 @@ class Task(ABC):
         self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
     ) -> None:
         """Undo ``scale_output_layer`` of a task with the ``saved`` parameters, to train on."""
-        scale_parameters(parameters, read_temperature(saved) / self.temperature)
+        scale_parameters(parameters, saved.get("temperature", 1.0) / self.temperature)
 
     # How logits are read.
 

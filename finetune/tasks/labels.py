@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyarrow import ChunkedArray as Column
 
 BAR = "|"
 # In lower case, as pandas reads and writes them.
@@ -54,14 +55,14 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
     }
 
 
-def distinct_values(columns: "Iterable[pyarrow.ChunkedArray]") -> list[str]:
+def distinct_values(columns: "Iterable[Column]") -> list[str]:
     """Return the texts of some columns, each once, in order of appearance."""
     return list(dict.fromkeys(one for column in columns for one in column.unique().to_pylist()))
 
 
 def map_values(
-    column: "pyarrow.ChunkedArray", convert: Callable[[Any], Any], *, arrow_type: Any = "string"
-) -> "pyarrow.ChunkedArray":
+    column: "Column", convert: Callable[[Any], Any], *, arrow_type: Any = "string"
+) -> "Column":
     """Return a column of what a function makes of each value; it sees each distinct one once."""
     import pyarrow
     import pyarrow.compute as pc
@@ -144,29 +145,18 @@ def split_labels(label: str, separator: str | None) -> list[str]:
     (['a', 'b'], ['a', 'b'], ['x'])
     """
     text = label.strip()
+    parts: Iterable[object] = text.split(separator) if separator else [text]
     if is_list(text):
-        return _read_list(text)
-    parts = text.split(separator) if separator else [text]
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _read_list(text: str) -> list[str]:
-    """Return the labels of a list as JSON or Python writes it, or of one without quotes."""
-    for read in (json.loads, ast.literal_eval):
-        # A list may be nested deeper than either follows.
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return _names_in(read(text))
-    return _names_in(part.strip(" '\"") for part in text[1:-1].split(","))
-
-
-def _names_in(values: Iterable[object]) -> list[str]:
-    names = (str(value).strip() for value in values if value is not None)
+        parts = (part.strip(" '\"") for part in text[1:-1].split(","))
+        for read in (ast.literal_eval, json.loads):
+            # A list may be nested deeper than either follows.
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                parts = read(text)
+    names = (str(part).strip() for part in parts if part is not None)
     return [name for name in names if name]
 
 
-def map_lists(
-    lists: "pyarrow.ChunkedArray", convert: "Callable[[pyarrow.Array], pyarrow.Array]"
-) -> "pyarrow.ChunkedArray":
+def map_lists(lists: "Column", convert: "Callable[[pyarrow.Array], pyarrow.Array]") -> "Column":
     """Return lists of the same lengths whose values are converted; a null stays one."""
     import pyarrow
     import pyarrow.compute as pc

@@ -4,8 +4,7 @@ A metric is a function of labels, what it ``needs`` of the model, and weights. T
 here and register it with ``@metric``; nothing else lists the metrics.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,17 +107,16 @@ def choose_metric(name: str | None, task: "Task") -> Metric:
 def load_evaluate_metric(name: str) -> Metric:
     """Return a metric of the library ``evaluate``: a folder with its code, or an id of the Hub.
 
-    Its code runs here, so that only a user may name it.
+    Its code runs here, so that only a user may name it. It is for all rows, not for resamples.
 
     Raises:
         UsageError: If there is none, or, later, if it can't be computed of these predictions.
     """
     import evaluate
 
-    @contextmanager
-    def explained() -> Iterator[None]:
+    def attempt(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         try:
-            yield
+            return function(*arguments, **options)
         except (OSError, ImportError, TypeError, ValueError) as error:
             raise UsageError(
                 f"--evaluate-metric {name} can't be used: {error}",
@@ -126,17 +124,10 @@ def load_evaluate_metric(name: str) -> Metric:
             ) from error
 
     def compute(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
-        values = []
-        for counts in weights.astype(np.int64):
-            columns = {"predictions": predicted, "references": labels}
-            repeated = {column: np.repeat(one, counts, axis=0) for column, one in columns.items()}
-            with explained():
-                found = module.compute(**repeated)
-                values.append(float(found.get(module.name, next(iter(found.values())))))
-        return np.array(values)
+        found = attempt(module.compute, predictions=predicted, references=labels)
+        return np.array([float(found.get(module.name, next(iter(found.values()))))])
 
-    with explained():
-        module = evaluate.load(name)
+    module = attempt(evaluate.load, name)
     key = f"evaluate_{module.name}"
     METRICS[key] = Metric(key, module.name, compute, (), module.name, is_fraction=False)
     return METRICS[key]
@@ -166,15 +157,16 @@ def accuracy(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> 
 def micro_f1(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
     """Return the F1 of all predictions together, whichever class they are about."""
     right, chosen, true = count_classes(labels, predicted, weights)
-    return _f1(right.sum(axis=1), (chosen + true).sum(axis=1))
+    return np.asarray(2 * right.sum(axis=1) / np.maximum((chosen + true).sum(axis=1), 1))
 
 
 @metric("macro F1", SINGLE, MULTI, hub_name="f1")
 def macro_f1(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
     """Return the mean F1 of the classes that are predicted or true."""
     right, chosen, true = count_classes(labels, predicted, weights)
+    f1 = 2 * right / np.maximum(chosen + true, 1)
     occurring = np.count_nonzero(chosen + true, axis=1)
-    return np.asarray(_f1(right, chosen + true).sum(axis=1) / np.maximum(occurring, 1))
+    return np.asarray(f1.sum(axis=1) / np.maximum(occurring, 1))
 
 
 @metric("subset accuracy", MULTI, hub_name="accuracy", is_proportion=True)
@@ -260,10 +252,6 @@ def _count(numbers: NDArray[np.int64], weights: Floats, classes: int) -> Floats:
     places = numbers + classes * np.arange(len(weights))[:, None]
     counts = np.bincount(places.ravel(), weights.ravel(), minlength=classes * len(weights))
     return np.asarray(counts.reshape(len(weights), classes), np.float64)
-
-
-def _f1(right: Floats, chosen_and_true: Floats) -> Floats:
-    return np.asarray(2 * right / np.maximum(chosen_and_true, 1))
 
 
 def average_precisions(

@@ -3,7 +3,7 @@
 Guo et al., On Calibration of Modern Neural Networks, ICML 2017 (arXiv 1706.04599), section 4.2.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +20,9 @@ MIN_ROWS = 100
 MIN_MISTAKES = 5
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
-Losses = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
-
 
 def fit_temperature(
-    losses: Losses,
+    losses: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]",
     logits: NDArray[np.float32],
     labels: NDArray[Any],
     *,
@@ -34,11 +32,10 @@ def fit_temperature(
     """Return the temperature with the lowest mean loss; 1 if there are too few rows or mistakes.
 
     Args:
-        losses: Returns the loss of each row, without class weights.
+        losses: Returns the loss of each row from logits and labels.
         logits: Of validation rows: [rows, outputs].
-        labels: As ``losses`` takes them: [rows, ...].
+        labels: Of shape [rows, ...].
         mistakes: How many rows, or labels of rows, are predicted wrongly.
-        emit: Receives the reason if it is 1.
     """
     if len(labels) < MIN_ROWS or mistakes < MIN_MISTAKES:
         needed = f"it needs {MIN_ROWS} validation rows and {MIN_MISTAKES} mistakes"
@@ -67,12 +64,6 @@ def scale_parameters(parameters: "Sequence[torch.nn.Parameter]", factor: float) 
         with torch.no_grad():
             for parameter in parameters:
                 parameter.mul_(factor)
-
-
-def read_temperature(saved: Mapping[str, Any]) -> float:
-    """Return the temperature among a saved task's parameters, 1 if it has none."""
-    found = saved.get("temperature")
-    return float(found) if isinstance(found, int | float) and found > 0 else 1.0
 
 
 def describe_calibration(temperature: float) -> str:
