@@ -51,33 +51,25 @@ def test_logits_are_those_of_each_row_alone(architecture: str) -> None:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
 
-def test_every_forward_has_the_same_number_of_rows_where_new_shapes_cost() -> None:
+@pytest.mark.parametrize(
+    ("least", "batch_size", "rows", "sizes"), [(1, 5, ROWS, [5] * 5), (2, 1, 3, [2, 2, 2])]
+)
+def test_every_forward_has_the_size_that_the_device_needs(
+    least: int, batch_size: int, rows: int, sizes: list[int]
+) -> None:
     model = tiny_model()
-    shapes: set[tuple[int, ...]] = set()
-    model.register_forward_hook(lambda _, __, output: shapes.add(tuple(output.logits.shape)))
-
-    predict(model, random_examples(ROWS), device=FewShapesDevice())
-
-    assert shapes == {(5, 6)}
-
-
-def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:
-    model = tiny_model()
-    sizes: list[int] = []
-    model.register_forward_hook(lambda _, __, output: sizes.append(len(output.logits)))
-    device = FewShapesDevice(min_examples=2)
-
-    logits = predict(model, random_examples(3), batch_size=1, device=device)
-
-    assert sizes == [2, 2, 2]
-    assert logits.shape == (3, 6)
+    found: list[int] = []
+    model.register_forward_hook(lambda _, __, output: found.append(len(output.logits)))
+    device = FewShapesDevice(min_examples=least)
+    logits = predict(model, random_examples(rows), batch_size=batch_size, device=device)
+    assert found == sizes
+    assert logits.shape == (rows, 6)
 
 
 def test_dropout_and_graph_are_off() -> None:
     model = tiny_model().train()
     model.register_forward_hook(lambda _, __, output: graphs.append(output.logits.requires_grad))
     graphs: list[bool] = []
-
     first, second = (predict(model, random_examples(ROWS)) for _ in range(2))
 
     np.testing.assert_array_equal(first, second)
@@ -85,7 +77,7 @@ def test_dropout_and_graph_are_off() -> None:
     assert not any(module.training for module in model.modules())
 
 
-def test_prediction_between_updates_changes_nothing() -> None:
+def test_prediction_between_steps_changes_nothing() -> None:
     examples = random_examples(ROWS)
     losses = []
     for predicts in (False, True):
@@ -95,7 +87,6 @@ def test_prediction_between_updates_changes_nothing() -> None:
             predict(training_state.model, examples)
             training_state.model.train()
         losses.append(first + take_steps(training_state, examples, [1, 2]))
-
     assert losses[0] == losses[1]
 
 
@@ -107,12 +98,10 @@ def predictor(model: nn.Module, precision: str = "fp32", batch_size: int = 5) ->
 
 def test_logits_are_computed_in_the_precision_of_the_run() -> None:
     model, examples = tiny_model(), random_examples(ROWS)
-
     fp32, bf16 = (
         predictor(model, precision).logits(examples, padded_lengths=[16])
         for precision in ("fp32", "bf16")
     )
-
     assert not np.array_equal(fp32, bf16)
     np.testing.assert_allclose(fp32, bf16, atol=0.05)
 
@@ -120,7 +109,6 @@ def test_logits_are_computed_in_the_precision_of_the_run() -> None:
 def test_logits_that_are_not_finite_are_refused() -> None:
     model = tiny_model()
     torch.nn.init.constant_(model.classifier.bias, torch.inf)
-
     with pytest.raises(LossNotFinite, match="NaN or infinite"):
         predictor(model).logits(random_examples(ROWS), padded_lengths=[16])
 
@@ -136,9 +124,7 @@ def test_prediction_is_repeated_in_smaller_batches_when_memory_runs_out() -> Non
 
     model.classifier.register_forward_pre_hook(run_out)
     few = predictor(model, batch_size=16)
-
     logits = few.logits(examples, padded_lengths=[16])
-
     assert few.batch_size.examples == 4
     assert sizes[:2] == [16, 8]
     np.testing.assert_allclose(
