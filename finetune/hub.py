@@ -47,6 +47,8 @@ class Repository:
         if patterns and self.unreachable:
             raise self.unreachable
         if patterns:
+            # A download retries for 20 s; this fails at once if the Hub does not answer.
+            ask_hub(self.kind, self.name, self.commit)
             failure = f"the download of the {self.kind} {self.name!r} broke off"
             with _errors_explained(self.kind, self.name, failure):
                 snapshot_download(
@@ -70,7 +72,7 @@ def resolve(kind: Kind, name: str, *, revision: str | None) -> Repository:
     """Resolve a revision to a commit and list its files."""
     revision = revision or constants.DEFAULT_REVISION
     try:
-        info = ask_hub(kind, name, revision, timeout_seconds=constants.HF_HUB_ETAG_TIMEOUT)
+        info = ask_hub(kind, name, revision)
     except HubNotReachable as error:
         reference = _cache_of(kind, name) / "refs" / revision
         commit = reference.read_text() if reference.is_file() else revision
@@ -173,10 +175,13 @@ def page_of_upload(name: str, *, revision: str | None) -> str:
     return _page("model", name) + (f"/tree/{revision}" if revision else "")
 
 
-def ask_hub(kind: Kind, name: str, revision: str | None = None, *, timeout_seconds: float) -> Any:
+def ask_hub(
+    kind: Kind, name: str, revision: str | None = None, *, timeout_seconds: float | None = None
+) -> Any:
     """Return what the Hub knows of a repository, in one request of bounded time."""
+    timeout = timeout_seconds or constants.HF_HUB_ETAG_TIMEOUT
     with _errors_explained(kind, name, f"the Hub at {endpoint()} can't be reached"):
-        return HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=timeout_seconds)
+        return HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=timeout)
 
 
 def endpoint() -> str:
