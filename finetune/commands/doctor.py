@@ -1,4 +1,4 @@
-"""``finetune doctor``."""
+"""``finetune doctor``: is this machine ready, and does its GPU compute correctly?"""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.escaping import escape_line
 
 if TYPE_CHECKING:
-    from finetune.doctor.operators import Operator, OperatorReport
+    from finetune.doctor.operators import Operator
     from finetune.doctor.parity import ParityReport
 
 EXAMPLES = """\b
@@ -88,9 +88,9 @@ def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: A
     if ops and parity:
         raise UsageError("--ops and --parity exclude each other", remedy="give one of them")
     if ops:
-        _audit(chosen, as_json=as_json)
+        _check_operators(chosen, as_json=as_json)
     elif parity:
-        _compare(device, chosen, as_json=as_json)
+        _check_parity(device, chosen, as_json=as_json)
     elif chosen:
         flag = next(iter(chosen)).replace("_", "-")
         raise UsageError(f"--{flag} needs --ops or --parity", remedy="add one of them")
@@ -117,7 +117,22 @@ def _checks(device: str) -> Iterator[Check]:
     yield from check_machine(device=device)
 
 
-def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
+def shown(checks: Iterable[Check]) -> Iterator[Check]:
+    """Print each check as it comes, and pass it on."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, **LITERAL)
+    for check in checks:
+        status = (f"{check.status:<9}", STYLES[check.status])
+        name = check.name.replace("_", " ")
+        console.print(Text.assemble(status, f"{name:<16}{escape_line(check.finding)}"))
+        if check.remedy:
+            console.print(f"{'':<25}try: {escape_line(check.remedy)}")
+        yield check
+
+
+def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
     from finetune.doctor.operators import audit_model, audit_module
     from finetune.model.factory import load_factory
 
@@ -131,7 +146,12 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         show_json(report.to_json())
     else:
-        _show_operators(report, source=source)
+        rows = [(one.name, one.status, str(one.calls), _callers(one)) for one in report.operators]
+        show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
+        for warning in report.warnings:
+            show_lines(f"warning: {warning.message}", f"  try: {warning.remedy}")
+        if not report.missing:
+            show_lines(f"MPS has all {len(report.operators)} operators that {source} needs")
     if report.missing:
         raise FinetuneError(
             f"MPS lacks {', '.join(one.name for one in report.missing)}",
@@ -139,7 +159,14 @@ def _audit(chosen: dict[str, Any], *, as_json: bool) -> None:
         )
 
 
-def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
+def _callers(operator: "Operator") -> str:
+    count = len(operator.modules)
+    if operator.status == "missing" or count <= MODULES_SHOWN + 1:
+        return ", ".join(operator.modules)
+    return f"{', '.join(operator.modules[:MODULES_SHOWN])} and {count - MODULES_SHOWN} more"
+
+
+def _check_parity(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
     with showing(quiet=as_json, no_progress=True) as emit:
         from finetune.doctor.parity import check_parity
 
@@ -157,43 +184,12 @@ def _compare(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
         )
 
 
-def shown(checks: Iterable[Check]) -> Iterator[Check]:
-    """Print each check as it comes, and pass it on."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True, **LITERAL)
-    for check in checks:
-        status = (f"{check.status:<9}", STYLES[check.status])
-        name = check.name.replace("_", " ")
-        console.print(Text.assemble(status, f"{name:<16}{escape_line(check.finding)}"))
-        if check.remedy:
-            console.print(f"{'':<25}try: {escape_line(check.remedy)}")
-        yield check
-
-
-def _show_operators(report: "OperatorReport", *, source: str) -> None:
-    """Print the operators that a model needs, how MPS runs each, and the warnings."""
-    rows = [(one.name, one.status, str(one.calls), _callers(one)) for one in report.operators]
-    show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
-    for warning in report.warnings:
-        show_lines(f"warning: {warning.message}", f"  try: {warning.remedy}")
-    if not report.missing:
-        show_lines(f"MPS has all {len(report.operators)} operators that {source} needs")
-
-
 def _show_parity(report: "ParityReport") -> None:
     """Print the worst relative error of each part and of each module."""
-    rows = [
-        (
-            part,
-            f"{one.error:.1e}",
-            f"{one.tolerance:.1e}",
-            "ok" if one.passes else "failure",
-            one.tensor,
-        )
-        for part, one in report.worst_by_part().items()
-    ]
+    rows = []
+    for part, one in report.worst_by_part().items():
+        status = "ok" if one.passes else "failure"
+        rows.append((part, f"{one.error:.1e}", f"{one.tolerance:.1e}", status, one.tensor))
     columns = ("part", "worst error", "tolerance", "status", "where")
     show_table(columns, rows, numbers=columns[1:3])
     show_lines()
@@ -207,10 +203,3 @@ def _show_parity(report: "ParityReport") -> None:
     show_table(("module", *parts, "worst"), module_rows, numbers=parts)
     if not report.failures:
         show_lines(f"{report.device} in {report.precision} agrees with the CPU in fp32")
-
-
-def _callers(operator: "Operator") -> str:
-    count = len(operator.modules)
-    if operator.status == "missing" or count <= MODULES_SHOWN + 1:
-        return ", ".join(operator.modules)
-    return f"{', '.join(operator.modules[:MODULES_SHOWN])} and {count - MODULES_SHOWN} more"
