@@ -24,7 +24,6 @@ from finetune.errors import (
 from finetune.hub import (
     Repository,
     ask_hub,
-    cache_folder,
     fetch_file,
     fetch_model,
     resolve,
@@ -155,13 +154,6 @@ def test_the_cache_serves_a_model_when_the_hub_is_slow_or_broken(
     assert fetch_model(MODEL, revision=None) == folder
 
 
-def test_a_hub_that_knows_the_model_or_not_has_answered(hub: HubServer) -> None:
-    assert ask_hub("model", MODEL, timeout_seconds=60).sha == MAIN_COMMIT
-    with pytest.raises(ModelNotFound):
-        ask_hub("model", "acme/unknown", timeout_seconds=60)
-    assert hub.downloads() == []
-
-
 @pytest.mark.parametrize(
     ("failure", "value", "timeout_seconds", "reason"),
     [
@@ -207,13 +199,6 @@ def test_a_gated_model_names_its_page_and_the_token(
         fetch_model(MODEL, revision=None)
     assert f"{hub.endpoint}/{MODEL}" in raised.value.remedy
     assert "HF_TOKEN" in raised.value.remedy
-
-
-def test_a_refused_token_is_named(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_expired")
-    hub.failures.refuses_tokens = True
-    with pytest.raises(ModelIsGated, match="HF_TOKEN"):
-        fetch_model(MODEL, revision=None)
 
 
 @pytest.mark.parametrize("name", ["acme/tinny", "no/such/folder", "two words", "./model"])
@@ -345,12 +330,6 @@ def test_a_file_from_the_web_that_fails_leaves_nothing_behind(
     with pytest.raises(HubNotReachable, match="404"):
         fetch_file(f"{hub.endpoint}/nothing", sha256="0" * 64, to=to)
     assert not to.exists()
-
-
-def test_files_from_elsewhere_are_kept_beside_the_cache_of_the_hub(
-    hub: HubServer, tmp_path: Path
-) -> None:
-    assert cache_folder("trec").is_relative_to(tmp_path / "home")
 
 
 def test_the_variables_of_the_hub_are_honoured(hub: HubServer, tmp_path: Path) -> None:

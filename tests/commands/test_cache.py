@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import Command, flags
+from tiny_runs import Command
 
 from finetune import hub
 from finetune.model.tensor_store import TensorStore
@@ -97,13 +97,6 @@ def test_junk_in_the_folder_is_shown_and_cleared(
     assert [path.name for path in (tmp_path / "features").iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("verb", ["ls", "clear"])
-def test_a_folder_that_is_a_file_holds_nothing(verb: str, command: Command, tmp_path: Path) -> None:
-    (tmp_path / "features").write_text("mine")
-    assert command("cache", verb, "--cache-dir", tmp_path).code == 0
-    assert (tmp_path / "features").read_text() == "mine"
-
-
 def test_clear_says_how_much_it_deleted(command: Command, tmp_path: Path) -> None:
     keep(tmp_path, rows=40_000)
     outcome = command("cache", "clear", "--cache-dir", tmp_path)
@@ -128,21 +121,3 @@ def test_the_folder_comes_from_flag_environment_or_the_hubs_cache(
     assert folder_of("--cache-dir", str(tmp_path / "flag")) == str(tmp_path / "flag" / "features")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folder_of("--cache-dir", "~/mine") == str(tmp_path / "mine" / "features")
-
-
-def test_a_run_stores_the_features_of_its_frozen_layers_and_says_so(
-    command: Command, tiny_folder: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    run = ("run", "--freeze-core", "--model", tiny_folder, "--cache-dir", cache, *flags())
-    outcome = command(*run, "--output-dir", tmp_path / "run")
-    assert outcome.code == 0, outcome.errors
-    assert "computing features of the frozen layers for 64 train rows" in outcome.errors
-    assert "  64/64 examples" in outcome.errors.splitlines()
-    entries = json.loads(command("cache", "ls", "--cache-dir", cache, "--json").output)["entries"]
-    assert {(one["split"], one["rows"]) for one in entries} == {
-        ("train", 64),
-        ("validation", 81),
-        ("test", 270),
-    }
-    assert {(one["mode"], one["model"]) for one in entries} == {("head", str(tiny_folder))}

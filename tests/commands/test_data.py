@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
-from hub_server import HubServer, hub_client
 from tiny_runs import Command
 from trec_files import TREC_DIR, needs_trec
 
@@ -51,27 +49,6 @@ def test_findings_lengths_and_suggestions_come_together(table: Path, tiny_folder
     assert warning.startswith("1 of 21 rows")
 
 
-def test_the_suggested_length_is_one_that_the_model_takes(
-    tmp_path: Path, tiny_folder: Path
-) -> None:
-    path = tmp_path / "long.csv"
-    lines = [f"{'word ' * 100}{number},{number % 2}" for number in range(20)]
-    path.write_text("\n".join(["text,label", *lines]))
-    lengths = check(path, tiny_folder)["lengths"]
-    assert (lengths["suggested_max_length"], lengths["beyond_suggested"]) == (64, 20)
-
-
-def test_splits_have_their_usual_order_whichever_the_table_has_first(
-    tmp_path: Path, tiny_folder: Path
-) -> None:
-    path = tmp_path / "splits.csv"
-    parts = ("test", "validation", "train") * 8
-    lines = [f"row {number},{number % 2},{part}" for number, part in enumerate(parts)]
-    path.write_text("\n".join(["text,label,split", *lines]))
-    found = check(path, tiny_folder)
-    assert list(found["rows"]) == list(found["classes"]) == ["train", "validation", "test"]
-
-
 def test_texts_that_the_vocabulary_lacks_are_a_warning(tmp_path: Path, tiny_folder: Path) -> None:
     path = tmp_path / "chinese.csv"
     lines = [f"今天天气很好 {number},{number % 2}" for number in range(20)]
@@ -91,18 +68,6 @@ def test_without_a_tokenizer_the_rest_is_found(table: Path, model: str) -> None:
     assert "lengths of the texts are missing" in warning.message
     assert warning.remedy
     assert found["warnings"][-1] == warning.message
-
-
-def test_the_tokenizer_comes_from_the_hub_without_the_weights(
-    table: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    with (
-        HubServer(models={"acme/tiny": tiny_folder}) as hub,
-        hub_client(endpoint=hub.endpoint, home=tmp_path / "home"),
-    ):
-        assert check(table, "acme/tiny")["lengths"]["splits"]["train"]["max"] == 9
-        assert "tokenizer.json" in hub.downloads()
-        assert "model.safetensors" not in hub.downloads()
 
 
 @pytest.fixture(autouse=True)
@@ -166,22 +131,6 @@ def test_check_prints_one_json_object(command: Command, tiny_folder: Path) -> No
     assert found["suggestions"] == []
 
 
-def test_check_without_a_tokenizer_says_that_lengths_are_missing(command: Command) -> None:
-    outcome = command("data", "check", "--data", "questions", "--model", "acme/unknown")
-    assert outcome.code == 0
-    assert "warning: the lengths of the texts are missing" in outcome.errors
-    assert "all rows 810 270" in lines_of(outcome.output)
-    assert "tokens of a text" not in outcome.output
-
-
-def test_check_takes_a_recipe_and_variables_as_run_does(
-    command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FINETUNE_VALIDATION_FRACTION", "0.2")
-    outcome = command("data", "check", "-c", "offline", "--model", tiny_folder, "--json")
-    assert json.loads(outcome.output)["rows_of_a_run"]["validation"] == 162
-
-
 @needs_trec
 def test_check_finds_what_is_known_of_trec(command: Command, tiny_folder: Path) -> None:
     Path("trec").mkdir()
@@ -199,24 +148,6 @@ def test_check_finds_what_is_known_of_trec(command: Command, tiny_folder: Path) 
         "try: --class-weights balanced",
     ):
         assert line in shown
-
-
-def test_a_set_of_the_hub_is_checked_by_its_name(
-    command: Command, tmp_path: Path, tiny_folder: Path
-) -> None:
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["zebra", "ant"])})
-    rows = {"text": [f"animal {n}" for n in range(40)], "label": [n % 2 for n in range(40)]}
-    folder = tmp_path / "set" / "data"
-    folder.mkdir(parents=True)
-    Dataset.from_dict(rows, features=features).to_parquet(folder / "train-00000-of-00001.parquet")
-    with (
-        HubServer(datasets={"acme/rows": folder.parent}) as hub,
-        hub_client(endpoint=hub.endpoint, home=tmp_path / "home"),
-    ):
-        outcome = command("data", "check", "--data", "hub:acme/rows", "--model", tiny_folder)
-        assert outcome.code == 0, outcome.errors
-        command("data", "check", "--data", "hub:acme/raws").assert_refused(3, "acme/raws")
-    assert {"zebra 20", "ant 20", "all rows 40"} <= set(lines_of(outcome.output))
 
 
 @pytest.mark.parametrize(
@@ -258,8 +189,3 @@ def test_other_ways_to_be_wrong_have_their_exit_codes(command: Command) -> None:
     command(*check, "questions", "--test-file", test).assert_refused(2, "--test-file")
     command(*check, "imdb").assert_refused(2, "imdb", "hub:")
     command(*check, "hub:acme/rows").assert_refused(6, "acme/rows")
-
-
-def test_a_run_on_a_table_that_is_wrong_ends_as_the_check_does(command: Command) -> None:
-    data = write("rows.csv", "text,label\ngood,x\nbad, bad,y\n")
-    command("run", "--data", data, "--device", "cpu").assert_refused(3, "line 3 of rows.csv")

@@ -14,7 +14,7 @@ from tiny_runs import Command, run_tiny
 
 import finetune
 from finetune.errors import DataError, NotARun, UsageError
-from finetune.files import read_json, read_jsonl
+from finetune.files import read_json
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -38,7 +38,7 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(finished_run:
 def test_what_is_no_name_of_data_or_no_option_is_refused() -> None:
     table: Any = Dataset.from_dict({"text": ["a"], "label": ["b"]})
     for function, options in ((finetune.evaluate, {"run": "RUN"}), (finetune.run, {})):
-        with pytest.raises(UsageError, match="a Dataset, and a table is read from a file"):
+        with pytest.raises(UsageError, match="a Dataset, but tables are read from files"):
             function(data=table, **options)  # type: ignore[operator]
     with pytest.raises(TypeError, match="text_colum"):
         finetune.evaluate("RUN", text_colum="text")  # type: ignore[call-arg]
@@ -81,12 +81,6 @@ def test_a_metric_of_the_library_evaluate_is_computed_too(
 def test_a_folder_without_a_run_is_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(NotARun):
         finetune.evaluate(tmp_path / folder, device="cpu")
-
-
-def test_an_unknown_device_is_refused(finished_run: Path) -> None:
-    device: Any = "tpu"
-    with pytest.raises(UsageError, match="tpu"):
-        finetune.evaluate(finished_run, device=device)
 
 
 CLASSES = ("person", "place", "time")
@@ -178,30 +172,6 @@ def test_other_data_may_have_columns_of_other_names(
     command("evaluate", table_run, "--text-column", "label").assert_refused(2, "--data")
 
 
-@pytest.mark.parametrize("label", CLASSES[:2])
-def test_other_data_of_a_single_class_is_scored_as_that_class(
-    label: str, table_run: Path, tmp_path: Path
-) -> None:
-    rows = [row for row in made_up_rows(30) if row[1] == label]
-    data = write_rows(tmp_path / "rows.csv", rows)
-    evaluation = finetune.evaluate(table_run, data=data, device="cpu")
-    assert evaluation.split == str(data)
-    scores = evaluation.scores
-    names = read_json(table_run / "all_results.json")["class_names"]
-    rows_by_class = [sum(row) for row in scores.confusion_matrix]
-    assert rows_by_class == [10 * (name == label) for name in names]
-    assert scores.per_class[label].support == 10
-
-
-def test_the_test_split_written_to_a_file_has_its_scores(table_run: Path, tmp_path: Path) -> None:
-    rows = read_jsonl(table_run / "predictions.jsonl")
-    data = write_rows(tmp_path / "rows.csv", [(row["text"], row["label"]) for row in rows])
-    scores = finetune.evaluate(table_run, data=data, device="cpu").scores
-    expected = finetune.evaluate(table_run, device="cpu").scores
-    assert scores.confusion_matrix == expected.confusion_matrix
-    assert scores.loss == pytest.approx(expected.loss, abs=1e-6)
-
-
 def test_unknown_labels_are_named_and_the_command_exits_with_3(
     table_run: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -221,35 +191,6 @@ def test_the_test_split_is_evaluated_unless_told_otherwise(
     assert "test split, 270 rows" in outcome.output
     assert f"accuracy {100 * results['test_accuracy']:.1f}%" in outcome.output
     assert "reading the questions" in outcome.errors
-
-
-@pytest.mark.parametrize(("split", "rows"), [("train", 64), ("validation", 81), ("test", 270)])
-def test_each_split_gives_the_figures_of_the_python_api(
-    split: str, rows: int, command: Command, finished_run: Path
-) -> None:
-    outcome = command("evaluate", finished_run, "--split", split, "--device=cpu", "--json")
-    assert outcome.code == 0, outcome.errors
-    metrics = json.loads(outcome.output)
-    assert (metrics["split"], metrics["samples"]) == (split, rows)
-    assert metrics == finetune.evaluate(finished_run, split=split, device="cpu").to_json()
-
-
-def test_json_is_one_object_with_a_version(command: Command, finished_run: Path) -> None:
-    outcome = command("evaluate", finished_run, "--device=cpu", "--json")
-    [line] = outcome.output.splitlines()
-    assert json.loads(line)["schema_version"] == 1
-
-
-def test_a_split_that_the_run_lacks_is_refused(
-    command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished_run, run)
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(
-        config.replace("validation_fraction: 0.1", "validation_fraction: 0")
-    )
-    command("evaluate", run, "--split", "validation").assert_refused(2, "no validation split")
 
 
 def test_a_run_that_has_not_finished_is_refused(

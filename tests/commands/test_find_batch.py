@@ -32,10 +32,8 @@ from finetune.distributed.processes import Processes
 from finetune.errors import (
     BatchDoesNotFit,
     ConfigurationInvalid,
-    FinetuneError,
     HubNotReachable,
     ModelUnsupported,
-    UsageError,
 )
 from finetune.events import Event, Info
 from finetune.runs import data as run_data
@@ -96,10 +94,6 @@ def search(emitted: list[Event] | None = None, **options: Any) -> tuple[BatchRes
     ).results
 
 
-def messages(emitted: list[Event]) -> list[str]:
-    return [one.message for one in emitted if isinstance(one, Info | events.WarningMessage)]
-
-
 @pytest.mark.parametrize(
     ("options", "modes"),
     [
@@ -116,17 +110,6 @@ def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
     assert [one.mode for one in results] == modes
     assert [one.stores_features for one in results] == [mode != "full" for mode in modes]
     assert [one.max_verified for one in results] == [3] * len(modes)
-
-
-def test_without_the_store_the_whole_model_is_searched(
-    runner: SimulatedRunner, tiny_folder: Path
-) -> None:
-    [result] = search(model=tiny_folder, limit=3, freeze_core=True, feature_cache=False)
-    assert not result.stores_features
-    assert runner.cases[0].part == "whole"
-    assert (runner.cases[0].architecture["hidden_size"], runner.cases[0].classes) == (
-        tiny_config("bert").hidden_size, 6,
-    )  # fmt: skip
 
 
 def test_the_trials_take_the_loss_of_the_task_type_that_the_data_has(
@@ -226,26 +209,6 @@ def test_nothing_is_kept_where_nothing_fits(
     assert not (tmp_path / "found").exists()
 
 
-def test_one_mode_that_fits_is_enough(runner: SimulatedRunner, tiny_folder: Path) -> None:
-    runner.machines["full"] = SimulatedMachine(capacity_share=0.001)
-    assert [one.max_verified for one in search(model=tiny_folder, limit=9)] == [0, 9]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"machine": SMALL_MAC, "memory": "8GiB"}, "both name a machine"),
-        ({"limit": 0}, "--limit is 0"),
-        ({"batch": 3}, r"unknown option batch"),
-        ({"max_length": "long"}, "max_length"),
-        ({"machine": "m1-9gb"}, "m1-9gb"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        finetune.find_batch(**options)
-
-
 def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,18 +229,6 @@ def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
     assert "can't be split off: the whole model runs at every step" in warning.message
 
 
-def test_features_are_estimated_stored_and_not(tiny_folder: Path) -> None:
-    found = estimates(model=tiny_folder, max_length=16, limit=50)
-    assert [(one.mode, one.stores_features) for one in found] == [
-        ("full", False), ("head", True), ("head", False),
-    ]  # fmt: skip
-    assert [one.features_batch is None for one in found] == [True, False, True]
-    [alone] = estimates(
-        model=tiny_folder, max_length=16, limit=50, freeze_core=True, feature_cache=False
-    )
-    assert (alone.mode, alone.stores_features) == ("head", False)
-
-
 def test_the_articles_length_stands_beside_that_of_the_data(tiny_folder: Path, table: Path) -> None:
     own, article = estimates(
         model=tiny_folder, data=table, freeze_core=True, feature_cache=False, limit=7
@@ -285,19 +236,6 @@ def test_the_articles_length_stands_beside_that_of_the_data(tiny_folder: Path, t
     # This model has no more positions than 64.
     assert (own.padded_length, article.padded_length) == (15, 64)
     assert (own.batch, own.highest_batch) == (7, 7)
-
-
-def test_trec_is_measured_by_the_models_own_tokenizer(tiny_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "trec"
-    folder.mkdir()
-    (folder / "train_5500.label").write_text(
-        "LOC:city Which ?\n" + "".join(f"NUM:date {text} ?\n" for text in TEXTS),
-        encoding="iso-8859-1",
-    )
-    emitted: list[Event] = []
-    estimates(model=tiny_folder, data_dir=folder, freeze_core=True, feature_cache=False,
-              emitted=emitted)  # fmt: skip
-    assert Info("the longest text of trec has 16 tokens") in emitted
 
 
 @pytest.mark.usefixtures("offline_trec")
@@ -340,21 +278,6 @@ def test_a_given_length_needs_no_data_and_is_the_only_one_within_the_models_posi
     assert (short.padded_length, long.padded_length) == (20, 63)
 
 
-def test_other_data_that_are_missing_are_an_error(tiny_folder: Path) -> None:
-    with pytest.raises(FinetuneError, match=r"no_such\.csv"):
-        estimates(model=tiny_folder, data="no_such.csv", limit=7)
-
-
-@pytest.mark.parametrize(("given", "expected"), [({"limit": 7}, 7), ({"max_train_samples": 9}, 9)])
-def test_no_size_beyond_the_limit_or_the_rows_is_named(
-    given: dict[str, Any], expected: int, tiny_folder: Path
-) -> None:
-    [one] = estimates(
-        model=tiny_folder, max_length=16, freeze_core=True, feature_cache=False, **given
-    )
-    assert (one.batch, one.highest_batch) == (expected, expected)
-
-
 @pytest.mark.slow
 def test_the_articles_mac_takes_one_row_of_512_tokens_and_64_where_the_core_is_frozen() -> None:
     """A base M1 with 8 GB took no two when all of BERT-base trained."""
@@ -395,13 +318,6 @@ def test_a_memory_names_a_mac_and_too_little_of_it_holds_nothing(tiny_folder: Pa
     assert limited.budget_bytes == 2**30
     assert (large.machine, small.machine) == ("Mac with 16GiB", "Mac with 1GiB")
     assert large.batch > small.batch == small.highest_batch == 0
-
-
-@pytest.mark.parametrize("memory", ["5", "1023MiB", "much", ""])
-def test_a_memory_that_no_mac_has_is_refused(memory: str) -> None:
-    with pytest.raises(ConfigurationInvalid) as refused:
-        estimates(None, memory=memory)
-    assert repr(memory) in refused.value.message
 
 
 __all__ = ["runner"]
@@ -546,17 +462,6 @@ def test_estimates_say_once_what_each_is_based_on(capsys: pytest.CaptureFixture[
         "head, last-2, no stored features: a guess",
         "head at 512 tokens: features are extracted with --eval-batch-size 1,500",
     ]
-
-
-@pytest.mark.slow
-def test_a_real_search_finds_sizes_of_both_parts(find_batch: Command) -> None:
-    outcome = find_batch("--freeze-core", "--max-length", "16", "--limit", "1", "--json")
-    assert outcome.code == 0, outcome.errors
-    [result] = json.loads(outcome.output)["results"]
-    assert (result["mode"], result["stores_features"]) == ("head", True)
-    assert (result["prefix_batch"], result["max_verified"]) == (1, 1)
-    peaks = {probe["part"]: probe["peak_bytes"] for probe in result["probes"]}
-    assert result["peak_bytes"] == max(peaks.values())
 
 
 @pytest.mark.slow

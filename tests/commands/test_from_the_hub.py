@@ -1,6 +1,5 @@
 """From nothing to a model over the network, against a Hub on this machine."""
 
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,7 @@ import yaml
 from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer, hub_client
 from tiny_models import save_tiny_model
-from tiny_runs import Command, finetune_in_a_child, unfinished_files
-from trec_files import TREC_DIR, needs_trec
+from tiny_runs import Command, unfinished_files
 
 import finetune
 from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY
@@ -20,7 +18,6 @@ from finetune.files import read_json
 
 MODEL = "someone/tiny"
 QUICK = ["--model", MODEL, "--device", "cpu", "--max-steps", "2", "--output-dir"]
-FROM_THE_HUB = ["run", "--freeze-core", *QUICK]
 WITHOUT_TREC = ["run", "--data", "questions", "--max-train-samples", "16", *QUICK]
 
 
@@ -94,52 +91,6 @@ def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
     assert offline.test == online.test
     config = (tmp_path / "online" / "config.yaml").read_bytes()
     assert config == (tmp_path / "offline" / "config.yaml").read_bytes()
-
-
-@pytest.mark.slow
-def test_the_command_runs_online_and_again_offline(
-    hub: HubServer, model_folder: Path, tmp_path: Path
-) -> None:
-    home = tmp_path / "home"
-    environment = {"HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint}
-    online = finetune_in_a_child(*FROM_THE_HUB, tmp_path / "online", environment=environment)
-    assert online.returncode == 0, online.stderr
-    manifest = read_json(tmp_path / "online" / "manifest.json")
-    weights = (model_folder / "model.safetensors").read_bytes()
-    assert manifest["model"]["weights"] == hashlib.sha256(weights).hexdigest()
-
-    hub.requests.clear()
-    offline = finetune_in_a_child(
-        *FROM_THE_HUB, tmp_path / "offline", environment=environment | {"HF_HUB_OFFLINE": "1"}
-    )
-    assert offline.returncode == 0, offline.stderr
-    assert hub.requests == []
-    results = [read_json(tmp_path / one / "all_results.json") for one in ("online", "offline")]
-    assert results[0]["test_loss"] == results[1]["test_loss"]
-
-
-@pytest.mark.slow
-@needs_trec
-def test_the_real_trec_trains_from_the_hub(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = TREC_DIR / "train_5500.label"
-    lines = file.read_text(encoding="iso-8859-1").replace("\xf0", " ").splitlines()
-    rows = [(fine, text) for fine, text in (line.split(maxsplit=1) for line in lines)]
-    save_as_parquet(tmp_path / "real", rows, split="train")
-    save_as_parquet(tmp_path / "real", rows[:500], split="test")
-    hub.folders["datasets"][HUB_REPOSITORY] = tmp_path / "real"
-    with hub_client(endpoint=hub.endpoint, home=tmp_path / "home"):
-        results = finetune.run(
-            model=MODEL,
-            freeze_core=True,
-            device="cpu",
-            max_steps=2,
-            output_dir=str(tmp_path / "run"),
-        )
-    assert results.validation is not None
-    assert results.training.train_samples + results.validation.samples == 5452
-    assert results.test.samples == 500
 
 
 @pytest.mark.parametrize(

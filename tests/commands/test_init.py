@@ -16,7 +16,6 @@ from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound
-from finetune.events import Event
 
 Row = dict[str, Any]
 
@@ -68,16 +67,6 @@ def test_the_reason_of_a_column_is_its_name_its_values_or_the_user(tmp_path: Pat
     assert facts.label_reason == "as --label-column says"
 
 
-def test_reading_is_told_once(tmp_path: Path) -> None:
-    file = tmp_path / "table.csv"
-    file.write_text("text;label\n" + "".join(f"{row['text']};{row['label']}\n" for row in rows()))
-    emitted: list[Event] = []
-    look_at_table(DataOptions(str(file), ""), model=None, emit=emitted.append)
-    readings = [event for event in map(str, emitted) if f"reading {file}" in event]
-    assert len(readings) == 1
-    assert "encoding utf-8, delimiter semicolon" in readings[0]
-
-
 def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
     options = DataOptions(str(tmp_path / "none.csv"), "")
     with pytest.raises(DataNotFound):
@@ -100,21 +89,6 @@ def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
     }
 
 
-def test_the_model_that_is_named_is_configured(tmp_path: Path) -> None:
-    config = configured(look(tmp_path, rows(), model="minilm"), tmp_path)
-    assert config.model.model == "minilm"
-
-
-def test_uneven_classes_are_weighed_only_if_the_user_says_so_and_are_told_the_price(
-    tmp_path: Path,
-) -> None:
-    uneven = look(tmp_path, rows(praise=200))
-    assert configured(uneven, tmp_path).training.class_weights == "none"
-    explained = " ".join(make_config(uneven).replace("#", "").split())
-    assert "the smallest class has 10 rows and the largest 200: balanced" in explained
-    assert "costs accuracy" in explained
-
-
 def test_texts_longer_than_the_model_reads_are_told_beside_the_option(
     tmp_path: Path, tiny_folder: Path
 ) -> None:
@@ -126,22 +100,11 @@ def test_texts_longer_than_the_model_reads_are_told_beside_the_option(
     assert "long_texts: truncate" in explained
 
 
-def test_the_epochs_of_a_small_table_are_told(tmp_path: Path) -> None:
-    config = make_config(look(tmp_path, rows(praise=200)))
-    explained = " ".join(config.replace("#", "").split())
-    assert "Here it is 40, or at most 100 where only" in explained
-
-
 def test_long_texts_get_a_longer_limit_up_to_the_positions_of_bert(tmp_path: Path) -> None:
     long = configured(look(tmp_path, rows(text="{} {} " + "word " * 200)), tmp_path)
     assert Config().model.max_length < long.model.max_length < 512
     longest = configured(look(tmp_path, rows(text="{} {} " + "word " * 900)), tmp_path)
     assert longest.model.max_length == 512
-
-
-def test_a_text_in_chinese_is_not_taken_for_a_short_one(tmp_path: Path) -> None:
-    facts = look(tmp_path, rows(text="{} {}" + "好" * 200))
-    assert facts.suggested_max_length >= 200
 
 
 @pytest.mark.parametrize(
@@ -238,32 +201,12 @@ def test_init_prints_one_json_object(command: Command, reviews: Path) -> None:
     assert Path("mine.yaml").is_file()
 
 
-def test_init_takes_the_columns_that_are_named(command: Command, reviews: Path) -> None:
-    outcome = command("init", reviews, "--text-column", "verdict", "--label-column", "review")
-    outcome.assert_refused(3)
-    outcome = command("init", reviews, "--label-column", "verdict", "--json")
-    assert json.loads(outcome.output)["label_reason"] == "as --label-column says"
-
-
 def test_init_overwrites_nothing(command: Command, reviews: Path) -> None:
     Path("reviews.yaml").write_text("mine")
     outcome = command("init", reviews)
     outcome.assert_refused(2, "reviews.yaml already exists")
     assert "reading" not in outcome.errors  # it may take long
     assert Path("reviews.yaml").read_text() == "mine"
-
-
-def test_init_of_a_table_that_is_not_there_writes_nothing(command: Command) -> None:
-    command("init", "none.csv").assert_refused(3, "there is no file none.csv")
-    assert not Path("none.yaml").exists()
-
-
-def test_a_table_of_twenty_classes_shows_all(command: Command) -> None:
-    lines = [f"text {number},class {number % 20}" for number in range(300)]
-    Path("many.csv").write_text("\n".join(["text,label", *lines]))
-    shown = command("init", "many.csv").output
-    assert "class 19" in shown
-    assert "..." not in shown
 
 
 def test_a_table_of_many_classes_shows_the_first(command: Command) -> None:

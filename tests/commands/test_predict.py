@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow
 import pytest
 from pyarrow import parquet
-from tiny_runs import TEXTS, Command, Outcome, finetune_in_a_child
+from tiny_runs import TEXTS, Command, Outcome
 
 import finetune
 from finetune.commands.predict import predict_stream
@@ -41,10 +41,6 @@ def test_the_company_of_a_text_hardly_changes_its_answer(finished_run: Path) -> 
         assert alone.probability == pytest.approx(answer.probability, abs=1e-5)
 
 
-def test_no_texts_have_no_answers(finished_run: Path) -> None:
-    assert finetune.predict(finished_run, [], device="cpu") == []
-
-
 def test_an_empty_and_an_endless_text_have_answers(finished_run: Path) -> None:
     answers = finetune.predict(finished_run, ["", " ", "word " * 10_000], device="cpu")
     assert len(answers) == 3
@@ -65,12 +61,6 @@ def test_what_is_not_a_list_of_texts_is_refused_and_not_taken_apart(
 def test_a_text_with_half_a_surrogate_pair_is_refused(finished_run: Path) -> None:
     with pytest.raises(DataError, match="UTF-8: surrogates not allowed"):
         finetune.predict(finished_run, ["a\ud800"], device="cpu")
-
-
-@pytest.mark.parametrize("folder", [".", "missing"])
-def test_a_folder_without_a_run_is_refused(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(NotARun):
-        finetune.predict(tmp_path / folder, TEXTS, device="cpu")
 
 
 def test_a_run_keeps_its_model_when_its_data_has_gone(finished_run: Path, tmp_path: Path) -> None:
@@ -231,49 +221,6 @@ def test_texts_come_from_arguments_a_file_or_standard_input_alike(
     assert command(*arguments).output == from_arguments.output
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"one ?\ntwo ?\n",
-        b"one ?\ntwo ?",
-        b"one ?\r\ntwo ?\r\n",
-        b"\xef\xbb\xbfone ?\ntwo ?\n",
-        b"\n\none ?\n   \n\t\ntwo ?\n\n",
-    ],
-)
-def test_a_text_a_line_is_read_however_the_lines_end(
-    content: bytes, command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
-) -> None:
-    file = tmp_path / "texts.txt"
-    file.write_bytes(content)
-    assert predicted_texts(command("predict", finished_run, "--json", "-f", file)) == [
-        "one ?",
-        "two ?",
-    ]
-    type_in(content)
-    assert predicted_texts(command("predict", finished_run, "--json")) == ["one ?", "two ?"]
-
-
-@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c"])
-def test_only_the_end_of_a_line_ends_a_text(
-    mark: str, command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "texts.txt"
-    file.write_text(f"one{mark}and the same ?\ntwo ?\n", encoding="utf-8")
-    texts = predicted_texts(command("predict", finished_run, "--json", "-f", file))
-    assert texts == [f"one{mark}and the same ?", "two ?"]
-
-
-@pytest.mark.parametrize(("name", "codec"), [("texts.txt", "cp1252"), ("rows.csv", "utf-16")])
-def test_the_encoding_of_a_file_is_detected(
-    name: str, codec: str, command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / name
-    texts = ["Où est le café ?", "Qui a écrit « Faust » ?"]
-    file.write_bytes("\n".join([*["text"] * (name == "rows.csv"), *texts]).encode(codec))
-    assert predicted_texts(command("predict", finished_run, "--json", "-f", file)) == texts
-
-
 def test_standard_input_in_another_encoding_needs_its_name(
     command: Command, finished_run: Path, type_in: TypeIn
 ) -> None:
@@ -283,11 +230,6 @@ def test_standard_input_in_another_encoding_needs_its_name(
     type_in("one ?\ncafé ?\n".encode("cp1252"))
     outcome = command("predict", finished_run, "--json", "--encoding", "cp1252")
     assert predicted_texts(outcome) == ["one ?", "café ?"]
-
-
-def test_an_argument_in_another_encoding_is_refused(command: Command, finished_run: Path) -> None:
-    # What Python makes of the byte 0xE9 in an argument.
-    command("predict", finished_run, "caf\udce9").assert_refused(3, "UTF-8")
 
 
 def test_an_input_without_texts_is_refused(
@@ -300,40 +242,6 @@ def test_an_input_without_texts_is_refused(
     command("predict", finished_run, "-f", tmp_path / "missing").assert_refused(3, "missing")
     type_in(b"")
     command("predict", finished_run).assert_refused(3, "standard input", "no text")
-
-
-def test_texts_and_a_file_at_once_are_refused(
-    command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "texts.txt"
-    file.write_text("one ?\n")
-    command("predict", finished_run, "-f", file, "two ?").assert_refused(2, "--file")
-
-
-def test_a_text_may_look_like_a_flag_behind_two_dashes(
-    command: Command, finished_run: Path
-) -> None:
-    outcome = command("predict", finished_run, "--json", "--", "--help", "-5 degrees ?")
-    assert predicted_texts(outcome) == ["--help", "-5 degrees ?"]
-
-
-def test_many_texts_keep_their_order(command: Command, finished_run: Path, type_in: TypeIn) -> None:
-    texts = [f"what is {number} times {'very ' * (number % 7)}much ?" for number in range(300)]
-    type_in("\n".join(texts).encode())
-    assert predicted_texts(command("predict", finished_run, "--json")) == texts
-
-
-@pytest.mark.slow
-def test_quiet_prints_the_answers_and_nothing_else_in_a_pipe(finished_run: Path) -> None:
-    child = finetune_in_a_child(
-        *("predict", finished_run, "-q", "--json"),
-        environment={"NO_COLOR": ""},
-        input="Who wrote Faust ?\n",
-    )
-    assert child.returncode == 0, child.stderr
-    assert child.stderr == ""
-    [line] = child.stdout.splitlines()
-    assert json.loads(line)["text"] == "Who wrote Faust ?"
 
 
 @pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -349,27 +257,6 @@ def test_a_damaged_model_is_told_in_two_lines(
     if is_there:
         file.write_bytes(content[:100])
     command("predict", run, "text").assert_refused(2, "model")
-
-
-def test_a_damaged_configuration_is_told_in_two_lines(
-    command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished_run, run)
-    (run / "config.yaml").write_text("training: {batch_size: [")
-    command("predict", run, "text").assert_refused(2, "config.yaml")
-
-
-def test_a_dash_stands_for_standard_input(
-    command: Command, finished_run: Path, type_in: TypeIn
-) -> None:
-    type_in(b"one ?\n")
-    assert predicted_texts(command("predict", finished_run, "--json", "-f", "-")) == ["one ?"]
-
-
-def test_lines_are_not_folded_in_a_pipe(command: Command, finished_run: Path) -> None:
-    outcome = command("predict", finished_run, "word " * 60)
-    assert len(outcome.output.splitlines()) == 2
 
 
 ROWS = [

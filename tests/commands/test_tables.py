@@ -9,7 +9,6 @@ import pytest
 import yaml
 from tiny_models import save_tiny_model
 from tiny_runs import Command, run_tiny
-from trec_files import TREC_DIR, needs_trec
 
 import finetune
 from finetune.commands.predict import read_texts
@@ -109,15 +108,6 @@ def train_from_init(command: Command, table: Path, model: Path) -> str:
     return outcome.errors
 
 
-@needs_trec
-def test_trec_with_fine_labels_as_csv(command: Command, model: Path) -> None:
-    lines = (TREC_DIR / "train_5500.label").read_text(encoding="latin-1").splitlines()
-    pairs = (line.split(" ", 1) for line in lines)
-    rows = ((text, label) for label, text in pairs)
-    table = write_columns("trec.csv", ("question", "kind"), rows)
-    assert "50 classes" in train_from_init(command, table, model)
-
-
 def test_texts_of_twenty_languages_with_emoji_and_line_breaks(
     command: Command, model: Path
 ) -> None:
@@ -128,11 +118,3 @@ def test_texts_of_twenty_languages_with_emoji_and_line_breaks(
     )
     table = write_columns("greetings.csv", ("what was said", "where"), rows)
     assert "20 classes" in train_from_init(command, table, model)
-
-
-def test_numbers_with_gaps_as_labels_between_semicolons(command: Command, model: Path) -> None:
-    rows = ((f"ticket {number} says what number {number % 3} says", (3, 70, 1000)[number % 3])
-            for number in range(60))  # fmt: skip
-    table = write_columns("tickets.csv", ("description", "queue"), rows, delimiter=";")
-    emitted = train_from_init(command, table, model)
-    assert "48 train, 6 validation, 6 test rows, 3 classes" in emitted
