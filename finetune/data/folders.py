@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -20,8 +21,8 @@ WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 
 
 @reading_explained()
-def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> dict[str, RawTable]:
-    """Return the texts of a folder by split, in the columns ``text`` and ``label``.
+def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> list[RawTable]:
+    """Return a table of each split of a folder, with the columns ``text`` and ``label``.
 
     A folder whose name is, or ends with, that of a split, as ``train`` or ``20news-bydate-test``,
     holds folders of classes; without one for training, the folder itself does. Links are not
@@ -39,7 +40,10 @@ def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> dict[str, R
             f"{path} is a data set that the library datasets has saved to disk",
             remedy=f"save each split as Parquet, in Python: {load}.to_parquet('train.parquet')",
         )
-    return {split: _read_classes(folder, options, emit=emit) for split, folder in chosen.items()}
+    return [
+        replace(_read_classes(folder, options, emit=emit), split=split)
+        for split, folder in chosen.items()
+    ]
 
 
 @reading_explained()

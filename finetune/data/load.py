@@ -8,7 +8,7 @@ labels (dataset.py), and splits that are missing are held out (split.py).
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
@@ -34,24 +34,28 @@ from finetune.tasks.labels import MAX_LISTED
 from finetune.tasks.single import Single
 
 SOURCES = ("trec", "questions")
-_OF_TREC = {"data_dir", "label"}
-_OF_FILES = {"validation_file", "test_file"}
-_OF_ALL = {"data", "task", "earlier_columns"}
-_OF_TABLES = {field.name for field in fields(DataOptions)} - _OF_TREC - _OF_FILES - _OF_ALL
-OPTIONS_OF_SOURCE = {
-    "trec": _OF_TREC,
-    "questions": set[str](),
-    "a file": _OF_FILES | _OF_TABLES,
-    "a dataset of the Hub": _OF_TABLES,
-}
+
+
+def kind_of_source(source: str) -> str:
+    """Return what ``--data`` names, in the words of the options' ``goes_with``."""
+    if source in SOURCES:
+        return source
+    return "a dataset of the Hub" if source.startswith(HUB_PREFIX) else "a file"
 
 
 def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
     """Load the splits of a source and say which files, or which commit, they are from."""
-    kind = _check_source(options)
+    kind = kind_of_source(options.data)
+    if kind in SOURCES and options.task not in (AUTO, Single.name):
+        find_task_type(options.task)
+        raise UsageError(
+            f"--data {options.data} has classes, and --task is {options.task}",
+            remedy="leave --task out",
+        )
     match kind:
         case "trec":
-            return load_trec(folder=_expand(options.data_dir), label=options.label, emit=emit)
+            folder = Path(options.data_dir).expanduser() if options.data_dir else None
+            return load_trec(folder=folder, label=options.label, emit=emit)
         case "questions":
             emit(Info("reading the questions that come with the package"))
             return load_questions()
@@ -141,61 +145,30 @@ def source_name(source: str) -> str:
     return Path(source).stem
 
 
-def _check_source(options: DataOptions) -> str:
-    """Return the key of ``OPTIONS_OF_SOURCE``, or raise an error if options do not go with it."""
-    kind = _kind_of(options.data)
-    if kind in SOURCES and options.task not in (AUTO, Single.name):
-        find_task_type(options.task)
-        raise UsageError(
-            f"--data {options.data} has classes, and --task is {options.task}",
-            remedy="leave --task out",
-        )
-    for name, value in vars(options).items():
-        owners = [owner for owner, taken in OPTIONS_OF_SOURCE.items() if name in taken]
-        if owners and value not in (None, False, "label-coarse", NO_COLUMN) and kind not in owners:
-            raise UsageError(
-                f"--data {options.data} takes no --{name.replace('_', '-')} (here {value})",
-                remedy=f"leave it out: it goes with {' or '.join(owners)}",
-            )
-    return kind
-
-
-def _kind_of(source: str) -> str:
-    if source in SOURCES:
-        return source
-    if source.startswith(HUB_PREFIX):
-        return "a dataset of the Hub"
-    path = Path(source).expanduser()
-    if path.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES) or os.path.exists(path):
-        return "a file"
-    guesses = get_close_matches(source.casefold(), SOURCES, n=1)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", source) and not guesses:
-        guesses = [HUB_PREFIX + source]
-    files = f"a file ({', '.join(SUFFIXES)}), a folder of texts"
-    kinds = f"{', '.join(SOURCES)}, {files} or {HUB_PREFIX}OWNER/NAME"
-    raise UsageError(
-        f"there is no data {source!r}",
-        remedy=(f"did you mean {guesses[0]}? " if guesses else "") + f"--data takes {kinds}",
-    )
-
-
 def _files_of(options: DataOptions) -> dict[str, list[Path]]:
+    path = Path(options.data).expanduser()
+    if path.suffix.lower() not in (*SUFFIXES, *PACKED_SUFFIXES) and not os.path.exists(path):
+        guesses = get_close_matches(options.data.casefold(), SOURCES, n=1)
+        if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", options.data) and not guesses:
+            guesses = [HUB_PREFIX + options.data]
+        kinds = (*SOURCES, f"a file ({', '.join(SUFFIXES)})", "a folder of texts")
+        raise UsageError(
+            f"there is no data {options.data!r}",
+            remedy="".join(f"did you mean {one}? " for one in guesses)
+            + f"--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME",
+        )
     given = {
         "train": options.data,
         "validation": options.validation_file,
         "test": options.test_file,
     }
-    files = {split: [path] for split, name in given.items() if (path := _expand(name))}
+    files = {split: [Path(name).expanduser()] for split, name in given.items() if name}
     if len({os.path.realpath(path) for [path] in files.values()}) < len(files):
         raise UsageError(
             "one file is named for two splits",
             remedy="leave out --validation-file or --test-file: rows of --data are held out then",
         )
     return files
-
-
-def _expand(name: str | None) -> Path | None:
-    return Path(name).expanduser() if name else None
 
 
 def _listed(names: Sequence[str]) -> str:

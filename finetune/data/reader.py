@@ -34,6 +34,7 @@ class RawTable:
         class_names: The names of all classes of a column, where the file has them.
         files: The file of each row, where each has its own.
         rows: Which rows of the file these are, if not all: int64 of shape [rows].
+        split: The split of all rows.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class RawTable:
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: Sequence[Path] = ()
     rows: NDArray[np.int64] | None = None
+    split: str = "train"
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
         """Return the rows for which a column of truth values has true."""

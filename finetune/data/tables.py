@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 
 from finetune.data.columns import (
     Columns,
@@ -39,7 +40,6 @@ from finetune.tasks.base import Task
 from finetune.tasks.choose import choose_task_type
 from finetune.tasks.labels import distinct_values, listed_counts, map_values
 
-Tables = Mapping[str, Sequence[RawTable]]
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
 INTEGERS = r"\W*\d+(\W+\d+)*\W*"
 # What UTF-8 of other scripts looks like where it was read as Windows-1252.
@@ -54,79 +54,82 @@ def read_tables(
     The classes are those of the training rows, under the names that a file itself gives them or in
     the order of ``sort_classes``.
     """
-    tables: Tables
+    tables: Sequence[RawTable]
     if len(files) == 1 and os.path.isdir(files["train"][0]):  # no error where a name is too long
-        found = read_folders(files["train"][0], options, emit=emit)
-        tables = {split: [table] for split, table in found.items()}
+        tables = read_folders(files["train"][0], options, emit=emit)
     else:
-        tables = {
-            split: [read_file(path, options, emit=emit) for path in paths]
+        tables = [
+            replace(read_file(path, options, emit=emit), split=split)
             for split, paths in files.items()
-        }
+            for path in paths
+        ]
     return_freed_memory()
     tables = _divide_by_column(tables, options, emit=emit)
-    first = tables["train"][0]
+    first = _of_split("train", tables, tables)[0]
     columns = choose_columns(first.columns, options, table=str(first.path))
     second = f", second texts from {columns.pair.name!r}" if columns.pair else ""
     emit(Info(f"texts from column {columns.text}{second}, labels from {columns.label}"))
     if options.data.startswith(HUB_PREFIX):
         tables = _without_unlabelled(tables, columns.label.name, emit=emit)
-    parts = [(split, table) for split, own in tables.items() for table in own]
-    for _, table in parts:
+    for table in tables:
         check_columns(table.columns.column_names, columns, table=str(table.path))
-    labels = [read_labels(table.columns, columns.label.name) for _, table in parts]
+    labels = [read_labels(table.columns, columns.label.name) for table in tables]
     names = first.class_names.get(columns.label.name)
     if options.label_names is not None:
         labels, names = _name_labels(labels, options, emit=emit)
-    of_training = [own for (split, _), own in zip(parts, labels, strict=True) if split == "train"]
-    kind, reason = choose_task_type(options.task, distinct_values(of_training), names=names)
+    distinct = distinct_values(_of_split("train", tables, labels))
+    kind, reason = choose_task_type(options.task, distinct, names=names)
     emit(Info(f"task: {kind.name}, {reason}"))
-    rows: dict[str, list[tuple[RawTable, pyarrow.Table]]] = {split: [] for split in tables}
-    for (split, table), parsed in zip(parts, kind.parse(labels), strict=True):
-        rows[split].append((table, _labelled_rows(table, columns, parsed, emit=emit)))
-    train = pyarrow.concat_tables(own for _, own in rows["train"])
+    rows = [
+        _labelled_rows(table, columns, own, emit=emit)
+        for table, own in zip(tables, kind.parse(labels), strict=True)
+    ]
+    train = pyarrow.concat_tables(_of_split("train", tables, rows))
     task = kind.of_labels(train["label"], names=names)
-    splits: dict[str, Dataset] = {}
-    for split, own_rows in rows.items():
-        known = _with_known_labels(
-            own_rows, train["label"], task, split=split, options=options, emit=emit
-        )
+    _warn_of_mojibake(train["text"], path=first.path, emit=emit)
+    splits = DatasetDict()
+    for split in dict.fromkeys(table.split for table in tables):
+        own = list(zip(*(_of_split(split, tables, one) for one in (tables, rows)), strict=True))
+        known = _with_known_labels(own, train["label"], task, options, emit=emit)
         pairs = known["text_pair"] if columns.pair else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
-    _warn_of_mojibake(train["text"], path=first.path, emit=emit)
-    return LoadedData(
-        DatasetDict(splits), task, chosen=columns, column_names=first.columns.column_names
-    )
+    return LoadedData(splits, task, chosen=columns, column_names=first.columns.column_names)
 
 
-def _divide_by_column(tables: Tables, options: DataOptions, *, emit: Emit) -> Tables:
+def _of_split(split: str, tables: Sequence[RawTable], values: Sequence[Any]) -> list[Any]:
+    """Return the values that belong to the tables of a split."""
+    return [value for table, value in zip(tables, values, strict=True) if table.split == split]
+
+
+def _divide_by_column(
+    tables: Sequence[RawTable], options: DataOptions, *, emit: Emit
+) -> Sequence[RawTable]:
     """Divide the files of one split by their column of splits, if they have one; it is left out.
 
     Unless an option names it, it is found by its name and its values.
     """
-    name = options.split_column
-    if name == NO_COLUMN or (len(tables) > 1 and name is None):
+    name, has_one_split = options.split_column, len({table.split for table in tables}) == 1
+    if name == NO_COLUMN or (not has_one_split and name is None):
         return tables
-    if len(tables) > 1:
+    if not has_one_split:
         raise UsageError("--split-column goes with one file", remedy="leave it out")
-    [parts] = tables.values()
-    path, names = parts[0].path, parts[0].columns.column_names
+    path, names = tables[0].path, tables[0].columns.column_names
     if name not in (None, *names):
         listed = ", ".join(map(repr, names))
         raise DataNotFound(f"{path} has no column {name!r}", remedy=f"there are: {listed}")
     for one in [name] if name else [own for own in names if plain_name(own) in SPLIT_NAMES]:
-        values = [part.columns[one] for part in parts if one in part.columns.column_names]
-        words = distinct_values(values) + [""] * (len(values) < len(parts))
+        values = [table.columns[one] for table in tables if one in table.columns.column_names]
+        words = distinct_values(values) + [""] * (len(values) < len(tables))
         splits = {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
         if all(splits.values()) and "train" in splits.values() and len(splits) > 1:
             emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
-            divided: dict[str, list[RawTable]] = {split: [] for split in splits.values()}
-            for part, (split, own) in product(parts, divided.items()):
+            divided = []
+            for split, table in product(dict.fromkeys(splits.values()), tables):
                 known = [word for word in splits if splits[word] == split]
-                is_own = pc.is_in(part.columns[one], value_set=pyarrow.array(known, "string"))
+                is_own = pc.is_in(table.columns[one], value_set=pyarrow.array(known, "string"))
                 if pc.any(is_own).as_py():
-                    rest = replace(part, columns=part.columns.drop_columns([one]))
-                    own.append(rest.where(is_own))
+                    rest = replace(table, split=split, columns=table.columns.drop_columns([one]))
+                    divided.append(rest.where(is_own))
             return divided
         listed = ", ".join(map(repr, sorted(splits)[:5]))
         complaint = f"column {one!r} of {path} does not name the split of each row: {listed}"
@@ -138,24 +141,20 @@ def _divide_by_column(tables: Tables, options: DataOptions, *, emit: Emit) -> Ta
     return tables
 
 
-def _without_unlabelled(tables: Tables, label: str, *, emit: Emit) -> Tables:
+def _without_unlabelled(
+    tables: Sequence[RawTable], label: str, *, emit: Emit
+) -> Sequence[RawTable]:
     """Leave out the splits of a dataset that have no labels, as published test splits may have."""
-    kept = {}
-    for split, parts in tables.items():
-        columns = [
-            part.columns[name]
-            for part in parts
-            for name in columns_named(label, part.columns.column_names)
-            if name in part.columns.column_names
-        ]
-        if split == "train" or any(pc.any(pc.not_equal(one, "")).as_py() for one in columns):
-            kept[split] = parts
-        else:
-            names = ", ".join(part.path.name for part in parts)
-            remedy = "rows of the training split are held out instead"
-            found = f"the {split} split has no labels and is left out: {names}"
-            emit(WarningMessage(found, remedy=remedy))
-    return kept
+    labelled = {"train"}
+    for table in tables:
+        names = table.columns.column_names
+        own = [table.columns[one] for one in columns_named(label, names) if one in names]
+        if any(pc.any(pc.not_equal(column, "")).as_py() for column in own):
+            labelled.add(table.split)
+    for split in {table.split: None for table in tables if table.split not in labelled}:
+        remedy = "rows of the training split are held out instead"
+        emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
+    return [table for table in tables if table.split in labelled]
 
 
 def _name_labels(
@@ -229,39 +228,36 @@ def _with_known_labels(
     parts: Sequence[tuple[RawTable, pyarrow.Table]],
     training: pyarrow.ChunkedArray,
     task: Task,
-    *,
-    split: str,
     options: DataOptions,
+    *,
     emit: Emit,
 ) -> pyarrow.Table:
     """Return the rows whose labels occur in the training rows; others are an error or skipped."""
     kept, unknown = [], []
     for table, rows in parts:
         labels = task.find_unknown(rows["label"], training=training)
-        if labels.null_count == len(labels):
-            kept.append(rows)
-            continue
         kept.append(filter_rows(rows, labels.is_null().to_numpy()))
         others = rows.append_column("unknown", labels).filter(labels.is_valid())
         unknown += [(table, row["row"], row["unknown"]) for row in others.to_pylist()]
     known = pyarrow.concat_tables(kept)
     if not unknown:
         return known
+    table, row, first = unknown[0]
     counts = listed_counts(Counter(label for *_, label in unknown))
     if options.skip_unknown_labels and len(known):
-        skipped = f"{len(unknown):,} rows of the {split} split skipped"
+        skipped = f"{len(unknown):,} rows of the {table.split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
         return known
-    table, row, first = unknown[0]
     folded = {name.casefold() for name in task.class_names}
-    differ_in_case = all(label.casefold() in folded for *_, label in unknown)
+    remedy = "correct them, or bring training rows of these classes"
+    if all(label.casefold() in folded for *_, label in unknown):
+        remedy = "write them as in the training rows: they differ in case alone"
+    elif len(known):
+        remedy += ", or skip the rows with --skip-unknown-labels"
     raise DataError(
-        f"no training row has these labels of the {split} split: {counts}; the first is"
+        f"no training row has these labels of the {table.split} split: {counts}; the first is"
         f" {first!r} in {table.place(row)}",
-        remedy="write them as in the training rows: they differ in case alone"
-        if differ_in_case
-        else "correct them, or bring training rows of these classes"
-        + ", or skip the rows with --skip-unknown-labels" * bool(len(known)),
+        remedy=remedy,
     )
 
 

@@ -3,10 +3,11 @@
 from dataclasses import fields
 from typing import Any
 
-from finetune.config.schema import DataConfig
-from finetune.data.load import load_splits
+from finetune.config.schema import OPTIONS, DataConfig
+from finetune.data.load import kind_of_source, load_splits
 from finetune.data.source import DataOptions, LoadedData
 from finetune.data.split import SplitOptions
+from finetune.errors import UsageError
 from finetune.events import Emit
 
 
@@ -16,7 +17,19 @@ def load_run_data(config: DataConfig, *, emit: Emit) -> LoadedData:
 
 
 def data_options(config: DataConfig) -> DataOptions:
-    """Return what of a configuration says which data to load."""
+    """Return what of a configuration says which data to load.
+
+    Raises:
+        UsageError: If an option does not go with the source of the data.
+    """
+    source = kind_of_source(config.data)
+    for one in fields(config):
+        option, value = OPTIONS[one.name], getattr(config, one.name)
+        if option.goes_with and source not in option.goes_with and value != option.default:
+            raise UsageError(
+                f"--data {config.data} takes no {option.flag} (here {value})",
+                remedy=f"leave it out: it goes with {' or '.join(option.goes_with)}",
+            )
     return DataOptions(**_fields_of(DataOptions, config))
 
 

@@ -64,29 +64,6 @@ def test_an_unknown_name_gets_a_list_and_a_guess(name: str, guess: str) -> None:
     assert (f"did you mean {guess}?" in raised.value.remedy) == bool(guess)
 
 
-@pytest.mark.parametrize(
-    ("source", "options", "flag"),
-    [
-        ("questions", {"data_dir": "trec"}, "--data-dir"),
-        ("questions", {"label": "label-fine"}, "--label"),
-        ("questions", {"text_column": "text"}, "--text-column"),
-        ("trec", {"encoding": "cp1252"}, "--encoding"),
-        ("trec", {"test_file": Path("test.csv")}, "--test-file"),
-        ("trec", {"label_column": "label"}, "--label-column"),
-        ("rows.csv", {"data_dir": "trec"}, "--data-dir"),
-        ("rows.csv", {"label": "label-fine"}, "--label"),
-        ("hub:acme/rows", {"validation_file": Path("dev.csv")}, "--validation-file"),
-        ("hub:acme/rows", {"label": "label-fine"}, "--label"),
-    ],
-)
-def test_an_option_that_the_data_does_not_know_is_refused(
-    source: str, options: dict[str, Any], flag: str
-) -> None:
-    with pytest.raises(UsageError, match=f"{source} takes no {flag}") as raised:
-        load(source, **options)
-    assert "leave it out" in raised.value.remedy
-
-
 def test_one_file_for_two_splits_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\nyes,1\nno,0\n")
