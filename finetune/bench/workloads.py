@@ -52,7 +52,7 @@ Load = Callable[[int], Steps]
 """Makes so many rows ready, and what is done with them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Workload:
     """What devices are timed at.
 
@@ -117,7 +117,7 @@ def list_workloads(selection: Selection) -> list[Workload]:
         tensors = (one for one in tree_iter(batch) if isinstance(one, torch.Tensor) and one.ndim)
         rows = len(next(tensors, [None]))
         build = build_module(lambda: load_factory(name)[0], lambda _: batch)
-        chosen.append(Workload(group="own", name=name, build=build, rows=rows, min_rows=rows))
+        chosen.append(Workload("own", name, build, rows, min_rows=rows))
     return chosen
 
 
@@ -172,8 +172,7 @@ def mlp_workloads(_: Selection) -> list[Workload]:
         build = build_module(
             lambda: make_mlp(widths), lambda rows: {"input": torch.randn(rows, widths[0])}
         )
-        name = "-".join(map(str, widths))
-        return Workload(group="mlp", name=name, build=build, rows=1024, phases=("training",))
+        return Workload("mlp", "-".join(map(str, widths)), build, 1024, phases=("training",))
 
     return [workload([*(scale * width for width in MLP_WIDTHS), 10]) for scale in (1, 4, 16)]
 
@@ -201,7 +200,7 @@ def apple_workloads(_: Selection) -> list[Workload]:
     )
     sgd = partial(torch.optim.SGD, lr=1e-3)
     return [
-        Workload(group="apple", name=name, build=build_module(make, make_batch, sgd), rows=rows)
+        Workload("apple", name, build_module(make, make_batch, sgd), rows)
         for name, rows, make, make_batch in networks
     ]
 
@@ -258,12 +257,9 @@ def inference_workloads(selection: Selection) -> list[Workload]:
         return load
 
     return [
-        Workload(
-            group="inference", name=f"batch {rows}", build=build, rows=rows, min_rows=rows,
-            phases=("evaluation",),
-        )
+        Workload("inference", f"batch {rows}", build, rows, min_rows=rows, phases=("evaluation",))
         for rows in sizes
-    ]  # fmt: skip
+    ]
 
 
 def training_workloads(selection: Selection) -> list[Workload]:
@@ -274,34 +270,22 @@ def training_workloads(selection: Selection) -> list[Workload]:
     """
     lengths = np.resize(selection.lengths, ARTICLE_TEXTS)
     sizes = _ARTICLE_BATCH_SIZES[:1] if selection.is_quick else _ARTICLE_BATCH_SIZES
-    workloads: list[Workload] = []
+    workloads = []
     for mode in MODES:
         found = {device: by_mode.get(mode, 1) for device, by_mode in selection.found.items()}
-        named: list[tuple[int, str | None, str]] = [(rows, None, "") for rows in sizes]
-        named += [
-            (rows, device, f", found on {device}")
-            for device, rows in found.items()
-            if rows not in sizes
-        ]
-        workloads += [
-            Workload(
-                group="training",
-                name=f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}{where}",
-                build=_build_article(mode, lengths),
-                rows=rows,
-                phases=("training",),
-                device=device,
+        batches: list[tuple[int, str | None]] = [(rows, None) for rows in sizes]
+        batches += [(rows, device) for device, rows in found.items() if rows not in sizes]
+        for rows, device in batches:
+            where = f", found on {device}" if device else ""
+            name = f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}{where}"
+            build = _build_article(mode, lengths)
+            workloads.append(
+                Workload("training", name, build, rows, phases=("training",), device=device)
             )
-            for rows, device, where in named
-        ]
+        name, build = f"{mode}, as finetune run", partial(_build_run, mode, lengths)
         workloads.append(
             Workload(
-                group="training",
-                name=f"{mode}, as finetune run",
-                build=partial(_build_run, mode, lengths),
-                rows=len(lengths),
-                min_rows=_BATCH_SIZE,
-                phases=("training",),
+                "training", name, build, len(lengths), min_rows=_BATCH_SIZE, phases=("training",)
             )
         )
     return workloads

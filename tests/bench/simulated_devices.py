@@ -49,6 +49,4 @@ def _build(device: Device) -> Load:
 
 
 def a_workload(*, name: str = "small", rows: int = 8, min_rows: int = 1) -> Workload:
-    return Workload(
-        group="mlp", name=name, build=_build, rows=rows, min_rows=min_rows, phases=("training",)
-    )
+    return Workload("mlp", name, _build, rows, min_rows=min_rows, phases=("training",))

@@ -269,30 +269,6 @@ def test_the_split_is_right_below_what_trains(name: str, mode: str, place: str) 
     assert extractor.per_token == mode.startswith("last")
 
 
-@pytest.mark.parametrize("mode", ["last-1", "last-2"])
-@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert"])
-def test_trained_layers_are_above_the_split_though_a_classifier_of_zeros_hides_their_gradients(
-    name: str, mode: str
-) -> None:
-    model = model_of(name)
-    structure = freeze(model, mode)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    with torch.no_grad():
-        for parameter in structure.output_layer:
-            model.get_parameter(parameter).zero_()
-    extractor = split(model, structure)
-    assert extractor.per_token
-    inputs = batch_of(structure)
-    before = copied_parameters(model)
-    updated(extractor.trainable, above(extractor, inputs, structure), structure)
-    changed = {
-        one for one, value in copied_parameters(model).items() if (value != before[one]).any()
-    }
-    assert changed & structure.layers[-1]
-
-
 def test_large_numbers_in_the_features_and_what_they_lose_by_rounding_do_no_harm() -> None:
     model = model_of("modernbert")
     with torch.no_grad():
@@ -300,19 +276,6 @@ def test_large_numbers_in_the_features_and_what_they_lose_by_rounding_do_no_harm
     structure = freeze(model, "last-1")
     extractor = split(model, structure)
     assert extractor.extract(batch_of(structure)).abs().max() > 1000
-
-
-def test_the_features_are_those_of_the_model_without_dropout_or_graph() -> None:
-    model = model_of("bert")
-    structure = freeze(model, "last-1")
-    extractor = split(model, structure)
-    inputs = batch_of(structure)
-    model.train()
-    features = extractor.extract(inputs)
-    assert not features.requires_grad
-    model.eval()
-    expected = model(**inputs, output_hidden_states=True).hidden_states[2]
-    assert torch.equal(features, expected)
 
 
 @pytest.mark.parametrize(

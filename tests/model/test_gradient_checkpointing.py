@@ -1,7 +1,6 @@
 """Layers that run again in the backward pass: the same gradients, of fewer kept tensors."""
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from transformers import AlbertConfig, AlbertForSequenceClassification
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ModelUnsupported
-from finetune.model.feature_extractor import split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.structure import find_structure
@@ -73,26 +71,6 @@ def test_layers_that_train_run_twice_in_training_and_others_once() -> None:
     assert count_calls(model, lambda: train_once(model, inputs, precision=torch.bfloat16)) == 4
     model.train(False)
     assert count_calls(model, lambda: model(**inputs).logits.sum().backward()) == 3
-
-
-def test_trainable_layers_over_features_have_the_same_gradients() -> None:
-    found = []
-    for is_checkpointed in (False, True):
-        model = tiny_model()
-        freeze_parameters(model, find_structure(model), mode=Mode("last-2"))
-        if is_checkpointed:
-            enable_gradient_checkpointing(model, CpuDevice())
-        extractor = split_frozen(model, takes_4d_mask=True, pads_left=False)
-        assert extractor is not None
-        inputs = random_examples(4).inputs_of(np.arange(4), 16)
-        above = {"inputs_embeds": extractor.extract(inputs), **inputs}
-        del above["input_ids"]
-        trainable = extractor.trainable
-        found.append(train_once(trainable, above, precision=torch.bfloat16))
-
-    assert all(map(torch.equal, *found))
-    again = partial(train_once, trainable, above, precision=torch.bfloat16)
-    assert count_calls(trainable, again) == 4
 
 
 def test_model_that_transformers_can_not_checkpoint_is_refused() -> None:

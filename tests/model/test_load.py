@@ -21,9 +21,7 @@ from tiny_models import (
 )
 from transformers import (
     AutoModel,
-    AutoModelForSequenceClassification,
     GPT2Config,
-    IBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -99,19 +97,6 @@ def test_new_head_depends_on_the_seed_alone(folder: Path) -> None:
 
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "modernbert"])
-def test_new_head_is_drawn_as_transformers_draws_it(tmp_path: Path, architecture: str) -> None:
-    folder = save_tiny_model(tmp_path, architecture)
-
-    text_model = load(folder)
-
-    torch.manual_seed(0)
-    expected = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(NAMES))
-    for name in text_model.structure.head:
-        parameter = text_model.model.get_parameter(name)
-        assert torch.equal(parameter, expected.get_parameter(name)), name
 
 
 def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
@@ -287,19 +272,6 @@ def test_missing_parameters_of_the_encoder_are_reported_by_name(folder: Path) ->
     assert "bert.encoder.layer.1." in warning.message
 
 
-def test_missing_buffers_are_no_error(folder: Path) -> None:
-    """I-BERT keeps its numbers as integers too, in buffers that the weights of RoBERTa lack."""
-    model = AutoModel.from_config(IBertConfig(**SIZES))
-    weights = {name: one.detach() for name, one in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    model.config.save_pretrained(folder)
-    emitted: list[events.Event] = []
-
-    load(folder, emitted=emitted)
-
-    assert emitted == []
-
-
 @pytest.mark.parametrize(
     "config",
     [tiny_config("modernbert"), tiny_config("distilbert"), gpt2_config()],
@@ -356,16 +328,6 @@ def test_a_new_layer_of_the_head_trains_in_mode_classifier(
     assert trained == new
 
 
-def test_a_head_that_was_trained_before_is_not_new(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path, "distilbert")
-    trained = tiny_model("distilbert", classes=7)
-    trained.save_pretrained(folder)
-
-    text_model = load(folder)
-
-    assert text_model.structure.new == {"classifier.weight", "classifier.bias"}
-
-
 def test_a_pooler_that_the_weights_lack_is_new_and_not_reported(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     kept = {name: one for name, one in weights.items() if "pooler" not in name}
@@ -406,14 +368,6 @@ def test_longest_text_has_a_position_for_every_token(tmp_path: Path) -> None:
         text_model.tokenizer.model_max_length = 10**30
         tokens = torch.full((1, text_model.max_tokens), 7)
         text_model.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
-
-
-def test_tokenizers_limit_counts_where_it_is_lower(folder: Path) -> None:
-    text_model = load(folder)
-
-    text_model.tokenizer.model_max_length = 20
-
-    assert text_model.max_tokens == 20
 
 
 @pytest.fixture

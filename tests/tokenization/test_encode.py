@@ -53,27 +53,6 @@ def test_pairs_are_truncated_and_typed_as_transformers_does(
         assert encoded.truncated_texts == sum(len(ids) > max_length for ids in whole)
 
 
-@pytest.mark.parametrize("texts_a_call", [1, 2, 3, 6, 7])
-def test_many_texts_are_encoded_as_few_are(
-    monkeypatch: pytest.MonkeyPatch, texts_a_call: int
-) -> None:
-    expected = encode_texts(tiny_tokenizer(), TEXTS, max_length=9)
-
-    monkeypatch.setattr(encode, "TEXTS_A_CALL", texts_a_call)
-    encoded = encode_texts(tiny_tokenizer(), TEXTS, max_length=9)
-
-    assert tokens_of(encoded) == tokens_of(expected)
-    np.testing.assert_array_equal(encoded.offsets, expected.offsets)
-    assert encoded.truncated_texts == expected.truncated_texts
-
-
-def test_no_texts_become_no_tokens() -> None:
-    encoded = encode_texts(tiny_tokenizer(), [], max_length=20)
-
-    assert encoded.lengths.shape == (0,)
-    assert encoded.columns["input_ids"].shape == (0,)
-
-
 def test_long_texts_lose_their_end_and_are_counted() -> None:
     words = COMMON_WORDS.split()[:10]
     texts = [" ".join(words[:count]) for count in (10, 3, 4, 5)]
