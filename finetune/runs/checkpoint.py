@@ -66,7 +66,6 @@ def write_checkpoint(
     """Write a checkpoint, in place of one that has the same name.
 
     Args:
-        folder: Where; its parents are created too.
         tensors: Groups of named tensors of any shape, dtype and device. No two tensors of a group
             may share memory.
         state: JSON values, without NaN.

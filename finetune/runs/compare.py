@@ -33,15 +33,7 @@ _OPTIONS_LEFT_OUT = frozenset({"output_dir", "overwrite"})
 
 @dataclass(frozen=True)
 class DifferingRow:
-    """A test row that one of two runs predicts better.
-
-    Args:
-        row: Its number in the test split, from 0.
-        text: Its text, or both texts of a pair.
-        label: What is true: a class, classes or a number.
-        baseline: The prediction of the baseline.
-        run: The prediction of the other run.
-    """
+    """A test row, counted from 0, that one of two runs predicts better: label and predictions."""
 
     row: int
     text: str
@@ -56,11 +48,10 @@ class Versus:
 
     Args:
         differences: Of each metric, the run's minus the baseline's, with a paired interval.
-        better: Rows that the run has right and the baseline wrong; of numbers, where it is nearer.
-        worse: Rows that the baseline has right and the run wrong.
+        better: Rows that only the run has right; of numbers, where it is nearer.
+        worse: Rows that only the baseline has right.
         p_value: Of McNemar's exact test, in 0..1; None for numbers.
         better_rows: Those where the runs differ most.
-        worse_rows: Likewise.
     """
 
     differences: Mapping[str, Interval]
@@ -83,13 +74,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs on the same test rows.
-
-    Args:
-        samples: Rows of the test split.
-        baseline: Name of the run that the others are compared with.
-        options: Those that differ, with the value of each run.
-    """
+    """Runs on the same test rows; ``options`` are those that differ, with the value of each run."""
 
     task: Task
     samples: int
@@ -129,13 +114,9 @@ class _FinishedRun:
 def compare_runs(
     paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int, emit: Emit
 ) -> Comparison:
-    """Compare finished runs with one of them.
+    """Compare the runs in folders, or in folders of folders, with the first or the best of them.
 
-    Args:
-        paths: Run folders, or folders that contain some.
-        baseline: ``first`` or, by the validation metric that chose their models, ``best``.
-        max_rows: Most differing rows that are kept, each way.
-        emit: Receives a warning of runs that have not finished.
+    At most ``max_rows`` differing rows are kept, each way.
 
     Raises:
         NotARun: If a folder is no finished run and contains none, or a file of one is damaged.

@@ -88,9 +88,6 @@ class RunFolder:
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
         """Create and lock the folder of a new run; delete it again if it stays empty.
 
-        Args:
-            overwrite: Take a folder that holds an earlier run.
-
         Raises:
             RunFolderNotEmpty: If the folder holds a run and may not be overwritten, or holds
                 something that no run wrote.
@@ -226,18 +223,14 @@ class RunFolder:
 
         They lose their name in one step: a run killed while half of them are left would be resumed.
         """
-        discarded = self.checkpoints_folder.with_name(self.checkpoints_folder.name + PARTIAL_SUFFIX)
+        discarded = self.path / f"checkpoints{PARTIAL_SUFFIX}"
         shutil.rmtree(discarded, ignore_errors=True)
         if self.checkpoints_folder.exists():
             os.replace(self.checkpoints_folder, discarded)
         shutil.rmtree(discarded, ignore_errors=True)
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
-        """Read a JSON or JSON lines file of the run.
-
-        Args:
-            file: One of the run's files.
-            parse: Gets the value of a JSON file or the list of rows of a JSON lines file.
+        """Return what ``parse`` makes of the value of a JSON file or the rows of a .jsonl file.
 
         Raises:
             NotARun: If the file is missing, damaged, or refused by ``parse``.
@@ -259,11 +252,10 @@ class RunFolder:
         """
         from finetune.config.load import load_config
 
-        file = str(self.config_file)
-        loaded = load_config(file=file)
+        loaded = load_config(file=str(self.config_file))
         if not {"data", "model"} <= loaded.sources.keys():
             raise NotARun(
-                f"{file} does not say which data and which model the run has",
+                f"{self.config_file} does not say which data and which model the run has",
                 remedy="restore the file, or make the run again",
             )
         return loaded.config

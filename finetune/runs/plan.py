@@ -70,8 +70,8 @@ class TrainingPlan:
     @property
     def rows_per_step(self) -> int:
         """Texts in a step or, where they have windows, about as many windows as these have."""
-        share = len(self.lengths) / len(self.examples.labels)
-        return math.ceil(share * self.effective_batch_size)
+        windows_per_text = len(self.lengths) / len(self.examples.labels)
+        return math.ceil(windows_per_text * self.effective_batch_size)
 
     def batches(self, epoch: int) -> list[Batch]:
         """Return the effective batches of an epoch, counted from 0."""
@@ -83,8 +83,8 @@ class TrainingPlan:
             epoch=epoch,
         )
 
-    def real_token_share(self) -> float:
-        """Return the share of the first epoch's tokens that are not padding, in 0..1."""
+    def real_token_fraction(self) -> float:
+        """Return the fraction of the first epoch's tokens that are not padding."""
         filled_to = self.effective_batch_size if self.pads_batches else 1
         batches = [
             replace(one, indices=self.examples.sequences_of(one.indices)) for one in self.batches(0)

@@ -36,13 +36,11 @@ class Preparation:
     """Device, data, token ids and a pretrained model.
 
     Args:
-        sources: Files and data sets that the data was read from.
-        columns: Of a table, those that were read, by the options that name them.
         splits: ``train``, ``test`` and, unless its fraction is 0, ``validation``.
         examples: The splits as the model reads them.
         text_model: The pretrained model with a new head, frozen as the mode says, on the CPU. A
             training changes it.
-        encoding_seconds: Time that the token ids took.
+        columns: Of a table, those that were read, by the options that name them.
         option_sources: The file, variable or flag of each option that one of them gives.
         choices: What was chosen by measurements.
         processes: Those that train together, each with a preparation of its own.

@@ -199,7 +199,7 @@ class RunFacts:
             precision_reason=reasons.get("precision"),
             trained_parameters=trained,
             total_parameters=total,
-            real_token_share=preparation.plan.real_token_share(),
+            real_token_share=preparation.plan.real_token_fraction(),
         )
 
 

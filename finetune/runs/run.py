@@ -232,7 +232,7 @@ class Run:
                 Info(
                     f"training: {total_steps:,} steps of {plan.effective_batch_size} examples, "
                     f"learning rate {plan.schedule.peak:g}, "
-                    f"{plan.real_token_share():.1%} of the tokens are not padding"
+                    f"{plan.real_token_fraction():.1%} of the tokens are not padding"
                 )
             )
             stop = DistributedStopFlag(

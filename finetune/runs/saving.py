@@ -58,7 +58,6 @@ class Checkpoints:
         folder: The run, locked by the main process.
         keep: How many checkpoints to resume from are kept, the newest.
         emit: Receives warnings, never in the thread that writes.
-        processes: Those that train together.
     """
 
     def __init__(
