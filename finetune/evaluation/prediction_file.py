@@ -16,26 +16,16 @@ Write = Callable[[Sequence[Prediction]], None]
 
 
 def check_output(path: Path, *, source: Path | None) -> None:
-    """Make sure that predictions can be written to a file.
-
-    Raises:
-        UsageError: If its suffix is unknown, its folder is missing or may not be written to, or it
-            is the source itself.
-    """
+    """Raise a UsageError unless predictions can be written to a file other than the source."""
     if path.suffix.lower() not in WRITERS:
         raise UsageError(
             f"unsupported extension of {path}", remedy=f"use one of {', '.join(WRITERS)}"
         )
     folder = path.absolute().parent
-    if os.path.isdir(path) or not os.path.isdir(folder):  # no error where a folder is closed
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise UsageError(
-            f"{path} can't be written: no such folder, or a folder itself",
-            remedy="name a file in a folder that exists",
-        )
-    if not os.access(folder, os.W_OK):
-        raise UsageError(
-            f"{path} can't be written: you may not write to its folder",
-            remedy="name a file in another folder",
+            f"{path} can't be written: it is a folder, or its folder is missing or read-only",
+            remedy="name a file in a folder that exists and that you may write to",
         )
     if source is not None and path.resolve() == source.resolve():
         raise UsageError(f"{path} is the file that is read", remedy="name another --output")
@@ -69,10 +59,11 @@ def _csv(path: Path) -> Iterator[Write]:
 
         def write(predictions: Sequence[Prediction]) -> None:
             rows = list(map(_flatten, predictions))
-            first = not names
-            names.extend(_columns_of(rows) if first else ())
+            header = [] if names else [names]
+            if header:
+                names.extend(_columns_of(rows))
             _check_columns(rows, names, path)
-            for values in [names] * first + [[row.get(name, "") for name in names] for row in rows]:
+            for values in [*header, *([row.get(name, "") for name in names] for row in rows)]:
                 has_return = any("\r" in str(value) for value in values)
                 (quoting_writer if has_return else writer).writerow(values)
 

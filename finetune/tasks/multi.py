@@ -74,10 +74,8 @@ class Multi(Task):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Self:
-        task = super().from_config(config, parameters)
-        return replace(
-            task, thresholds=[parameters["thresholds"][name] for name in task.class_names]
-        )
+        task, saved = super().from_config(config, parameters), parameters["thresholds"]
+        return replace(task, thresholds=[saved[name] for name in task.class_names])
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":

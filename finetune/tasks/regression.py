@@ -65,24 +65,7 @@ class Regression(Task):
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
         """Return numbers, null for an empty text."""
-        return [cls._parse_column(column) for column in columns]
-
-    @classmethod
-    def _parse_column(cls, column: "Column") -> "Column":
-        import pyarrow.compute as pc
-
-        trimmed = pc.utf8_trim_whitespace(column)
-        filled = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
-        is_number = pc.match_substring_regex(filled, f"^({NUMBER})$")
-        numbers = pc.cast(pc.if_else(is_number, filled, "inf"), "float64")
-        others = filled.filter(pc.greater(pc.abs(numbers), np.finfo(np.float32).max.item()))
-        if len(others):
-            raise DataError(
-                f"the label {others[0].as_py()!r} is no number, or too large for fp32, and the "
-                f"task is {cls.name}",
-                remedy="correct it, name another --label-column, or choose another --task",
-            )
-        return numbers
+        return [_parse_numbers(column) for column in columns]
 
     @classmethod
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
@@ -206,3 +189,20 @@ class Regression(Task):
             for error, row in errors[:MAX_MISTAKES]
         ]  # fmt: skip
         return Table("Largest errors", ("text", "true", "predicted", "error"), cells)
+
+
+def _parse_numbers(column: "Column") -> "Column":
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim_whitespace(column)
+    filled = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+    is_number = pc.match_substring_regex(filled, f"^({NUMBER})$")
+    numbers = pc.cast(pc.if_else(is_number, filled, "inf"), "float64")
+    others = filled.filter(pc.greater(pc.abs(numbers), np.finfo(np.float32).max.item()))
+    if len(others):
+        raise DataError(
+            f"the label {others[0].as_py()!r} is no number, or too large for fp32, and the "
+            f"task is {Regression.name}",
+            remedy="correct it, name another --label-column, or choose another --task",
+        )
+    return numbers
