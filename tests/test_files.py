@@ -102,14 +102,3 @@ def test_text_is_replaced_whole_and_readable_by_the_users_group(tmp_path: Path) 
     assert path.read_text(encoding="utf-8") == "new ☃"
     assert path.stat().st_mode == usual_mode
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_old_text_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-    (tmp_path / "report.html.partial").mkdir()
-
-    with pytest.raises(IsADirectoryError):
-        write_text_atomically(path, "new")
-
-    assert path.read_text() == "old"

@@ -35,10 +35,6 @@ def test_commands_complete() -> None:
     assert completions("conf") == {"config"}
 
 
-def test_subcommands_complete() -> None:
-    assert completions("config ") == {"cp", "ls", "schema", "show", "validate"}
-
-
 @pytest.mark.parametrize("command", ["run", "config show"])
 def test_every_option_of_the_schema_completes(command: str) -> None:
     flags = {option.flag for option in OPTIONS.values()}
@@ -88,12 +84,3 @@ def test_bash_takes_its_script(command: Command) -> None:
         ["bash", "-c", f"{script}\ncomplete -p finetune"], capture_output=True, text=True
     )
     assert (child.returncode, child.stderr) == (0, "")
-
-
-def test_help_says_which_line_goes_into_which_file(command: Command) -> None:
-    text = command("completion", "--help").output
-    assert '~/.zshrc                    eval "$(finetune completion zsh)"' in text
-
-
-def test_an_unknown_shell_is_refused(command: Command) -> None:
-    command("completion", "tcsh").assert_refused(2, "tcsh")

@@ -75,20 +75,8 @@ def test_every_command_has_help_that_begins_with_its_purpose(
     assert "\\b" not in outcome.output
 
 
-def test_the_examples_in_the_help_keep_their_lines(command: Command) -> None:
-    lines = command("run", "--help").output.splitlines()
-    assert any(line.split()[:4] == ["finetune", "run", "--config", "offline"] for line in lines)
-
-
 def test_the_version_is_told(command: Command) -> None:
     assert finetune.__version__ in command("--version").output
-
-
-def test_without_arguments_the_help_is_shown_as_a_wrong_usage(command: Command) -> None:
-    outcome = command()
-    assert outcome.code == 2
-    assert outcome.output == ""
-    assert "Commands:" in outcome.errors
 
 
 @pytest.mark.parametrize(
@@ -149,13 +137,6 @@ class RaisingInput:
 
     def read1(self, size: int) -> bytes:
         raise self.error
-
-
-def test_an_interruption_before_the_work_begins_has_its_exit_code(
-    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", RaisingInput(KeyboardInterrupt()))
-    command("predict", finished_run).assert_refused(130, "stopped")
 
 
 def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
@@ -288,18 +269,6 @@ def test_standard_output_that_takes_nothing_is_an_error() -> None:
     error, remedy = child.stderr.splitlines()
     assert "No space left on device" in error
     assert remedy.startswith("  try: ")
-
-
-def test_a_file_that_may_not_grow_is_an_error_and_leaves_none(tmp_path: Path) -> None:
-    command = (
-        f"ulimit -f 0; exec {sys.executable} -m finetune config cp offline {tmp_path}/new.yaml"
-    )
-    child = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
-    assert child.returncode == 1
-    error, remedy = child.stderr.splitlines()
-    assert error == f"error: {tmp_path}/new.yaml can't be written: File too large"
-    assert remedy.startswith("  try: make room")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:

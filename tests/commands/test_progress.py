@@ -96,12 +96,6 @@ def test_rows_are_counted_in_lines_elsewhere_than_on_a_terminal(
     assert capsys.readouterr().err == "  640/1,280 examples\n  1,280/1,280 examples\n"
 
 
-def test_quiet_counts_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    with showing(quiet=True, no_progress=False) as emit:
-        emit(Advance(done=640, total=1280))
-    assert capsys.readouterr().err == ""
-
-
 def test_a_long_line_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
     with showing(quiet=False, no_progress=False) as emit:
         emit(Info("word " * 100))
@@ -125,14 +119,6 @@ def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPa
     assert COLOUR.search(shown.getvalue())
 
 
-def test_a_terminal_without_colours_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    with terminal(monkeypatch, "stderr") as shown:
-        show_all()
-    assert "5/20" in shown.getvalue()
-    assert not COLOUR.search(shown.getvalue())
-
-
 @pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("CI", "true")])
 def test_a_terminal_without_a_cursor_or_a_reader_has_plain_lines(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
@@ -142,12 +128,6 @@ def test_a_terminal_without_a_cursor_or_a_reader_has_plain_lines(
         show_all()
     assert "step 5/20  loss 1.500" in shown.getvalue()
     assert "\x1b" not in shown.getvalue()
-
-
-def test_a_terminal_can_have_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch, "stderr") as shown:
-        show_all(has_progress=False)
-    assert "step 5/20  loss 1.500" in shown.getvalue()
 
 
 def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,10 +191,3 @@ def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
     assert min(epochs, 10) <= len(progress) <= max_lines
     assert progress[-1].startswith(f"epoch {epochs}.00: validation accuracy 0.5000")
     assert last == f"train: 1:12, {total:,}/{total:,} steps, best accuracy 0.5000 at epoch 2"
-
-
-def test_a_short_stage_has_no_line() -> None:
-    lines, shown = view()
-    for event in (StageStarted("load"), StageFinished("load", 0.01)):
-        lines.show(event)
-    assert shown.getvalue() == ""

@@ -1,78 +1,209 @@
-"""Folders of new runs: named after what they train, reserved at once, given back if unused."""
+"""Several seeds of one configuration: trained together, stopped, resumed, used."""
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import QUICK
+from tiny_runs import (
+    QUICK,
+    TEXTS,
+    Command,
+    flags,
+    have_same_bits,
+    logged_metrics,
+    run_tiny,
+    weights_of,
+)
 
 import finetune
-from finetune.commands.resuming import Work
-from finetune.config.schema import Config, DataConfig, ModelConfig
-from finetune.errors import FinetuneError, Interrupted, ModelNotFound
-from finetune.events import Event, Info
-
-ONE_UPDATE: dict[str, Any] = QUICK | {
-    "max_train_samples": 16,
-    "max_steps": 1,
-    "validation_fraction": 0,
-}
+from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
+from finetune.events import Event, Info, StageStarted
+from finetune.files import read_json, write_json
+from finetune.runs.folder import RunFolder
+from finetune.runs.journal import read_warnings
+from finetune.runs.seeds import SeedResults, SeedsFolder
 
 
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [("some/rows.csv", "rows"), ("hub:acme/rows@refs/pr/1", "rows"), ("trec", "trec")],
-)
-def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
-    config = Config(data=DataConfig(data=data))
-    assert Work(config).default_name == f"{name}-bert-base-uncased-full"
+def run_seeds(folder: Path | None, *, model: Path, seeds: int = 2, **options: Any) -> SeedResults:
+    options = QUICK | {"output_dir": folder and str(folder), "model": str(model)} | options
+    return finetune.run(seeds=seeds, **options)
 
 
-def test_the_run_folder_is_named_after_the_mode() -> None:
-    config = Config(model=ModelConfig(model="some/tiny", freeze_core=True))
-    assert Work(config).default_name == "trec-tiny-head"
+@pytest.fixture(scope="module")
+def parent(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two seeds, of which the second began in another process than the first."""
+    folder = tmp_path_factory.mktemp("seeds") / "both"
+
+    def stop_at_the_second(event: Event) -> None:
+        if isinstance(event, Info) and event.message.startswith("seed 43"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="1 of 2 seeds have finished") as caught:
+        run_seeds(folder, model=tiny_folder, emit=stop_at_the_second)
+    assert f"--seeds 2 --resume-from-checkpoint {folder}" in caught.value.remedy
+    assert read_json(folder / "seeds.json")["best"] == "seed-42"
+    events: list[Event] = []
+    finetune.run(seeds=2, resume_from_checkpoint=str(folder), emit=events.append)
+    begun = [one.message for one in events if isinstance(one, Info) and one.message[:5] == "seed "]
+    assert begun == ["seed 43, 2 of 2"]
+    return folder
 
 
-def test_runs_without_a_folder_are_numbered_and_reserve_theirs_before_anything_is_loaded(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_each_seed_is_a_run_as_if_it_were_trained_alone(parent: Path, finished_run: Path) -> None:
+    first, second = parent / "seed-42", parent / "seed-43"
+    assert have_same_bits(weights_of(first), weights_of(finished_run))
+    assert not have_same_bits(weights_of(second), weights_of(finished_run))
+    assert {one.name for one in second.iterdir()} == {one.name for one in finished_run.iterdir()}
+    splits = [read_json(run / "manifest.json")["splits"] for run in (first, second)]
+    assert splits[0] == splits[1]
+
+
+def test_finished_seeds_are_read_with_their_mean_and_not_trained_again(
+    parent: Path, tiny_folder: Path
+) -> None:
+    results = run_seeds(parent, model=tiny_folder, resume_from_checkpoint="auto")
+    found = [read_json(parent / f"seed-{n}" / "all_results.json") for n in (42, 43)]
+    accuracies = [one["test_accuracy"] for one in found]
+    assert results.test["accuracy"].value == pytest.approx(sum(accuracies) / 2)
+    # Quantile 12.7062 of one degree of freedom; the standard error is half the distance.
+    width = 12.7062 * abs(accuracies[1] - accuracies[0])
+    interval = results.test["accuracy"]
+    assert interval.high - interval.low == pytest.approx(width, rel=1e-4, abs=1e-12)
+    best = max((42, 43), key=lambda n: found[n - 42]["eval_accuracy"])
+    assert results.best_seed == best
+    assert results.to_json() == read_json(parent / "seeds.json")
+
+
+def test_the_folder_of_all_stands_for_the_best(parent: Path) -> None:
+    best = parent / read_json(parent / "seeds.json")["best"]
+    assert finetune.predict(parent, TEXTS, device="cpu") == finetune.predict(
+        best, TEXTS, device="cpu"
+    )
+
+
+def test_where_the_best_is_not_known_a_seed_is_to_be_named(tmp_path: Path) -> None:
+    write_json(tmp_path / "seeds.json", {"seeds": [1, 2], "best": None})
+    with pytest.raises(NotARun, match="best is not known") as caught:
+        finetune.predict(tmp_path, TEXTS)
+    assert f"{tmp_path}/seed-1" in caught.value.remedy
+
+
+def test_options_of_seeds_that_have_begun_may_not_change(parent: Path, tiny_folder: Path) -> None:
+    for option, value in {"learning_rate": 2e-3, "seed": 1}.items():
+        flag = "--" + option.replace("_", "-")
+        with pytest.raises(ConfigurationInvalid, match=f"{flag} changes a run that has begun"):
+            run_seeds(parent, model=tiny_folder, resume_from_checkpoint="auto", **{option: value})
+
+
+def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
+    parent: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    reserved: list[bool] = []
+    folder = tmp_path / "runs" / f"questions-{tiny_folder.name}-full-seeds"
+    shutil.copytree(parent, folder)
+    results = run_seeds(None, model=tiny_folder, seeds=3, resume_from_checkpoint="auto")
+    assert [*results.runs] == [42, 43, 44]
+    assert sorted(one.name for one in folder.iterdir()) == [
+        "seed-42",
+        "seed-43",
+        "seed-44",
+        "seeds.json",
+    ]
+    assert have_same_bits(weights_of(folder / "seed-42"), weights_of(parent / "seed-42"))
+    assert [one.name for one in folder.parent.iterdir()] == [folder.name]
 
-    def look(event: Event) -> None:
-        if not reserved:
-            reserved.append(Path("runs/questions-tiny-full").is_dir())
 
-    options = {**ONE_UPDATE, "model": str(tiny_folder)}
-    folders = [finetune.run(**options, emit=look).output_dir, finetune.run(**options).output_dir]
-    assert folders == ["runs/questions-tiny-full", "runs/questions-tiny-full-2"]
-    assert all(Path(folder, "model").is_dir() for folder in folders)
-    assert reserved == [True]
-
-
-def interrupt(event: Event) -> None:
-    if isinstance(event, Info) and event.message.startswith("model"):
-        raise KeyboardInterrupt
+def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
+    parent: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(parent, tmp_path / "seeds")
+    shutil.rmtree(folder / "seed-42")
+    config = SeedsFolder(folder).load_config()
+    assert config is not None
+    assert config.training.seed == 42
 
 
 @pytest.mark.parametrize(
-    ("options", "emit", "error"),
+    ("folder", "options", "words"),
     [
-        ({"model": "no/such/folder"}, lambda event: None, ModelNotFound),
-        ({}, interrupt, Interrupted),
+        ("new", {"seeds": 1}, "not several"),
+        ("parent", {}, "already holds runs of several seeds"),
+        ("single", {}, "holds a single run"),
+        ("single", {"overwrite": True}, "holds a single run"),
+        ("single", {"resume_from_checkpoint": "single"}, "has no runs of several seeds"),
+        ("new", {"seeds": None, "resume_from_checkpoint": "parent"}, "holds runs of several seeds"),
     ],
-    ids=["loading fails", "interrupted"],
 )
-def test_a_folder_is_given_back_when_nothing_came_of_it(
+def test_what_can_not_be_done_is_refused_and_nothing_changes(
+    folder: str,
     options: dict[str, Any],
-    emit: Callable[[Event], None],
-    error: type[FinetuneError],
+    words: str,
+    parent: Path,
+    finished_run: Path,
     tiny_folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(error):
-        finetune.run(**(ONE_UPDATE | {"model": str(tiny_folder)} | options), emit=emit)
-    assert list(tmp_path.iterdir()) == []
+    folders = {"new": tmp_path / "new", "parent": parent, "single": finished_run}
+    if source := options.get("resume_from_checkpoint"):
+        options = options | {"resume_from_checkpoint": str(folders[source])}
+    with pytest.raises(FinetuneError, match=words) as caught:
+        run_seeds(folders[folder], model=tiny_folder, **options)
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "new").exists()
+    assert (finished_run / "all_results.json").is_file()
+
+
+def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
+    command: Command, parent: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(parent, folder)
+    (folder / "seed-42").rename(folder / "seed-7")
+    write_json(folder / "seeds.json", {"seeds": [7, 43], "best": "seed-7"})
+    options = flags(max_train_samples=16, num_train_epochs=1, max_length=8)
+    arguments = ["run", "--seeds", 2, "--model", tiny_folder, "--output-dir", folder, *options]
+    command(*arguments, "--dry-run").assert_refused(2, "--dry-run")
+    outcome = command(*arguments, "--overwrite")
+    assert outcome.code == 0, outcome.errors
+    lines = [line.split() for line in outcome.output.splitlines()]
+    starts = [line[0] for line in lines if line]
+    assert starts[:6] == ["test", "run", "seed-42", "seed-43", "mean", "95%"]
+    assert f"run folders: {folder}" in outcome.output
+    assert sorted(one.name for one in folder.iterdir()) == ["seed-42", "seed-43", "seeds.json"]
+    # The texts are prepared once, and what was odd about them is in the report of each.
+    warnings = [read_warnings(RunFolder(folder / name)) for name in ("seed-42", "seed-43")]
+    assert warnings[0] == warnings[1]
+    assert any("truncated" in one.message for one in warnings[0])
+    config = (folder / "seed-42" / "config.yaml").read_text(encoding="utf-8")
+    assert "max_train_samples: 16" in config
+
+
+def test_seeds_that_are_overwritten_are_put_back_where_the_new_ones_leave_nothing(
+    parent: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(parent, tmp_path / "run")
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, StageStarted) and event.name == "train":
+            raise KeyboardInterrupt
+
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(Interrupted) as stopped:
+        run_seeds(folder, model=tiny_folder, overwrite=True, emit=interrupt)
+    assert stopped.value.remedy == "start again with --overwrite: nothing was saved yet"
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_seed_does_not_begin_with_the_task_that_the_one_before_has_finished(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    """A finished model of numbers gives units; one that learns, standard deviations."""
+    table = tmp_path / "table.csv"
+    rows = (f"row {n},{50 * n},{split}" for split in ("train", "validation", "test")
+            for n in range(8))  # fmt: skip
+    table.write_text("\n".join(["text,label,split", *rows]))
+    options: dict[str, Any] = {"data": str(table), "task": "regression", "num_train_epochs": 1}
+    run_seeds(tmp_path / "both", model=tiny_folder, **options)
+    run_tiny(tmp_path / "alone", model=tiny_folder, seed=43, **options)
+    assert logged_metrics(tmp_path / "both" / "seed-43") == logged_metrics(tmp_path / "alone")

@@ -29,13 +29,6 @@ def load(name: str) -> Config:
     return load_config(file=name).config
 
 
-def test_the_recipes_are_found() -> None:
-    assert {path.stem for path in RECIPES} == {
-        *("offline", "trec_full", "trec_head", "trec_top2"),
-        *("go_emotions_multi", "imdb_windows", "mrpc_pairs", "stsb_scores"),
-    }
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
     load(str(path))
@@ -102,15 +95,6 @@ def test_an_unknown_recipe_is_answered_with_those_that_there_are() -> None:
     assert all(path.stem in raised.value.remedy for path in RECIPES)
 
 
-@pytest.mark.parametrize("name", ["mine/offline.yaml", "offline.yml", "offline.json", "."])
-def test_a_missing_file_of_the_users_is_not_replaced_by_a_recipe(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationInvalid):
-        find_recipe(name)
-
-
 DEFAULTS = {
     option: value for section in asdict(Config()).values() for option, value in section.items()
 }
@@ -124,11 +108,6 @@ def load_text(text: str, folder: Path) -> Config:
 
 def starter(values: dict[str, Any], **notes: str) -> str:
     return make_starter(values, notes=notes, heading="Made for a test.")
-
-
-def test_what_is_not_the_default_is_loaded(tmp_path: Path) -> None:
-    config = load_text(starter({"data": "mine.csv", "max_length": 64}), tmp_path)
-    assert (config.data.data, config.model.max_length) == ("mine.csv", 64)
 
 
 def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone(tmp_path: Path) -> None:
@@ -164,15 +143,6 @@ def test_no_comment_is_longer_than_a_line() -> None:
 def test_options_stand_in_the_order_of_the_schema() -> None:
     sections = yaml.safe_load(starter({option: "other" for option in reversed(OPTIONS)}))
     assert [option for options in sections.values() for option in options] == list(OPTIONS)
-
-
-def test_a_section_without_options_is_left_out() -> None:
-    assert yaml.safe_load(starter({"label": "x"})) == {"data": {"label": "x"}}
-
-
-def test_a_new_file_holds_the_text(tmp_path: Path) -> None:
-    write_new_file(tmp_path / "new.yaml", "# größe\n")
-    assert (tmp_path / "new.yaml").read_bytes() == "# größe\n".encode()
 
 
 def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
