@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import accumulate, zip_longest
+from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from finetune.distributed.launch import read_launch
 from finetune.errors import DataUnreadable, UsageError
 from finetune.escaping import escape_controls, escape_line
 from finetune.events import Emit, Info, ignore
-from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Prediction
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FIRST_CHUNK_TEXTS = 16
 MAX_CHUNK_TEXTS = 1_024
 MAX_CHUNK_CHARACTERS = 2**21
+READING_OPTIONS = ("text_column", "text_pair_column", "as_lines", "encoding")
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 EXAMPLES = """\b
 Examples:
@@ -93,30 +94,16 @@ def predict_stream(
     target_precision: float | None = None,
     emit: Emit = ignore,
 ) -> "Iterator[Sequence[Prediction]]":
-    """Return predictions in chunks, while ``rows`` yields as many rows as there are at a time."""
+    """Yield predictions in chunks, while ``rows`` yields as many rows as there are at a time."""
     folder = open_run_folder(Path(run))
+    from finetune.distributed.processes import join_processes
     from finetune.runs.inference import ConfidenceLimits, find_lowest_probabilities
+    from finetune.runs.trained import TrainedModel
+    from finetune.tasks.base import abstain
 
     limits, lowest = ConfidenceLimits(min_confidence, target_precision), None
     if limits.are_given:
         lowest = find_lowest_probabilities(folder, folder.read_task(), limits, emit=emit)
-    return _predict(folder, rows, lowest, device=device, all_scores=all_scores, emit=emit)
-
-
-def _predict(
-    folder: RunFolder,
-    rows: Iterable[Sequence[Row]],
-    lowest: Mapping[str, float] | None,
-    *,
-    device: DeviceName,
-    all_scores: bool,
-    emit: Emit,
-) -> "Iterator[Sequence[Prediction]]":
-    """Yield predictions; the model abstains below the lowest probability of each class."""
-    from finetune.distributed.processes import join_processes
-    from finetune.runs.trained import TrainedModel
-    from finetune.tasks.base import abstain
-
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     texts = abstained = 0
     for chunk in _chunks(rows):
@@ -254,12 +241,8 @@ def command(
     pairs: tuple[str, ...],
     file: Path | None,
     output: Path | None,
-    device: DeviceName,
-    all_scores: bool,
-    min_confidence: float | None,
-    target_precision: float | None,
     display: Display,
-    **reading: Any,
+    **options: Any,
 ) -> None:
     """Classify texts with the model in the run folder RUN.
 
@@ -274,45 +257,37 @@ def command(
         raise UsageError(
             f"{len(pairs)} --text-pair for {len(texts)} texts", remedy="give one for each text"
         )
+    reading = {name: options.pop(name) for name in READING_OPTIONS}
     reads_stdin = not texts and file in (None, Path("-"))
+    if reads_stdin and read_launch().world_size > 1:
+        raise UsageError(
+            "several processes can't share standard input", remedy="name a file with --file"
+        )
     if reads_stdin:  # a live line would mix with what is typed
         display = replace(display, no_progress=True)
     with ExitStack() as stack, ExitStack() as progress:
         emit = progress.enter_context(display.progress())
         if reads_stdin and sys.stdin.isatty():
             emit(Info("classifies each line that is typed; Ctrl-D ends"))
-        if output is not None:
-            from finetune.evaluation.prediction_file import check_output
+        from finetune.evaluation.prediction_file import check_output, prediction_file
 
+        if output is not None:
             check_output(output, source=file)
         rows: Iterable[Sequence[Row]]
         if texts:
             rows = [[_as_row(both) for both in zip_longest(texts, pairs)]]
-        elif file is not None and not reads_stdin:
-            rows = read_texts(run, file, **reading, emit=emit)
-        elif read_launch().world_size > 1:
-            raise UsageError(
-                "several processes can't share standard input", remedy="name a file with --file"
-            )
-        else:
+        elif file is None or reads_stdin:
             encoding = reading["encoding"]
             rows = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
-        chunks = predict_stream(
-            run,
-            rows,
-            device=device,
-            all_scores=all_scores,
-            min_confidence=min_confidence,
-            target_precision=target_precision,
-            emit=emit,
-        )
+        else:
+            rows = read_texts(run, file, **reading, emit=emit)
+        chunks = predict_stream(run, rows, **options, emit=emit)
+        first = next(chunks)
+        progress.close()  # a live line would stand between the predictions
         write = _show_json if display.as_json else _show_lines()
         if output is not None and read_launch().is_main:
-            from finetune.evaluation.prediction_file import prediction_file
-
             write = stack.enter_context(prediction_file(output))
-        for predictions in chunks:
-            progress.close()  # a live line would stand between the predictions
+        for predictions in chain([first], chunks):
             write(predictions)
 
 
