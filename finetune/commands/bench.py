@@ -1,4 +1,4 @@
-"""``finetune bench``."""
+"""``finetune bench``: this machine's devices at published workloads, side by side."""
 
 import math
 import platform
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +14,7 @@ from finetune.batch_finder.child import starting
 from finetune.bench.measure import SEARCH_SECONDS, TIMING, find_article_sizes, measure
 from finetune.bench.results import GROUPS, BenchResults, Group, Machine, Row
 from finetune.commands.console import show_json, show_lines, show_table
-from finetune.commands.options import output_options
-from finetune.commands.progress import showing
+from finetune.commands.options import Display, with_display
 from finetune.devices.names import DEVICE_NAMES
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info, ignore
@@ -26,6 +25,23 @@ from finetune.training.interruption import signal_of
 if TYPE_CHECKING:
     from finetune.bench.tables import BenchTable
     from finetune.devices.base import Device
+
+EXAMPLES = """\b
+Groups:
+  mlp        a small network and larger ones, forward and backward
+  inference  BERT-base on questions, batches of 1 to 256
+  training   BERT-base on 1,000 questions, padded to 512 tokens and less
+  apple      ResNet-50, BERT-base and VGG16, training and evaluation
+
+\b
+Examples:
+  finetune bench                         all groups, every device that works
+  finetune bench --quick                 few rows of each, in under a minute
+  finetune bench inference --devices cpu,mps
+  finetune bench --model my_models:make  a network of your own
+  finetune bench --compare mine/bench.json yours/bench.json
+"""
+ALL = "all"
 
 
 def run_bench(
@@ -38,22 +54,9 @@ def run_bench(
     quick: bool = False,
     emit: Emit = ignore,
 ) -> BenchResults:
-    """Time workloads on the devices of this machine; write ``bench.json`` and ``bench.html``.
+    """Time workloads on devices, all that work if none is named; write JSON, a page and pictures.
 
-    Args:
-        groups: Of workloads.
-        output_dir: Folder of the files; those of an earlier bench are replaced.
-        devices: Their names; none for all that work.
-        model: A network of the user's own, ``package.module:function``, to be timed as well.
-        data_dir: Folder of TREC's raw files; None for the questions of the package.
-        quick: Whether to time few rows, and not for long.
-        emit: Receives progress events.
-
-    Raises:
-        DeviceNotAvailable: If a device that is named can't be used.
-        UsageError: If the model or the folder can't be used.
-        DataNotFound: If TREC's training file is not there.
-        Interrupted: If the user stopped it; what was measured is written.
+    If the user stops it, what was measured is written.
     """
     check_writable(output_dir)
     with starting(TIMING) as children:
@@ -137,24 +140,6 @@ def write_bench(results: BenchResults, folder: Path) -> None:
             write_text_atomically(folder / f"{name}.svg", picture_of(charts))
 
 
-EXAMPLES = """\b
-Groups:
-  mlp        a small network and larger ones, forward and backward
-  inference  BERT-base on questions, batches of 1 to 256
-  training   BERT-base on 1,000 questions, padded to 512 tokens and less
-  apple      ResNet-50, BERT-base and VGG16, training and evaluation
-
-\b
-Examples:
-  finetune bench                         all groups, every device that works
-  finetune bench --quick                 few rows of each, in under a minute
-  finetune bench inference --devices cpu,mps
-  finetune bench --model my_models:make  a network of your own
-  finetune bench --compare mine/bench.json yours/bench.json
-"""
-ALL = "all"
-
-
 def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> list[str]:
     given = [name.strip() for name in (names or "").split(",") if name.strip()]
     if unknown := set(given) - set(DEVICE_NAMES) | ({"auto"} & set(given)):
@@ -189,43 +174,26 @@ def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> 
     default=Path("runs/bench"),
     help="Folder of bench.json, bench.html and pictures.",
 )
-@output_options
+@with_display
 def command(
     *,
     group: str | None,
-    devices: list[str],
-    quick: bool,
-    model: str | None,
-    data_dir: Path | None,
     compare: tuple[Path, Path] | None,
-    output_dir: Path,
-    as_json: bool,
-    quiet: bool,
-    no_progress: bool,
+    display: Display,
+    **options: Any,
 ) -> None:
     """Time this machine's devices at published workloads, side by side.
 
     Without a group: all of them or, with --model, that alone.
     """
     if compare:
-        _compare(*compare, as_json=as_json)
+        _compare(*compare, as_json=display.as_json)
         return
-    is_all = group == ALL or (group is None and model is None)
+    is_all = group == ALL or (group is None and options["model"] is None)
     chosen = [one for one in GROUPS if is_all or one == group]
-    with showing(quiet=quiet, no_progress=no_progress) as emit:
-        results = run_bench(
-            chosen,
-            output_dir=output_dir,
-            devices=devices,
-            model=model,
-            data_dir=data_dir,
-            quick=quick,
-            emit=emit,
-        )
-    if as_json:
-        show_json(results.to_json())
-    else:
-        _show(results, folder=output_dir)
+    with display.progress() as emit:
+        results = run_bench(chosen, **options, emit=emit)
+    display.show(results, lambda: _show(results, folder=options["output_dir"]))
 
 
 def _compare(one: Path, other: Path, *, as_json: bool) -> None:

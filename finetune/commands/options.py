@@ -122,11 +122,6 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def output_options(command: Command) -> Command:
-    """Give a command the flags for its output."""
-    return json_option(quiet_option(no_progress_option(debug_option(command))))
-
-
 class Result(Protocol):
     """What a command's function returns."""
 
@@ -165,7 +160,7 @@ def with_display(command: Command) -> Command:
     def call(*, as_json: bool, quiet: bool, no_progress: bool, **options: Any) -> Any:
         return command(display=Display(as_json, quiet, no_progress), **options)
 
-    return output_options(call)
+    return json_option(quiet_option(no_progress_option(debug_option(call))))
 
 
 def load(
