@@ -1,6 +1,5 @@
 """Runs with enough validation rows for a temperature."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from tiny_runs import run_tiny, weights_of
 from torch import nn
 from transformers import pipeline
 
-import finetune
 from finetune.events import Event, Info, ignore
 from finetune.files import read_json, read_jsonl
 from finetune.model.load import load_model
@@ -60,15 +58,6 @@ def test_the_temperature_is_in_the_weights_of_the_last_layer_alone(
     assert [one["score"] for one in found] == pytest.approx(
         [row["probability"] for row in rows], abs=1e-5
     )
-
-
-def test_the_model_is_evaluated_again_as_it_was_saved(runs: tuple[Path, Path]) -> None:
-    results = read_json(runs[0] / "all_results.json")
-    for split, prefix in (("validation", "eval"), ("test", "test")):
-        scores = finetune.evaluate(runs[0], split=split, device="cpu").scores
-        assert json.dumps(scores.loss) == json.dumps(results[f"{prefix}_loss"])
-    card = (runs[0] / "model/README.md").read_text()
-    assert "calibrated on the validation split" in card
 
 
 def test_a_model_that_trains_on_begins_without_its_temperature(runs: tuple[Path, Path]) -> None:

@@ -13,11 +13,10 @@ from datasets import ClassLabel, Dataset, Features, Value
 from prepared_runs import prepare_tiny
 from safetensors.torch import load_file, save_file
 
-from finetune.data.source import DataSource
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
-from finetune.runs.manifest import Manifest, describe_sources, digest_splits, restore_threads
+from finetune.runs.manifest import Manifest, digest_splits, restore_threads
 from finetune.tasks.single import Single
 
 MANIFEST = Manifest(
@@ -96,19 +95,6 @@ def test_a_model_that_has_changed_is_noticed(
         before.check(Manifest.of(prepare_tiny(model)), remedy="none")
 
 
-def test_files_are_named_by_their_absolute_path_and_data_sets_by_their_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sources = [
-        DataSource("rows.csv", sha256="aa"), DataSource("hub:acme/rows", commit="c0ffee"),
-        DataSource("neither"),
-    ]  # fmt: skip
-    assert describe_sources(sources) == {
-        str(tmp_path / "rows.csv"): "aa", "hub:acme/rows": "c0ffee"
-    }  # fmt: skip
-
-
 ROWS = rows_of(("one", 0), ("two", 1), ("three", 0))
 
 
@@ -152,19 +138,6 @@ def test_what_differs_is_named(now: Manifest, words: str) -> None:
         MANIFEST.check(now, remedy="restore it")
     assert raised.value.message == f"changed since the run began: {words}"
     assert (raised.value.exit_code, raised.value.remedy) == (3, "restore it")
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        MANIFEST,
-        replace(MANIFEST, model={}),
-        replace(MANIFEST, packages={"torch": "9.9"}, metrics_precision="fp32"),
-    ],
-    ids=["same", "without model", "other versions"],
-)
-def test_what_is_the_same_or_not_compared_is_accepted(now: Manifest) -> None:
-    MANIFEST.check(now, remedy="restore it")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from prepared_runs import finish_run, largest_difference, parameters_of, train_tiny
 from tiny_models import save_tiny_model
-from tiny_runs import TEXTS, have_same_bits, run_tiny
+from tiny_runs import have_same_bits, run_tiny
 from torch import nn
 
 import finetune
@@ -128,27 +127,6 @@ def test_feature_extraction_continues_with_smaller_batches(
     assert have_same_bits(parameters_of(run), parameters_of(expected))
     kept = [sorted(path.name for path in (Path(one) / "features").iterdir()) for one in stores]
     assert kept[0] == kept[1]
-
-
-def test_a_finished_run_is_evaluated_and_used_in_smaller_batches(finished_run: Path) -> None:
-    scores = finetune.evaluate(finished_run, split="validation", device="cpu").scores
-    answers = finetune.predict(finished_run, TEXTS, device="cpu")
-    emitted: list[Event] = []
-
-    with memory_for(evaluation_examples=1):
-        scores_of_singles = finetune.evaluate(
-            finished_run, split="validation", device="cpu", emit=emitted.append
-        ).scores
-        answers_of_singles = finetune.predict(finished_run, TEXTS, device="cpu")
-
-    assert len(warnings_of(emitted)) == 6
-    assert scores_of_singles.loss == pytest.approx(scores.loss, abs=1e-6)
-    assert [one.label for one in answers_of_singles] == [one.label for one in answers]
-    np.testing.assert_allclose(
-        [one.probability for one in answers_of_singles],
-        [one.probability for one in answers],
-        atol=1e-6,
-    )
 
 
 @pytest.mark.parametrize("examples", ["training_examples", "evaluation_examples"])

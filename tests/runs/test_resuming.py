@@ -202,11 +202,6 @@ def test_a_variable_that_would_change_a_run_is_refused(
         finetune.run(resume_from_checkpoint=kept_stopped_run)
 
 
-def test_a_configuration_beside_the_run_s_own_is_refused(kept_stopped_run: Path) -> None:
-    with pytest.raises(UsageError, match="configuration"):
-        finetune.run("offline", resume_from_checkpoint=kept_stopped_run)
-
-
 def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
     shutil.rmtree(stopped_run / "checkpoints")
     with pytest.raises(UsageError, match="no checkpoint") as raised:

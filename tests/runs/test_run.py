@@ -3,14 +3,11 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from prepared_runs import (
-    parameters_of,
     prepare_tiny,
-    train_prepared,
     train_tiny,
 )
 from tiny_models import save_tiny_model
@@ -35,7 +32,6 @@ from finetune.events import (
     ignore,
 )
 from finetune.files import read_json
-from finetune.model.load import TextModel
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
 from finetune.runs.run import train_and_finish
@@ -132,31 +128,3 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
             log=WarningLog(ignore),
         )  # fmt: skip
     assert "--learning-rate" in raised.value.remedy
-
-
-def test_one_preparation_trains_two_seeds_as_two_runs_would(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"max_train_samples": 16, "num_train_epochs": 1, "train_layers": 1,
-               "cache_dir": str(tmp_path / "cache")}  # fmt: skip
-    alone = [
-        train_prepared(prepare_tiny(tiny_folder, seed=seed, **options), tmp_path / f"alone-{seed}")
-        for seed in (1, 2)
-    ]
-    encoded: list[int] = []
-    encode = TextModel.encode
-
-    def count(self: TextModel, texts: Any, *others: Any, **more: Any) -> Any:
-        encoded.append(len(texts))
-        return encode(self, texts, *others, **more)
-
-    monkeypatch.setattr(TextModel, "encode", count)
-    preparation = prepare_tiny(tiny_folder, seed=1, **options)
-    assert encoded == [16, 81, 270]
-    first = train_prepared(preparation, tmp_path / "first")
-    second = train_prepared(preparation.with_seed(2, emit=ignore), tmp_path / "second")
-    assert encoded == [16, 81, 270]
-    for together, single in zip((first, second), alone, strict=True):
-        assert have_same_bits(parameters_of(together), parameters_of(single))
-        assert logged_metrics(together.folder.path) == logged_metrics(single.folder.path)
-        assert config_text(together.folder.path) == config_text(single.folder.path)

@@ -8,7 +8,6 @@ import pytest
 from prepared_runs import finish_run, prepare_tiny, train_tiny, was_emitted
 from tiny_runs import QUICK, TEXTS, Command, run_tiny
 from tiny_training import give_few_shapes
-from transformers import pipeline
 
 import finetune
 from finetune.errors import ConfigurationInvalid
@@ -56,18 +55,6 @@ def test_evaluate_predict_and_the_cards_code_agree_with_the_run(run: Path) -> No
     probability, number = names["logits"].softmax(-1).max(-1)
     assert names["model"].config.id2label[number.item()] == answer.label
     assert answer.probability == pytest.approx(probability.item(), abs=1e-5)
-
-
-def test_the_plain_pipeline_truncates_as_the_card_says(run: Path) -> None:
-    classify = pipeline("text-classification", model=str(run / "model"))
-    card = (run / "model" / "README.md").read_text()
-
-    [answer] = finetune.predict(run, ["Who wrote?"], device="cpu")
-    [same] = classify("Who wrote?", truncation=True, max_length=10)
-
-    assert classify(LONG, truncation=True, max_length=10)
-    assert (same["label"], same["score"]) == (answer.label, pytest.approx(answer.probability))
-    assert "A `pipeline` truncates a text after 10 tokens" in card
 
 
 def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path) -> None:
