@@ -127,17 +127,10 @@ def fetch_file(url: str, *, sha256: str, to: Path) -> Path:
 def upload_model(
     files: Mapping[str, Path], name: str, *, public: bool, revision: str | None, message: str
 ) -> tuple[str, bool]:
-    """Upload files, by their paths, in one commit to a model's repository, created if necessary.
+    """Upload files, by their paths in the repository, in one commit; return that and who sees it.
 
-    Args:
-        files: By their paths in the repository.
-        name: ``OWNER/NAME``.
-        public: Whether everybody may see a new repository, and may see an existing one.
-        revision: A branch, created from ``main`` if necessary; None for ``main``.
-        message: Of the commit.
-
-    Returns:
-        The commit, and whether the repository is public.
+    The repository and the branch are created if necessary. A public one is refused unless
+    ``public``; one that is private stays so.
     """
     api = HfApi()
     try:

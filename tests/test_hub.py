@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,16 @@ def test_files_of_a_commit_in_the_cache_are_not_asked_for(hub: HubServer, tmp_pa
     hub.requests.clear()
     assert dataset.fetch([ROWS]) == folder
     assert hub.requests == []
+
+
+def test_without_a_network_a_download_fails_at_once(hub: HubServer, tmp_path: Path) -> None:
+    started = time.monotonic()
+    with (
+        hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "other"),
+        pytest.raises(HubNotReachable),
+    ):
+        Repository("dataset", DATASET, MAIN_COMMIT).fetch([ROWS])
+    assert time.monotonic() - started < 5
 
 
 def test_data_that_the_hub_lacks_is_refused_with_a_remedy(hub: HubServer) -> None:

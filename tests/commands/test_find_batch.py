@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedRunner, runner
 from batch_finder.test_results import ESTIMATE, RESULT
 from held import FINETUNE, Hold, Start
-from tiny_models import save_tiny_model, tiny_config
+from tiny_models import save_tiny_model
 from tiny_runs import Command, Outcome
 
 import finetune
@@ -30,14 +29,12 @@ from finetune.devices.mps.chips import Mac
 from finetune.distributed import processes
 from finetune.distributed.processes import Processes
 from finetune.errors import (
-    BatchDoesNotFit,
     ConfigurationInvalid,
     HubNotReachable,
     ModelUnsupported,
 )
 from finetune.events import Event, Info
 from finetune.runs import data as run_data
-from finetune.tasks.single import Single
 
 __all__ = ["runner"]
 SMALL_MAC = "m1-8gb"
@@ -153,27 +150,6 @@ def test_every_device_that_works_is_searched(
     assert [one.device for one in results] == ["cpu", "other"]
 
 
-def test_a_search_is_cached_unless_a_fresh_one_is_asked_for(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
-) -> None:
-    options = {"model": tiny_folder, "limit": 1000, "cache_dir": tmp_path, "train_layers": 1,
-               "feature_cache": False}  # fmt: skip
-    trials = [len(search(fresh=fresh, **options)[0].trials) for fresh in (True, False, False, True)]
-    assert trials[0] == trials[1] == trials[3] > trials[2] == 1
-    assert len(list((tmp_path / "batches").iterdir())) == 1
-
-
-def test_the_results_are_kept_as_json_and_as_a_picture_where_there_is_a_folder(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "new" / "found"
-    found = finetune.find_batch(
-        model=tiny_folder, device="cpu", limit=9, max_length=16, fresh=True, output_dir=folder
-    )
-    assert json.loads((folder / "find-batch.json").read_text()) == found.to_json()
-    assert (folder / "find-batch.svg").is_file()
-
-
 class TwoProcesses(Processes):
     """This one, and another whose device holds five examples."""
 
@@ -197,16 +173,6 @@ def test_two_processes_find_the_least_and_the_main_one_keeps_it(
     [result, _] = search(emitted, model=tiny_folder, limit=9, output_dir=tmp_path / "found")
     assert (result.max_verified, result.first_failed, result.recommended) == (5, 6, 4)
     assert (tmp_path / "found").exists() == bool(emitted) == (index == 0)
-
-
-def test_nothing_is_kept_where_nothing_fits(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
-) -> None:
-    runner.machine = SimulatedMachine(capacity_share=0.001)
-    with pytest.raises(BatchDoesNotFit, match="not even a batch of one example") as refused:
-        search(model=tiny_folder, limit=9, output_dir=tmp_path / "found")
-    assert "--memory-limit" in refused.value.remedy
-    assert not (tmp_path / "found").exists()
 
 
 def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
@@ -252,18 +218,6 @@ def test_where_trec_can_not_be_measured_its_texts_have_the_length_that_all_are_c
     warning = next(one for one in emitted if isinstance(one, events.WarningMessage))
     assert warning.message.endswith("texts is not known: TREC is not in the cache")
     assert "128 tokens" in warning.remedy
-
-
-def test_a_missing_tokenizer_leaves_trec_unmeasured_but_own_data_are_an_error(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bare = tmp_path / "bare"
-    tiny_config("bert").save_pretrained(bare)
-    with pytest.raises(ModelUnsupported, match="tokenizer"):
-        estimates(model=bare, data=table)
-    rows = SimpleNamespace(splits={"train": {"text": TEXTS}}, task=Single([*"ab"]))
-    monkeypatch.setattr(run_data, "load_run_data", lambda options, emit: rows)
-    assert {one.padded_length for one in estimates(model=bare, limit=5)} == {64}
 
 
 @pytest.mark.usefixtures("offline_trec")
@@ -318,9 +272,6 @@ def test_a_memory_names_a_mac_and_too_little_of_it_holds_nothing(tiny_folder: Pa
     assert limited.budget_bytes == 2**30
     assert (large.machine, small.machine) == ("Mac with 16GiB", "Mac with 1GiB")
     assert large.batch > small.batch == small.highest_batch == 0
-
-
-__all__ = ["runner"]
 
 
 @pytest.fixture

@@ -123,21 +123,6 @@ def test_classes_without_the_precision_are_never_answered(run_with_confidences: 
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"min_confidence": 0.5, "target_precision": 0.5}, "both"),
-        ({"min_confidence": 95}, "--min-confidence is 95"),
-        ({"target_precision": float("nan")}, "--target-precision is nan"),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused(
-    options: dict[str, float], expected: str, finished_run: Path
-) -> None:
-    with pytest.raises(UsageError, match=expected):
-        finetune.predict(finished_run, TEXTS, device="cpu", **options)
-
-
-@pytest.mark.parametrize(
     ("content", "error", "expected"),
     [
         (None, UsageError, "no confidences of validation"),
@@ -242,21 +227,6 @@ def test_an_input_without_texts_is_refused(
     command("predict", finished_run, "-f", tmp_path / "missing").assert_refused(3, "missing")
     type_in(b"")
     command("predict", finished_run).assert_refused(3, "standard input", "no text")
-
-
-@pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "tokenizer.json"])
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_damaged_model_is_told_in_two_lines(
-    damage: str, is_there: bool, command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished_run, run)
-    file = run / "model" / damage
-    content = file.read_bytes()
-    file.unlink()
-    if is_there:
-        file.write_bytes(content[:100])
-    command("predict", run, "text").assert_refused(2, "model")
 
 
 ROWS = [
