@@ -7,7 +7,7 @@ real, so that a forward may depend on its values.
 import bisect
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -92,28 +92,19 @@ def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> 
         FinetuneError: If the model can't be loaded, or can't be trained in this mode.
     """
     model = random_classifier(source, classes=CLASSES, seed=SEED)
+    padded_length = max_tokens(model, wanted=ModelConfig.max_length)
     return audit_classifier(
-        model,
-        mode=mode,
-        precision=precision,
-        batch_size=batch_size,
-        padded_length=max_tokens(model, wanted=ModelConfig.max_length),
+        model, mode=mode, precision=precision, batch_size=batch_size, padded_length=padded_length
     )
 
 
 def audit_classifier(
-    model: PreTrainedModel,
-    *,
-    mode: Mode,
-    precision: str,
-    batch_size: int,
-    padded_length: int,
+    model: PreTrainedModel, *, mode: Mode, precision: str, batch_size: int, padded_length: int
 ) -> OperatorReport:
-    """Audit one step of a classifier, as a run takes it, and one evaluation batch.
+    """Audit a step of a classifier, as a run takes it, and one evaluation batch.
 
-    What is recorded goes from the first forward to the step of the optimizer, and from there to
-    the logits. fp16 is recorded as bf16, which the CPU has too and which dispatches the same, with
-    the scaling of the gradients around it. The model is on the CPU and left as it was.
+    fp16 is recorded as bf16, which the CPU has too and which dispatches the same, with the scaling
+    of the gradients around it. The model is on the CPU and left as it was.
 
     Raises:
         ConfigurationInvalid: If the encoder has fewer than N layers.
@@ -131,7 +122,7 @@ def audit_classifier(
     fake = _fake_copy(model)
     trial = prepare_trial_model(case, fake, find_structure(model), device=CpuDevice())
     recorder = _Recorder(fake)
-    recorder.places.notice(trial.training_state.optimizer)
+    recorder.places.name_steps_of(trial.training_state.optimizer)
     if precision == "fp16":
         scaling = _ScalingAccelerator(recorder.places)
         trial = replace(trial, training_state=replace(trial.training_state, accelerator=scaling))
@@ -144,12 +135,10 @@ def audit_classifier(
 
 
 def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorReport:
-    """Audit the forward and backward of any module, which are computed.
+    """Audit the forward and backward of any module on the CPU, which are computed.
 
-    Args:
-        module: On the CPU; keeps gradients and hooks. The backward starts from the output's
-            ``loss``, or from the sum of all floating-point tensors in the output.
-        batch: Its keyword arguments.
+    The backward starts from the output's ``loss``, or from the sum of all floating-point tensors in
+    the output. ``batch`` has the keyword arguments of the forward.
     """
     recorder = _Recorder(module)
     with dispatching_as_mps(), recorder:
@@ -169,12 +158,12 @@ def _fake_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class _Places:
-    """Knows which module is at work, also in the backward: by the numbers of autograd's nodes."""
+    """Knows which module is running, also in the backward: by the numbers of autograd's nodes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.outside = "loss"
         self._running: list[str] = []
-        # Where in the numbering of the graph's nodes the forward of which module continues.
+        # From which of the graph's nodes on the forward of which module continues.
         self._first_nodes: list[int] = []
         self._places: list[str] = []
         self._owners: dict[int, str] = {}
@@ -196,8 +185,7 @@ class _Places:
         index = bisect.bisect_right(self._first_nodes, node._sequence_nr()) - 1
         return self._places[index]
 
-    def notice(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let what the optimizer's step dispatches be its own."""
+    def name_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.register_step_pre_hook(lambda *_: setattr(self, "outside", "optimizer"))
         optimizer.register_step_post_hook(lambda *_: setattr(self, "outside", "loss"))
 
@@ -220,20 +208,30 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.places = _Places(model)
-        self._has_begun = False
-        self._is_update = True
+        self._is_recording = False
+        self._is_step = True
         self._calls: Counter[str] = Counter()
         self._modules: defaultdict[str, set[str]] = defaultdict(set)
         self._parts: dict[str, Counter[str]] = {}
+        # What is given to MPS that it can't hold, or computes wrongly, and where.
         self._not_held: defaultdict[str, set[str]] = defaultdict(set)
         self._faults: defaultdict[tuple[str, KnownFault], set[str]] = defaultdict(set)
-        model.register_forward_pre_hook(self._begin, prepend=True)
+        model.register_forward_pre_hook(partial(self._record, True), prepend=True)
+
+    def _record(self, is_recording: bool, *_: Any) -> None:
+        self._is_recording = is_recording
 
     def begin_evaluation(self, model: nn.Module) -> None:
         """Count no more calls, and let a model of fake tensors return zeros, which can be read."""
-        self._has_begun = self._is_update = False
+        self._is_recording = self._is_step = False
         self.places.outside = "evaluation"
-        model.register_forward_hook(self._replace_logits)
+
+        def replace_logits(_: nn.Module, __: Any, output: Any) -> None:
+            self._is_recording = False
+            output.logits = _zeros_like(output.logits)
+            self._is_recording = True
+
+        model.register_forward_hook(replace_logits)
 
     def report(self) -> OperatorReport:
         """Return what was recorded."""
@@ -248,7 +246,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Note an operator and run it."""
         kwargs = kwargs or {}
-        if not self._has_begun or func.namespace in _NOT_FOR_DEVICES:
+        if not self._is_recording or func.namespace in _NOT_FOR_DEVICES:
             return run_on_cpu(func, *args, **kwargs)
         name = name_on_mps(func)
         # Before it reaches a device; in training, before a mode sees it.
@@ -260,52 +258,38 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name not in self._parts:
             self._parts[name] = Counter({name: 1}) + _Parts().of(func, args, kwargs)
         for part, calls in self._parts[name].items():
-            self._calls[part] += calls if self._is_update else 0
+            self._calls[part] += calls if self._is_step else 0
             self._modules[part].add(place)
-        self._look_up(Call.of(name, func, args, kwargs), place, result)
-        return result
-
-    def _begin(self, *_: Any) -> None:
-        self._has_begun = True
-
-    def _replace_logits(self, _: nn.Module, __: Any, output: Any) -> None:
-        self._has_begun = False
-        output.logits = _zeros_like(output.logits)
-        self._has_begun = True
-
-    def _look_up(self, call: Call, place: str, result: Any) -> None:
+        call = Call.of(name, func, args, kwargs)
         # GradScaler inverts its scale in float64 everywhere but on MPS.
         if place != _SCALING and any(
             isinstance(one, torch.Tensor) and one.dtype in _NOT_HELD
             for one in tree_iter((list(call.arguments.values()), result))
         ):
-            self._not_held[call.operator].add(place)
+            self._not_held[name].add(place)
         for fault in known_faults(call, torch_version=_TORCH_VERSION):
-            self._faults[call.operator, fault].add(place)
+            self._faults[name, fault].add(place)
+        return result
 
     def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.WarningMessage]:
         for operator in operators:
             if operator.status == "missing":
                 yield events.WarningMessage(
-                    f"MPS has no {operator.name}, which {_listed(operator.modules)} calls",
+                    f"MPS has no {operator.name}, which {', '.join(operator.modules)} calls",
                     remedy="replace what calls it, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
                     "runs it on the CPU, slowly",
                 )
         for name, places in self._not_held.items():
             yield events.WarningMessage(
-                f"{_listed(places)} gives float64 to {name}, and MPS can't hold float64",
+                f"{', '.join(sorted(places))} gives float64 to {name}, and MPS can't hold float64",
                 remedy="convert it to float32",
             )
         for (name, fault), places in self._faults.items():
             yield events.WarningMessage(
                 f"in PyTorch {_TORCH_VERSION}, {name} on MPS {fault.effect}: "
-                f"{_listed(places)} ({fault.source})",
+                f"{', '.join(sorted(places))} ({fault.source})",
                 remedy=fault.remedy,
             )
-
-
-def _listed(places: Iterable[str]) -> str:
-    return ", ".join(sorted(places))
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -351,17 +335,14 @@ class _ScalingAccelerator(Accelerator):
         self._places = places
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of the scaled loss."""
         super().backward(self._scaler.scale(loss))
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the loss scale."""
         self._places.outside = _SCALING
         super().unscale_gradients(optimizer)
         self._places.outside = "clipping"
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step unless a gradient is infinite, and update the scale."""
         self._scaler.step(optimizer)
         self._places.outside = _SCALING
         self._scaler.update()

@@ -6,7 +6,7 @@ gradients of all micro-batches add up to those of the undivided batch, however i
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -72,7 +72,6 @@ class WindowBatch:
             windows than fit.
         members: Which windows are of which example: bool of shape [examples, windows]. Windows that
             fill up a slice are of none.
-        aggregation: How the logits of an example's windows become its own.
     """
 
     slices: Callable[[], Iterator[Inputs]]
@@ -99,8 +98,8 @@ def move_batches(
 ) -> Iterator[tuple[Batch, Callable[[int], Iterator[AnyMicroBatch]]]]:
     """Yield each effective batch with a function that cuts this process's share of it.
 
-    It cuts it into micro-batches of at most so many examples, or windows, which are then on the
-    device. Memory may run out in it.
+    It moves micro-batches of at most so many examples, or windows, to the device, whose memory may
+    run out.
     """
     if examples.windows:
         for batch in batches:
@@ -168,8 +167,7 @@ class _MovedBatches:
                 for position, batch in enumerate(self._batches)
                 if batch.padded_length == padded_length
             }
-            indices = np.concatenate([indices for indices, _ in filled.values()])
-            loss_weights = np.concatenate([weights for _, weights in filled.values()])
+            indices, loss_weights = map(np.concatenate, zip(*filled.values(), strict=True))
             together = MicroBatch(
                 inputs=_move_inputs(self._examples, indices, padded_length, self._device),
                 labels=self._device.copy(torch.from_numpy(self._examples.labels[indices])),
@@ -193,8 +191,7 @@ class _MovedBatches:
 def _weigh(examples: Examples, indices: NDArray[np.int64], processes: Processes) -> _Weighted:
     """Return which examples of an effective batch are this process's, and their loss weights.
 
-    Where it has none, as at a ragged end, it takes one of weight zero, since every process has to
-    have gradients.
+    Where it has none, as at a ragged end, it takes one of weight zero: it has to have gradients.
     """
     weights = examples.weights[indices]
     loss_weights = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
@@ -217,10 +214,28 @@ def _cut_windows(
     """Yield micro-batches of whole examples, whose forwards take at most ``batch_size`` windows."""
     assert examples.windows is not None
     batch_size = max(batch_size, device.shapes.min_examples)
-    indices, loss_weights = _weigh(examples, batch.indices, processes)
-    for chosen in _pack(examples.windows.counts[indices], batch_size=batch_size):
-        own = replace(batch, indices=indices[chosen])
-        yield _window_batch(examples, own, loss_weights[chosen], device, batch_size)
+    all_indices, all_weights = _weigh(examples, batch.indices, processes)
+    for chosen in _pack(examples.windows.counts[all_indices], batch_size=batch_size):
+        indices = all_indices[chosen]
+        windows = examples.sequences_of(indices)
+        owners = np.repeat(np.arange(len(indices)), examples.windows.counts[indices])
+        slice_count = math.ceil(len(windows) / batch_size)
+        slices = np.array_split(windows, slice_count)
+        slice_owners = np.array_split(owners, slice_count)
+        if device.shapes.pads_batches:
+            slices = [fill_batch(one, batch_size=batch_size) for one in slices]
+            slice_owners = [
+                np.pad(one, (0, batch_size - len(one)), constant_values=-1) for one in slice_owners
+            ]
+        members = np.concatenate(slice_owners) == np.arange(len(indices))[:, None]
+        yield WindowBatch(
+            partial(_move_slices, examples, slices, batch.padded_length, device),
+            [len(one) for one in slices],
+            device.copy(torch.from_numpy(members)),
+            examples.windows.aggregation,
+            labels=device.copy(torch.from_numpy(examples.labels[indices])),
+            loss_weights=device.copy(torch.from_numpy(all_weights[chosen])),
+        )
 
 
 def _pack(counts: NDArray[np.int64], *, batch_size: int) -> list[list[int]]:
@@ -238,34 +253,8 @@ def _pack(counts: NDArray[np.int64], *, batch_size: int) -> list[list[int]]:
     return groups
 
 
-def _window_batch(
-    examples: Examples,
-    batch: Batch,
-    loss_weights: NDArray[np.float32],
-    device: Device,
-    batch_size: int,
-) -> WindowBatch:
-    assert examples.windows is not None
-    windows = examples.sequences_of(batch.indices)
-    owners = np.repeat(np.arange(len(batch.indices)), examples.windows.counts[batch.indices])
-    slice_count = math.ceil(len(windows) / batch_size)
-    slices, slice_owners = (np.array_split(one, slice_count) for one in (windows, owners))
-    if device.shapes.pads_batches:
-        slices = [fill_batch(one, batch_size=batch_size) for one in slices]
-        slice_owners = [
-            np.pad(one, (0, batch_size - len(one)), constant_values=-1) for one in slice_owners
-        ]
-    members = np.concatenate(slice_owners) == np.arange(len(batch.indices))[:, None]
-
-    def move_slices() -> Iterator[Inputs]:
-        for windows in slices:
-            yield _move_inputs(examples, windows, batch.padded_length, device)
-
-    return WindowBatch(
-        move_slices,
-        [len(one) for one in slices],
-        device.copy(torch.from_numpy(members)),
-        examples.windows.aggregation,
-        labels=device.copy(torch.from_numpy(examples.labels[batch.indices])),
-        loss_weights=device.copy(torch.from_numpy(loss_weights)),
-    )
+def _move_slices(
+    examples: Examples, slices: Sequence[NDArray[np.int64]], padded_length: int, device: Device
+) -> Iterator[Inputs]:
+    for windows in slices:
+        yield _move_inputs(examples, windows, padded_length, device)

@@ -22,14 +22,12 @@ class OptimizerType:
         make_state: Makes what the first step would keep for a parameter.
         scales_gradients: Whether its kernel divides gradients by ``grad_scale`` as it reads them,
             which saves a pass over them.
-        step_tensors: Tensors of the largest parameter's size that a step holds for a while.
         cuda_graph_error: Why a CUDA graph can't hold its step, if it can't.
     """
 
     make: Callable[[Groups, Device], torch.optim.Optimizer]
     make_state: Callable[[nn.Parameter], dict[str, Any]]
     scales_gradients: bool = False
-    step_tensors: int = 0
     cuda_graph_error: str | None = None
 
 
@@ -70,7 +68,6 @@ OPTIMIZERS = {
     "adafactor": OptimizerType(
         _make_adafactor,
         _make_adafactor_state,
-        step_tensors=2,
         cuda_graph_error="Adafactor counts its steps on the CPU",
     ),
 }
@@ -121,13 +118,6 @@ def make_state(optimizer: torch.optim.Optimizer, *, name: str) -> None:
     for parameter in trained_by(optimizer):
         if parameter not in optimizer.state:
             optimizer.state[parameter] = OPTIMIZERS[name].make_state(parameter)
-
-
-def check_step_memory(optimizer: torch.optim.Optimizer, *, name: str) -> None:
-    """Allocate and free what a step takes besides gradients and state, so that it will be there."""
-    if step_tensors := OPTIMIZERS[name].step_tensors:
-        largest = max(trained_by(optimizer), key=torch.Tensor.numel)
-        _ = [torch.empty_like(largest) for _ in range(step_tensors)]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

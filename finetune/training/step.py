@@ -21,7 +21,6 @@ from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBat
 from finetune.training.optimizers import (
     OPTIMIZERS,
     build_optimizer,
-    check_step_memory,
     make_state,
     set_learning_rate,
     trained_by,
@@ -113,8 +112,7 @@ class TrainingState:
         Returns:
             A function that does the rest and returns the loss, a scalar on the device.
         """
-        name = self.hyperparameters.optimizer
-        make_state(self.optimizer, name=name)
+        make_state(self.optimizer, name=self.hyperparameters.optimizer)
         if any(one.grad is not None for one in trained_by(self.optimizer)):
             self.optimizer.zero_grad(set_to_none=True)
         if self.captured:
@@ -138,7 +136,6 @@ class TrainingState:
             flat_gradients = self._copy_gradients()
         else:
             self._clip_gradients()
-        check_step_memory(self.optimizer, name=name)
         return partial(self._finish_step, loss, flat_gradients)
 
     def _finish_step(self, loss: torch.Tensor, flat_gradients: torch.Tensor | None) -> torch.Tensor:

@@ -6,7 +6,6 @@ import torch
 from tiny_models import tiny_model
 from torch import nn
 
-from finetune.batch_finder.estimate import LiveMemory
 from finetune.config.mode import Mode
 from finetune.config.schema import TrainingConfig
 from finetune.devices.cpu import CpuDevice
@@ -15,7 +14,6 @@ from finetune.model.structure import find_structure
 from finetune.training.optimizers import (
     OPTIMIZERS,
     build_optimizer,
-    check_step_memory,
     make_state,
     set_learning_rate,
 )
@@ -131,26 +129,6 @@ def test_state_that_is_there_is_kept() -> None:
     assert all(
         after["exp_avg"] is one for after, one in zip(optimizer.state.values(), before, strict=True)
     )
-
-
-def test_step_of_adafactor_takes_no_more_than_the_room_that_was_made_for_it() -> None:
-    with LiveMemory() as memory:
-        model = tiny_model()
-        optimizer = optimizer_of(model, name="adafactor")
-        set_learning_rate(optimizer, 1e-3)
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        make_state(optimizer, name="adafactor")
-        before_bytes = memory.live_bytes
-        memory.reset_peak()
-        check_step_memory(optimizer, name="adafactor")
-        room_bytes = memory.peak_bytes - before_bytes
-        memory.reset_peak()
-        optimizer.step()
-
-    largest_bytes = max(parameter.nbytes for parameter in model.parameters())
-    assert memory.peak_bytes - before_bytes == pytest.approx(room_bytes, abs=largest_bytes / 8)
-    assert room_bytes == 2 * largest_bytes
 
 
 def test_adafactor_keeps_next_to_no_state() -> None:
