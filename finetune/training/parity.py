@@ -1,16 +1,14 @@
 """Compares a device with the CPU: a few examples, the same weights, logits and gradients.
 
-A GPU may compute wrongly without an error. A run compares before its first step, and before its
-best model is kept; ``finetune doctor --parity`` compares batches of more shapes.
+A GPU may compute wrongly without an error. A run compares before its first step and before its best
+model is kept, ``finetune doctor --parity`` batches of more shapes.
 """
 
 import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,13 +50,9 @@ _MAX_EXAMPLES, _MAX_TOKENS, _MAX_LENGTH = 8, 512, 64
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a tensor on the device is from the same on the CPU.
+    """How far ``logits`` of a batch, or ``gradients`` of a parameter, are from the CPU's.
 
-    Args:
-        part: ``logits`` or ``gradients``.
-        tensor: The shape of the batch, or the name of the parameter.
-        error: Relative; infinite where the device computed NaN.
-        tolerance: The largest error that passes.
+    The error is relative, and infinite where the device computed NaN.
     """
 
     part: str
@@ -87,12 +81,8 @@ def check_device(
 ) -> None:
     """Compare the device with the CPU between two steps; the state stays as it is.
 
-    For a while it takes memory: on the device that of the gradients, on the CPU that of weights and
-    gradients. If there is not enough, a warning says so.
-
-    Args:
-        padded_lengths: Those of the run, ascending: the fewest tokens, for which attention has been
-            wrong, and as many as is quick are compared.
+    Of the padded lengths, ascending, it takes the smallest, for which attention has been wrong, and
+    the largest that is quick. If there is no memory for it, a warning says so.
 
     Raises:
         DeviceDiffers: If the device computes something else.
@@ -131,11 +121,10 @@ def _device_differs(device: Device, found: str) -> DeviceDiffers:
 def compare_with_cpu(
     state: TrainingState, examples: Examples, shapes: Shapes, *, seed: int = 0
 ) -> list[Difference]:
-    """Compare logits of random examples, and of the last batch gradients, with the CPU's.
+    """Compare logits of random examples, and the gradients of the last batch, with the CPU's.
 
-    Args:
-        state: Its parameters and random numbers stay as they are; its gradients are dropped.
-        shapes: Number of examples and padded length of each batch.
+    A shape is the number of examples and the padded length of a batch. Parameters and random
+    numbers stay as they are, gradients are dropped.
     """
     cpu, precision = CpuDevice(), state.accelerator.precision
     loss_scale = max(1.0, state.accelerator.loss_scale / _LOSS_SCALE_MARGIN)
@@ -155,7 +144,7 @@ def compare_with_cpu(
             if precision != "fp32" and any(not errors[one] <= limits[one] for one in errors):
                 rounded = _compute(
                     cpu_model, cpu_batches, state.losses, loss_scale=loss_scale,
-                    context=partial(cpu.autocast, precision),
+                    cpu_precision=precision,
                 )  # fmt: skip
                 for one, rounding in _errors(rounded, expected).items():
                     limits[one] = max(limits[one], _ROUNDING_MARGIN * rounding)
@@ -195,12 +184,13 @@ def _compute(
     losses: Losses,
     *,
     loss_scale: float = 1.0,
-    context: Callable[[], AbstractContextManager[None]] = nullcontext,
+    cpu_precision: str = "fp32",
 ) -> Results:
     """Return what a model computes of batches, in fp32 on the CPU."""
 
     def forward(batch: MicroBatch) -> torch.Tensor:
-        with context():
+        # A model that trains has a context of its own within.
+        with CpuDevice().autocast(cpu_precision):
             logits: torch.Tensor = model(**batch.inputs).logits.float()
             return logits
 
@@ -270,9 +260,7 @@ def prepare_feature_check(
 ) -> Callable[[Examples], None]:
     """Compute features of a few examples while the model is still on the CPU.
 
-    Returns:
-        A function of the examples with stored features, which raises ``DeviceDiffers`` if these are
-        others.
+    Return a function that raises ``DeviceDiffers`` if examples have stored other features.
     """
     by_length = np.argsort(examples.lengths, kind="stable")
     indices = by_length[:: max(1, len(by_length) // _MAX_EXAMPLES)]
