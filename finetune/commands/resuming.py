@@ -160,7 +160,8 @@ def _find_begun(work: Work) -> RunFolder | None:
 
     By its default name it is the newest that has not finished or, of seeds, that has fewer.
     """
-    from finetune.runs.seeds import SeedsFolder
+    if work.seeds:
+        from finetune.runs.seeds import SeedsFolder
 
     def has_begun(folder: RunFolder) -> bool:
         if work.seeds:
@@ -168,13 +169,12 @@ def _find_begun(work: Work) -> RunFolder | None:
         return folder.can_resume or folder.has_finished
 
     def has_finished(folder: RunFolder) -> bool:
-        return (
-            SeedsFolder(folder.path).has_finished(work.seeds) if work.seeds else folder.has_finished
-        )
+        if work.seeds:
+            return SeedsFolder(folder.path).has_finished(work.seeds)
+        return folder.has_finished
 
     def begun_at(folder: RunFolder) -> float:
-        file = seeds_file(folder.path) if work.seeds else folder.config_file
-        return file.stat().st_mtime
+        return (seeds_file(folder.path) if work.seeds else folder.config_file).stat().st_mtime
 
     if folder := work.named_folder:
         return folder if has_begun(folder) else None
