@@ -19,8 +19,9 @@ from finetune.tokenization.buckets import Batch, plan_extraction
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
 
 PROGRESS_EVENTS = 10
-# Features are held in memory until there are as many as go to one file of the store.
-PART_BYTES = 2**26
+# Features are held in memory until there are as many as go to one file of the store. Reading from
+# four files takes half as long again as from one.
+PART_BYTES = 2**29
 
 
 class FeaturesNotStored(Exception):
@@ -222,7 +223,7 @@ class _Features:
         shifts = self._firsts[examples] - (np.cumsum(counts) - counts)
         numbers = np.repeat(shifts, counts) + np.arange(counts.sum())
         if len(self._parts) == 1:
-            return self._parts[0][torch.from_numpy(numbers)]
+            return self._parts[0].index_select(0, torch.from_numpy(numbers))
         owners = np.searchsorted(self._starts, numbers, side="right") - 1
         taken = self._parts[-1].new_empty(len(numbers), self._parts[-1].shape[1])
         for owner in np.unique(owners):
