@@ -25,7 +25,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHARDS_INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-Kind = Literal["model", "dataset"]
+RepoType = Literal["model", "dataset"]
 # httpx2's or, before huggingface_hub 2, httpx's.
 HTTPError: Any = hub_errors.HTTPError  # type: ignore[attr-defined]
 
@@ -34,7 +34,7 @@ HTTPError: Any = hub_errors.HTTPError  # type: ignore[attr-defined]
 class Repository:
     """A repository at one commit; with an ``unreachable`` Hub, its files in the cache."""
 
-    kind: Kind
+    repo_type: RepoType
     name: str
     commit: str
     files: frozenset[str] = frozenset()
@@ -42,17 +42,23 @@ class Repository:
 
     def fetch(self, names: Iterable[str]) -> Path:
         """Return the folder with these files; those that the cache lacks are downloaded."""
-        folder, needed = _cache_of(self.kind, self.name) / "snapshots" / self.commit, list(names)
+        folder, needed = (
+            _cache_of(self.repo_type, self.name) / "snapshots" / self.commit,
+            list(names),
+        )
         patterns = [glob.escape(name) for name in needed if not (folder / name).is_file()]
         if patterns and self.unreachable:
             raise self.unreachable
         if patterns:
             # A download retries for 20 s; this fails at once if the Hub does not answer.
-            ask_hub(self.kind, self.name, self.commit)
-            failure = f"the download of the {self.kind} {self.name!r} broke off"
-            with _errors_explained(self.kind, self.name, failure):
+            ask_hub(self.repo_type, self.name, self.commit)
+            failure = f"the download of the {self.repo_type} {self.name!r} broke off"
+            with _errors_explained(self.repo_type, self.name, failure):
                 snapshot_download(
-                    self.name, repo_type=self.kind, revision=self.commit, allow_patterns=patterns
+                    self.name,
+                    repo_type=self.repo_type,
+                    revision=self.commit,
+                    allow_patterns=patterns,
                 )
         for name in needed:
             if not (folder / name).is_file():
@@ -61,34 +67,38 @@ class Repository:
 
     def lacks(self, what: str, *, remedy: str) -> errors.FinetuneError:
         """Return the error that the repository has no such thing, or that nobody can tell."""
-        error = errors.ModelUnsupported if self.kind == "model" else DataNotFound
-        remedy = remedy.format(page=_page(self.kind, self.name))
+        error = errors.ModelUnsupported if self.repo_type == "model" else DataNotFound
+        remedy = remedy.format(page=_page(self.repo_type, self.name))
         return self.unreachable or error(
-            f"the {self.kind} {self.name!r} has no {what}", remedy=remedy
+            f"the {self.repo_type} {self.name!r} has no {what}", remedy=remedy
         )
 
 
-def resolve(kind: Kind, name: str, *, revision: str | None) -> Repository:
+def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Repository:
     """Resolve a revision to a commit and list its files."""
     revision = revision or constants.DEFAULT_REVISION
     try:
-        info = ask_hub(kind, name, revision)
+        info = ask_hub(repo_type, name, revision)
     except HubNotReachable as error:
-        reference = _cache_of(kind, name) / "refs" / revision
+        reference = _cache_of(repo_type, name) / "refs" / revision
         commit = reference.read_text() if reference.is_file() else revision
-        folder = _cache_of(kind, name) / "snapshots" / commit
-        message = f"the {kind} {name!r} is not in the cache, and {error.message}"
+        folder = _cache_of(repo_type, name) / "snapshots" / commit
+        message = f"the {repo_type} {name!r} is not in the cache, and {error.message}"
         unreachable = HubNotReachable(message, remedy=error.remedy)
         if not folder.is_dir():
             raise unreachable from error
         paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        return Repository(kind, name, commit, frozenset(map(Path.as_posix, paths)), unreachable)
+        return Repository(
+            repo_type, name, commit, frozenset(map(Path.as_posix, paths)), unreachable
+        )
     if info.sha != revision:  # downloads by commit do not store the branch
-        with _errors_explained(kind, name, "the cache can't be used"):
-            reference = _cache_of(kind, name) / "refs" / revision
+        with _errors_explained(repo_type, name, "the cache can't be used"):
+            reference = _cache_of(repo_type, name) / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             reference.write_text(info.sha)
-    return Repository(kind, name, info.sha, frozenset(one.rfilename for one in info.siblings or ()))
+    return Repository(
+        repo_type, name, info.sha, frozenset(one.rfilename for one in info.siblings or ())
+    )
 
 
 def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -> Path:
@@ -169,12 +179,16 @@ def page_of_upload(name: str, *, revision: str | None) -> str:
 
 
 def ask_hub(
-    kind: Kind, name: str, revision: str | None = None, *, timeout_seconds: float | None = None
+    repo_type: RepoType,
+    name: str,
+    revision: str | None = None,
+    *,
+    timeout_seconds: float | None = None,
 ) -> Any:
     """Return what the Hub knows of a repository, in one request of bounded time."""
     timeout = timeout_seconds or constants.HF_HUB_ETAG_TIMEOUT
-    with _errors_explained(kind, name, f"the Hub at {endpoint()} can't be reached"):
-        return HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=timeout)
+    with _errors_explained(repo_type, name, f"the Hub at {endpoint()} can't be reached"):
+        return HfApi().repo_info(name, repo_type=repo_type, revision=revision, timeout=timeout)
 
 
 def endpoint() -> str:
@@ -187,12 +201,12 @@ def cache_folder(name: str) -> Path:
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
 
 
-def _cache_of(kind: Kind, name: str) -> Path:
-    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
+def _cache_of(repo_type: RepoType, name: str) -> Path:
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=repo_type))
 
 
-def _page(kind: Kind, name: str) -> str:
-    return f"{endpoint()}/{'datasets/' if kind == 'dataset' else ''}{name}"
+def _page(repo_type: RepoType, name: str) -> str:
+    return f"{endpoint()}/{'datasets/' if repo_type == 'dataset' else ''}{name}"
 
 
 def _without_password(text: str) -> str:
@@ -200,23 +214,23 @@ def _without_password(text: str) -> str:
 
 
 @contextmanager
-def _errors_explained(kind: Kind, name: str, failure: str) -> Iterator[None]:
+def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[None]:
     """Raise our errors in place of the library's; ``failure`` is what could not be done."""
     try:
         yield
     # hf_xet, the Hub's transfer protocol, reports every failure as a bare RuntimeError.
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        error_type, message, remedy = _explain(error, kind, name, failure)
+        error_type, message, remedy = _explain(error, repo_type, name, failure)
         raise error_type(_without_password(message), remedy=remedy) from error
 
 
 def _explain(
-    error: Exception, kind: Kind, name: str, failure: str
+    error: Exception, repo_type: RepoType, name: str, failure: str
 ) -> tuple[type[errors.FinetuneError], str, str]:
     """Return the type, the message and the remedy of our error for one of the library's."""
-    not_found = errors.ModelNotFound if kind == "model" else DataNotFound
-    refused = ModelIsGated if kind == "model" else DataNotFound
-    repository, page = f"the {kind} {name!r}", _page(kind, name)
+    not_found = errors.ModelNotFound if repo_type == "model" else DataNotFound
+    refused = ModelIsGated if repo_type == "model" else DataNotFound
+    repository, page = f"the {repo_type} {name!r}", _page(repo_type, name)
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     status = getattr(getattr(error, "response", None), "status_code", None)
     match error:
@@ -227,7 +241,7 @@ def _explain(
             message = f"there is no folder {name}, which is no name on the Hub"
             return not_found, message, "check the spelling"
         case hub_errors.RepositoryNotFoundError():
-            message = f"there is no folder and on the Hub no {kind} {name!r}"
+            message = f"there is no folder and on the Hub no {repo_type} {name!r}"
             return not_found, message, f"check the spelling; if {page} is private, set HF_TOKEN"
         case hub_errors.RevisionNotFoundError():
             remedy = f"choose one of those at {page}/tree/main"
