@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.devices.mps.power import power_facts
-from finetune.errors import DataDiffers
-from finetune.files import read_json, write_json
+from finetune.errors import DataDiffers, NotARun
+from finetune.files import write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import AutoTunedOption
 
@@ -171,26 +171,25 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
     write_json(folder.environment_file, environment)
 
 
-def restore_threads(folder: RunFolder) -> None:
+def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedOption]]:
+    """Return the CPU threads of a run, and what it has chosen by measurements, as far as known."""
+    from pydantic import TypeAdapter
+
+    with suppress(NotARun):
+        choices = TypeAdapter(list[AutoTunedOption]).validate_python
+        return folder.read(
+            folder.environment_file,
+            lambda found: (int(found["threads"]), choices(found["choices"])),
+        )
+    return None, ()
+
+
+def restore_threads(threads: int | None) -> None:
     """Compute with as many CPU threads as the run began with: sums of others differ in their bits.
 
     ``OMP_NUM_THREADS`` goes first, and a machine with fewer cores keeps its own number.
     """
     import torch
 
-    if "OMP_NUM_THREADS" in os.environ:
-        return
-    with suppress(OSError, ValueError, KeyError):
-        threads = read_json(folder.environment_file)["threads"]
+    if threads is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(threads, os.cpu_count() or 1))
-
-
-def read_choices(folder: RunFolder) -> Sequence[AutoTunedOption]:
-    """Return what a run has chosen by measurements; nothing if that can't be read."""
-    from pydantic import TypeAdapter
-
-    try:
-        choices = read_json(folder.environment_file)["choices"]
-        return TypeAdapter(list[AutoTunedOption]).validate_python(choices)
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()

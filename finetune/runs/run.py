@@ -32,7 +32,12 @@ from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, WarningLog, continue_journal
-from finetune.runs.manifest import Manifest, read_choices, restore_threads, write_environment
+from finetune.runs.manifest import (
+    Manifest,
+    read_environment,
+    restore_threads,
+    write_environment,
+)
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
@@ -157,10 +162,9 @@ class Run:
         """
         processes = preparation.processes
         processes.broadcast(lambda: _check_resumable(preparation, folder))
-        restore_threads(folder)
-        choices = processes.broadcast(lambda: read_choices(folder))
-        preparation = replace(preparation, choices=choices)
-        run = cls._build(preparation, folder, emit=emit)
+        threads, choices = processes.broadcast(lambda: read_environment(folder))
+        restore_threads(threads)
+        run = cls._build(replace(preparation, choices=choices), folder, emit=emit)
         progress = run.checkpoints.restore(run.training_state)
         progress.seconds += run.progress.seconds
         if processes.is_main:

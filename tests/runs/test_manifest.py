@@ -16,7 +16,12 @@ from safetensors.torch import load_file, save_file
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
-from finetune.runs.manifest import Manifest, digest_splits, restore_threads
+from finetune.runs.manifest import (
+    Manifest,
+    digest_splits,
+    read_environment,
+    restore_threads,
+)
 from finetune.tasks.single import Single
 
 MANIFEST = Manifest(
@@ -143,14 +148,14 @@ def test_what_differs_is_named(now: Manifest, words: str) -> None:
 @pytest.mark.parametrize(
     ("recorded", "variable", "expected"),
     [
-        pytest.param({"threads": 2}, None, 2, id="as recorded"),
-        pytest.param({"threads": 2}, "1", 1, id="the variable goes first"),
-        pytest.param({"threads": 10_000}, None, 2, id="at most one for each core"),
-        pytest.param({}, None, 1, id="nothing recorded"),
+        pytest.param(2, None, 2, id="as recorded"),
+        pytest.param(2, "1", 1, id="the variable goes first"),
+        pytest.param(10_000, None, 2, id="at most one for each core"),
+        pytest.param(None, None, 1, id="nothing recorded"),
     ],
 )
 def test_a_resumed_run_computes_with_the_threads_it_began_with(
-    recorded: dict[str, int],
+    recorded: int | None,
     variable: str | None,
     expected: int,
     tmp_path: Path,
@@ -160,11 +165,13 @@ def test_a_resumed_run_computes_with_the_threads_it_began_with(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    write_json(tmp_path / "environment.json", recorded)
+    folder = RunFolder(tmp_path)
+    if recorded:
+        write_json(folder.environment_file, {"threads": recorded, "choices": []})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        restore_threads(RunFolder(tmp_path))
+        restore_threads(read_environment(folder)[0])
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
