@@ -164,8 +164,8 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
 def load_rows(recipe: Recipe) -> Mapping[str, Any]:
     """Return the rows that ``finetune run`` trains and tests on."""
     from finetune.config.load import load_config
+    from finetune.data.load import load_splits
     from finetune.events import ignore
-    from finetune.runs.data import load_run_data
 
     options = {
         "data": "trec",
@@ -176,7 +176,7 @@ def load_rows(recipe: Recipe) -> Mapping[str, Any]:
     }
     flags = {name: value for name, value in options.items() if value is not None}
     loaded = load_config(file=None, environment={}, flags=flags, assignments=())
-    splits: Mapping[str, Any] = load_run_data(loaded.config.data, emit=ignore).splits
+    splits: Mapping[str, Any] = load_splits(loaded.config.data, emit=ignore).splits
     return splits
 
 

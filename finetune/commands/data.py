@@ -69,7 +69,6 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
     from finetune.data.check import check_splits, suggest_changes
     from finetune.data.load import load_data
     from finetune.data.split import split_table
-    from finetune.runs.data import data_options, split_options
 
     warnings: list[str] = []
 
@@ -78,14 +77,8 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
             warnings.append(event.message)
         emit(event)
 
-    loaded = load_data(data_options(config.data), emit=emit_and_keep)
-    splits = split_table(
-        loaded.splits,
-        split_options(config.data),
-        task=loaded.task,
-        takes_first=config.data.data == "trec",
-        emit=emit_and_keep,
-    )
+    loaded = load_data(config.data, emit=emit_and_keep)
+    splits = split_table(loaded.splits, config.data, task=loaded.task, emit=emit_and_keep)
     given = DatasetDict({name: loaded.splits[name] for name in splits if name in loaded.splits})
     findings = check_splits(given, loaded.task)
     lengths = _measure_tokens(given, config.model, emit=emit_and_keep)

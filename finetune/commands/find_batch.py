@@ -228,9 +228,9 @@ class _Search:
     def measure_texts(self) -> _Texts:
         """Read as much of the data as is needed."""
         from finetune.data.dataset import texts_of
+        from finetune.data.load import load_splits
         from finetune.data.trec import TRAINING_ROWS
         from finetune.model.source import load_tokenizer
-        from finetune.runs.data import load_run_data
         from finetune.tokenization.encode import encode_texts
 
         options, model, rows = self.config.data, self.config.model, self.limit
@@ -240,7 +240,7 @@ class _Search:
         if self.has_max_length and rows:
             return _Texts(model.max_length, rows)
         try:
-            loaded = load_run_data(options, emit=self.emit)
+            loaded = load_splits(options, emit=self.emit)
             task, rows_found = loaded.task, rows or len(loaded.splits["train"])
             texts = _Texts(model.max_length, rows_found, task.name, len(task.output_names))
             if self.has_max_length:

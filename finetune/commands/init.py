@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from finetune.data.dataset import TextColumns
-    from finetune.data.source import DataOptions
 
 # Without a tokenizer, the estimate is rather too high, which costs nothing: BERT's takes 3.8 bytes
 # of TREC's questions a token, and of Chinese a character, which is 3.
@@ -72,7 +71,7 @@ class TableFacts:
         longer_share: Estimated share of texts that are longer than the model reads, in 0..1.
     """
 
-    options: "DataOptions"
+    options: DataConfig
     columns: Sequence[str]
     text_column: str
     text_reason: str
@@ -92,7 +91,7 @@ class TableFacts:
     longer_share: float
 
 
-def look_at_table(options: "DataOptions", *, model: str | None, emit: Emit) -> TableFacts:
+def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> TableFacts:
     """Read a table as a run would; a model's tokenizer counts, or tokens are estimated."""
     import pyarrow.compute as pc
 
@@ -100,7 +99,6 @@ def look_at_table(options: "DataOptions", *, model: str | None, emit: Emit) -> T
     from finetune.data.dataset import column_of, texts_of
     from finetune.data.split import split_table
     from finetune.data.tables import read_tables
-    from finetune.runs.data import split_options
 
     table = read_tables({"train": [Path(options.data)]}, options, emit=emit)
     rows, task, chosen = table.splits["train"], table.task, table.chosen
@@ -110,9 +108,7 @@ def look_at_table(options: "DataOptions", *, model: str | None, emit: Emit) -> T
     labels = task.labels(column_of(rows, "label"))
     model = model or _suggest_model(texts.joined)
     lengths, max_tokens = _count_tokens(texts, model, emit=emit)
-    splits = split_table(
-        table.splits, split_options(DataConfig()), task=task, takes_first=False, emit=emit
-    )
+    splits = split_table(table.splits, options, task=task, emit=emit)
     return TableFacts(
         options=options,
         columns=table.column_names,
@@ -254,9 +250,7 @@ def command(
     file = output or Path(f"{table.stem}.yaml")
     check_is_new(file)
     with display.progress() as emit:
-        from finetune.data.source import DataOptions
-
-        options = DataOptions(str(table), label="", **given(flags))
+        options = DataConfig(str(table), **given(flags))
         facts = look_at_table(options, model=model, emit=emit)
     write_new_file(file, make_config(facts))
     if display.as_json:

@@ -185,14 +185,13 @@ def read_texts(
     If a table has the run's columns of texts, they are read unless others are named.
     """
     folder = open_run_folder(Path(run))
-    from finetune.data.source import DataOptions
+    from finetune.data.source import OtherData
     from finetune.data.stream import read_rows
     from finetune.runs.manifest import Manifest
 
     saved, manifest = folder.read_config().data, Manifest.read(folder)
-    options = DataOptions(
+    options = OtherData(
         str(file),
-        saved.label,
         text_column=text_column or saved.text_column,
         text_pair_column=text_pair_column or saved.text_pair_column,
         label_column=saved.label_column,

@@ -11,12 +11,13 @@ from math import log2
 import pyarrow
 import pyarrow.compute as pc
 
+from finetune.config.schema import DataConfig
 from finetune.data.mapped import map_pieces
-from finetune.data.source import DataOptions
+from finetune.data.source import earlier_columns
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.tasks.labels import NUMBER
 
-# The fields of DataOptions that name columns.
+# The fields of DataConfig that name columns.
 OPTIONS = ("text_column", "text_pair_column", "label_column")
 # Names that say what a column holds; the first of each leaves no doubt.
 TEXT_NAMES = (
@@ -104,7 +105,7 @@ class Columns:
         return {option: one.name for option, one in chosen.items() if one}
 
 
-def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) -> Columns:
+def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -> Columns:
     """Return the columns of the texts and of their classes, guessed where they are not named.
 
     Names and values, all strings, decide together: texts are long and rarely repeat, labels recur.
@@ -129,7 +130,7 @@ def choose_columns(columns: pyarrow.Table, options: DataOptions, *, table: str) 
 
 
 def choose_text_columns(
-    columns: pyarrow.Table, options: DataOptions, *, reads_pairs: bool, table: str
+    columns: pyarrow.Table, options: DataConfig, *, reads_pairs: bool, table: str
 ) -> tuple[list[str], list[str]]:
     """Return the columns of the texts in a table without labels, guessed where none is named.
 
@@ -174,7 +175,7 @@ def columns_named(name: str, names: Sequence[str]) -> list[str]:
 
 
 def _named_columns(
-    options: DataOptions, names: Sequence[str], *, table: str, wanted: Sequence[str] = OPTIONS
+    options: DataConfig, names: Sequence[str], *, table: str, wanted: Sequence[str] = OPTIONS
 ) -> dict[str, AutoTunedOption]:
     """Return the columns that options name, or that the run has read if the table has them."""
     given = {option: name for option in wanted if (name := getattr(options, option)) is not None}
@@ -182,7 +183,7 @@ def _named_columns(
     for option in wanted:
         name, reason = given.get(option), f"as {_flag(option)} says"
         if name is None:
-            name, reason = options.earlier_columns.get(option), "as in the run"
+            name, reason = earlier_columns(options).get(option), "as in the run"
             if name is None or name in given.values():
                 continue
             if not {*columns_named(name, names)} <= {*names}:

@@ -14,13 +14,14 @@ import pyarrow
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
+from finetune.config.schema import DataConfig
+from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.mapped import PIECE_ROWS, collect
 from finetune.data.numbers import plain_numbers
 from finetune.data.packed import Content
 from finetune.data.reader import RawTable, Reader, Records, records_of
-from finetune.data.source import DataOptions
+from finetune.data.source import earlier_columns
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.labels import is_number
@@ -39,7 +40,7 @@ Rows = Iterator[pyarrow.Table]
 Parse = Callable[[], Rows]
 
 
-def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
+def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     """Read the columns, with numbers as :func:`plain_numbers` writes them.
 
     A value may be in quotes and then hold delimiters, line ends and doubled quotes. Unless the
@@ -60,7 +61,7 @@ def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
     return RawTable(text.path, columns, find_lines)
 
 
-def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
+def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:
     """Yield the rows."""
     text = find_text(content, encoding=options.encoding, emit=emit)
     pieces = _find_parser(text, emit=emit)[1]()
@@ -198,7 +199,7 @@ def _find_dialect(text: TextFile) -> Dialect:
 
 
 def name_columns(
-    rows: pyarrow.Table, options: DataOptions, *, path: Path, emit: Emit
+    rows: pyarrow.Table, options: DataConfig, *, path: Path, emit: Emit
 ) -> tuple[pyarrow.Table, bool]:
     """Name the columns by the first row or by their position; drop those that are all blank.
 
@@ -225,9 +226,12 @@ def name_columns(
     return table, has_header
 
 
-def _find_names(rows: pyarrow.Table, options: DataOptions, *, path: Path) -> tuple[list[str], bool]:
+def _find_names(rows: pyarrow.Table, options: DataConfig, *, path: Path) -> tuple[list[str], bool]:
     """Return the names of the columns, and whether the first row has them."""
-    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, options.named_columns)}
+    named = [getattr(options, option) or "" for option in OPTIONS]
+    named += [*earlier_columns(options).values()]
+    named += [part for name in named for part in name.split(",")]
+    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, filter(None, named))}
     has_header = options.header
     if has_header is None:
         has_header = _has_header(rows.slice(0, HEADER_ROWS), known=known)

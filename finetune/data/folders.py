@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pyarrow
 
+from finetune.config.schema import DataConfig
 from finetune.data.encoding import find_text
 from finetune.data.packed import Content, reading_explained
 from finetune.data.reader import RawTable
-from finetune.data.source import SPLIT_OF_WORD, DataOptions
+from finetune.data.source import SPLIT_OF_WORD
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info
 
@@ -21,7 +22,7 @@ WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 
 
 @reading_explained()
-def read_folders(path: Path, options: DataOptions, *, emit: Emit) -> list[RawTable]:
+def read_folders(path: Path, options: DataConfig, *, emit: Emit) -> list[RawTable]:
     """Return a table of each split of a folder, with the columns ``text`` and ``label``.
 
     A folder whose name is, or ends with, that of a split, as ``train`` or ``20news-bydate-test``,
@@ -57,7 +58,7 @@ def digest_folder(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_classes(path: Path, options: DataOptions, *, emit: Emit) -> RawTable:
+def _read_classes(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
     folders = [folder for folder in _folders_in(path) if folder.name not in WITHOUT_CLASS]
     files = [file for folder in folders for file in _texts_in(folder)]
     if not files:

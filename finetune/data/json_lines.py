@@ -10,6 +10,7 @@ import pyarrow
 from pyarrow import json as arrow_json
 from pyarrow import types
 
+from finetune.config.schema import DataConfig
 from finetune.data.delimited import BLOCK_BYTES
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.mapped import map_pieces
@@ -24,7 +25,6 @@ from finetune.data.reader import (
     readable_columns,
     report_left_out,
 )
-from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 
@@ -34,7 +34,7 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_BRACKETS = 1000
 
 
-def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
+def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     """Read the columns as text; those of objects, or of lists of objects, are left out."""
     text = find_text(content, encoding=options.encoding, emit=emit)
     emit(Info(f"reading {text.path}: encoding {text.encoding}"))
@@ -46,7 +46,7 @@ def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
     return RawTable(text.path, columns, lambda: [number for number, _ in _numbered_objects(text)])
 
 
-def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
+def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:
     """Yield the objects as they are."""
     text = find_text(content, encoding=options.encoding, emit=emit)
     objects = (one for _, one in _numbered_objects(text))

@@ -8,7 +8,7 @@ labels (dataset.py), and splits that are missing are held out (split.py).
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
@@ -16,13 +16,14 @@ from pathlib import Path
 import pyarrow.compute as pc
 from datasets import Dataset
 
+from finetune.config.schema import OPTIONS, DataConfig
 from finetune.data.columns import choose_columns, read_texts
 from finetune.data.dataset import column_of, make_dataset, return_freed_memory, texts_of
 from finetune.data.folders import digest_folder
 from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, read_file
 from finetune.data.hub_tables import fetch_splits
-from finetune.data.source import HUB_PREFIX, NO_COLUMN, DataOptions, DataSource, LoadedData
-from finetune.data.split import SplitOptions, split_table
+from finetune.data.source import HUB_PREFIX, NO_COLUMN, DataSource, LoadedData, OtherData
+from finetune.data.split import split_table
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, UsageError
@@ -36,22 +37,12 @@ from finetune.tasks.single import Single
 SOURCES = ("trec", "questions")
 
 
-def kind_of_source(source: str) -> str:
-    """Return what ``--data`` names, in the words of the options' ``goes_with``."""
-    if source in SOURCES:
-        return source
-    return "a dataset of the Hub" if source.startswith(HUB_PREFIX) else "a file"
-
-
-def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
+def load_data(options: DataConfig, *, emit: Emit) -> LoadedData:
     """Load the splits of a source and say which files, or which commit, they are from."""
-    kind = kind_of_source(options.data)
-    if kind in SOURCES and options.task not in (AUTO, Single.name):
-        find_task_type(options.task)
-        raise UsageError(
-            f"--data {options.data} has classes, and --task is {options.task}",
-            remedy="leave --task out",
-        )
+    kind = options.data if options.data in SOURCES else "a file"
+    if options.data.startswith(HUB_PREFIX):
+        kind = "a dataset of the Hub"
+    _check_options(options, kind)
     match kind:
         case "trec":
             folder = Path(options.data_dir).expanduser() if options.data_dir else None
@@ -73,16 +64,10 @@ def load_data(options: DataOptions, *, emit: Emit) -> LoadedData:
     return replace(loaded, sources=(DataSource(HUB_PREFIX + name, commit=commit),))
 
 
-def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) -> LoadedData:
+def load_splits(options: DataConfig, *, emit: Emit) -> LoadedData:
     """Load data and split it: the same rows for the same options, every time."""
     given = load_data(options, emit=emit)
-    splits = split_table(
-        given.splits,
-        splitting,
-        task=given.task,
-        takes_first=options.data == "trec",
-        emit=emit,
-    )
+    splits = split_table(given.splits, options, task=given.task, emit=emit)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {given.task.label_summary}"))
     loaded = replace(given, splits=splits)
@@ -91,7 +76,7 @@ def load_splits(options: DataOptions, splitting: SplitOptions, *, emit: Emit) ->
     return loaded
 
 
-def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
+def load_rows(options: OtherData, *, task: Task, emit: Emit) -> Dataset:
     """Load all rows of other data than a run's, with the labels of the run's task."""
     wanted = replace(
         options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN,
@@ -115,7 +100,28 @@ def load_rows(options: DataOptions, *, task: Task, emit: Emit) -> Dataset:
     return make_dataset(texts.texts, labels, task=task, pairs=texts.pairs)
 
 
-def find_places(options: DataOptions, rows: Dataset) -> list[str]:
+def _check_options(options: DataConfig, kind: str) -> None:
+    """Raise an error for an option that does not go with a kind of source."""
+    for one in fields(DataConfig):
+        option, value = OPTIONS[one.name], getattr(options, one.name)
+        text = str(value)
+        if "\0" in text or text != text.encode(errors="replace").decode():
+            raise UsageError(f"the name {value!r} is not UTF-8", remedy="rename it")
+        is_foreign = option.goes_with and kind not in option.goes_with and value != option.default
+        if is_foreign and not isinstance(options, OtherData):
+            raise UsageError(
+                f"--data {options.data} takes no {option.flag} (here {value})",
+                remedy=f"leave it out: it goes with {' or '.join(option.goes_with)}",
+            )
+    if kind in SOURCES and options.task not in (AUTO, Single.name):
+        find_task_type(options.task)
+        raise UsageError(
+            f"--data {kind} has classes, and --task is {options.task}",
+            remedy="leave --task out",
+        )
+
+
+def find_places(options: DataConfig, rows: Dataset) -> list[str]:
     """Return where each training text, or pair, is first found: ``line 7 of reviews.csv``.
 
     It is an empty text where the data is no file.
@@ -145,7 +151,7 @@ def source_name(source: str) -> str:
     return Path(source).stem
 
 
-def _files_of(options: DataOptions) -> dict[str, list[Path]]:
+def _files_of(options: DataConfig) -> dict[str, list[Path]]:
     path = Path(options.data).expanduser()
     if path.suffix.lower() not in (*SUFFIXES, *PACKED_SUFFIXES) and not os.path.exists(path):
         guesses = get_close_matches(options.data.casefold(), SOURCES, n=1)

@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.compute as pc
 from pyarrow import parquet, types
 
+from finetune.config.schema import DataConfig
 from finetune.data.mapped import PIECE_ROWS, collect
 from finetune.data.packed import Content
 from finetune.data.reader import (
@@ -21,13 +22,12 @@ from finetune.data.reader import (
     is_list_of_labels,
     readable_columns,
 )
-from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.labels import map_lists
 
 
-def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
+def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     """Read the columns of texts and numbers, and the names of classes of some.
 
     Numbers of classes whose names the library datasets wrote beside them are read as these names; a
@@ -56,7 +56,7 @@ def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
     return RawTable(path, columns, class_names=class_names)
 
 
-def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
+def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:
     """Yield the rows of all columns."""
     with _errors_explained(content.path):
         file = _open(content)

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import types
 
+from finetune.config.schema import DataConfig
 from finetune.data.mapped import filter_rows
 from finetune.data.packed import Content
-from finetune.data.source import DataOptions
 from finetune.events import Emit, Info
 from finetune.tasks.labels import map_lists, map_values
 
@@ -73,8 +73,8 @@ class Reader:
     """
 
     suffixes: Sequence[str]
-    read: "Callable[[Content, DataOptions, Emit], RawTable]"
-    stream: "Callable[[Content, DataOptions, Emit], Iterator[Records]]"
+    read: "Callable[[Content, DataConfig, Emit], RawTable]"
+    stream: "Callable[[Content, DataConfig, Emit], Iterator[Records]]"
     first_bytes: bytes | None = None
     first_characters: bytes | None = None
 

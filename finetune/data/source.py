@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from finetune.errors import UsageError
+from finetune.config.schema import DataConfig
 from finetune.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -24,48 +24,19 @@ SPLIT_OF_WORD = {
 
 
 @dataclass(frozen=True)
-class DataOptions:
-    """Which data to load, as the options of the same names say it.
+class OtherData(DataConfig):
+    """Other data than a run's: where its tables have the columns of the run, these are read.
 
     Args:
-        data: ``trec``; ``questions``, which comes with the package; a file; or ``hub:owner/name``,
-            maybe with ``@revision``, for a dataset of the Hub.
-        label: ``label-coarse`` or, for TREC, ``label-fine``.
-        data_dir: Where TREC's raw files are; ``None`` to fetch them.
-        encoding: Python's name of the encoding of text files; ``None`` to detect it.
-        header: Whether the first row of CSV and TSV names the columns; ``None`` to detect it.
-        task: Name of a kind of labels, or ``auto`` to find it.
-        earlier_columns: Columns by option that a run has read: where an option is ``None``, a table
-            that has its column is read as before.
+        earlier_columns: Those that the run has read, by the options that name them.
     """
 
-    data: str
-    label: str
-    data_dir: str | None = None
-    validation_file: str | None = None
-    test_file: str | None = None
-    text_column: str | None = None
-    text_pair_column: str | None = None
-    label_column: str | None = None
-    encoding: str | None = None
-    header: bool | None = None
-    split_column: str | None = None
-    label_names: str | None = None
-    skip_unknown_labels: bool = False
-    task: str = "auto"
     earlier_columns: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def named_columns(self) -> list[str]:
-        """The columns that options name, each part of a list too, and the earlier ones."""
-        named = filter(None, (self.text_column, self.text_pair_column, self.label_column))
-        return [part for name in (*named, *self.earlier_columns.values())
-                for part in (name, *name.split(","))]  # fmt: skip
 
-    def __post_init__(self) -> None:
-        for name in (value for value in vars(self).values() if isinstance(value, str)):
-            if "\0" in name or name != name.encode(errors="replace").decode():
-                raise UsageError(f"the name {name!r} is not UTF-8", remedy="rename it")
+def earlier_columns(options: DataConfig) -> Mapping[str, str]:
+    """Return the columns that a run has read, by the options that name them."""
+    return options.earlier_columns if isinstance(options, OtherData) else {}
 
 
 @dataclass(frozen=True)

@@ -1,44 +1,28 @@
 """Hold rows out for validation and test: seeded, in the proportions of strata, without leaks."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
+from finetune.config.schema import DataConfig
 from finetune.data.dataset import column_of, number_splits, number_texts, rows_where, texts_of
 from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
 
 
-@dataclass(frozen=True)
-class SplitOptions:
-    """How splits are made that the data does not bring.
-
-    The fractions are of the given training rows, in 0..1; at 0 no validation split is made.
-    """
-
-    validation_fraction: float
-    test_fraction: float
-    split_seed: int
-    max_train_samples: int | None
-
-
-def split_table(
-    table: DatasetDict, options: SplitOptions, *, task: Task, takes_first: bool, emit: Emit
-) -> DatasetDict:
+def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Emit) -> DatasetDict:
     """Return the splits ``train``, ``validation`` and ``test``, disjoint where they are made here.
 
     Splits that the data brings stay as they are; the others are held out of ``train``. Where the
-    training rows are limited, the first ones are taken with ``takes_first``, else a sample.
+    training rows are limited, it is to a sample or, of TREC, to the first ones, as is published.
     """
     _refuse_constant(table["train"], task)
     splits = _with_missing_splits(table, options, task=task, emit=emit)
     train = splits["train"]
     if options.max_train_samples is not None:
         rows = min(options.max_train_samples, len(train))
-        if takes_first:
+        if options.data == "trec":
             train = train.select(range(rows))
         else:
             sampled = _sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
@@ -110,7 +94,7 @@ def _strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
 
 
 def _with_missing_splits(
-    table: DatasetDict, options: SplitOptions, *, task: Task, emit: Emit
+    table: DatasetDict, options: DataConfig, *, task: Task, emit: Emit
 ) -> dict[str, Dataset]:
     fractions = {"test": options.test_fraction, "validation": options.validation_fraction}
     missing = [

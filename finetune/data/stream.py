@@ -14,8 +14,7 @@ from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info, WarningMessage
 
 if TYPE_CHECKING:
-    from finetune.data.source import DataOptions
-
+    from finetune.config.schema import DataConfig
 # As much as a pipe holds.
 CHUNK_BYTES = 2**16
 # In characters. What has no line ends, as /dev/zero, would fill the memory.
@@ -75,7 +74,7 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
 
 def read_rows(
     path: Path,
-    options: "DataOptions",
+    options: "DataConfig",
     *,
     as_lines: bool,
     reads_pairs: bool = False,
@@ -108,7 +107,7 @@ def read_rows(
 
 
 def _read_table(
-    path: Path, options: "DataOptions", *, reads_pairs: bool, emit: Emit
+    path: Path, options: "DataConfig", *, reads_pairs: bool, emit: Emit
 ) -> Iterator[list[Row]]:
     import pyarrow
 

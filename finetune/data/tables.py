@@ -17,6 +17,7 @@ import pyarrow
 import pyarrow.compute as pc
 from datasets import DatasetDict
 
+from finetune.config.schema import DataConfig
 from finetune.data.columns import (
     Columns,
     check_columns,
@@ -33,7 +34,7 @@ from finetune.data.formats import read_file
 from finetune.data.mapped import filter_rows
 from finetune.data.packed import unpack
 from finetune.data.reader import RawTable
-from finetune.data.source import HUB_PREFIX, NO_COLUMN, SPLIT_OF_WORD, DataOptions, LoadedData
+from finetune.data.source import HUB_PREFIX, NO_COLUMN, SPLIT_OF_WORD, LoadedData
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
@@ -47,7 +48,7 @@ MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’
 
 
 def read_tables(
-    files: Mapping[str, Sequence[Path]], options: DataOptions, *, emit: Emit
+    files: Mapping[str, Sequence[Path]], options: DataConfig, *, emit: Emit
 ) -> LoadedData:
     """Read each split from its files; one file may hold several splits, and so may a folder.
 
@@ -102,7 +103,7 @@ def _of_split(split: str, tables: Sequence[RawTable], values: Sequence[Any]) -> 
 
 
 def _divide_by_column(
-    tables: Sequence[RawTable], options: DataOptions, *, emit: Emit
+    tables: Sequence[RawTable], options: DataConfig, *, emit: Emit
 ) -> Sequence[RawTable]:
     """Divide the files of one split by their column of splits, if they have one; it is left out.
 
@@ -158,7 +159,7 @@ def _without_unlabelled(
 
 
 def _name_labels(
-    labels: Sequence[pyarrow.ChunkedArray], options: DataOptions, *, emit: Emit
+    labels: Sequence[pyarrow.ChunkedArray], options: DataConfig, *, emit: Emit
 ) -> tuple[list[pyarrow.ChunkedArray], list[str]]:
     """Replace numbers of classes, alone or in lists, by the names in a file; return these too.
 
@@ -228,7 +229,7 @@ def _with_known_labels(
     parts: Sequence[tuple[RawTable, pyarrow.Table]],
     training: pyarrow.ChunkedArray,
     task: Task,
-    options: DataOptions,
+    options: DataConfig,
     *,
     emit: Emit,
 ) -> pyarrow.Table:

@@ -16,10 +16,11 @@ from typing import NamedTuple
 from datasets import DatasetDict
 
 from finetune import hub
+from finetune.config.schema import DataConfig
 from finetune.data.dataset import make_dataset
 from finetune.data.formats import read_file
 from finetune.data.packed import reading_explained
-from finetune.data.source import DataOptions, DataSource, LoadedData
+from finetune.data.source import DataSource, LoadedData
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.single import Single
@@ -105,7 +106,7 @@ def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
     splits = {}
     for split, name in names.items():
         path = folder / name
-        columns = read_file(path, DataOptions("trec", ""), emit=emit).columns
+        columns = read_file(path, DataConfig("trec", ""), emit=emit).columns
         if not {"text", "fine_label"} <= set(columns.column_names):
             raise DataUnreadable(
                 f"{path} has the columns {', '.join(columns.column_names)}, which are not TREC's",

@@ -6,15 +6,15 @@ from typing import Any
 
 import pyarrow
 
+from finetune.config.schema import DataConfig
 from finetune.data.delimited import name_columns
 from finetune.data.packed import ZIP, Content
 from finetune.data.reader import RawTable, Reader, Records, as_text, records_of
-from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 
 
-def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
+def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     """Read the one sheet that has any rows; formulas have the values that Excel has saved."""
     path = content.path
     emit(Info(f"reading {path}: an Excel workbook"))
@@ -47,7 +47,7 @@ def read(content: Content, options: DataOptions, emit: Emit) -> RawTable:
     return RawTable(path, name_columns(table, options, path=path, emit=emit)[0])
 
 
-def stream(content: Content, options: DataOptions, emit: Emit) -> Iterator[Records]:
+def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:
     """Yield the rows of the sheet."""
     return records_of(read(content, options, emit).columns)
 

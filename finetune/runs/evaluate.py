@@ -1,15 +1,14 @@
 """The metrics of a finished run on a split of its data, or on other data."""
 
-from dataclasses import replace
 from typing import Any
 
 from datasets import Dataset
 
-from finetune.data.load import load_rows
+from finetune.data.load import load_rows, load_splits
+from finetune.data.source import OtherData
 from finetune.distributed.processes import join_processes
 from finetune.errors import DataError, NotARun
 from finetune.events import Emit, Info
-from finetune.runs.data import data_options, load_run_data
 from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
@@ -34,7 +33,7 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
         DataDiffers: If the data is no longer what the run was made from.
     """
     config = folder.read_config()
-    data = load_run_data(config.data, emit=emit)
+    data = load_splits(config.data, emit=emit)
     splits = data.splits
     if split not in splits:
         raise NotARun(
@@ -61,10 +60,10 @@ def evaluate_data(
     Raises:
         DataError: If the data can't be read, or has classes that the model lacks.
     """
-    options = data_options(folder.read_config().data)
     manifest = Manifest.read(folder)
+    options = {**vars(folder.read_config().data), **columns, "data": source}
     rows = load_rows(
-        replace(options, data=source, earlier_columns=manifest.columns, **columns),
+        OtherData(**options, earlier_columns=manifest.columns),
         task=folder.read_task(),
         emit=emit,
     )

@@ -13,7 +13,6 @@ from finetune.errors import (
     NotWritten,
 )
 from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
-from finetune.runs.data import data_options
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
 from finetune.training.interruption import signal_of
@@ -85,7 +84,7 @@ def _name_examples(error: LossNotFinite, preparation: Preparation) -> str:
     rows = preparation.splits["train"].select(error.examples[:MAX_EXAMPLES])
     places = [""] * len(rows)
     with suppress(DataError):  # the file may have changed since
-        places = find_places(data_options(preparation.config.data), rows)
+        places = find_places(preparation.config.data, rows)
     names = [
         f"{place} {text[:60]!r}".strip() for place, text in zip(places, rows["text"], strict=True)
     ]

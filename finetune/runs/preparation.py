@@ -11,6 +11,7 @@ from datasets import DatasetDict
 from finetune.config.mode import Mode
 from finetune.config.schema import Config
 from finetune.data.dataset import column_of
+from finetune.data.load import load_splits
 from finetune.data.source import DataSource
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -20,7 +21,6 @@ from finetune.model.freeze import count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_model
 from finetune.runs.cache import cache_folder
-from finetune.runs.data import load_run_data
 from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import TrainingPlan, plan_training, with_plan
 from finetune.runs.results import AutoTunedOption
@@ -146,7 +146,7 @@ def prepare(
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     is_balanced = config.training.class_weights == "balanced"
     with stage("load", emit):
-        loaded = load_run_data(config.data, emit=emit)
+        loaded = load_splits(config.data, emit=emit)
         splits = loaded.splits
         labels = loaded.task.labels(column_of(splits["train"], "label"))
         task = loaded.task.with_training_labels(labels, is_balanced=is_balanced)

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from finetune.config.load import load_config
+from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
-from finetune.data.source import DataOptions
 from finetune.data.stream import read_rows
 from finetune.errors import FinetuneError
 from finetune.evaluation.prediction_file import prediction_file
@@ -76,19 +76,19 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 
 
 def read_table(path: Path) -> None:
-    options = DataOptions(str(path), "label-coarse")
+    options = DataConfig(str(path))
     load_data(options, emit=ignore)
 
 
 def stream_table(path: Path) -> None:
-    options = DataOptions(str(path), "label-coarse")
+    options = DataConfig(str(path))
     for _ in read_rows(path, options, as_lines=False, emit=ignore):
         pass
 
 
 def read_trec(path: Path) -> None:
     path.rename(path.with_name("train_5500.label"))
-    load_data(DataOptions("trec", "label-fine", data_dir=str(path.parent)), emit=ignore)
+    load_data(DataConfig("trec", label="label-fine", data_dir=str(path.parent)), emit=ignore)
 
 
 def read_config(path: Path) -> None:

@@ -34,7 +34,6 @@ from finetune.errors import (
     ModelUnsupported,
 )
 from finetune.events import Event, Info
-from finetune.runs import data as run_data
 
 __all__ = ["runner"]
 SMALL_MAC = "m1-8gb"
@@ -71,10 +70,10 @@ def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
     """TREC is neither in the cache nor within reach."""
 
-    def load_run_data(options: Any, *, emit: Any) -> Any:
+    def load_splits(options: Any, *, emit: Any) -> Any:
         raise HubNotReachable("TREC is not in the cache", remedy="go online")
 
-    monkeypatch.setattr(run_data, "load_run_data", load_run_data)
+    monkeypatch.setattr("finetune.data.load.load_splits", load_splits)
 
 
 def estimates(

@@ -13,8 +13,7 @@ from finetune.commands import init
 from finetune.commands.data import check_data
 from finetune.commands.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
-from finetune.config.schema import Config
-from finetune.data.source import DataOptions
+from finetune.config.schema import Config, DataConfig
 from finetune.errors import DataError, DataNotFound
 
 Row = dict[str, Any]
@@ -33,7 +32,7 @@ def look(
 ) -> TableFacts:
     file = folder / "table.jsonl"
     file.write_text("\n".join(map(json.dumps, table)), encoding="utf-8")
-    options = DataOptions(str(file), "", **columns)
+    options = DataConfig(str(file), **columns)
     return look_at_table(options, model=model, emit=lambda event: None)
 
 
@@ -68,7 +67,7 @@ def test_the_reason_of_a_column_is_its_name_its_values_or_the_user(tmp_path: Pat
 
 
 def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
-    options = DataOptions(str(tmp_path / "none.csv"), "")
+    options = DataConfig(str(tmp_path / "none.csv"))
     with pytest.raises(DataNotFound):
         look_at_table(options, model=None, emit=lambda event: None)
     with pytest.raises(DataError, match="too few rows for a test split"):
@@ -139,7 +138,7 @@ def test_what_the_user_said_of_the_file_is_configured(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     lines = (f"отзыв {number},{number % 2}\n" for number in range(40))
     file.write_text("".join(lines), encoding="koi8_r")
-    options = DataOptions(str(file), "", encoding="koi8_r", header=False)
+    options = DataConfig(str(file), encoding="koi8_r", header=False)
     facts = look_at_table(options, model=None, emit=lambda event: None)
     assert facts.examples["1"] == "отзыв 1"
     config = configured(facts, tmp_path).data

@@ -18,9 +18,9 @@ from finetune.config.yaml_files import (
     recipes_folder,
     write_new_file,
 )
+from finetune.data.load import load_splits
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import ignore
-from finetune.runs.data import load_run_data
 
 RECIPES = sorted(recipes_folder().glob("*.yaml"))
 
@@ -68,7 +68,7 @@ def test_a_recipe_reads_the_columns_of_its_dataset(
     ]
     table = tmp_path / "rows.jsonl"
     table.write_text("\n".join(rows))
-    loaded = load_run_data(replace(load(name).data, data=str(table)), emit=ignore)
+    loaded = load_splits(replace(load(name).data, data=str(table)), emit=ignore)
     assert loaded.task.name == task
     assert ("text_pair" in loaded.splits["train"].column_names) == (len(texts) == 2)
 

@@ -3,9 +3,9 @@
 import pyarrow
 import pytest
 
+from finetune.config.schema import DataConfig
 from finetune.data import columns as columns_module
 from finetune.data.columns import Columns, choose_columns, join_texts, read_texts
-from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, UsageError
 
 TEXTS = ["The film was long.", "A joy to watch!", "Never again.", "Fine for children."]
@@ -28,9 +28,7 @@ def choice(
     label: str | None = None,
 ) -> Columns:
     values = pyarrow.table(dict(zip(names, columns, strict=True)))
-    options = DataOptions(
-        "films.csv", "", text_column=text, text_pair_column=pair, label_column=label
-    )
+    options = DataConfig("films.csv", text_column=text, text_pair_column=pair, label_column=label)
     return choose_columns(values, options, table="films.csv")
 
 

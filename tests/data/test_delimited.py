@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finetune.config.schema import DataConfig
 from finetune.data.delimited import Dialect, _parse_by_arrow
 from finetune.data.encoding import TextFile
 from finetune.data.formats import read_file
 from finetune.data.packed import Content
 from finetune.data.reader import RawTable
-from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Event, Info
 
@@ -37,7 +37,7 @@ def read(
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     emitted: list[Event] = []
-    table = read_file(path, DataOptions("", "", **options), emit=emitted.append)
+    table = read_file(path, DataConfig("", **options), emit=emitted.append)
     return table, "; ".join(event.message for event in emitted if isinstance(event, Info))
 
 

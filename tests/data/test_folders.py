@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from datasets import DatasetDict, load_from_disk
 
+from finetune.config.schema import DataConfig
 from finetune.data.dataset import make_dataset
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data
-from finetune.data.source import DataOptions
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Event, Info
 from finetune.tasks.single import Single
@@ -24,7 +24,7 @@ def write(root: Path, **texts: str) -> Path:
 
 
 def rows_of(root: Path, emitted: list[Event] | None = None) -> dict[str, list[tuple[str, str]]]:
-    options = DataOptions(str(root), "label-coarse")
+    options = DataConfig(str(root))
     loaded = load_data(options, emit=([] if emitted is None else emitted).append)
     names = loaded.task.class_names
     return {

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from finetune.config.schema import DataConfig
 from finetune.data.formats import SUFFIXES, read_file
 from finetune.data.reader import RawTable, as_text
-from finetune.data.source import DataOptions
 from finetune.errors import DataUnreadable
 from finetune.events import Event
 
 
 def read(path: Path) -> RawTable:
-    return read_file(path, DataOptions("", ""), emit=lambda event: None)
+    return read_file(path, DataConfig(), emit=lambda event: None)
 
 
 def columns_of(table: RawTable) -> dict[str, list[str]]:
@@ -165,7 +165,7 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["a"], "tags": [[0.5]]}), tmp_path / "b.parquet")
     emitted: list[Event] = []
     for name in ("a.jsonl", "b.parquet"):
-        read_file(tmp_path / name, DataOptions("", ""), emit=emitted.append)
+        read_file(tmp_path / name, DataConfig(), emit=emitted.append)
     reports = [event.message for event in emitted if "left out" in getattr(event, "message", "")]
     assert len(reports) == 2
     assert all("'tags'" in report for report in reports)

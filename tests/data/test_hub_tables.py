@@ -8,9 +8,9 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hub_server import MAIN_COMMIT, HubServer, hub_client
 
+from finetune.config.schema import DataConfig
 from finetune.data.hub_tables import CONVERTED_BRANCH, find_splits
 from finetune.data.load import load_data
-from finetune.data.source import DataOptions
 from finetune.errors import DataError, DataNotFound, HubNotReachable
 from finetune.events import Event, WarningMessage
 
@@ -56,7 +56,7 @@ def write_lines(path: Path, *texts: str) -> None:
 
 
 def load(name: str = SET, *, emitted: list[Event] | None = None) -> DatasetDict:
-    options = DataOptions(f"hub:{name}", "label-coarse")
+    options = DataConfig(f"hub:{name}")
     return load_data(options, emit=([] if emitted is None else emitted).append).splits
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from finetune.config.schema import DataConfig
 from finetune.data.load import load_data, load_rows, source_name
-from finetune.data.source import DataOptions, LoadedData
+from finetune.data.source import LoadedData, OtherData
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Event, Info
 from finetune.tasks.single import Single
@@ -15,7 +16,7 @@ from finetune.tasks.single import Single
 
 def load(data: str | Path, *, emitted: list[Event] | None = None, **options: Any) -> LoadedData:
     emit = ([] if emitted is None else emitted).append
-    return load_data(DataOptions(str(data), **({"label": "label-coarse"} | options)), emit=emit)
+    return load_data(DataConfig(str(data), **options), emit=emit)
 
 
 def test_the_questions_of_the_package_need_nothing_else() -> None:
@@ -64,6 +65,29 @@ def test_an_unknown_name_gets_a_list_and_a_guess(name: str, guess: str) -> None:
     assert (f"did you mean {guess}?" in raised.value.remedy) == bool(guess)
 
 
+@pytest.mark.parametrize(
+    ("source", "options", "flag"),
+    [
+        ("questions", {"data_dir": "trec"}, "--data-dir"),
+        ("questions", {"label": "label-fine"}, "--label"),
+        ("questions", {"text_column": "text"}, "--text-column"),
+        ("trec", {"encoding": "cp1252"}, "--encoding"),
+        ("trec", {"test_file": "test.csv"}, "--test-file"),
+        ("trec", {"label_column": "label"}, "--label-column"),
+        ("rows.csv", {"data_dir": "trec"}, "--data-dir"),
+        ("rows.csv", {"label": "label-fine"}, "--label"),
+        ("hub:acme/rows", {"validation_file": "dev.csv"}, "--validation-file"),
+        ("hub:acme/rows", {"label": "label-fine"}, "--label"),
+    ],
+)
+def test_an_option_that_the_data_does_not_know_is_refused(
+    source: str, options: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{source} takes no {flag}") as raised:
+        load(source, **options)
+    assert "leave it out" in raised.value.remedy
+
+
 def test_one_file_for_two_splits_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\nyes,1\nno,0\n")
@@ -105,7 +129,7 @@ def test_names_that_the_file_system_refuses_are_not_found(tmp_path: Path) -> Non
 
 def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nyes,b\nno,a\n")
-    options = DataOptions(str(tmp_path / "a.csv"), "label-coarse", test_file="other.csv")
+    options = OtherData(str(tmp_path / "a.csv"), test_file="other.csv")
     rows = load_rows(options, task=Single(["c", "b", "a"]), emit=lambda event: None)
     assert rows["label"][:] == [1, 2]
     assert rows.features["label"].names == ["c", "b", "a"]

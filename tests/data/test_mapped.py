@@ -8,18 +8,15 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from finetune.config.schema import DataConfig
 from finetune.data import formats, mapped, parquet_files
 from finetune.data.load import load_splits
-from finetune.data.source import DataOptions, LoadedData
-from finetune.data.split import SplitOptions
+from finetune.data.source import LoadedData
 from finetune.errors import DataError
 from finetune.events import ignore
 from finetune.runs.manifest import digest_splits
 
 ROWS, CHARACTERS = 1000, 4000
-SPLITTING = SplitOptions(
-    validation_fraction=0.1, test_fraction=0.1, split_seed=1, max_train_samples=None
-)
 
 
 @pytest.fixture
@@ -46,8 +43,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load(table: Path, *, text_column: str) -> LoadedData:
-    options = DataOptions(data=str(table), label="label-coarse", text_column=text_column)
-    return load_splits(options, SPLITTING, emit=ignore)
+    options = DataConfig(str(table), text_column=text_column)
+    return load_splits(options, emit=ignore)
 
 
 @pytest.mark.parametrize("text_column", ["text", "text,more"])
@@ -81,7 +78,7 @@ def test_memory_holds_a_text_file_only_while_arrow_parses_it(
         frame.to_json(path, orient="records", lines=True)
     before_bytes = pyarrow.total_allocated_bytes()
     tracemalloc.start()
-    read = formats.read_file(path, DataOptions(str(path), ""), emit=ignore)
+    read = formats.read_file(path, DataConfig(str(path)), emit=ignore)
     assert tracemalloc.get_traced_memory()[1] < ROWS * CHARACTERS / 4
     tracemalloc.stop()
     assert read.columns.to_pandas().equals(frame)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow
 import pytest
 
+from finetune.config.schema import DataConfig
 from finetune.data.formats import read_file
 from finetune.data.numbers import plain_numbers
-from finetune.data.source import DataOptions
 from finetune.events import Event, Info
 
 
@@ -40,7 +40,7 @@ def test_a_comma_is_decimal_where_columns_are_delimited_by_semicolons(
     path = tmp_path / "hotel.csv"
     path.write_text(f"text{delimiter}score\ngood, really{delimiter}4,5\nbad{delimiter}1\n")
     emitted: list[Event] = []
-    table = read_file(path, DataOptions("", "", task=task), emit=emitted.append)
+    table = read_file(path, DataConfig("", task=task), emit=emitted.append)
     assert table.columns["score"].to_pylist() == [score, "1"]
     lines = " ".join(event.message for event in emitted if isinstance(event, Info))
     assert ("commas are read as decimal" in lines) == (score == "4.5")

@@ -13,10 +13,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from finetune.config.schema import DataConfig
 from finetune.data import packed
 from finetune.data.formats import read_file
 from finetune.data.reader import RawTable
-from finetune.data.source import DataOptions
 from finetune.data.stream import read_rows
 from finetune.errors import DataUnreadable
 from finetune.events import ignore
@@ -26,7 +26,7 @@ COLUMNS = {"text": ["the film", "the end"], "label": ["good", "bad"]}
 
 
 def read(path: Path) -> RawTable:
-    return read_file(path, DataOptions(str(path), ""), emit=ignore)
+    return read_file(path, DataConfig(str(path)), emit=ignore)
 
 
 def pack(path: Path, members: dict[str, bytes]) -> Path:
@@ -76,7 +76,7 @@ def test_packed_texts_are_predicted_too(tmp_path: Path) -> None:
         pack(tmp_path / "a.zip", {"rows.csv": CSV}),
         write_workbook(tmp_path / "a.xlsx", reviews=rows),
     ):
-        [read] = read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
+        [read] = read_rows(path, DataConfig(str(path)), as_lines=False, emit=ignore)
         assert [(row.text, row.columns) for row in read] == [
             ("the film", {"label": "good"}),
             ("the end", {"label": "bad"}),

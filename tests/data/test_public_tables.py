@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from finetune.config.schema import DataConfig
 from finetune.data.columns import choose_columns, read_labels
 from finetune.data.formats import read_file
-from finetune.data.source import DataOptions
 from finetune.errors import DataError
 from finetune.events import ignore
 from finetune.tasks.choose import AUTO, choose_task_type
@@ -39,11 +39,11 @@ VALUES = {
 }
 
 
-def write_table(path: Path, header: str, kinds: str) -> DataOptions:
+def write_table(path: Path, header: str, kinds: str) -> DataConfig:
     rows = [[VALUES[kind](n) for kind in kinds.split()] for n in range(ROWS)]
     with path.open("w", newline="") as file:
         csv.writer(file, delimiter="\t").writerows([header.split(",")] * bool(header) + rows)
-    return DataOptions(str(path), "")
+    return DataConfig(str(path))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finetune.config.schema import DataConfig
 from finetune.data.dataset import column_of, make_dataset, number_texts, rows_where
 from finetune.data.dataset import texts_of as columns_of
-from finetune.data.split import SplitOptions, find_held_out, split_table
+from finetune.data.split import find_held_out, split_table
 from finetune.errors import DataError
 from finetune.events import Event, Info, WarningMessage
 from finetune.tasks.single import Single
@@ -23,6 +24,18 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
     strata = TASK.strata(TASK.labels(column_of(table, "label")))
     mask = find_held_out(numbers, strata, fraction=fraction, seed=seed)
     return rows_where(table, ~mask), rows_where(table, mask)
+
+
+def splitting(
+    validation: float, test: float, seed: int = 0, rows: int | None = None, *, data: str = "a.csv"
+) -> DataConfig:
+    return DataConfig(
+        data,
+        validation_fraction=validation,
+        test_fraction=test,
+        split_seed=seed,
+        max_train_samples=rows,
+    )
 
 
 def table_of(texts: list[str], labels: list[str]) -> Dataset:
@@ -107,9 +120,8 @@ def test_splits_that_the_data_brings_are_not_touched_and_texts_they_share_are_co
     emitted: list[Event] = []
     splits = split_table(
         given_splits,
-        SplitOptions(0.5, 0.5, 0, None),
+        splitting(0.5, 0.5),
         task=TASK,
-        takes_first=False,
         emit=emitted.append,
     )
     assert list(splits) == ["train", "validation", "test"]
@@ -124,9 +136,8 @@ def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -
     table = numbered_table(many=60, some=30, few=10)
     splits = split_table(
         DatasetDict(train=table),
-        SplitOptions(0.1, 0.2, 0, None),
+        splitting(0.1, 0.2),
         task=TASK,
-        takes_first=False,
         emit=emitted.append,
     )
     assert {name: len(rows) for name, rows in splits.items()} == {
@@ -146,9 +157,7 @@ def test_no_validation_split_is_made_where_none_is_wanted() -> None:
     table = DatasetDict(
         train=numbered_table(many=6, some=6, few=6), test=table_of(["x", "y", "z"], [*CLASSES])
     )
-    splits = split_table(
-        table, SplitOptions(0.0, 0.1, 0, None), task=TASK, takes_first=False, emit=ignore
-    )
+    splits = split_table(table, splitting(0.0, 0.1), task=TASK, emit=ignore)
     assert list(splits) == ["train", "test"]
     assert len(splits["train"]) == 18
 
@@ -159,9 +168,8 @@ def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: f
     with pytest.raises(DataError, match="too few rows") as raised:
         split_table(
             table,
-            SplitOptions(fraction, 0.1, 0, None),
+            splitting(fraction, 0.1),
             task=TASK,
-            takes_first=False,
             emit=lambda event: None,
         )
     assert TASK.label_summary in raised.value.message
@@ -170,10 +178,10 @@ def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: f
     assert ("0 for none" in raised.value.remedy) == (purpose == "validation")
 
 
-def limited(table: Dataset, rows: int, *, takes_first: bool = False, seed: int = 0) -> Dataset:
-    options = SplitOptions(0.0, 0.1, seed, rows)
+def limited(table: Dataset, rows: int, *, data: str = "a.csv", seed: int = 0) -> Dataset:
+    options = splitting(0.0, 0.1, seed, rows, data=data)
     given = DatasetDict(train=table, test=table_of(["x", "y", "z"], [*CLASSES]))
-    return split_table(given, options, task=TASK, takes_first=takes_first, emit=ignore)["train"]
+    return split_table(given, options, task=TASK, emit=ignore)["train"]
 
 
 def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None:
@@ -188,11 +196,11 @@ def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None
 
 def test_a_limit_takes_the_first_rows_where_their_order_is_published() -> None:
     table = numbered_table(many=6, some=3, few=1)
-    assert texts_of(limited(table, 4, takes_first=True)) == texts_of(table)[:4]
+    assert texts_of(limited(table, 4, data="trec")) == texts_of(table)[:4]
 
 
 def test_training_rows_of_one_class_are_an_error() -> None:
     table = table_of([str(n) for n in range(9)], ["many"] * 7 + ["some"] * 2)
     with pytest.raises(DataError, match="all 7 training rows have the label 'many'") as raised:
-        limited(table, 7, takes_first=True)
+        limited(table, 7, data="trec")
     assert "--max-train-samples" in raised.value.remedy

@@ -8,15 +8,15 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from finetune.config.schema import DataConfig
 from finetune.data import stream
-from finetune.data.source import DataOptions
 from finetune.data.stream import Row, read_lines, read_rows
 from finetune.errors import DataNotFound, DataUnreadable, UsageError
 from finetune.events import ignore
 
 
 def rows_of(path: Path, *, as_lines: bool = False, **options: str | bool | None) -> list[Row]:
-    given = DataOptions(str(path), "", **options)
+    given = DataConfig(str(path), **options)
     return [
         row for piece in read_rows(path, given, as_lines=as_lines, emit=ignore) for row in piece
     ]
@@ -66,7 +66,7 @@ def test_what_is_wrong_far_behind_is_an_error_before_the_first_row(
     path = tmp_path / name
     path.write_bytes(content.replace("é", "Ã©").encode("latin-1"))
     with pytest.raises(DataUnreadable, match=f"line {content.count(chr(10))} of "):
-        read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
+        read_rows(path, DataConfig(str(path)), as_lines=False, emit=ignore)
 
 
 def refuse(path: Path, *_: object) -> None:
@@ -103,7 +103,7 @@ def test_memory_does_not_grow_with_the_rows(name: str, row: str, tmp_path: Path)
     def peak_bytes(rows: int) -> int:
         path.write_text(header + row * rows)
         tracemalloc.start()
-        pieces = read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
+        pieces = read_rows(path, DataConfig(str(path)), as_lines=False, emit=ignore)
         assert sum(map(len, pieces)) == rows
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -129,7 +129,7 @@ def test_a_parquet_file_that_is_damaged_far_behind_is_refused(tmp_path: Path) ->
     start = parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
     content = path.read_bytes()
     path.write_bytes(content[:start] + b"\xff" * 64 + content[start + 64 :])
-    pieces = read_rows(path, DataOptions(str(path), ""), as_lines=False, emit=ignore)
+    pieces = read_rows(path, DataConfig(str(path)), as_lines=False, emit=ignore)
     assert next(pieces)[0].text == "text 0"
     with pytest.raises(DataUnreadable, match="not Parquet"):
         list(pieces)

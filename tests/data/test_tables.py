@@ -7,8 +7,9 @@ import pandas  # type: ignore[import-untyped]
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from finetune.config.schema import DataConfig
 from finetune.data.load import load_data, load_rows
-from finetune.data.source import DataOptions, LoadedData
+from finetune.data.source import LoadedData, OtherData
 from finetune.data.tables import read_tables
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Event, Info, WarningMessage, ignore
@@ -32,9 +33,8 @@ def read(
     files = {"train": train, **others}
     return read_tables(
         {split: [path] for split, path in files.items()},
-        DataOptions(
+        DataConfig(
             data,
-            "",
             text_column=text,
             label_column=label,
             skip_unknown_labels=skip_unknown_labels,
@@ -249,7 +249,7 @@ ROWS = "text,split,label\na 1,train,x\nb 2,Dev,y\nc 3,test,x\nd 4,train,y\n"
 
 
 def load(path: Path, emitted: list[Event] | None = None, **options: str) -> LoadedData:
-    given = DataOptions(str(path), "label-coarse", **options)  # type: ignore[arg-type]
+    given = DataConfig(str(path), **options)  # type: ignore[arg-type]
     return load_data(given, emit=([] if emitted is None else emitted).append)
 
 
@@ -263,7 +263,7 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     assert any("'split'" in one.message for one in emitted if isinstance(one, Info))
     whole = load(table, split_column="none")
     assert whole.splits["train"].num_rows == 4
-    options = DataOptions(str(table), "label-coarse")
+    options = OtherData(str(table))
     assert load_rows(options, task=whole.task, emit=ignore).num_rows == 4
     other = write(tmp_path / "other.csv", ROWS.replace("split", "use").replace("test", "Testing"))
     assert len(load(other, split_column="use").splits) == 3
@@ -279,7 +279,7 @@ def test_each_file_of_a_split_is_divided(tmp_path: Path) -> None:
         write(tmp_path / f"{n}.csv", ROWS.replace("a 1", f"a {n}").replace("Dev", word))
         for n, word in enumerate(("train", "dev"))
     ]
-    found = read_tables({"train": parts}, DataOptions("", ""), emit=ignore).splits
+    found = read_tables({"train": parts}, DataConfig(), emit=ignore).splits
     assert found["train"]["text"][:] == ["a 0", "b 2", "d 4", "a 1", "d 4"]
     assert found["validation"]["text"][:] == ["b 2"]
     assert found["test"].num_rows == 2
