@@ -1,4 +1,4 @@
-"""What a task takes of the best model at the end of a run: thresholds, temperature, units."""
+"""Calibrates the best model at the end of a run: its temperature, thresholds or units."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,18 +18,18 @@ MAX_DEVIATION = 0.03
 Predicted = tuple[NDArray[np.float32], Labels]
 
 
-def finish_task(
+def calibrate_model(
     text_model: TextModel, predict: Callable[[], Predicted], *, calibrates: bool, emit: Emit
 ) -> tuple[Task, Predicted]:
-    """Let a task choose what it takes from validation rows, and scale the output layer by that.
+    """Calibrate the task of a model on validation rows, and scale the output layer accordingly.
 
     Args:
         text_model: The best model of a run.
         predict: Returns logits and labels of the validation split.
-        calibrates: Whether to calibrate the probabilities by a temperature.
+        calibrates: Whether to scale the logits by a temperature.
 
     Returns:
-        The task of the model as it is now, and its logits and labels.
+        The task of the scaled model, and its logits and labels.
     """
     parameters, predict_first = text_model.output_parameters, cache(predict)
     task = text_model.task.calibrate(predict_first, fits_temperature=calibrates, emit=emit)

@@ -1,4 +1,4 @@
-"""The token ids of a split: those of many texts are stored, and each process encodes a share."""
+"""The token ids of a split; those of many texts are stored, and processes share the work."""
 
 import hashlib
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from finetune.runs.cache import open_tensor_store
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, join_inputs
 
-# Fewer take a second or two.
+# Encoding fewer takes a second or two.
 MANY_TEXTS = 50_000
 # Texts of one entry of the store. What is not written yet is held in memory.
 PART_BYTES = 2**24

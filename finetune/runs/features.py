@@ -1,4 +1,4 @@
-"""Whether a run trains on stored features of its frozen layers, and where they are stored."""
+"""The features of a run's frozen layers: computed once, or read from the store."""
 
 from collections.abc import Mapping
 

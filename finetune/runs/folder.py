@@ -56,7 +56,7 @@ class RunFolder:
         # An earlier run, until the one that overwrites it has a model.
         self.previous_run = self.path / "previous"
         self._layout = [one for name, one in vars(self).items() if name != "path"]
-        # How the model reads texts, and how sure it was of its predictions for validation rows.
+        # How the model reads texts, and how confident it was on validation rows.
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
 
@@ -119,11 +119,11 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Keep other processes from writing to the folder, which exists.
+        """Lock the existing folder, so that no other process writes to it.
 
-        If the work fails before it has anything to keep, the run that it overwrites comes back.
-        The kernel frees the lock of a process that dies, so that a lock file left behind stops
-        nobody.
+        If the work fails before it has saved a checkpoint or a model, the run that it overwrites
+        comes back. The kernel frees the lock of a process that dies, so a lock file that is left
+        behind does no harm.
 
         Raises:
             RunFolderInUse: At once, if another process holds the lock.
@@ -221,7 +221,8 @@ class RunFolder:
     def delete_checkpoints(self) -> None:
         """Delete all checkpoints: the run has finished.
 
-        They lose their name in one step: a run killed while half of them are left would be resumed.
+        They lose their name in one step: otherwise a run killed meanwhile would be resumed from
+        half of them.
         """
         discarded = self.path / f"checkpoints{PARTIAL_SUFFIX}"
         shutil.rmtree(discarded, ignore_errors=True)

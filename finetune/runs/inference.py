@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Inference:
-    """What of a configuration says how texts are read; ``max_length`` is at most the model's."""
+    """How texts are read; ``max_length`` is at most the model's."""
 
     max_length: int
     long_texts: Handling

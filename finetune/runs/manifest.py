@@ -185,9 +185,9 @@ def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedO
 
 
 def restore_threads(threads: int | None) -> None:
-    """Compute with as many CPU threads as the run began with: sums of others differ in their bits.
+    """Compute with as many CPU threads as the run began with, so that it gives the same bits.
 
-    ``OMP_NUM_THREADS`` goes first, and a machine with fewer cores keeps its own number.
+    ``OMP_NUM_THREADS`` takes precedence, and a machine with fewer cores uses all it has.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a run found, and the JSON that its folder and the command line show of it."""
+"""The results of a run, and their JSON in its folder and on the command line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -97,7 +97,7 @@ class RunDetails:
 
     Args:
         choices: What was chosen by measurements.
-        lengths: Of the texts, by split.
+        lengths: By split.
         parameters: By part of the model, from the bottom.
     """
 
@@ -205,9 +205,9 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class RunResults:
-    """What a finished run found: the metrics are those of the best model, as it is saved.
+    """What a finished run found; the metrics are those of the best model, as it is saved.
 
-    The validations of ``metrics.jsonl`` come before its calibration, which changes their loss.
+    The validations in ``metrics.jsonl`` come before its calibration, which changes their loss.
     """
 
     task: Task

@@ -26,7 +26,7 @@ from finetune.events import Emit, Info, WarningMessage, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.load import save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
-from finetune.runs.calibration import Predicted, finish_task
+from finetune.runs.calibration import Predicted, calibrate_model
 from finetune.runs.failures import failures_explained, write_errors_explained
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
@@ -359,7 +359,7 @@ class Run:
         if "validation" in self.examples:
             predict = partial(self.predict, "validation")
             calibrates = self.config.training.calibrate
-            task, validation = finish_task(
+            task, validation = calibrate_model(
                 text_model, predict, calibrates=calibrates, emit=self.emit
             )
         else:

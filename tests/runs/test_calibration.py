@@ -13,7 +13,7 @@ from transformers import pipeline
 from finetune.events import Event, Info, ignore
 from finetune.files import read_json, read_jsonl
 from finetune.model.load import load_model
-from finetune.runs.calibration import finish_task
+from finetune.runs.calibration import calibrate_model
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import read_results
 from finetune.tasks.single import Single
@@ -90,7 +90,7 @@ def test_a_model_whose_logits_do_not_scale_is_left_as_it_is(
     def predict() -> tuple[np.ndarray, np.ndarray]:
         return layer(inputs).tanh().detach().numpy(), np.arange(200) % 6
 
-    task, (logits, _) = finish_task(text_model, predict, calibrates=True, emit=emitted.append)
+    task, (logits, _) = calibrate_model(text_model, predict, calibrates=True, emit=emitted.append)
 
     assert task.temperature == 1
     assert torch.equal(layer.weight, saved)
