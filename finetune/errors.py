@@ -45,11 +45,11 @@ class NotWritten(FinetuneError):
 
 
 class ProcessLost(FinetuneError):
-    """Another process of the same run has ended, or does not answer."""
+    """Another process of the same run has ended, or does not reply."""
 
 
 class TrialFailed(FinetuneError):
-    """A probe of the batch finder failed for another reason than memory."""
+    """A batch size could not be tried, for another reason than memory."""
 
 
 class UsageError(FinetuneError):
@@ -121,7 +121,7 @@ class BatchDoesNotFit(FinetuneError):
 
 
 class HubNotReachable(FinetuneError):
-    """The network or the Hub does not answer, and the cache does not hold what is needed."""
+    """The network or the Hub does not reply, and the cache does not hold what is needed."""
 
     exit_code = 6
 

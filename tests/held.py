@@ -16,7 +16,7 @@ import psutil
 
 Start = Callable[..., "subprocess.Popen[str]"]
 FINETUNE = (sys.executable, "-m", "finetune")
-UPDATE = "finetune.training.loop:step_with_retries"
+STEP = "finetune.training.step:TrainingState.step"
 FEATURES = "finetune.model.features:FrozenLayers.features"
 _HOLD = "HOLD_OF_A_TEST"
 

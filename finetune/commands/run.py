@@ -47,7 +47,7 @@ Examples:
 """
 # Of a dry run's JSON, the names that do not say what they are.
 IN_WORDS = {
-    "real_token_share": "share of tokens that are not padding",
+    "real_token_share": "fraction of tokens that are not padding",
     "rows_by_class": "training rows by class",
     "tokens": "tokens of a training text",
     "batches_by_width": "batches of an epoch by padded length",

@@ -419,7 +419,7 @@ def test_estimates_say_once_what_each_is_based_on(capsys: pytest.CaptureFixture[
 def test_no_child_outlives_the_command(
     number: signal.Signals, start: Start, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    hold = Hold(tmp_path, "finetune.batch_finder.trial:Trial.take_step")
+    hold = Hold(tmp_path, "finetune.batch_finder.trial_model:TrialModel.take_step")
     process = start(
         *FINETUNE, "find-batch", "--model", tiny_folder, "--device", "cpu", "--max-length", "64",
         "--fresh", "--output-dir", tmp_path / "found",
