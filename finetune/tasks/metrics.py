@@ -16,6 +16,7 @@ from finetune.errors import ConfigurationInvalid, UsageError
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
 
+Array = NDArray[Any]
 Floats = NDArray[np.float64]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 SINGLE: ProblemType = "single_label_classification"
@@ -24,7 +25,7 @@ NUMBERS: ProblemType = "regression"
 # What a metric reads, with a row for each row of the labels. Predictions are class numbers [rows],
 # 0 or 1 for each class [rows, classes], or numbers [rows]; probabilities are [rows, classes].
 Needs = Literal["predictions", "probabilities", "losses"]
-Compute = Callable[[NDArray[Any], NDArray[Any], Floats], Floats]
+Compute = Callable[[Array, Array, Floats], Floats]
 # Returns metrics by name, [resamples], from weights: how often each row counts, [resamples, rows].
 WeightedMetrics = Callable[[Floats], Mapping[str, Floats]]
 
@@ -123,7 +124,7 @@ def load_evaluate_metric(name: str) -> Metric:
                 remedy="name a folder with a metric, or one of huggingface.co/evaluate-metric",
             ) from error
 
-    def compute(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+    def compute(labels: Array, predicted: Array, weights: Floats) -> Floats:
         found = attempt(module.compute, predictions=predicted, references=labels)
         return np.array([float(found.get(module.name, next(iter(found.values()))))])
 
@@ -135,8 +136,8 @@ def load_evaluate_metric(name: str) -> Metric:
 
 def compute_metrics(
     problem_type: ProblemType,
-    labels: NDArray[Any],
-    outputs: Mapping[Needs, NDArray[Any]],
+    labels: Array,
+    outputs: Mapping[Needs, Array],
     weights: Floats,
 ) -> dict[str, Floats]:
     """Return the metrics whose needs are among the outputs, by name: each [resamples]."""
@@ -148,20 +149,20 @@ def compute_metrics(
 
 
 @metric("accuracy", SINGLE, hub_name="accuracy", is_proportion=True, baseline="largest class")
-def accuracy(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+def accuracy(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the fraction of rows whose class is right."""
     return mean(labels == predicted, weights)
 
 
 @metric("micro F1", MULTI, hub_name="f1", baseline="largest class")
-def micro_f1(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+def micro_f1(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the F1 of all predictions together, whichever class they are about."""
     right, chosen, true = count_classes(labels, predicted, weights)
     return np.asarray(2 * right.sum(axis=1) / np.maximum((chosen + true).sum(axis=1), 1))
 
 
 @metric("macro F1", SINGLE, MULTI, hub_name="f1")
-def macro_f1(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+def macro_f1(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the mean F1 of the classes that are predicted or true."""
     right, chosen, true = count_classes(labels, predicted, weights)
     f1 = 2 * right / np.maximum(chosen + true, 1)
@@ -170,15 +171,13 @@ def macro_f1(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> 
 
 
 @metric("subset accuracy", MULTI, hub_name="accuracy", is_proportion=True)
-def subset_accuracy(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+def subset_accuracy(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the fraction of rows whose classes are all right, and no other is predicted."""
     return mean((labels == predicted).all(axis=1), weights)
 
 
 @metric("mean average precision", MULTI, hub_name="map", needs="probabilities")
-def mean_average_precision(
-    labels: NDArray[Any], probabilities: NDArray[Any], weights: Floats
-) -> Floats:
+def mean_average_precision(labels: Array, probabilities: Array, weights: Floats) -> Floats:
     """Return the mean of the classes that have rows; it depends on no threshold."""
     has_rows = weights @ (labels > 0) > 0
     total = average_precisions(labels, probabilities, weights).sum(axis=1)
@@ -186,7 +185,7 @@ def mean_average_precision(
 
 
 @metric("Pearson", NUMBERS, hub_name="pearsonr", is_fraction=False)
-def pearson(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+def pearson(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the linear correlation, in -1..1; 0 if one side is constant."""
     weights = weights / weights.sum(axis=1, keepdims=True)
     (one, variance), (other, other_variance) = (
@@ -199,7 +198,7 @@ def pearson(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> F
 
 
 @metric("Spearman", NUMBERS, hub_name="spearmanr", is_fraction=False)
-def spearman(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+def spearman(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the correlation of the ranks."""
     return pearson(_rank(labels, weights), _rank(predicted, weights), weights)
 
@@ -208,7 +207,7 @@ def spearman(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> 
     "mean absolute error", NUMBERS, hub_name="mae", greater_is_better=False, is_fraction=False,
     baseline="mean", has_curve=False,
 )  # fmt: skip
-def mae(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Floats:
+def mae(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the mean distance of predicted and true numbers, in their units."""
     return mean(np.abs(predicted - labels), weights)
 
@@ -217,18 +216,18 @@ def mae(labels: NDArray[Any], predicted: NDArray[Any], weights: Floats) -> Float
     "loss", SINGLE, MULTI, NUMBERS, hub_name="loss", needs="losses", greater_is_better=False,
     is_fraction=False, has_curve=False,
 )  # fmt: skip
-def loss(labels: NDArray[Any], losses: NDArray[Any], weights: Floats) -> Floats:
+def loss(labels: Array, losses: Array, weights: Floats) -> Floats:
     """Return the mean loss of a row, without class weights."""
     return mean(losses, weights)
 
 
-def mean(values: NDArray[Any], weights: Floats) -> Floats:
+def mean(values: Array, weights: Floats) -> Floats:
     """Return the mean of a value for each row, [rows], in each resample."""
     return np.asarray(weights @ np.asarray(values, np.float64) / weights.sum(axis=1))
 
 
 def count_classes(
-    labels: NDArray[Any], predicted: NDArray[Any], weights: Floats, *, classes: int = 0
+    labels: Array, predicted: Array, weights: Floats, *, classes: int = 0
 ) -> tuple[Floats, Floats, Floats]:
     """Return how often each class is right, predicted and true: each [resamples, classes].
 
@@ -254,9 +253,7 @@ def _count(numbers: NDArray[np.int64], weights: Floats, classes: int) -> Floats:
     return np.asarray(counts.reshape(len(weights), classes), np.float64)
 
 
-def average_precisions(
-    labels: NDArray[Any], probabilities: NDArray[Any], weights: Floats
-) -> Floats:
+def average_precisions(labels: Array, probabilities: Array, weights: Floats) -> Floats:
     """Return the average precision of each class, 0 without rows: [resamples, classes].
 
     It is the mean precision at the threshold of each row that has the class; rows of the same
@@ -266,9 +263,7 @@ def average_precisions(
     return np.stack([_average_precision(*column, weights) for column in columns], axis=1)
 
 
-def _average_precision(
-    true: NDArray[np.bool_], probabilities: NDArray[Any], weights: Floats
-) -> Floats:
+def _average_precision(true: NDArray[np.bool_], probabilities: Array, weights: Floats) -> Floats:
     order = np.argsort(-probabilities, kind="stable")
     ordered = probabilities[order]
     is_last = np.append(ordered[1:] != ordered[:-1], True)
@@ -286,7 +281,7 @@ def _center(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
     return centered, np.where(variance > (MAX_ROUNDING * np.abs(values).max()) ** 2, variance, 0.0)
 
 
-def _rank(values: NDArray[Any], weights: Floats) -> Floats:
+def _rank(values: Array, weights: Floats) -> Floats:
     """Return the rank of each row in each resample, the mean of equal ones: as weights."""
     distinct, numbers = np.unique(values, return_inverse=True)
     counts = _count(numbers, weights, len(distinct))
@@ -294,7 +289,7 @@ def _rank(values: NDArray[Any], weights: Floats) -> Floats:
 
 
 def wilson_interval(
-    right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = ERRORS_OF_95
+    right: Array | float, rows: Array | float, *, errors: float = ERRORS_OF_95
 ) -> tuple[Floats, Floats]:
     """Return the interval of a fraction of rows, ``errors`` standard errors to each side.
 
