@@ -52,11 +52,8 @@ def calibrate_model(
             "chosen on the validation rows"
         )
     )
-    rows = zip(
-        task.prediction_rows(before, labels), scaled.prediction_rows(after, labels), strict=True
-    )
-    changed = sum(row["predicted"] != other["predicted"] for row, other in rows)
-    if changed:
+    differs = task.read_logits(before).predicted != scaled.read_logits(after).predicted
+    if changed := np.count_nonzero(differs.reshape(len(labels), -1).any(axis=1)):
         message = f"rounding has changed {changed:,} of {len(labels):,} predictions on validation"
         emit(WarningMessage(message, remedy="train with --precision fp32 or --no-calibrate"))
     return scaled, (after, labels)

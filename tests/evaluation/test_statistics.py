@@ -40,11 +40,6 @@ def test_the_interval_contains_the_true_difference_in_about_95_of_100_samples() 
     assert np.mean(widths) == pytest.approx(0.09, abs=0.01)
 
 
-def test_models_with_the_same_answers_have_no_difference() -> None:
-    is_right = np.arange(50) < 30
-    assert difference_of(is_right, is_right, resamples=50) == Interval(0, 0, 0)
-
-
 def test_resamples_do_not_depend_on_how_many_are_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
