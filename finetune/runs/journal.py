@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from finetune.events import Emit, Event, Step, Validation, WarningMessage
-from finetune.files import append_jsonl, read_jsonl, write_jsonl
+from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
 
@@ -108,4 +108,5 @@ def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:
     """Return the warnings of a run, each once: a resumed run repeats some."""
     if not folder.warnings_file.exists():
         return ()
-    return [*dict.fromkeys(WarningMessage(**row) for row in read_jsonl(folder.warnings_file))]
+    rows = folder.read(folder.warnings_file, lambda rows: [WarningMessage(**row) for row in rows])
+    return [*dict.fromkeys(rows)]

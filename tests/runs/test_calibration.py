@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[P
     return parent / "calibrated", parent / "plain"
 
 
-def test_the_answers_are_those_of_the_run_without(runs: tuple[Path, Path]) -> None:
+def test_the_predictions_are_those_of_the_run_without(runs: tuple[Path, Path]) -> None:
     calibrated, plain = (read_jsonl(run / "predictions.jsonl") for run in runs)
     assert [row["predicted"] for row in calibrated] == [row["predicted"] for row in plain]
     assert [row["probability"] for row in calibrated] != [row["probability"] for row in plain]

@@ -36,7 +36,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("architecture", "mode"), CASES)
-def test_encoder_trains_what_its_mode_says_and_answers_in_a_pipeline(
+def test_encoder_trains_what_its_mode_says_and_predicts_in_a_pipeline(
     architecture: str, mode: str, tmp_path: Path
 ) -> None:
     source, folder = save_tiny_model(tmp_path / "source", architecture), tmp_path / "run"

@@ -24,13 +24,11 @@ from prepared_runs import (
 from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
 from tiny_runs import (
     have_same_bits,
-    run_tiny,
 )
 from torch import nn
 
 from finetune.devices.batch_size import BatchSize
-from finetune.errors import Interrupted
-from finetune.events import Advance, Emit, Event, Info, Step, WarningMessage, ignore
+from finetune.events import Emit, Event, Info, Step, WarningMessage, ignore
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
@@ -117,7 +115,7 @@ def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
 
 
 @pytest.mark.parametrize(("architecture", "mode"), CASES)
-def test_weights_are_those_of_the_whole_model_at_every_update(
+def test_weights_are_those_of_the_whole_model_at_every_step(
     architecture: str, mode: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     stored, plain = train_both(folders[architecture], tmp_path, **MODES[mode])
@@ -126,10 +124,7 @@ def test_weights_are_those_of_the_whole_model_at_every_update(
     np.testing.assert_allclose(logits_of(stored, "test"), logits_of(plain, "test"), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["last-1", *(pytest.param(mode, marks=pytest.mark.slow) for mode in list(MODES)[1:])],
-)
+@pytest.mark.parametrize("mode", ["last-1", pytest.param("head", marks=pytest.mark.slow)])
 def test_bf16_differs_by_no_more_than_another_batch_makes_of_its_eight_bits(
     mode: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -139,13 +134,12 @@ def test_bf16_differs_by_no_more_than_another_batch_makes_of_its_eight_bits(
     assert loss_of(stored) == pytest.approx(loss_of(plain), abs=2e-3)
 
 
-@pytest.mark.parametrize("mode", ["last-1", pytest.param("head", marks=pytest.mark.slow)])
-def test_bert_with_padding_in_front_trains_the_same(mode: str, tmp_path: Path) -> None:
+def test_bert_with_padding_in_front_trains_the_same(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model", "bert")
     file = model / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"padding_side": "left"}))
     emitted: list[Event] = []
-    options = {**CLOSE, **MODES[mode], "cache_dir": str(tmp_path)}
+    options = {**CLOSE, "train_layers": 1, "cache_dir": str(tmp_path)}
     stored = train_tiny(tmp_path / "stored", model=model, emit=emitted.append, **options)
     plain = train_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
     assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-5
@@ -368,15 +362,7 @@ def stop_at(happens: Callable[[Event], bool]) -> Emit:
     [
         ("last-1", True, True),
         ("head", False, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("last-1", True, False),
-                ("last-1", False, True),
-                ("head", True, True),
-                ("head", True, False),
-            ]
-        ),
+        pytest.param("last-1", True, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_stopped_run_resumes_with_or_without_stored_features(
@@ -397,32 +383,3 @@ def test_a_stopped_run_resumes_with_or_without_stored_features(
         assert have_same_bits(parameters_of(run), parameters_of(whole))
     else:
         assert largest_difference(parameters_of(run), parameters_of(whole)) < 1e-5
-
-
-def test_ctrl_c_during_feature_extraction_leaves_no_partial_file(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    options = {"freeze_core": True, "cache_dir": str(tmp_path / "cache"), "eval_batch_size": 8}
-    with pytest.raises(Interrupted) as raised:
-        run_tiny(
-            tmp_path / "run",
-            model=tiny_folder,
-            emit=stop_at(lambda event: isinstance(event, Advance) and event.done == 32),
-            **options,
-        )
-    assert raised.value.message == "stopped"
-    assert raised.value.remedy == "start again: nothing was saved yet"
-    assert list((tmp_path / "cache" / "features").iterdir()) == []
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("precision", "dtypes"), [("fp32", {"float32"}), ("bf16", {"bfloat16", "float32"})]
-)
-def test_bf16_features_are_stored_in_two_bytes_a_number(
-    precision: str, dtypes: set[str], folders: dict[str, Path], tmp_path: Path
-) -> None:
-    extract(folders["modernbert"], cache_dir=tmp_path, precision=precision, freeze_core=True)
-    stored = {json.loads(file.read_text())["dtype"] for file in tmp_path.rglob("notes.json")}
-    assert stored
-    assert stored <= dtypes

@@ -81,7 +81,7 @@ def test_the_state_has_the_names_that_trainer_gives_it(finished_run: Path) -> No
     assert state["log_history"] == read_jsonl(finished_run / "metrics.jsonl")
 
 
-def test_the_training_loss_is_the_mean_of_all_updates(finished_run: Path) -> None:
+def test_the_training_loss_is_the_mean_of_all_steps(finished_run: Path) -> None:
     losses = [row["loss"] for row in logged_metrics(finished_run) if row["kind"] == "step"]
     assert len(losses) == 8
     results = read_json(finished_run / "all_results.json")
@@ -119,7 +119,7 @@ def test_the_predictions_are_those_of_the_test_split_and_give_its_accuracy(
     assert {row["label"] for row in rows} == set(results["class_names"])
 
 
-def test_the_model_loads_in_transformers_and_answers_as_the_tool_does(finished_run: Path) -> None:
+def test_the_model_loads_in_transformers_and_predicts_as_the_tool_does(finished_run: Path) -> None:
     classify = transformers.pipeline("text-classification", str(finished_run / "model"))
     theirs = classify(TEXTS)
     ours = finetune.predict(finished_run, TEXTS, device="cpu")

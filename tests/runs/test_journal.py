@@ -25,7 +25,7 @@ def step_event(number: int) -> Step:
     )
 
 
-def test_updates_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Path) -> None:
+def test_steps_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path), list[Event]()
     events: list[Event] = [
         Info("training"),

@@ -22,7 +22,7 @@ from finetune.config.schema import HEAD_DEFAULTS
         ({"max_train_samples": 33, "num_train_epochs": 1}, 3, 3),
     ],
 )
-def test_updates_follow_from_epochs_rows_and_max_steps(
+def test_steps_follow_from_epochs_rows_and_max_steps(
     options: dict[str, Any], steps_per_epoch: int, total_steps: int, tiny_folder: Path
 ) -> None:
     plan = prepare_tiny(tiny_folder, **options).plan

@@ -81,12 +81,12 @@ class Runs:
         folder = self.together("resumed")
         with pytest.raises(ZeroDivisionError):
             run_tiny(
-                folder, model=self.model, emit=fail_at_update(6), save_strategy="epoch",
+                folder, model=self.model, emit=fail_at_step(6), save_strategy="epoch",
                 **self._options("full"),
             )  # fmt: skip
 
 
-def fail_at_update(number: int) -> Any:
+def fail_at_step(number: int) -> Any:
     def emit(event: Any) -> None:
         if getattr(event, "learning_rate", None) is not None and event.step == number:
             raise ZeroDivisionError
@@ -142,7 +142,7 @@ def test_losses_and_weights_of_two_processes_are_those_of_one(mode: str, runs: R
     assert_same(runs.together(mode), runs.alone(mode))
 
 
-def test_an_update_for_which_one_process_has_no_memory_is_taken_again_by_both(runs: Runs) -> None:
+def test_a_step_for_which_one_process_has_no_memory_is_taken_again_by_both(runs: Runs) -> None:
     assert_same(runs.together("short of memory"), runs.alone("full"))
     results = read_json(runs.together("short of memory") / "all_results.json")
     assert results["train_batch_size"] == QUICK["batch_size"] // 2 // 2
@@ -152,7 +152,7 @@ def test_two_processes_resume_a_run_of_one(runs: Runs) -> None:
     assert_same(runs.together("resumed"), runs.alone("full"))
 
 
-def test_two_processes_score_and_answer_as_one_does(runs: Runs) -> None:
+def test_two_processes_score_and_predict_as_one_does(runs: Runs) -> None:
     evaluation, results = json.loads(runs.found.read_text())
 
     expected = finetune.evaluate(runs.alone("full"), device="cpu").to_json()

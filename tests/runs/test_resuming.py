@@ -129,7 +129,7 @@ def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
     assert_same_run(run, whole_run)
 
 
-def test_ctrl_c_at_the_last_update_changes_nothing(
+def test_ctrl_c_at_the_last_step_changes_nothing(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run_tiny(tmp_path / "run", model=tiny_folder, emit=at_step(4, press_ctrl_c), **SHORT)

@@ -77,7 +77,7 @@ def test_checkpoints_by_time_come_at_reports_and_as_many_are_kept_as_asked_for(
 
 
 @pytest.mark.parametrize("spare_bytes", [2**40, 0])
-def test_updates_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
+def test_steps_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
     spare_bytes: int,
     whole_run: Path,
     tiny_folder: Path,

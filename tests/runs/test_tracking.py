@@ -14,7 +14,7 @@ from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.tracking import tracked
 
-UPDATE = Step(
+STEP = Step(
     step=4, total_steps=8, epoch=0.5, loss=1.5, learning_rate=1e-3, examples_per_second=1.0,
     memory_bytes=1, held_bytes=1, remaining_seconds=1.0, budget_bytes=1,
 )  # fmt: skip
@@ -44,7 +44,7 @@ def report(name: str, folder: Path) -> list[Event]:
     config = Config(model=ModelConfig("tiny"), output=OutputConfig(report_to=name))  # type: ignore[arg-type]
     seen: list[Event] = []
     with tracked(config, RunFolder(folder), emit=seen.append) as emit:
-        for event in (UPDATE, VALIDATION, UPDATE):
+        for event in (STEP, VALIDATION, STEP):
             emit(event)
         emit.report_test({"accuracy": 0.5}, step=8, epoch=1.0)
     return seen
@@ -63,7 +63,7 @@ def test_a_tracker_gets_names_options_and_metrics_as_from_the_trainer(
 ) -> None:
     kind, calls = fake(name)
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, kind)
-    assert report(name, Path("runs/trec")) == [UPDATE, VALIDATION, UPDATE]
+    assert report(name, Path("runs/trec")) == [STEP, VALIDATION, STEP]
     (_, attributes), (_, options), *logged, finished = calls
     assert attributes.items() >= names.items()
     assert (options["model"], options["seed"]) == ("tiny", 42)
@@ -88,7 +88,7 @@ def test_a_tracker_that_fails_is_left_with_one_warning(
     (warning,) = [event for event in seen if isinstance(event, WarningMessage)]
     assert "wandb failed" in warning.message
     assert "no answer from the server" in warning.message
-    assert seen.count(UPDATE) == 2
+    assert seen.count(STEP) == 2
     assert [call[0] for call in calls[2:]] == ["log"] * logged
 
 
