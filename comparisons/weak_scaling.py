@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.bench.bert import (
+from finetune.bench.workloads import (
     CLASSES,
     SEED,
     bert_base,

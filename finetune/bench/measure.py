@@ -86,9 +86,8 @@ def find_article_sizes(devices: Iterable["Device"], *, emit: Emit) -> dict[str, 
     """
     from finetune.batch_finder.case import Case, architecture_of
     from finetune.batch_finder.find import Search, find_parts
-    from finetune.bench.bert import CLASSES
     from finetune.bench.tables import ARTICLE_TEXTS, ARTICLE_TOKENS
-    from finetune.bench.workloads import MODES
+    from finetune.bench.workloads import CLASSES, MODES
     from finetune.config.schema import SearchConfig
     from finetune.model.shape import load_shape
 

@@ -14,9 +14,8 @@ from itertools import product
 import torch
 
 from finetune.batch_finder.child import connect_to_parent
-from finetune.bench.bert import SEED
 from finetune.bench.results import Row
-from finetune.bench.workloads import Load, Selection, Workload, list_workloads
+from finetune.bench.workloads import SEED, Load, Selection, Workload, list_workloads
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
 

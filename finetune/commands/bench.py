@@ -61,9 +61,14 @@ def run_bench(
     check_writable(output_dir)
     with starting(TIMING) as children:
         # Each takes seconds to import PyTorch: the child and this process at the same time.
-        from finetune.bench.bert import TREC_FILE, read_lengths
         from finetune.bench.timing import FULL, QUICK
-        from finetune.bench.workloads import MODES, Selection, list_workloads
+        from finetune.bench.workloads import (
+            MODES,
+            TREC_FILE,
+            Selection,
+            list_workloads,
+            read_lengths,
+        )
         from finetune.devices.select import select_device, usable_devices
 
         found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]

@@ -10,18 +10,20 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from finetune.bench import bert, workloads
-from finetune.bench.bert import bert_base, bert_structure, read_lengths
+from finetune.bench import workloads
 from finetune.bench.results import Row
 from finetune.bench.timing import Limits, time_workload
 from finetune.bench.workloads import (
     MLP_WIDTHS,
     Selection,
     Workload,
+    bert_base,
+    bert_structure,
     list_workloads,
     make_mlp,
     make_resnet50,
     make_vgg16,
+    read_lengths,
     training_workloads,
 )
 from finetune.devices.cpu import CpuDevice
@@ -42,7 +44,7 @@ def timed(workload: Workload) -> list[Row]:
 
 @pytest.fixture
 def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(bert, "_random_bert", tiny_model)
+    monkeypatch.setattr(workloads, "_random_bert", tiny_model)
     monkeypatch.setattr(workloads, "ARTICLE_TOKENS", 16)
     monkeypatch.setattr(workloads, "ARTICLE_TEXTS", 40)
     bert_structure.cache_clear()
