@@ -20,10 +20,7 @@ Confidences = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class ConfidenceBin:
-    """The rows, one at least, with a confidence above ``lower`` and at most ``upper``.
-
-    ``confidence`` and ``accuracy`` are means over these rows, all in 0..1.
-    """
+    """The rows, one at least, with a confidence above ``lower`` and at most ``upper``."""
 
     lower: float
     upper: float
@@ -34,16 +31,11 @@ class ConfidenceBin:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Accuracy by confidence, as a reliability diagram shows it.
+    """Accuracy by confidence, as a reliability diagram shows it, without empty bins.
 
-    Guo, Pleiss, Sun and Weinberger, On Calibration of Modern Neural Networks, ICML 2017, section 2
-    (arXiv 1706.04599).
-
-    Args:
-        ece: The expected calibration error, in 0..1: confidence minus accuracy, mean over rows.
-            With few rows it is above 0 even for perfect probabilities, since the accuracy of a bin
-            is that of a sample.
-        bins: Of equal width, by confidence ascending, without empty ones.
+    Guo et al., On Calibration of Modern Neural Networks, ICML 2017 (arXiv 1706.04599), section 2.
+    The expected calibration error, ``ece``, is above 0 even for perfect probabilities if rows are
+    few, since the accuracy of a bin is that of a sample.
     """
 
     ece: float
@@ -77,14 +69,10 @@ class Calibration:
 
 @dataclass(frozen=True)
 class CoverageCurve:
-    """What abstaining below a confidence gives, for every confidence that a row has.
+    """What abstaining below a confidence gives, for every confidence that a row has: [points].
 
     El-Yaniv and Wiener, On the Foundations of Noise-free Selective Classification, JMLR 2010.
-
-    Args:
-        confidences: The lowest confidence that is accepted, descending: float64 of shape [points].
-        coverages: Fraction of rows that are accepted, in 0..1, ascending to 1: [points].
-        accuracies: Fraction of the accepted rows that are right, in 0..1: [points].
+    Confidences descend; the coverage is the fraction of rows that are accepted.
     """
 
     confidences: NDArray[np.float64]
@@ -134,10 +122,7 @@ def coverage_curve(confidences: Confidences, is_right: NDArray[np.bool_]) -> Cov
 def measure_calibration(
     task: Task, validation: tuple[Logits, Labels], test: tuple[Logits, Labels]
 ) -> Calibration | None:
-    """Compare the saved model's splits with what they were before temperature scaling.
-
-    None if there was none.
-    """
+    """Compare the saved model with what it was before temperature scaling, if there was any."""
     if task.temperature == 1:
         return None
 

@@ -20,12 +20,7 @@ from finetune.tokenization.examples import ModelInputs, fill_batch
 class Predictor:
     """A model that predicts in one precision, in batches that fit the memory.
 
-    Args:
-        model: On the device.
-        device: Where it is.
-        precision: ``fp32``, ``bf16`` or ``fp16``: of all metrics of a run, whoever computes them.
-        batch_size: Examples in one forward; fewer after an out-of-memory error.
-        processes: Those that share the work, each with the same model.
+    If several processes share the work, each has the same model.
     """
 
     model: nn.Module
@@ -40,10 +35,6 @@ class Predictor:
         """Return the logits of examples: float32 of shape [examples, classes], in their order.
 
         Those of windows are aggregated. Several processes share the work, and each gets all logits.
-
-        Args:
-            examples: One or more.
-            padded_lengths: Those that a batch may have, ascending.
 
         Raises:
             LossNotFinite: If a logit is NaN or infinite.
@@ -88,11 +79,7 @@ def predict_logits(
     batch_size: int,
     device: Device,
 ) -> NDArray[np.float32]:
-    """Run examples, one or more, through a model; it is left in evaluation mode.
-
-    Returns:
-        float32 of shape [examples, classes], in the order of the examples.
-    """
+    """Return float32 logits, [examples, classes], in the order of the examples."""
     model.eval()
     batches = plan_evaluation(
         examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths

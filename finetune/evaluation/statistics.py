@@ -27,10 +27,7 @@ class Interval:
 def bootstrap(
     runs: Sequence[WeightedMetrics], *, rows: int, resamples: int = RESAMPLES
 ) -> list[dict[str, NDArray[np.float64]]]:
-    """Return the metrics of each run on the same resamples of the rows: [resamples] by name.
-
-    Each resample has as many rows, drawn with replacement.
-    """
+    """Return the metrics of each run on the same resamples of the rows: [resamples] by name."""
     generator = np.random.default_rng(0)
     size = max(1, MAX_WEIGHTS // rows)
     chunks = []
@@ -51,13 +48,7 @@ def paired_differences(
     *,
     found: Mapping[str, float],
 ) -> dict[str, Interval]:
-    """Return the difference of each metric with its percentile interval.
-
-    Args:
-        run: The metrics of a run on resamples, as ``bootstrap`` returns them.
-        baseline: Those of the other run, on the same resamples.
-        found: The difference on all rows.
-    """
+    """Return the difference of each metric on all rows, ``found``, with its percentile interval."""
     tail = (1 - CONFIDENCE) / 2
     limits = {
         name: np.quantile(values - baseline[name], [tail, 1 - tail]) for name, values in run.items()
@@ -66,12 +57,7 @@ def paired_differences(
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test.
-
-    Args:
-        first_only: Rows that only the first model has right.
-        second_only: Rows that only the second has right.
-    """
+    """Return the two-sided p-value of McNemar's exact test, of rows that only one has right."""
     from scipy.special import bdtr
 
     rows = first_only + second_only

@@ -32,13 +32,10 @@ def in_percent(fraction: float) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """A line, dots or bars.
+    """A line, dots, bars, or a guide: a thin line to compare others with.
 
-    Args:
-        points: By ascending x; of bars, their left edges and heights.
-        kind: How they are drawn; a guide is a thin line to compare others with.
-        bar_width: Of bars, in units of x.
-        band: The outline of an area in the colour of the series, such as its range.
+    The points of bars are their left edges and heights. A band is the outline of an area in the
+    colour of the series, such as its range.
     """
 
     name: str
@@ -50,15 +47,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """One of two axes.
-
-    Args:
-        name: What it shows, with its unit.
-        low: Where it begins; None for the tick at or below the lowest point.
-        high: Where it ends; None for the tick at or above the highest point.
-        show: Formats a tick.
-        is_log: Whether equal distances are equal factors, of numbers above 0.
-    """
+    """One of two axes, from a tick below the lowest point to one above the highest by default."""
 
     name: str
     low: float | None = None

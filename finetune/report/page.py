@@ -19,9 +19,6 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     """Write or replace the report of a finished run, and return its path.
 
     The report may be published: of a path on this machine it names at most the last part.
-
-    Raises:
-        NotARun: If a file of the run is missing or can't be read.
     """
     config, facts, test = folder.read_config(), results.facts, results.test
     predictions = folder.read(folder.predictions_file, list)

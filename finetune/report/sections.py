@@ -40,13 +40,7 @@ MIN_ROWS_OF_ACCURACY = 10
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page under a heading.
-
-    Args:
-        key: Its id on the page.
-        command: A command line.
-        summary: What its tables are, if they are shown only when asked for.
-    """
+    """A part of a page under a heading; its tables are only shown when asked for by a summary."""
 
     key: str
     title: str
@@ -65,12 +59,7 @@ def describe_curves(journal: Rows, metrics: Iterable[str]) -> Iterator[Section]:
 
 
 def draw_curves(journal: Rows, metrics: Iterable[str]) -> list[Chart]:
-    """Return the loss over the steps and the metrics of validations, as far as there are any.
-
-    Args:
-        journal: Rows of ``metrics.jsonl``.
-        metrics: Names of metrics; the first that have a curve share a chart.
-    """
+    """Return the loss over the steps and the metrics of validations, as far as there are any."""
     losses = [
         Series("training", _points(journal, "loss")),
         Series("validation", _points(journal, "eval_loss")),

@@ -31,13 +31,11 @@ PIPELINE = "text-classification"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of a text: each value is an attribute too, such as ``label``.
+    """What a model says of a text; each of the values, such as ``label``, is an attribute too.
 
-    Args:
-        values: ``label`` and its ``probability``, ``labels``, or ``value``. The label is None
-            where the model abstains.
-        probabilities: Of each class by name, if they were asked for.
-        columns: The other columns of the text's row by name.
+    The values are ``label`` and ``probability``, ``labels``, or ``value``; the label is None where
+    the model abstains. Probabilities are those of each class, if they were asked for, and columns
+    the other columns of the text's row.
     """
 
     text: str
@@ -101,10 +99,7 @@ class Task(ABC):
     A type is a subclass, which its ``name`` makes known to ``--task`` and to saved models. Labels
     have three forms: ``parse`` turns those of files into one Arrow type, ``encode`` these into the
     column of a ``Dataset``, and ``labels`` that into an array that the loss and the metrics read.
-
-    Args:
-        class_names: The classes in the order of their numbers; none where labels are numbers.
-        temperature: By which the logits of its model have been, or are to be, divided.
+    The logits of its model have been, or are to be, divided by the temperature.
     """
 
     name: ClassVar[str]
@@ -147,10 +142,7 @@ class Task(ABC):
         return cls(classes, temperature=parameters.get("temperature", 1.0))
 
     def configure(self, config: "PreTrainedConfig") -> None:
-        """Write into a model's config what its users, such as a pipeline, need to read its logits.
-
-        What transformers has no name for is in ``task_specific_params``.
-        """
+        """Write what a model's users, such as a pipeline, need to read its logits into its config."""
         config.id2label = dict(enumerate(self.output_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.problem_type = self.problem_type
@@ -201,11 +193,7 @@ class Task(ABC):
 
     @abstractmethod
     def from_json(self, values: Sequence[Any]) -> Labels:
-        """Undo ``to_json``.
-
-        Raises:
-            KeyError: If there is a class that the task lacks.
-        """
+        """Undo ``to_json``; a class that the task lacks is a KeyError."""
 
     def format_label(self, label: Any) -> str:
         """Return one of ``labels`` as people write it."""
@@ -250,24 +238,17 @@ class Task(ABC):
 
     @abstractmethod
     def with_training_labels(self, labels: Labels, *, is_balanced: bool) -> Self:
-        """Return the task with what its loss takes from the training labels.
+        """Return the task with what its loss takes from the labels of the training rows.
 
-        Balanced, all classes count the same, however many rows they have.
-
-        Raises:
-            ConfigurationInvalid: If the labels are no classes, and are to be balanced.
+        If balanced, all classes count the same, however many rows they have.
         """
 
     @abstractmethod
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
-        """Return the training loss of each example: fp32 of shape [examples].
+        """Return the training loss, [examples], of fp32 logits, [examples, outputs].
 
         Nothing here may depend on the values of the tensors, or copy to their device after the
         first call: a step may be captured.
-
-        Args:
-            logits: fp32 of shape [examples, outputs].
-            labels: Of shape [examples, ...].
         """
 
     @property
@@ -286,10 +267,7 @@ class Task(ABC):
     def calibrate(
         self, predict: Callable[[], tuple[Logits, Labels]], *, fits_temperature: bool, emit: Emit
     ) -> Self:
-        """Return the task with what is chosen for a trained model, such as the temperature.
-
-        ``predict`` returns logits and labels of the validation split.
-        """
+        """Return the task with thresholds and temperature for the validation rows."""
         if not (fits_temperature and self.class_names):
             return self
         logits, labels = predict()
@@ -299,10 +277,7 @@ class Task(ABC):
         return replace(self, temperature=temperature)
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
-        """Change the output layer so that users of the model need not know the task; return it.
-
-        By default it is divided by the temperature, which calibrates the logits.
-        """
+        """Scale the output layer, by default by the temperature; return the task to save."""
         scale_parameters(parameters, 1 / self.temperature)
         return self
 
@@ -376,10 +351,7 @@ class Task(ABC):
     def confidences(
         self, logits: Logits, labels: Labels
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the probabilities of predicted classes, and whether these are right.
-
-        Each row has one, or, where it may have several classes, one for each class.
-        """
+        """Return the probabilities of classes, of one or all for a row; and which are right."""
         outputs = self.read_logits(logits)
         if outputs.confidences is not None:
             return outputs.confidences, outputs.predicted == labels
@@ -395,11 +367,7 @@ class Task(ABC):
         return errors if errors.ndim == 1 else np.asarray(errors.sum(axis=1))
 
     def weighted_metrics(self, rows: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
-        """Return a function that computes the metrics of resampled rows of ``predictions.jsonl``.
-
-        Raises:
-            KeyError: If a row has a class that the task lacks.
-        """
+        """Return a function that computes the metrics of resampled ``predictions.jsonl``."""
         labels, predicted = self._read_rows(rows)
         found: dict[Needs, NDArray[Any]] = {"predictions": predicted}
         found["losses"] = np.array([row["loss"] for row in rows])

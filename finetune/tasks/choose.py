@@ -22,29 +22,18 @@ WRITTEN_NUMBER = r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|
 
 
 def read_task(config: Mapping[str, Any]) -> Task:
-    """Return the task of a model's ``config.json``; without one it is ``single``.
-
-    Raises:
-        KeyError: If the file names no classes, or an unknown task type.
-    """
+    """Return the task of a model's ``config.json``, ``single`` if it names none."""
     own = (config.get("task_specific_params") or {}).get(PIPELINE, {})
     return TASK_TYPES[own.get("task", Single.name)].from_config(config, own)
 
 
 def task_of_shape(name: str, *, outputs: int) -> Task:
-    """Return a task of a type with some outputs, to be timed: its classes are numbers.
-
-    A type that only another process knows is ``single``.
-    """
+    """Return a task with some outputs, to be timed; a type of another process is ``single``."""
     return TASK_TYPES.get(name, Single)([str(number) for number in range(outputs)])
 
 
 def find_task_type(name: str) -> type[Task]:
-    """Return the task type of a name.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Return the task type of a name."""
     if name not in TASK_TYPES:
         remedy = f"choose one of {', '.join((AUTO, *TASK_TYPES))}"
         raise UsageError(f"there is no --task {name!r}", remedy=remedy)
@@ -60,10 +49,6 @@ def choose_task_type(
         name: Of a task type, or ``auto`` to find it.
         labels: The values of the column as text, each at least once.
         names: Of all classes, if a file names them.
-
-    Raises:
-        UsageError: If there is no such task type.
-        DataError: If it is ``auto``, and only a few values keep the labels from being numbers.
     """
     if name != AUTO:
         return find_task_type(name), "as --task says"

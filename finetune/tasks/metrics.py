@@ -85,16 +85,12 @@ def metric(
 
 
 def metrics_of(problem_type: ProblemType) -> list[Metric]:
-    """Return the metrics of a kind of labels; the first one chooses the best model by default."""
+    """Return the metrics for a kind of labels, the one that matters most first."""
     return [one for one in METRICS.values() if problem_type in one.problem_types]
 
 
 def choose_metric(name: str | None, task: "Task") -> Metric:
-    """Return the metric that chooses the best model, by default the first of the task.
-
-    Raises:
-        ConfigurationInvalid: If the task has no such metric.
-    """
+    """Return the metric that chooses the best model, by default the first of the task."""
     known = {one.name: one for one in metrics_of(task.problem_type)}
     name = name.replace("-", "_") if name else next(iter(known))
     if name not in known:
@@ -109,9 +105,6 @@ def load_evaluate_metric(name: str) -> Metric:
     """Return a metric of the library ``evaluate``: a folder with its code, or an id of the Hub.
 
     Its code runs here, so that only a user may name it. It is for all rows, not for resamples.
-
-    Raises:
-        UsageError: If there is none, or, later, if it can't be computed of these predictions.
     """
     import evaluate
 
@@ -254,11 +247,7 @@ def _count(numbers: NDArray[np.int64], weights: Floats, classes: int) -> Floats:
 
 
 def average_precisions(labels: Array, probabilities: Array, weights: Floats) -> Floats:
-    """Return the average precision of each class, 0 without rows: [resamples, classes].
-
-    It is the mean precision at the threshold of each row that has the class; rows of the same
-    probability are predicted together.
-    """
+    """Return the average precision of each class, 0 without rows: [resamples, classes]."""
     columns = zip(labels.T > 0, probabilities.T, strict=True)
     return np.stack([_average_precision(*column, weights) for column in columns], axis=1)
 

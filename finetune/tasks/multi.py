@@ -49,9 +49,7 @@ class Multi(Task):
     """Any number of classes a text; the labels are float32 of shape [rows, classes], 0 or 1.
 
     Args:
-        class_names: The classes in the order of their numbers.
-        thresholds: The probability from which on a text has each class; none for one half. They
-            are chosen on the validation split and saved in config.json.
+        thresholds: The probability from which on a text has each class; none for one half.
         positive_weights: The weight of rows that have a class, for each class, relative to rows
             that have it not; none for 1.
     """
@@ -79,11 +77,7 @@ class Multi(Task):
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
-        """Return the names of each row's classes, as lists; an empty text is none.
-
-        Raises:
-            DataError: If the lists say of each class, by 0 or 1, whether a row has it.
-        """
+        """Return the names of each row's classes, as lists; an empty text is none."""
         import pyarrow
 
         distinct = distinct_values(columns)
@@ -301,9 +295,7 @@ def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Ten
 
 
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:
-    """Return the threshold of a class with the highest F1, in 0..1; one half with too few rows.
-
-    It lies half way between two probabilities that occur.
+    """Return the threshold of a class with the highest F1, half way between two probabilities.
 
     >>> find_threshold(np.linspace(0, 1, 11), np.arange(11) > 5)
     0.55

@@ -26,14 +26,8 @@ MAX_FRACTION_OF_ONE_NUMBER = 0.5
 class Regression(Task):
     """A number for each text; the labels are float32 of shape [rows], in their own units.
 
-    A model learns them with mean 0 and standard deviation 1. Afterwards ``scale_output_layer``
-    makes its output layer give the units themselves, so that its users need neither.
-
-    Args:
-        class_names: None.
-        mean: Of the training rows.
-        deviation: Their standard deviation.
-        is_scaled: Whether the logits are in the units of the labels.
+    A model learns them with mean 0 and standard deviation 1, those of the training rows. Afterwards
+    ``scale_output_layer`` makes its output layer give the units themselves: ``is_scaled``.
     """
 
     name: ClassVar[str] = "regression"

@@ -18,10 +18,7 @@ MAX_CLASSES_OF_MATRIX = 500
 
 @dataclass(frozen=True)
 class ClassScores:
-    """The metrics of one class: fractions are 0 where undefined, support is in rows.
-
-    Only a model that gives several labels has thresholds and average precisions.
-    """
+    """The metrics of one class: fractions are 0 where undefined, support is in rows."""
 
     precision: float
     recall: float
@@ -64,10 +61,7 @@ class Scores:
     """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
 
     Args:
-        samples: Rows of the split.
-        metrics: By name, ``loss`` among them.
         baselines: The metrics of always predicting the same, as far as they are compared with it.
-        per_class: By class name; None where labels are numbers.
         confusion_matrix: Rows of each true class by predicted class, [classes, classes]; empty for
             very many classes, None where rows have not exactly one.
     """
@@ -152,12 +146,7 @@ class Scores:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Scores":
-        """Undo ``to_json``.
-
-        Raises:
-            KeyError: If something is missing.
-            TypeError: If something is of another type.
-        """
+        """Undo ``to_json``."""
         classes: Mapping[str, Any] | None = found.get("per_class")
         baselines = {
             name.removeprefix(BASELINE): float(value)

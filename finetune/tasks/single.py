@@ -25,9 +25,7 @@ ClassNumbers = NDArray[np.int64]
 class Single(Task):
     """One class a text; the labels are int64 of shape [rows].
 
-    Args:
-        class_names: The classes in the order of their numbers.
-        class_weights: The weight of a row of each class in the loss; none for 1.
+    ``class_weights`` are the weights of a row of each class in the loss; none for 1.
     """
 
     name: ClassVar[str] = "single"
@@ -39,7 +37,6 @@ class Single(Task):
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
-        """Return the class of each label, by name."""
         classes = name_classes(distinct_values(columns))
         return [map_values(column, lambda label: classes[label] or None) for column in columns]
 

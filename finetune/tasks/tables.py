@@ -18,10 +18,9 @@ MAX_CHARACTERS = 500
 class Table:
     """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
 
-    Args:
-        groups: The groups of each row, of which a page shows one alone: their titles by id, which
-            is ``class-N`` or ``cell-N-M`` for the mistakes of a class or a cell of the confusion
-            matrix. Rows after the first ``MAX_MISTAKES`` are shown only there.
+    ``groups`` are titles by id for each row: ``class-N`` or ``cell-N-M`` for mistakes of a class or a
+    cell of the confusion matrix, of which a page shows one alone. Rows after the first
+    ``MAX_MISTAKES`` are shown only there.
     """
 
     title: str
@@ -66,15 +65,7 @@ def list_mistakes(
     groups: Sequence[Mapping[str, str]],
     note: str = "",
 ) -> Table:
-    """Return a table of mistakes, the worst first: the first of all, and those of each group.
-
-    Args:
-        title: Of the table.
-        columns: The last one is a number.
-        rows: The cells of each mistake.
-        groups: The groups of each mistake: see ``Table``.
-        note: What is shown above the table.
-    """
+    """Return a table of mistakes, the worst first: the first of all, and those of each group."""
     listed = _choose_listed(groups)
     return Table(
         title,

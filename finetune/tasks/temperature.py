@@ -29,14 +29,7 @@ def fit_temperature(
     mistakes: int,
     emit: Emit,
 ) -> float:
-    """Return the temperature with the lowest mean loss; 1 if there are too few rows or mistakes.
-
-    Args:
-        losses: Returns the loss of each row from logits and labels.
-        logits: Of validation rows: [rows, outputs].
-        labels: Of shape [rows, ...].
-        mistakes: How many rows, or labels of rows, are predicted wrongly.
-    """
+    """Return the temperature with the lowest mean loss; 1 if there are too few rows or mistakes."""
     if len(labels) < MIN_ROWS or mistakes < MIN_MISTAKES:
         needed = f"it needs {MIN_ROWS} validation rows and {MIN_MISTAKES} mistakes"
         found = f"there are {len(labels):,} and {mistakes:,}"
