@@ -1,12 +1,9 @@
 """``finetune completion``."""
 
 import click
-from click.shell_completion import BashComplete, FishComplete, ZshComplete
+from click.shell_completion import get_completion_class
 
 from finetune.commands.options import debug_option
-
-SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
-
 
 START_FILES = """\b
 Examples:
@@ -25,13 +22,12 @@ one that comes with macOS is 3.2.
 
 
 @click.command(epilog=START_FILES)
-@click.argument("shell", type=click.Choice(list(SHELLS)))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @debug_option
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
     """Print the script that completes commands, options and choices in a shell."""
-    finetune = context.find_root().command
-    script = SHELLS[shell](
-        finetune, ctx_args={}, prog_name="finetune", complete_var="_FINETUNE_COMPLETE"
-    )
+    completion = get_completion_class(shell)
+    assert completion
+    script = completion(context.find_root().command, {}, "finetune", "_FINETUNE_COMPLETE")
     click.echo(script.source())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LINE_WITHOUT_END = 1_000_000
 MAX_EXAMPLE = 60
-NARROWEST_TEXT = 12
+MIN_TEXT_WIDTH = 12
 SPACE_BETWEEN_COLUMNS = 2
 # Texts and names of classes may look like rich's markup or like its names of emoji.
 LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
@@ -40,32 +40,23 @@ def show_table(
     Columns of ``numbers`` are aligned to the right. A terminal folds the other cells to its width;
     nothing else has a width.
     """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=any(titles))
     cells = [list(map(escape_line, row)) for row in (titles, *rows)]
-    for title, name in zip(titles, cells[0], strict=True):
-        justify: Literal["left", "right"] = "right" if title in numbers else "left"
-        table.add_column(name, justify=justify, no_wrap=title in numbers, overflow="fold")
+    min_width = SPACE_BETWEEN_COLUMNS * (len(titles) - 1)
+    for title, column in zip(titles, zip(*cells, strict=True), strict=True):
+        is_number, width = title in numbers, max(map(cell_len, column))
+        min_width += width if is_number else min(width, MIN_TEXT_WIDTH)
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(column[0], justify=justify, no_wrap=is_number, overflow="fold")
     for row in cells[1:]:
         table.add_row(*row)
     terminal = Console()
-    least_width = _least_width([title in numbers for title in titles], cells)
-    width = max(terminal.width, least_width) if terminal.is_terminal else LINE_WITHOUT_END
+    width = max(terminal.width, min_width) if terminal.is_terminal else LINE_WITHOUT_END
     Console(width=width, **LITERAL).print(table)
-
-
-def _least_width(are_numbers: Sequence[bool], rows: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table that folds its texts as far as they can be read."""
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    least_widths = (
-        width if is_number else min(width, NARROWEST_TEXT)
-        for width, is_number in zip(widths, are_numbers, strict=True)
-    )
-    return sum(least_widths) + SPACE_BETWEEN_COLUMNS * (len(widths) - 1)
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:

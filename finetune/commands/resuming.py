@@ -73,16 +73,14 @@ class Work:
             return folder.create(overwrite=overwrite)
         if overwrite and (has_seeds or folder.previous_run.is_dir()):
             return folder.lock()
-        if has_seeds:
-            raise RunFolderNotEmpty(
-                f"{folder.path} already holds runs of several seeds",
-                remedy="go on with them by --resume-from-checkpoint auto, delete them with "
-                "--overwrite, or choose another folder with --output-dir",
+        if has_seeds or folder.config_file.is_file():
+            runs = "runs of several seeds" if has_seeds else "a single run"
+            resume = (
+                "resume them by --resume-from-checkpoint auto, delete them with --overwrite, or "
             )
-        if folder.config_file.is_file():
             raise RunFolderNotEmpty(
-                f"{folder.path} holds a single run",
-                remedy="choose another folder with --output-dir",
+                f"{folder.path} already holds {runs}",
+                remedy=f"{resume * has_seeds}choose another folder with --output-dir",
             )
         return folder.create(overwrite=False)
 

@@ -129,8 +129,8 @@ def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
     [
         ("new", {"seeds": 1}, "not several"),
         ("parent", {}, "already holds runs of several seeds"),
-        ("single", {}, "holds a single run"),
-        ("single", {"overwrite": True}, "holds a single run"),
+        ("single", {}, "already holds a single run"),
+        ("single", {"overwrite": True}, "already holds a single run"),
         ("single", {"resume_from_checkpoint": "single"}, "has no runs of several seeds"),
         ("new", {"seeds": None, "resume_from_checkpoint": "parent"}, "holds runs of several seeds"),
     ],
