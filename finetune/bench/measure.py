@@ -27,18 +27,10 @@ def measure(
     until: float,
     module: str = TIMING,
 ) -> Iterator[list[Row]]:
-    """Yield the rows of each workload in order; then some again, with more timings.
+    """Yield the rows of each workload in order; then, until a time, some again with more timings.
 
-    Args:
-        children: One that runs the module; another takes its place where it ends.
-        selection: From which the child makes the workloads as well.
-        workloads: Those of the selection.
-        devices: Their names.
-        until: When, as ``time.time`` returns it, nothing is to be timed again.
-        module: What the child runs.
-
-    Raises:
-        FinetuneError: If the child ends without a device that is at work.
+    ``children`` holds one that runs the module; another takes its place where it ends. It makes the
+    workloads from the selection as well.
     """
     done = 0
     lost: list[Row] = []
@@ -80,10 +72,7 @@ def measure(
 
 
 def find_article_sizes(devices: Iterable["Device"], *, emit: Emit) -> dict[str, dict[str, int]]:
-    """Return the batch sizes that ``find-batch`` recommends for the article's rows.
-
-    They are by device and mode, without those where none fits.
-    """
+    """Return the batch sizes that ``find-batch`` recommends for the article's rows."""
     from finetune.batch_finder.case import Case, architecture_of
     from finetune.batch_finder.find import Search, find_parts
     from finetune.bench.tables import ARTICLE_TEXTS, ARTICLE_TOKENS

@@ -66,11 +66,8 @@ class Machine:
 class BenchResults:
     """All rows that were measured on a machine.
 
-    Args:
-        texts: Where the lengths of the texts are from.
-        is_quick: Whether timings were short, of fewer rows.
-        is_complete: Whether all that was asked for was tried.
-        found_batches: What ``find-batch`` found at 512 tokens, by device and mode.
+    ``texts`` says where the lengths of the texts are from, ``found_batches`` what ``find-batch``
+    found at 512 tokens, by device and mode.
     """
 
     machine: Machine

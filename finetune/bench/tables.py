@@ -26,13 +26,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchTable(Table):
-    """A table of a group.
-
-    Args:
-        group: That it is of; empty for a comparison of benches.
-        remarks: Sentences below it.
-        source: Who published its numbers; empty where they were measured.
-    """
+    """A table of a group, or of a comparison; ``source`` says who published its numbers."""
 
     text_columns: int = 2
     group: str = ""

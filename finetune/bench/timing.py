@@ -28,13 +28,9 @@ _COLD = 1.25
 
 @dataclass(frozen=True)
 class Limits:
-    """How long is timed.
+    """How long is timed: one step, one timing of as many steps as it takes, one repeat, all.
 
-    Args:
-        step_seconds: A step that takes longer is taken with fewer rows.
-        timing_seconds: Of one timing: as many steps as it takes.
-        repeat_seconds: Of the timings of a row, before it is another workload's turn.
-        total_seconds: Of all workloads: while they are not over, each is timed again.
+    A step that takes longer has fewer rows; workloads are repeated until the total is over.
     """
 
     step_seconds: float
@@ -76,12 +72,7 @@ def time_workloads(
     """Yield the rows of each workload in order; then again, with more timings, while time is left.
 
     Other load comes and goes, so the timings are spread out instead of taken back to back.
-
-    Args:
-        workloads: Each with the devices that it is timed on.
-        limits: How long is timed.
-        begin: Is given the name of each device before it computes, which may end the process.
-        until: When, as ``time.time`` returns it, the last repeat should have ended.
+    ``begin`` is given the name of each device before it computes, which may end the process.
     """
     rows: list[list[Row]] = [[] for _ in workloads]
     seconds = [0.0] * len(workloads)

@@ -71,13 +71,8 @@ Load = Callable[[int], Steps]
 class Workload:
     """What devices are timed at.
 
-    Args:
-        name: In tables, unique within its group.
-        build: Makes its model on a device.
-        rows: Rows a step.
-        min_rows: The fewest rows that are timed where a step takes too long, or too much memory;
-            ``rows`` where only they are of interest.
-        device: The only device that it is for; None for all.
+    ``min_rows`` are the fewest that are timed where a step takes too long, or too much memory;
+    ``device`` is the only one that it is for.
     """
 
     group: str
@@ -98,14 +93,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which workloads are timed.
-
-    Args:
-        model: A network of the user's own as ``package.module:function``; None for none.
-        lengths: Tokens of the texts.
-        found: Batch sizes that ``find-batch`` found, by device and mode, to be timed as well.
-        is_quick: Fewer batch sizes, and shorter timings.
-    """
+    """Which workloads are timed; ``model`` names the user's own, ``lengths`` are those of texts."""
 
     groups: Sequence[Group]
     model: str | None
@@ -115,11 +103,7 @@ class Selection:
 
 
 def list_workloads(selection: Selection) -> list[Workload]:
-    """Return the selected workloads, group by group, the user's own last.
-
-    Raises:
-        UsageError: If the user's own can't be made.
-    """
+    """Return the selected workloads, group by group, the user's own last."""
     makers: Mapping[Group, Callable[[Selection], list[Workload]]] = {
         "mlp": mlp_workloads,
         "inference": inference_workloads,
@@ -143,11 +127,8 @@ def build_module(
 ) -> Callable[[Device], Load]:
     """Return what builds a module that is given a batch of keyword arguments.
 
-    Args:
-        make: Returns the module, on the CPU.
-        make_batch: Returns the keyword arguments for so many rows, on the CPU. The loss is the
-            output's, or the sum of its floating-point tensors.
-        make_optimizer: Of what trains; without, a step is a forward and a backward.
+    The loss is the output's, or the sum of its floating-point tensors. Without an optimizer a step
+    is a forward and a backward.
     """
 
     def build(device: Device) -> Load:
@@ -376,9 +357,6 @@ def read_lengths(data_dir: Path | None) -> list[int]:
     """Return the tokens of TREC's training rows, without a folder of the questions shipped here.
 
     They are counted without BERT's vocabulary, which may not be at hand.
-
-    Raises:
-        DataNotFound: If the folder does not hold TREC's raw training file.
     """
     if data_dir is None:
         lines = files("finetune.data").joinpath("questions.jsonl").read_text("utf-8").splitlines()

@@ -11,10 +11,7 @@ from finetune.errors import UsageError
 
 
 def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
-    """Call ``package.module:function``; UsageError unless it returns a module and a batch.
-
-    The batch are the keyword arguments of the module.
-    """
+    """Return the module and its keyword arguments that ``package.module:function`` returns."""
     module_name, _, function_name = name.partition(":")
     try:
         made = getattr(importlib.import_module(module_name), function_name)()

@@ -47,11 +47,7 @@ class FeatureExtractor:
     trainable: nn.Module
 
     def extract(self, inputs: Inputs) -> torch.Tensor:
-        """Run the frozen layers, without dropout or graph, on inputs of the whole model.
-
-        Returns:
-            Floats of shape [examples, tokens, hidden] or [examples, hidden].
-        """
+        """Return features: floats [examples, tokens, hidden] or [examples, hidden]."""
         self.model.train(False)
         module = self.model.get_submodule(self.split_at)
         with module.register_forward_pre_hook(_stop, with_kwargs=True), torch.no_grad():
@@ -73,10 +69,7 @@ class FeatureExtractor:
 def split_frozen(
     model: PreTrainedModel, *, takes_4d_mask: bool, pads_left: bool
 ) -> FeatureExtractor | None:
-    """Split a model below what trains; return None if nothing is frozen or no split is exact.
-
-    The model is on the CPU, and frozen as the mode says.
-    """
+    """Split a model on the CPU below what trains; None if no split is exact."""
     # Not a tensor's numbers: memory is estimated with fake tensors, which have none.
     tokens = np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)
     offsets = np.concatenate([[0], np.cumsum(TRIED_LENGTHS)])
@@ -106,10 +99,7 @@ def split_frozen(
 
 
 def pooled_inputs(features: torch.Tensor, *, takes_4d_mask: bool) -> Inputs:
-    """Return what the trainable layers take where a text has one vector: texts of one token.
-
-    The features are of shape [examples, hidden].
-    """
+    """Return what the trainable layers take for vectors [examples, hidden]: texts of one token."""
     mask = torch.ones(len(features), 1, dtype=torch.bool, device=features.device)
     inputs = {"inputs_embeds": features[:, None], "attention_mask": mask}
     return prepare_mask(inputs, takes_4d_mask=takes_4d_mask)

@@ -82,9 +82,7 @@ def with_features(
 
     Each of several processes computes a contiguous share, an entry of the store, and reads those of
     the others; what another could not write to a store that both see is computed here as well.
-
-    Raises:
-        FeaturesNotStored: If the disk is full or the store can't be written to.
+    FeaturesNotStored if the store can't be written to.
     """
     # The last bits of a text's features depend on its batch, so that the same texts always come in
     # the same batches.
@@ -200,9 +198,7 @@ class _Share:
 class _Features:
     """The features of a split: the vectors of the examples, end to end, in one or more tensors.
 
-    Args:
-        counts: Vectors of each example: int64 of shape [examples].
-        order: In which order the examples were computed: int64 of shape [examples].
+    ``counts`` are the vectors of each example, ``order`` is that in which they were computed.
     """
 
     def __init__(

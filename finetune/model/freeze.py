@@ -15,9 +15,6 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> 
     Over a frozen encoder there is no dropout: a small head then finds, as logistic regression does,
     the best that the features allow, and validation says when to stop. With dropout MiniLM's
     output layer alone stays 4 points of accuracy behind on TREC.
-
-    Raises:
-        ConfigurationInvalid: If the encoder has fewer than N layers.
     """
     trained = trained_names(structure, mode=mode)
     for name, parameter in model.named_parameters():

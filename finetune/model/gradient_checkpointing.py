@@ -16,11 +16,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> Non
     """Let the layers of a model, in training mode, keep no more for the backward pass than inputs.
 
     The gradients stay the same, dropout included: PyTorch restores the random states of the CPU and
-    of CUDA for the second run, but not that of MPS (pytorch#127676), so that the device it trains
-    on does it. Layers that are frozen run as before.
-
-    Raises:
-        ModelUnsupported: If transformers has no gradient checkpointing for it.
+    of CUDA for the second run, but not that of MPS (pytorch#127676), so that the device does it.
     """
     if not model.supports_gradient_checkpointing:
         raise ModelUnsupported(

@@ -66,12 +66,7 @@ class TextModel:
         long_texts: LongTexts = TRUNCATED,
         emit: Emit = ignore,
     ) -> EncodedTexts:
-        """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow.
-
-        Raises:
-            ModelUnsupported: If the tokenizer has tokens, or types of tokens, that the model lacks.
-            ConfigurationInvalid: As ``encode_texts`` does.
-        """
+        """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow."""
         max_tokens = min(max_length, self.max_tokens)
         encoded = encode_texts(
             self.tokenizer, texts, pairs, max_length=max_tokens, long_texts=long_texts, emit=emit
@@ -124,10 +119,6 @@ def load_model(
     A new head is drawn from torch's global random state. Only safetensors are read and no code that
     comes with a model is run. Only ``from_scratch`` may most or all weights be missing; with
     ``strict`` none may be missing or be left over.
-
-    Raises:
-        FinetuneError: As ``find_model`` does.
-        ModelUnsupported: If it has no safetensors, needs code of its own, or is no text classifier.
     """
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_config(), source.read_tokenizer()
@@ -162,10 +153,7 @@ def load_model(
 
 
 def save_model(text_model: TextModel, folder: Path) -> None:
-    """Save a model as ``save_pretrained`` does; at any moment the folder is whole or absent.
-
-    The folder's parent exists. A model that is there is replaced.
-    """
+    """Save a model as ``save_pretrained`` does; at any moment the folder is whole or absent."""
     text_model.task.configure(text_model.model.config)
     with writing_folder(folder) as partial:
         with silence_transformers():

@@ -20,11 +20,7 @@ _PUBLISHED = {
 
 
 def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
-    """Return a model's config; from the Hub, no weights are fetched for it.
-
-    Raises:
-        FinetuneError: As ``find_model`` does, or if no text classifier can be built from it.
-    """
+    """Return a model's config; from the Hub, no weights are fetched for it."""
     if name in _PUBLISHED and revision is None:
         hidden_size, layers, heads, intermediate_size = _PUBLISHED[name]
         return BertConfig(

@@ -136,13 +136,7 @@ class ModelSource:
 
 
 def find_model(name: str, *, revision: str | None, with_weights: bool = True) -> ModelSource:
-    """Find the files of a folder, a Hub id, or ``minilm``; those of the Hub are fetched.
-
-    Raises:
-        FinetuneError: As ``fetch_model`` does.
-        ConfigurationInvalid: If a revision is given for a folder.
-        ModelNotFound: If there is no such folder or repository, or no model in the folder.
-    """
+    """Find the files of a folder, a Hub id, or ``minilm``; those of the Hub are fetched."""
     if name == MINILM and revision is None and (packaged := _packaged_minilm()):
         return packaged
     # Of os.path, whose functions take names of any kind.

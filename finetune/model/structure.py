@@ -54,11 +54,7 @@ class Structure:
 
 
 def find_structure(model: PreTrainedModel) -> Structure:
-    """Find where encoder, layers and head of a model are; it is left as it was.
-
-    Raises:
-        ModelUnsupported: If it has no encoder of layers, or no linear output layer.
-    """
+    """Find where encoder, layers and head of a model are; it is left as it was."""
     base = model.base_model
     lists = [
         module

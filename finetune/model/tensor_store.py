@@ -52,10 +52,7 @@ class TensorStore:
     limit_bytes: int
 
     def read(self, key: str, *, emit: Emit) -> "list[Tensors] | None":
-        """Return the parts of an entry, mapped; None if there is none, or, with a warning, damage.
-
-        A damaged entry is deleted.
-        """
+        """Return the parts of an entry, mapped; None if it is missing or, with a warning, damaged."""
         entry = self.folder / key
         if not os.path.isfile(entry / NOTES):
             return None
@@ -76,10 +73,7 @@ class TensorStore:
     ) -> "list[Tensors]":
         """Keep tensors on the CPU, a file for each part, and return them, mapped.
 
-        What is larger than the limit is not kept beyond this process.
-
-        Raises:
-            OSError: If the disk is full or the folder can't be written to.
+        What is larger than the limit is not kept beyond this process. OSError if the disk is full.
         """
         from safetensors.torch import save
 
@@ -139,10 +133,7 @@ class TensorStore:
 
 
 def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
-    """Return a key of texts and tensors on the CPU, in their order: 64 hexadecimal digits.
-
-    Each part is forgotten before the next is asked for.
-    """
+    """Return a key of texts and tensors on the CPU, in their order; one is in memory at a time."""
     import torch
 
     digest = hashlib.sha256()

@@ -30,10 +30,7 @@ def choose_padded_lengths(
 ) -> list[int]:
     """Return the padded lengths, ascending, with which texts take the fewest tokens.
 
-    Args:
-        lengths: Tokens of each text, of shape [texts].
-        shapes: How many padded lengths there may be, and which.
-        weights: How often each text is read, of shape [texts]; equally often by default.
+    ``weights`` say how often each text is read, equally often by default.
     """
     present, texts = np.unique(lengths, return_inverse=True)
     allowed = np.array([shapes.padded_length(tokens) for tokens in present.tolist()])
@@ -98,10 +95,7 @@ def plan_epoch(
 
 
 def longest_first(batches: Sequence[Batch]) -> list[Batch]:
-    """Move a batch of the greatest padded length to the front; the others keep their order.
-
-    An out-of-memory error then comes at once, and later batches reuse the cached memory.
-    """
+    """Move a longest batch to the front: an out-of-memory error then comes at once."""
     longest = max(range(len(batches)), key=lambda index: batches[index].padded_length)
     return [batches[longest], *batches[:longest], *batches[longest + 1 :]]
 
@@ -109,10 +103,7 @@ def longest_first(batches: Sequence[Batch]) -> list[Batch]:
 def plan_evaluation(
     lengths: NDArray[np.int64], *, batch_size: int, padded_lengths: Sequence[int]
 ) -> list[Batch]:
-    """Group examples by length, longest first, for passes in which order does not matter.
-
-    An out-of-memory error then comes at once.
-    """
+    """Group examples by length, longest first: an out-of-memory error then comes at once."""
     order = np.argsort(-lengths, kind="stable")
     return _cut(order, lengths, batch_size, padded_lengths)
 
@@ -139,10 +130,7 @@ def plan_extraction(
 def real_token_fraction(
     batches: Sequence[Batch], lengths: NDArray[np.int64], *, filled_to: int = 1
 ) -> float:
-    """Return the fraction of the batches' tokens that are not padding, in 0..1.
-
-    Of a batch with fewer examples than ``filled_to`` the repeated ones that fill it are padding.
-    """
+    """Return the fraction of tokens that are not padding, in batches filled up to some examples."""
     padded_tokens = sum(
         max(len(batch.indices), filled_to) * batch.padded_length for batch in batches
     )

@@ -94,11 +94,7 @@ def encode_texts(
     """Turn texts into token ids, each into ``max_length`` at most, special tokens included.
 
     With ``pairs``, the second text of each example, the longer of the two is truncated first.
-    ``long_texts`` says what becomes of single texts with more. Where it takes seconds, ``emit``
-    receives how far it has come.
-
-    Raises:
-        ConfigurationInvalid: If the stride is as long as a window, or pairs are not truncated.
+    ``long_texts`` says what becomes of single texts with more.
     """
     _set_truncation(tokenizer, long_texts, max_length=max_length, has_pairs=pairs is not None)
     handling, backend = long_texts.handling, tokenizer.backend_tokenizer

@@ -55,12 +55,9 @@ class ModelInputs:
 
 @dataclass(frozen=True)
 class Examples(ModelInputs):
-    """Examples to train on.
+    """Examples to train on: labels as the task's loss reads them, of shape [examples, ...].
 
-    Args:
-        labels: As the task's loss reads them: of shape [examples, ...].
-        weights: What each example counts in the loss: float32 of shape [examples].
-        truncated_texts: How many have lost tokens.
+    ``weights`` are what each example counts in the loss: float32 of shape [examples].
     """
 
     labels: NDArray[Any]
@@ -89,9 +86,7 @@ def inputs_of_texts(texts: EncodedTexts, *, takes_4d_mask: bool) -> ModelInputs:
 def collate(texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: int) -> Inputs:
     """Pad the texts of some indices to one length, at least that of the longest.
 
-    Returns:
-        For each column of the texts int64 of shape [examples, tokens], and ``attention_mask``, bool
-        of the same shape, true where a token is.
+    Each column becomes int64 of shape [examples, tokens], with ``attention_mask``, bool, beside.
     """
     starts = texts.offsets[indices]
     lengths = texts.offsets[indices + 1] - starts
@@ -108,21 +103,17 @@ def collate(texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: i
 
 
 def prepare_mask(tensors: Inputs, *, takes_4d_mask: bool) -> Inputs:
-    """Give the attention mask the form that the model reads without asking the device.
-
-    It is bool of shape [examples, tokens] before; as a 4-D mask, [examples, 1, 1, tokens].
-    """
+    """Give a bool mask [examples, tokens] the form the model reads without asking the device."""
     mask = tensors["attention_mask"]
     prepared = mask[:, None, None, :] if takes_4d_mask else mask.long()
     return {**tensors, "attention_mask": prepared}
 
 
 def fill_batch(indices: NDArray[np.int64], *, batch_size: int) -> NDArray[np.int64]:
-    """Repeat the last index until the batch is full.
+    """Repeat the last index until the batch is full; its result is dropped, its loss has no weight.
 
-    For devices that pay for every new shape. A repeated example takes part in nothing: training
-    gives it no weight, evaluation drops its result. An example of padding alone would do harm,
-    since attention over nothing is NaN on MPS (pytorch#156707).
+    An example of padding alone would do harm: attention over nothing is NaN on MPS
+    (pytorch#156707).
     """
     return np.concatenate([indices, np.repeat(indices[-1:], batch_size - len(indices))])
 

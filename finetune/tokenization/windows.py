@@ -11,12 +11,10 @@ from finetune.tokenization.long_texts import AGGREGATIONS, Aggregation
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows are of which text.
+    """Which windows are of which text, and how their logits become the text's.
 
-    Args:
-        counts: Windows of each text, 1 or more: int64 of shape [texts]. Those of a text follow
-            each other, in the order of the texts.
-        aggregation: How their logits become the text's.
+    ``counts`` are the windows of each text, 1 or more: int64 of shape [texts]. Those of a text
+    follow each other, in the order of the texts.
     """
 
     counts: NDArray[np.int64]
@@ -50,10 +48,7 @@ def head_tokens(max_length: int) -> int:
 
 
 def head_and_tail(lengths: NDArray[np.int64], *, max_length: int) -> NDArray[np.bool_]:
-    """Return which tokens are left of texts that lose their middle: bool of shape [all tokens].
-
-    ``lengths`` are the tokens of each text, special ones included.
-    """
+    """Return which tokens, bool of shape [all tokens], are left of texts of some lengths."""
     head = head_tokens(max_length)
     starts = np.cumsum(lengths) - lengths
     positions = np.arange(lengths.sum()) - np.repeat(starts, lengths)
