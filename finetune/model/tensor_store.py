@@ -52,7 +52,7 @@ class TensorStore:
     limit_bytes: int
 
     def read(self, key: str, *, emit: Emit) -> "list[Tensors] | None":
-        """Return the parts of an entry, mapped; None if it is missing or, with a warning, damaged."""
+        """Return the parts of an entry, mapped; None if missing or, with a warning, damaged."""
         entry = self.folder / key
         if not os.path.isfile(entry / NOTES):
             return None
