@@ -7,7 +7,7 @@ labels (dataset.py), and splits that are missing are held out (split.py).
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import reduce
@@ -34,34 +34,63 @@ from finetune.tasks.choose import AUTO, find_task_type
 from finetune.tasks.labels import MAX_LISTED
 from finetune.tasks.single import Single
 
-SOURCES = ("trec", "questions")
+
+def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
+    """Load files, or a folder of texts, of the user's."""
+    path = Path(options.data).expanduser()
+    if path.suffix.lower() not in (*SUFFIXES, *PACKED_SUFFIXES) and not os.path.exists(path):
+        guesses = get_close_matches(options.data.casefold(), KNOWN_BY_NAME, n=1)
+        if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", options.data) and not guesses:
+            guesses = [HUB_PREFIX + options.data]
+        kinds = (*KNOWN_BY_NAME, f"a file ({', '.join(SUFFIXES)})", "a folder of texts")
+        raise UsageError(
+            f"there is no data {options.data!r}",
+            remedy="".join(f"did you mean {one}? " for one in guesses)
+            + f"--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME",
+        )
+    given = {
+        "train": options.data,
+        "validation": options.validation_file,
+        "test": options.test_file,
+    }
+    files = {split: Path(name).expanduser() for split, name in given.items() if name}
+    if len(set(map(os.path.realpath, files.values()))) < len(files):
+        raise UsageError(
+            "one file is named for two splits",
+            remedy="leave out --validation-file or --test-file: rows of --data are held out then",
+        )
+    loaded = read_tables({split: [file] for split, file in files.items()}, options, emit=emit)
+    digests = [digest_folder(one) if one.is_dir() else file_sha256(one) for one in files.values()]
+    sources = map(DataSource, map(str, files.values()), digests)
+    return replace(loaded, sources=tuple(sources))
 
 
-def load_data(options: DataConfig, *, emit: Emit) -> LoadedData:
-    """Load the splits of a source and say which files, or which commit, they are from."""
-    kind = options.data if options.data in SOURCES else "a file"
-    if options.data.startswith(HUB_PREFIX):
-        kind = "a dataset of the Hub"
-    _check_options(options, kind)
-    match kind:
-        case "trec":
-            folder = Path(options.data_dir).expanduser() if options.data_dir else None
-            return load_trec(folder=folder, label=options.label, emit=emit)
-        case "questions":
-            emit(Info("reading the questions that come with the package"))
-            return load_questions()
-        case "a file":
-            files = _files_of(options)
-            loaded = read_tables(files, options, emit=emit)
-            paths = [path for [path] in files.values()]
-            digests = [digest_folder(p) if p.is_dir() else file_sha256(p) for p in paths]
-            sources = [DataSource(str(p), one) for p, one in zip(paths, digests, strict=True)]
-            return replace(loaded, sources=tuple(sources))
+def load_from_hub(options: DataConfig, *, emit: Emit) -> LoadedData:
+    """Load a dataset of the Hub, or a part of one: ``hub:OWNER/NAME:PART@REVISION``."""
     name, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
     repository, _, part = name.partition(":")
     files, commit = fetch_splits(repository, part or None, revision=revision or None, emit=emit)
     loaded = read_tables(files, options, emit=emit)
     return replace(loaded, sources=(DataSource(HUB_PREFIX + name, commit=commit),))
+
+
+# By the names that the options' ``goes_with`` has.
+LOADERS: dict[str, Callable[..., LoadedData]] = {
+    "trec": load_trec,
+    "questions": load_questions,
+    "a file": load_files,
+    "a dataset of the Hub": load_from_hub,
+}
+KNOWN_BY_NAME = ("trec", "questions")
+
+
+def load_data(options: DataConfig, *, emit: Emit) -> LoadedData:
+    """Load the splits of a source and say which files, or which commit, they are from."""
+    is_of_hub = options.data.startswith(HUB_PREFIX)
+    source = "a dataset of the Hub" if is_of_hub else "a file"
+    source = options.data if options.data in KNOWN_BY_NAME else source
+    _check_options(options, source)
+    return LOADERS[source](options, emit=emit)
 
 
 def load_splits(options: DataConfig, *, emit: Emit) -> LoadedData:
@@ -100,23 +129,23 @@ def load_rows(options: OtherData, *, task: Task, emit: Emit) -> Dataset:
     return make_dataset(texts.texts, labels, task=task, pairs=texts.pairs)
 
 
-def _check_options(options: DataConfig, kind: str) -> None:
-    """Raise an error for an option that does not go with a kind of source."""
+def _check_options(options: DataConfig, source: str) -> None:
+    """Raise an error for an option that does not go with the source."""
     for one in fields(DataConfig):
         option, value = OPTIONS[one.name], getattr(options, one.name)
         text = str(value)
         if "\0" in text or text != text.encode(errors="replace").decode():
             raise UsageError(f"the name {value!r} is not UTF-8", remedy="rename it")
-        is_foreign = option.goes_with and kind not in option.goes_with and value != option.default
+        is_foreign = option.goes_with and source not in option.goes_with and value != option.default
         if is_foreign and not isinstance(options, OtherData):
             raise UsageError(
                 f"--data {options.data} takes no {option.flag} (here {value})",
                 remedy=f"leave it out: it goes with {' or '.join(option.goes_with)}",
             )
-    if kind in SOURCES and options.task not in (AUTO, Single.name):
+    if source in KNOWN_BY_NAME and options.task not in (AUTO, Single.name):
         find_task_type(options.task)
         raise UsageError(
-            f"--data {kind} has classes, and --task is {options.task}",
+            f"--data {source} has classes, and --task is {options.task}",
             remedy="leave --task out",
         )
 
@@ -149,32 +178,6 @@ def source_name(source: str) -> str:
     if source.startswith(HUB_PREFIX):
         return Path(source.removeprefix(HUB_PREFIX).partition("@")[0]).name.replace(":", "-")
     return Path(source).stem
-
-
-def _files_of(options: DataConfig) -> dict[str, list[Path]]:
-    path = Path(options.data).expanduser()
-    if path.suffix.lower() not in (*SUFFIXES, *PACKED_SUFFIXES) and not os.path.exists(path):
-        guesses = get_close_matches(options.data.casefold(), SOURCES, n=1)
-        if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", options.data) and not guesses:
-            guesses = [HUB_PREFIX + options.data]
-        kinds = (*SOURCES, f"a file ({', '.join(SUFFIXES)})", "a folder of texts")
-        raise UsageError(
-            f"there is no data {options.data!r}",
-            remedy="".join(f"did you mean {one}? " for one in guesses)
-            + f"--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME",
-        )
-    given = {
-        "train": options.data,
-        "validation": options.validation_file,
-        "test": options.test_file,
-    }
-    files = {split: [Path(name).expanduser()] for split, name in given.items() if name}
-    if len({os.path.realpath(path) for [path] in files.values()}) < len(files):
-        raise UsageError(
-            "one file is named for two splits",
-            remedy="leave out --validation-file or --test-file: rows of --data are held out then",
-        )
-    return files
 
 
 def _listed(names: Sequence[str]) -> str:

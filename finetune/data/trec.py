@@ -73,7 +73,7 @@ PUBLISHED = {
 Rows = list[tuple[str, str]]
 
 
-def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
+def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
     """Return TREC's splits with the columns ``text`` and ``label``.
 
     The folder holds the raw files: ``train_5500.label`` and, for a test split, ``TREC_10.label``;
@@ -81,11 +81,12 @@ def load_trec(*, folder: Path | None, label: str, emit: Emit) -> LoadedData:
     come from the Hub, else from the original address, and are kept in the cache. The label is
     ``label-coarse``, of 6 classes, or ``label-fine``, of 50.
     """
+    label, folder = options.label, options.data_dir
     if label not in CLASSES_OF_LABEL:
         raise UsageError(
             f"TREC has no label {label!r}", remedy=f"choose one of {', '.join(CLASSES_OF_LABEL)}"
         )
-    read, sources = _fetch(emit) if folder is None else _read_folder(folder, emit)
+    read, sources = _read_folder(Path(folder).expanduser(), emit) if folder else _fetch(emit)
     task = Single(CLASSES_OF_LABEL[label])
     splits = {}
     for split, rows in read.items():
@@ -187,12 +188,13 @@ def _parse(content: bytes, *, path: Path) -> Rows:
     return rows
 
 
-def load_questions() -> LoadedData:
+def load_questions(options: DataConfig, *, emit: Emit) -> LoadedData:
     """Return the questions that come with the package: 135 of each class to train, 45 to test.
 
     They were written for this project, in mixed order, so that the first of a split are of all
     classes.
     """
+    emit(Info("reading the questions that come with the package"))
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
     rows = [json.loads(line) for line in content.splitlines()]
     task, splits = Single(COARSE), {}

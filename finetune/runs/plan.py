@@ -16,7 +16,7 @@ from finetune.config.schema import (
     default_learning_rate,
     mode_defaults,
 )
-from finetune.data.load import SOURCES
+from finetune.data.load import KNOWN_BY_NAME
 from finetune.devices.base import BatchShapes
 from finetune.model.load import TextModel
 from finetune.model.source import MINILM
@@ -148,7 +148,7 @@ def with_plan(
     """
     paths = {option.name: option.value_in(config) for option in OPTIONS.values() if option.is_path}
     data, model, hyperparameters = config.data.data, config.model.model, plan.hyperparameters
-    if data not in SOURCES:
+    if data not in KNOWN_BY_NAME:
         data = f"{data.partition('@')[0]}@{data_commit}" if data_commit else _absolute(data)
     pinned: dict[str, Any] = {
         **{option: path and _absolute(path) for option, path in paths.items()},

@@ -11,6 +11,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hub_server import HubServer, hub_client
 from trec_files import TREC_DIR, needs_trec
 
+from finetune.config.schema import DataConfig
 from finetune.data import trec
 from finetune.data.trec import (
     COARSE,
@@ -50,7 +51,8 @@ def ignore(event: Event) -> None:
 
 
 def load(folder: Path | None, *, label: str = "label-coarse", emit: Emit = ignore) -> DatasetDict:
-    return load_trec(folder=folder, label=label, emit=emit).splits
+    options = DataConfig(label=label, data_dir=str(folder) if folder else None)
+    return load_trec(options, emit=emit).splits
 
 
 def write_raw(folder: Path, *, train: int = len(ROWS), test: int = 0) -> Path:
@@ -257,7 +259,7 @@ FUNCTION_WORDS = (
 
 @pytest.fixture(scope="module")
 def questions() -> DatasetDict:
-    return load_questions().splits
+    return load_questions(DataConfig("questions"), emit=ignore).splits
 
 
 def words_of(text: str) -> list[str]:
