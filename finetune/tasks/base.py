@@ -53,8 +53,8 @@ class Prediction:
     @property
     def result(self) -> dict[str, Any]:
         """All that the model says, by name."""
-        given = {} if self.probabilities is None else {"probabilities": self.probabilities}
-        return {**self.values, **given}
+        more = {} if self.probabilities is None else {"probabilities": self.probabilities}
+        return {**self.values, **more}
 
     @property
     def texts(self) -> dict[str, str]:
@@ -121,8 +121,8 @@ class Task(ABC):
 
     @property
     def output_names(self) -> Sequence[str]:
-        """A name for each of the model's outputs."""
-        return self.class_names
+        """A name for each of the model's outputs; transformers calls a single one so."""
+        return self.class_names or ["LABEL_0"]
 
     @property
     def class_numbers(self) -> dict[str, int]:
@@ -142,7 +142,7 @@ class Task(ABC):
         return cls(classes, temperature=parameters.get("temperature", 1.0))
 
     def configure(self, config: "PreTrainedConfig") -> None:
-        """Write what a model's users, such as a pipeline, need to read its logits into its config."""
+        """Write what users of a model, such as a pipeline, need into its config."""
         config.id2label = dict(enumerate(self.output_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.problem_type = self.problem_type
@@ -150,7 +150,9 @@ class Task(ABC):
 
     def has_outputs_of(self, config: "PreTrainedConfig") -> bool:
         """Return whether a pretrained head already gives what this task needs."""
-        return list((config.id2label or {}).values()) == list(self.output_names)
+        if not self.class_names:
+            return bool(config.num_labels == 1)
+        return list((config.id2label or {}).values()) == list(self.class_names)
 
     # How labels are read.
 

@@ -16,7 +16,6 @@ from finetune.tasks.tables import MAX_MISTAKES, Table, format_number, text_of
 if TYPE_CHECKING:
     import torch
     from pyarrow import ChunkedArray as Column
-    from transformers import PreTrainedConfig
 
 # If so many rows have the same number, a model that always gives it looks better than it is.
 MAX_FRACTION_OF_ONE_NUMBER = 0.5
@@ -40,11 +39,6 @@ class Regression(Task):
     is_scaled: bool = False
 
     @property
-    def output_names(self) -> Sequence[str]:
-        """The name that transformers gives a single output."""
-        return ["LABEL_0"]
-
-    @property
     def parameters(self) -> dict[str, Any]:
         """Mean and standard deviation, which the loss is relative to."""
         return {"mean": self.mean, "deviation": self.deviation}
@@ -52,9 +46,6 @@ class Regression(Task):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Self:
         return cls(mean=parameters["mean"], deviation=parameters["deviation"], is_scaled=True)
-
-    def has_outputs_of(self, config: "PreTrainedConfig") -> bool:
-        return bool(config.num_labels == 1)
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":

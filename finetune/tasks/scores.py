@@ -95,16 +95,16 @@ class Scores:
     @property
     def values(self) -> list[MetricValue]:
         """The metrics without the loss, the one that matters most first."""
-        return [self._value_of(METRICS[name]) for name in self.metrics if name != "loss"]
-
-    def _value_of(self, metric: Metric) -> MetricValue:
-        value, notes = self.metrics[metric.name], []
-        if metric.is_proportion:
-            notes.append(f"95% interval {format_interval(value, self.samples)}")
-        if metric.name in self.baselines:
-            baseline = MetricValue(metric, self.baselines[metric.name])
-            notes.append(f"{self.samples:,} rows; baseline ({metric.baseline}): {baseline}")
-        return MetricValue(metric, value, ", ".join(notes))
+        values = []
+        for metric in (METRICS[name] for name in self.metrics if name != "loss"):
+            value, notes = self.metrics[metric.name], []
+            if metric.is_proportion:
+                notes.append(f"95% interval {format_interval(value, self.samples)}")
+            if metric.name in self.baselines:
+                baseline = MetricValue(metric, self.baselines[metric.name])
+                notes.append(f"{self.samples:,} rows; baseline ({metric.baseline}): {baseline}")
+            values.append(MetricValue(metric, value, ", ".join(notes)))
+        return values
 
     @property
     def warning(self) -> str:

@@ -1,7 +1,7 @@
 """Numbers and rows as people read them, and the tables that reports and commands show."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +18,8 @@ MAX_CHARACTERS = 500
 class Table:
     """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
 
-    ``groups`` are titles by id for each row: ``class-N`` or ``cell-N-M`` for mistakes of a class or a
-    cell of the confusion matrix, of which a page shows one alone. Rows after the first
+    ``groups`` are titles by id for each row: ``class-N`` or ``cell-N-M`` for mistakes of a class or
+    a cell of the confusion matrix, of which a page shows one alone. Rows after the first
     ``MAX_MISTAKES`` are shown only there.
     """
 
@@ -66,7 +66,13 @@ def list_mistakes(
     note: str = "",
 ) -> Table:
     """Return a table of mistakes, the worst first: the first of all, and those of each group."""
-    listed = _choose_listed(groups)
+    seen: Counter[str] = Counter()
+    listed = []
+    for row, own in enumerate(groups):
+        seen.update(list(own))
+        if row < MAX_MISTAKES or min((seen[one] for one in own), default=row) <= MAX_OF_A_GROUP:
+            listed.append(row)
+    listed = listed[:MAX_LISTED]
     return Table(
         title,
         columns,
@@ -75,13 +81,3 @@ def list_mistakes(
         note=note,
         groups=[groups[number] for number in listed],
     )
-
-
-def _choose_listed(groups: Sequence[Collection[str]]) -> list[int]:
-    seen: Counter[str] = Counter()
-    listed = []
-    for row, own in enumerate(groups):
-        seen.update(list(own))
-        if row < MAX_MISTAKES or min((seen[one] for one in own), default=row) <= MAX_OF_A_GROUP:
-            listed.append(row)
-    return listed[:MAX_LISTED]
