@@ -6,7 +6,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -15,7 +14,6 @@ from tiny_runs import Command, finetune_in_a_child
 
 import finetune
 from finetune.commands.main import COMMANDS, cli
-from finetune.config.schema import Config
 
 HEAVY = {"torch", "transformers", "pydantic", "datasets", "numpy", "rich"}
 
@@ -49,15 +47,6 @@ def test_every_page_of_help_fits_80_columns_and_has_two_examples() -> None:
         text = page.command.get_help(page)
         assert max(map(len, text.splitlines())) <= 80, page.command_path
         assert len(re.findall(r"^ +(.* \| )?finetune \w", text, re.M)) >= 2, page.command_path
-
-
-def test_the_help_of_run_groups_the_options_by_the_sections_of_a_configuration(
-    command: Command,
-) -> None:
-    lines = command("run", "--help").output.splitlines()
-    titles = [line for line in lines if re.fullmatch(r"\w+:", line)]
-    assert titles == ["Options:", *(f"{one.name.capitalize()}:" for one in fields(Config))]
-    assert lines.index("Model:") < lines.index("Training:") - 10
 
 
 @pytest.mark.parametrize("name", COMMANDS)

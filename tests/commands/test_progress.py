@@ -96,12 +96,6 @@ def test_rows_are_counted_in_lines_elsewhere_than_on_a_terminal(
     assert capsys.readouterr().err == "  640/1,280 examples\n  1,280/1,280 examples\n"
 
 
-def test_a_long_line_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    with showing(quiet=False, no_progress=False) as emit:
-        emit(Info("word " * 100))
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_quiet_shows_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
     show_all(is_quiet=True)
     lines = capsys.readouterr().err.splitlines()

@@ -18,7 +18,6 @@ from tiny_runs import (
     unfinished_files,
     weights_of,
 )
-from transformers import PreTrainedModel
 
 import finetune
 from finetune.commands.run import dry_run
@@ -200,18 +199,6 @@ def test_without_a_network_the_default_run_says_so_and_offers_a_way(
     with hub_client(endpoint=CLOSED, home=tmp_path / "home"):
         command("run").assert_refused(6, "TREC is not in the cache", "--data questions")
     assert not (tmp_path / "runs").exists()
-
-
-def test_an_interruption_while_the_model_is_saved_names_the_way_on(
-    command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def press_ctrl_c(model: PreTrainedModel, folder: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", press_ctrl_c)
-    run = tmp_path / "run"
-    arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags())
-    command(*arguments).assert_refused(130, f"--resume-from-checkpoint {run}")
 
 
 @pytest.mark.slow
