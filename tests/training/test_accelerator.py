@@ -2,20 +2,11 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import DistributedType
-from tiny_models import tiny_model
 from tiny_training import copied_parameters, random_examples, take_steps, tiny_training_state
 
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import UsageError
 from finetune.training.accelerator import Accelerator
-
-
-def test_placed_model_is_the_model_itself() -> None:
-    model = tiny_model()
-
-    placed = Accelerator(CpuDevice(), precision="fp32").prepare(model)
-
-    assert placed is model
 
 
 def test_bf16_is_for_the_arithmetic_alone() -> None:
@@ -49,14 +40,6 @@ def test_process_may_run_again_in_another_precision() -> None:
         assert (
             take_steps(tiny_training_state(precision=precision), examples, [0]) == losses[precision]
         )
-
-
-def test_only_fp16_scales_gradients() -> None:
-    processes = Accelerator(CpuDevice(), precision="bf16")
-
-    assert processes.scaler_state() == {}
-    assert processes.skipped_steps() == 0
-    processes.load_scaler_state({})
 
 
 def test_accumulation_set_for_accelerate_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,9 +97,3 @@ def test_parameter_without_a_gradient_or_with_next_to_none_may_stay(
     optimizer.step()
 
     guard.check(model)
-
-
-def test_model_without_any_gradient_may_stay() -> None:
-    model = nn.Linear(2, 2)
-
-    ParameterGuard(model).check(model)

@@ -1,4 +1,3 @@
-import os
 import signal
 import threading
 import time
@@ -68,22 +67,6 @@ def test_handlers_are_those_from_before_when_it_is_over() -> None:
     with pytest.raises(ZeroDivisionError), stop_on_signal():
         raise ZeroDivisionError
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
-
-
-def test_each_run_begins_without_a_request() -> None:
-    with stop_on_signal():
-        signal.raise_signal(signal.SIGINT)
-
-    with stop_on_signal() as should_stop:
-        assert not should_stop()
-
-
-def test_signal_while_the_main_thread_works_is_noted() -> None:
-    with stop_on_signal() as should_stop:
-        sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT))
-        sender.start()
-        sender.join()
-        assert should_stop()
 
 
 def test_other_threads_leave_the_signals_alone() -> None:

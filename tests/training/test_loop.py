@@ -11,7 +11,6 @@ from batch_finder.simulated_machines import GIB, UnifiedMemoryMac
 from tiny_models import VOCABULARY_SIZE
 from tiny_training import (
     FewShapesDevice,
-    copied_parameters,
     random_examples,
     simulate_memory,
     tiny_training_state,
@@ -102,15 +101,6 @@ def run(
     """Train for as long as the schedule says; options change the diary's settings."""
     examples = examples or random_examples(ROWS)
     train(training_state, examples, diary.progress, diary.settings(examples, **options))
-
-
-def test_all_updates_are_taken_and_the_last_may_end_within_an_epoch() -> None:
-    diary = Diary(scores=[0.1, 0.2, 0.3])
-
-    run(diary, tiny_training_state(total_steps=14))
-
-    assert diary.progress.steps == 14
-    assert diary.times("validate") == [6, 12, 14]
 
 
 def test_rows_come_in_the_order_of_the_plan() -> None:
@@ -216,27 +206,6 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
     assert not is_over(diary.progress, total_steps=60, patience=0)
 
 
-def test_without_validation_the_last_model_alone_is_kept() -> None:
-    diary = Diary()
-
-    run(diary, tiny_training_state(total_steps=14), patience=1)
-
-    assert diary.times("best") == [14]
-    assert not [event for event in diary.emitted if isinstance(event, events.Validation)]
-
-
-def test_run_that_is_over_takes_no_update() -> None:
-    diary = Diary(progress=Progress(steps=12))
-    training_state = tiny_training_state(total_steps=12)
-    before = copied_parameters(training_state.model)
-
-    run(diary, training_state)
-
-    assert diary.progress.steps == 12
-    for name, parameter in training_state.model.named_parameters():
-        assert torch.equal(parameter, before[name])
-
-
 def test_progress_is_kept_after_each_epoch_and_so_many_updates() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
 
@@ -280,20 +249,6 @@ def test_run_that_stops_early_has_saved_its_progress_whenever_the_signal_came(ca
 
     if diary.progress.steps < 12:
         assert diary.times("progress")[-1:] == [diary.progress.steps]
-
-
-def test_model_trains_after_a_validation_as_before() -> None:
-    training_state = tiny_training_state(total_steps=12)
-    modes: list[bool] = []
-    training_state.model.register_forward_hook(lambda module, *_: modes.append(module.training))
-
-    def validate() -> ValidationResult:
-        training_state.model.eval()
-        return ValidationResult(0.5, {"loss": 1.0})
-
-    run(Diary(), training_state, validate=validate)
-
-    assert modes == [True] * 12
 
 
 def test_validation_finds_no_gradients_in_memory() -> None:
@@ -422,17 +377,6 @@ def test_cache_that_runs_away_is_emptied_and_said_once(monkeypatch: pytest.Monke
     assert max(curve) > mac.recommended_bytes / 2
     assert sum(later < earlier for earlier, later in pairwise(curve)) > 1
     assert {report.memory_bytes for report in diary.reports()} == {mac.live_bytes}
-
-
-def test_cache_of_few_shapes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    mac = UnifiedMemoryMac(physical_bytes=64 * GIB, recommended_share=0.78, token_bytes=GIB // 16)
-
-    diary = run_on_mac(mac, monkeypatch, padded_lengths=[12, 18, 25, 32, 40, 48])
-
-    assert not [event for event in diary.emitted if isinstance(event, events.WarningMessage)]
-    curve = [report.held_bytes for report in diary.reports()]
-    assert curve == sorted(curve)
-    assert mac.buffer_bytes
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few shapes"])

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tiny_training import (
     CLASSES,
     FewShapesDevice,
-    cut_all_rows,
     random_examples,
     take_steps,
     tiny_training_state,
@@ -56,16 +55,6 @@ def test_micro_batches_are_contiguous_and_the_last_may_be_smaller(
     whole = examples.inputs_of(ROWS, 14)
     for name, tensor in whole.items():
         assert torch.equal(torch.cat([piece.inputs[name] for piece in pieces]), tensor)
-
-
-def test_no_example_is_alone_where_the_device_would_drop_its_bias() -> None:
-    device = FewShapesDevice(min_examples=2)
-    batch = Batch(ROWS, padded_length=14)
-
-    pieces = list(cut_batch(random_examples(), batch, batch_size=1, device=device))
-
-    assert [len(piece.labels) for piece in pieces] == [2, 2, 2, 2]
-    assert torch.cat([piece.loss_weights for piece in pieces]).tolist()[-1] == 0
 
 
 @settings(max_examples=40)
@@ -236,15 +225,3 @@ def test_examples_share_a_forward_where_they_fit() -> None:
     )
 
     assert [sum(part.slice_sizes) for part in parts] == [8, 8, 3]
-
-
-def test_labels_and_weights_follow_their_examples() -> None:
-    state = tiny_training_state()
-    examples = examples_with_windows()
-    parts: list[Any] = list(cut_all_rows(state, examples, batch_size=5))
-
-    labels = torch.cat([one.labels for one in parts]).tolist()
-    loss_weights = torch.cat([one.loss_weights for one in parts])
-
-    assert sorted(labels) == sorted(examples.labels.tolist())
-    assert loss_weights.sum().item() == pytest.approx(1.0, abs=1e-6)

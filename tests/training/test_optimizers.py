@@ -79,13 +79,6 @@ def test_frozen_parameters_are_left_out() -> None:
     assert by_name(model, optimizer, "weight_decay").keys() == structure.head
 
 
-def test_model_of_matrices_alone_has_one_group() -> None:
-    optimizer = optimizer_of(nn.Linear(3, 2, bias=False))
-
-    [group] = optimizer.param_groups
-    assert group["weight_decay"] == 0.01
-
-
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_state_made_ahead_is_what_the_first_step_makes(name: str) -> None:
     models = tiny_model(), tiny_model()
@@ -114,32 +107,6 @@ def test_state_made_ahead_is_what_the_first_step_makes(name: str) -> None:
             )
     for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(left, right)
-
-
-def test_state_that_is_there_is_kept() -> None:
-    model = tiny_model()
-    optimizer = optimizer_of(model)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    before = [tensors["exp_avg"] for tensors in optimizer.state.values()]
-
-    make_state(optimizer, name="adamw")
-
-    assert all(
-        after["exp_avg"] is one for after, one in zip(optimizer.state.values(), before, strict=True)
-    )
-
-
-def test_adafactor_keeps_next_to_no_state() -> None:
-    model = tiny_model()
-    optimizer = optimizer_of(model, name="adafactor")
-    make_state(optimizer, name="adafactor")
-
-    state_bytes = sum(
-        torch.as_tensor(one).nbytes for state in optimizer.state.values() for one in state.values()
-    )
-    assert state_bytes < 0.1 * sum(parameter.nbytes for parameter in model.parameters())
 
 
 def test_each_optimizer_can_be_configured() -> None:

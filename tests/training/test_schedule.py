@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import get_linear_schedule_with_warmup
 
@@ -24,6 +24,7 @@ def rates_of_transformers(schedule: Schedule) -> list[float]:
     return rates
 
 
+@settings(max_examples=25)
 @given(peak=st.floats(1e-7, 1.0), run=runs)
 def test_lines_are_those_of_transformers_without_its_update_at_rate_zero(
     peak: float, run: tuple[int, int]

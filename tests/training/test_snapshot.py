@@ -63,22 +63,6 @@ def test_progress_comes_back(tmp_path: Path) -> None:
     )
 
 
-def test_run_may_be_saved_before_its_first_update(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoint", tiny_training_state(), Progress())
-    restored = tiny_training_state()
-    restore_state(restored, *read_checkpoint(tmp_path / "checkpoint"))
-
-    take_steps(restored, random_examples(), [0])
-
-
-def test_frozen_parameters_are_not_saved() -> None:
-    training_state = tiny_training_state(mode="classifier")
-
-    tensors, _ = capture_state(training_state, Progress())
-
-    assert set(tensors["model"]) == {"classifier.weight", "classifier.bias"}
-
-
 def test_trained_parameters_are_copied_in_place() -> None:
     training_state = tiny_training_state(mode="head")
     before = training_state.trained_parameters()
