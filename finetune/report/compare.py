@@ -81,7 +81,7 @@ def _tabulate_counts(comparison: Comparison) -> Table:
         for run in comparison.runs
         if (versus := run.versus)
     ]
-    if not comparison.task.is_right_or_wrong:
+    if not comparison.task.class_names:
         columns = ("run", f"{name} closer", "run closer")
         return Table("Rows where one is closer", columns, [row[:3] for row in rows])
     titles = ("run", f"only {name} correct", "only run correct", "McNemar's p")
@@ -93,7 +93,7 @@ def _tabulate_rows(comparison: Comparison, run: ComparedRun) -> Iterator[Table]:
     versus, baseline = run.versus, comparison.baseline
     if versus is None:
         return
-    title = "Only {} correct" if comparison.task.is_right_or_wrong else "{} closer"
+    title = "Only {} correct" if comparison.task.class_names else "{} closer"
     for name, count, rows in (
         (run.name, versus.better, versus.better_rows),
         (baseline, versus.worse, versus.worse_rows),

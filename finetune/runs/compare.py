@@ -249,7 +249,7 @@ def _compare_rows(
     task = base.results.task
     errors, base_errors = (task.row_errors(one.predictions) for one in (run, base))
     is_better, is_worse = errors < base_errors, errors > base_errors
-    if task.is_right_or_wrong:
+    if task.class_names:
         is_better, is_worse = is_better & (errors == 0), is_worse & (base_errors == 0)
 
     def differing_rows(mask: NDArray[np.bool_]) -> list[DifferingRow]:
@@ -270,7 +270,7 @@ def _compare_rows(
         differences=differences,
         better=better,
         worse=worse,
-        p_value=mcnemar_p_value(better, worse) if task.is_right_or_wrong else None,
+        p_value=mcnemar_p_value(better, worse) if task.class_names else None,
         better_rows=differing_rows(is_better),
         worse_rows=differing_rows(is_worse),
     )

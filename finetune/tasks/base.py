@@ -108,8 +108,6 @@ class Task(ABC):
     """The name of a prediction in JSON."""
     can_abstain: ClassVar[bool] = False
     """Whether a text has exactly one class, with a probability."""
-    is_right_or_wrong: ClassVar[bool] = True
-    """Whether a prediction is either right or wrong."""
 
     class_names: Sequence[str] = ()
     temperature: float = field(default=1.0, kw_only=True)

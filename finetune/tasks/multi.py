@@ -174,12 +174,8 @@ class Multi(Task):
         if of_all := [name for name, rows in counts.items() if rows == len(labels)]:
             found = f"classes that every training row has: {', '.join(of_all)}"
             yield found, "leave them out: there is nothing to learn from them"
-        few = {
-            name: rows
-            for name, rows in counts.items()
-            if RARE_ROWS <= rows < SMALL_FRACTION * len(labels)
-        }
-        if few:
+        least = SMALL_FRACTION * len(labels)
+        if few := {name: rows for name, rows in counts.items() if RARE_ROWS <= rows < least}:
             found = f"classes of fewer than {SMALL_FRACTION:.0%} of the training rows"
             yield f"{found}: {listed_counts(few)}", BALANCE_CLASSES
         together = labels.T @ labels

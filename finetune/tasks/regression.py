@@ -32,7 +32,6 @@ class Regression(Task):
     name: ClassVar[str] = "regression"
     problem_type: ClassVar[ProblemType] = NUMBERS
     result_name: ClassVar[str] = "value"
-    is_right_or_wrong: ClassVar[bool] = False
 
     mean: float = 0.0
     deviation: float = 1.0
