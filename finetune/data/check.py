@@ -126,13 +126,7 @@ class SplitLengths(Lengths):
 
 @dataclass(frozen=True)
 class LengthFindings:
-    """Tokens of the texts of each split under a model's tokenizer.
-
-    Args:
-        beyond_suggested: Training texts that are longer than ``suggested_max_length``.
-        beyond_model: Training texts that are longer than the model reads at once.
-        unknown_share: Share of the training tokens that the vocabulary lacks, in 0..1.
-    """
+    """Tokens of texts under a model's tokenizer, and the training texts beyond limits."""
 
     model: str
     max_length: int
@@ -333,10 +327,6 @@ def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> SplitLeng
 
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
     """Return the smallest multiple of 8 that cuts no text, or 0.5% of them where a few are long.
-
-    Args:
-        lengths: Tokens of each training text, int64 of shape [rows].
-        max_tokens: As many as the model reads at once.
 
     >>> suggest_max_length(np.array([13, 22, 41]), max_tokens=512)
     48

@@ -88,11 +88,7 @@ class AutoTunedOption:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of the texts, the labels and, of pairs, the second texts.
-
-    Several columns are one name with commas: texts that are joined, or a column of 0 and 1 for each
-    class.
-    """
+    """The columns of texts, labels and second texts; several are one name with commas."""
 
     text: AutoTunedOption
     label: AutoTunedOption
@@ -106,10 +102,9 @@ class Columns:
 
 
 def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -> Columns:
-    """Return the columns of the texts and of their classes, guessed where they are not named.
+    """Return the columns of the texts and of their labels, guessed where they are not named.
 
-    Names and values, all strings, decide together: texts are long and rarely repeat, labels recur.
-    Pairs of texts are found by their names alone, unless the column of the texts is named.
+    Names and values decide together: texts are long and rarely repeat, labels recur.
     """
     names = columns.column_names
     named = _named_columns(options, names, table=table)
@@ -132,10 +127,7 @@ def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -
 def choose_text_columns(
     columns: pyarrow.Table, options: DataConfig, *, reads_pairs: bool, table: str
 ) -> tuple[list[str], list[str]]:
-    """Return the columns of the texts in a table without labels, guessed where none is named.
-
-    With ``reads_pairs``, return those of the second texts too, else none.
-    """
+    """Return the columns of the texts in a table without labels and, of pairs, the second texts."""
     names = columns.column_names
     wanted = OPTIONS[:2] if reads_pairs else OPTIONS[:1]
     named = _named_columns(options, names, table=table, wanted=wanted)
@@ -162,9 +154,7 @@ def check_columns(names: Sequence[str], columns: Columns, *, table: str) -> None
 
 
 def columns_named(name: str, names: Sequence[str]) -> list[str]:
-    """Return the columns that an option means: one by its name, or several between commas.
-
-    A part that is no name but a number counts the columns, from 1.
+    """Return the columns that an option means: by name, or by number from 1, between commas.
 
     >>> columns_named("body,1", ["title", "body"]), columns_named("a,b", ["a,b"])
     (['body', 'title'], ['a,b'])
@@ -272,11 +262,7 @@ def read_labels(columns: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
 
 
 def find_indicators(columns: pyarrow.Table) -> str | None:
-    """Return the names, with commas between them, of the columns of 0 and 1 that are labels.
-
-    There are several, and no column has a name of labels. True and false may be written for 1 and
-    0, in all of them: beside columns of 0 and 1 they say something else of the row.
-    """
+    """Return the columns of 0 and 1, or of true and false, that are labels, with commas between."""
     names = columns.column_names
     if any(plain_name(name) in LABEL_NAMES for name in names):
         return None

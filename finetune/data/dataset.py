@@ -50,10 +50,7 @@ class TextColumns(NamedTuple):
 
 
 def make_dataset(texts: Any, labels: Any, *, task: Task, pairs: Any = None) -> Dataset:
-    """Return rows with the columns ``text`` and ``label`` and, of pairs, ``text_pair``.
-
-    Texts and labels, the latter as the task parses them, are Arrow arrays or sequences of strings.
-    """
+    """Return a data set of texts and of labels as the task parses them, in Arrow or as strings."""
     columns = {"text": texts} if pairs is None else {"text": texts, "text_pair": pairs}
     features = Features({**dict.fromkeys(columns, Value("string")), "label": task.feature})
     arrays = [*map(_strings, columns.values()), task.encode(_strings(labels))]
@@ -109,10 +106,9 @@ def return_freed_memory() -> None:
 def number_texts(
     texts: pyarrow.ChunkedArray, pairs: pyarrow.ChunkedArray | None = None
 ) -> NDArray[np.int64]:
-    """Return the number of each text, from 0 in order of appearance; the same texts share one.
+    """Return the number of each text, or pair, from 0 in order of appearance.
 
-    Texts that differ in case and spaces only are the same. With ``pairs``, the second text of each
-    row, both must be the same.
+    Texts that differ in case and spaces only share one.
     """
     numbers = _number(texts)
     if pairs is None:
@@ -139,11 +135,7 @@ def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _digest(texts: pyarrow.ChunkedArray) -> bytes:
-    """Return digests of the texts' normal forms, end to end, so that memory holds no more.
-
-    Two other texts share one in a table of 100 M with a chance of 3 in 10,000: they would stay in
-    one split.
-    """
+    """Return 8 bytes for each text's normal form, which two of 100 M share by 3 in 10,000."""
     normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts)).combine_chunks()
     # Arrow folds no case but that of ASCII, and is slow to join what it has split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")

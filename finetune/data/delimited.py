@@ -41,11 +41,7 @@ Parse = Callable[[], Rows]
 
 
 def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
-    """Read the columns, with numbers as :func:`plain_numbers` writes them.
-
-    A value may be in quotes and then hold delimiters, line ends and doubled quotes. Unless the
-    options say it, the first row has names if it looks like names, or has a column of the options.
-    """
+    """Read the columns; whether the first row names them is guessed unless the options say it."""
     text = find_text(content, encoding=options.encoding, emit=emit)
     dialect, parse = _find_parser(text, emit=emit)
     columns, has_header = name_columns(collect(parse()), options, path=text.path, emit=emit)
@@ -119,10 +115,9 @@ def _unreadable(number: int, complaint: str, text: TextFile) -> DataUnreadable:
 
 
 def _find_parser(text: TextFile, *, emit: Emit) -> tuple[Dialect, Parse]:
-    """Return the dialect of a text, and what parses its rows into tables.
+    """Return the dialect, and what parses the rows, header included, into columns 0, 1 and so on.
 
-    All have been parsed once then, so that an error comes before the first row. The columns are
-    named 0, 1 and so on, and a header row is a row.
+    All have been parsed once then, so that an error comes before the first row.
     """
     dialect = _find_dialect(text)
     try:
@@ -184,8 +179,7 @@ def _parse_by_row(dialect: Dialect, text: TextFile) -> Rows:
 def _find_dialect(text: TextFile) -> Dialect:
     """Return the dialect in which most of the first rows have as many values as the first one.
 
-    Of several, it is the one of commas in a ``.csv`` and the one of tabs elsewhere: texts have
-    commas. csv.Sniffer fails on quoted line ends.
+    Of several, commas go first in a ``.csv`` and tabs elsewhere, since texts have commas.
     """
     sample = next(text.pieces(), "")
 
@@ -201,10 +195,7 @@ def _find_dialect(text: TextFile) -> Dialect:
 def name_columns(
     rows: pyarrow.Table, options: DataConfig, *, path: Path, emit: Emit
 ) -> tuple[pyarrow.Table, bool]:
-    """Name the columns by the first row or by their position; drop those that are all blank.
-
-    Whether the first row has names is returned too; see :func:`read`.
-    """
+    """Name the columns by the first row, if it is a header, or by position; drop blank ones."""
     names, has_header = _find_names(rows, options, path=path)
     table = rows.slice(int(has_header))
     blank = [

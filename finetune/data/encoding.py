@@ -56,8 +56,7 @@ class TextFile:
     def open_for_arrow(self) -> pyarrow.NativeFile:
         """Open it from its start as UTF-8, in memory of Arrow's own.
 
-        Arrow's threads release what they have read after the reader has returned. Bytes of Python
-        they release under its lock, and where Python is ending by then, the process aborts.
+        Its threads release Python's bytes under Python's lock, and abort where Python is ending.
         """
         if self.encoding == "utf-8" and self.content.unpacked is None:
             return pyarrow.OSFile(str(self.path))
@@ -105,11 +104,7 @@ def text_decoder(encoding: str) -> codecs.IncrementalDecoder:
 
 
 def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) -> TextFile:
-    """Find the encoding of a file, and make sure that all of it is text.
-
-    Without an encoding, by Python's name, it is what a byte-order mark says, else UTF-8, else what
-    charset-normalizer detects, with a warning.
-    """
+    """Find the encoding, unless it is named, and make sure that all of the file is text."""
     start = content.start(4)
     marked = [name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)]
     known = encoding or next(iter(marked), None)

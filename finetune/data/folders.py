@@ -25,9 +25,7 @@ WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 def read_folders(path: Path, options: DataConfig, *, emit: Emit) -> list[RawTable]:
     """Return a table of each split of a folder, with the columns ``text`` and ``label``.
 
-    A folder whose name is, or ends with, that of a split, as ``train`` or ``20news-bydate-test``,
-    holds folders of classes; without one for training, the folder itself does. Links are not
-    followed. Of the options, the encoding matters.
+    The folder of a split is named as one, as ``20news-bydate-test``, and holds folders of classes.
     """
     splits = {
         split: folder

@@ -24,9 +24,7 @@ def fetch_splits(
     """Return the files of each split of a dataset, ``train`` among them, and their commit.
 
     ``part`` is the dataset to take of a repository that holds several. Parquet files come first:
-    the repository's own, then those into which the Hub has converted it. Without any, files of
-    other formats are taken. ``revision`` is a branch, tag or commit; ``None`` for the main branch
-    or what the Hub has made of it.
+    the repository's own, then those into which the Hub has converted it.
     """
     emit(Info(f"loading {name} from the Hub"))
     places = [(revision, (PARQUET,)), (revision, SUFFIXES)]
@@ -67,8 +65,7 @@ def find_splits(
     """Return the files of each split, in their order, or nothing if ``train`` is not complete.
 
     A file belongs to a split by its name or its folder's: ``train.csv``,
-    ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``. With ``part``, only
-    those in a folder of that name are taken.
+    ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``.
     """
     pattern = re.compile(
         rf"(?:(.*)/)?({'|'.join(SPLIT_OF_WORD)})(?:[-_.]?\d[^/]*|/[^/]+)?{re.escape(suffix)}"

@@ -151,10 +151,7 @@ def _check_options(options: DataConfig, source: str) -> None:
 
 
 def find_places(options: DataConfig, rows: Dataset) -> list[str]:
-    """Return where each training text, or pair, is first found: ``line 7 of reviews.csv``.
-
-    It is an empty text where the data is no file.
-    """
+    """Return where a file has each training text, or pair: ``line 7 of reviews.csv``."""
     path = Path(options.data).expanduser()
     if not os.path.isfile(path):
         return [""] * len(rows)

@@ -22,9 +22,7 @@ PIECE_ROWS = 2**14
 def collect(pieces: Iterable[pyarrow.Table]) -> pyarrow.Table:
     """Return one table of one or more pieces, which are asked for one by one.
 
-    A large one is written to a file in the cache as they come, and mapped. The file has no name, so
-    that it goes with the table, or with the process, however that ends. Where none can be made, the
-    table stays in memory.
+    A large one goes to a file without a name in the cache, which is mapped and ends with the table.
     """
     pieces = iter(pieces)
     first: list[pyarrow.Table] = []

@@ -21,8 +21,7 @@ def plain_numbers(
 ) -> pyarrow.Table:
     """Return a table whose columns of numbers have decimal points, and an empty text if missing.
 
-    A few values that are no numbers stay, and so do then the words for missing ones, which may be
-    classes too. ``allows_comma`` says that a comma between digits is a decimal one.
+    Beside a few other values, words for missing ones may be classes, and stay.
     """
     pattern = rf"^\s*({WITH_COMMA}|{NUMBER})\s*$" if allows_comma else rf"^\s*({NUMBER})\s*$"
     for position, name in enumerate(columns.column_names):

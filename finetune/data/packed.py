@@ -32,13 +32,7 @@ def reading_explained() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Content:
-    """The bytes of a file, which can be read several times.
-
-    Args:
-        path: The file.
-        name: Its name or, where it was packed, that of what is in it.
-        unpacked: What is in it, where it was packed.
-    """
+    """The bytes of a file, or what was packed in it, under that one's name."""
 
     path: Path
     name: Path
@@ -58,10 +52,7 @@ class Content:
 
 
 def unpack(path: Path, suffixes: Sequence[str] = ()) -> Content:
-    """Unpack a file with gzip, or the only table in a zip archive, into memory; others stay.
-
-    A workbook, which is an archive too, stays as it is. ``suffixes`` are those of tables.
-    """
+    """Unpack a file with gzip, or the only table in a zip archive, into memory; others stay."""
     if not os.path.isfile(path):  # no error where a name is too long
         raise DataNotFound(f"there is no file {path}", remedy="check the name")
     content = Content(path, path)

@@ -28,11 +28,7 @@ from finetune.tasks.labels import map_lists
 
 
 def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
-    """Read the columns of texts and numbers, and the names of classes of some.
-
-    Numbers of classes whose names the library datasets wrote beside them are read as these names; a
-    number without a name, such as -1, as missing.
-    """
+    """Read columns of texts and numbers; numbers of classes that have names as these names."""
     path = content.path
     emit(Info(f"reading {path}"))
     with _errors_explained(path):

@@ -26,15 +26,13 @@ Records = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file, before it is known what they mean.
+    """The columns of a file, every value as text, before it is known what they mean.
 
     Args:
-        columns: Every value as text; what is missing is an empty text.
         lines: Returns the line on which each row begins, from 1; ``None`` where rows have no lines.
         class_names: The names of all classes of a column, where the file has them.
         files: The file of each row, where each has its own.
         rows: Which rows of the file these are, if not all: int64 of shape [rows].
-        split: The split of all rows.
     """
 
     path: Path
@@ -61,13 +59,9 @@ class RawTable:
 
 @dataclass(frozen=True)
 class Reader:
-    """How files of one format are read; of the options, readers take encoding, header and task.
+    """How files of one format are read: as a whole, every value as text, or in pieces, as it is.
 
     Args:
-        suffixes: Of its files.
-        read: Returns the whole table, every value as text.
-        stream: Yields the rows in pieces, with their values as the file has them. What is wrong
-            with a text file is raised before the first piece.
         first_bytes: Those that no other format has: they decide, whatever the suffix.
         first_characters: They decide where the suffix is none of a format.
     """
@@ -85,9 +79,7 @@ def records_of(table: pyarrow.Table) -> Iterator[Records]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as text; a whole number has no fraction, whatever its type.
-
-    What is no text or number, such as bytes, is an empty text.
+    """Return a value as text; what is no text or number, such as bytes, is an empty text.
 
     >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, float("nan"), None, b"x", ["x"])]
     ['3.0', '3', '2.5', 'true', '', '', '', '']

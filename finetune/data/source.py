@@ -25,11 +25,7 @@ SPLIT_OF_WORD = {
 
 @dataclass(frozen=True)
 class OtherData(DataConfig):
-    """Other data than a run's: where its tables have the columns of the run, these are read.
-
-    Args:
-        earlier_columns: Those that the run has read, by the options that name them.
-    """
+    """Other data than a run's: where its tables have the columns of the run, these are read."""
 
     earlier_columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -50,15 +46,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Splits, ``train`` among them, with the columns of ``make_dataset``.
-
-    Args:
-        splits: By name.
-        task: What their labels are.
-        sources: What they were read from.
-        chosen: The columns of a table that were read.
-        column_names: All columns of a table.
-    """
+    """Splits, ``train`` among them; of a table, the columns that were read, and all."""
 
     splits: "DatasetDict"
     task: Task

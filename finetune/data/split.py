@@ -12,11 +12,7 @@ from finetune.tasks.base import Task
 
 
 def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Emit) -> DatasetDict:
-    """Return the splits ``train``, ``validation`` and ``test``, disjoint where they are made here.
-
-    Splits that the data brings stay as they are; the others are held out of ``train``. Where the
-    training rows are limited, it is to a sample or, of TREC, to the first ones, as is published.
-    """
+    """Return ``train``, ``validation`` and ``test``; splits that are missing are held out."""
     _refuse_constant(table["train"], task)
     splits = _with_missing_splits(table, options, task=task, emit=emit)
     train = splits["train"]
@@ -51,15 +47,9 @@ def find_held_out(
 ) -> NDArray[np.bool_]:
     """Return which rows are held out: of shape [rows], the same for the same seed.
 
-    Each stratum gives its share, to within a row. Rows of the same text stay together, and each
-    stratum keeps at least one text. A text with several labels counts in the stratum of its first
-    row.
-
-    Args:
-        texts: Number of each row's text, ascending with first appearance: [rows].
-        strata: Stratum of each row, such as its class: [rows].
-        fraction: In 0..1.
-        seed: Of the choice.
+    Each stratum gives its share, to within a row, and keeps at least one text. Rows of one text
+    stay together, in the stratum of the first. The texts are numbers that ascend with first
+    appearance, the strata numbers too: both of shape [rows].
     """
     generator = np.random.default_rng(seed)
     sizes = np.bincount(texts)
@@ -130,10 +120,7 @@ def _with_missing_splits(
 
 
 def _sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[np.bool_]:
-    """Return which rows are in a random sample, in which each stratum has its share: [rows].
-
-    Where there are as many rows as strata, each stratum has at least one.
-    """
+    """Return which rows are in a random sample, in which each stratum has its share: [rows]."""
     shuffled = np.random.default_rng(seed).permutation(len(strata))
     by_stratum = shuffled[np.argsort(strata[shuffled], kind="stable")]
     counts = np.bincount(strata)[strata[by_stratum]]

@@ -36,10 +36,7 @@ class Row:
 
 
 def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
-    """Yield the lines of a stream that are not blank, as many as there are at a time.
-
-    A pipe is not waited for while there is a line. Without an encoding it is UTF-8.
-    """
+    """Yield the lines of a stream that are not blank, as many as there are at a time."""
     from finetune.data.encoding import text_decoder
 
     decoder = text_decoder(encoding or "utf-8-sig")
@@ -80,12 +77,7 @@ def read_rows(
     reads_pairs: bool = False,
     emit: Emit,
 ) -> Iterator[list[Row]]:
-    """Return the texts of a file: of the text column if it has a table's suffix, or else its lines.
-
-    It is read as the rows are asked for. With ``as_lines`` a table is read by lines too, with
-    ``reads_pairs`` the column of second texts. Of the options, the columns of texts, the encoding
-    and the header matter.
-    """
+    """Return the texts of a table's text column, or the lines of another file, as they are read."""
     from finetune.data.encoding import find_text
     from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES
     from finetune.data.packed import Content

@@ -50,11 +50,7 @@ MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’
 def read_tables(
     files: Mapping[str, Sequence[Path]], options: DataConfig, *, emit: Emit
 ) -> LoadedData:
-    """Read each split from its files; one file may hold several splits, and so may a folder.
-
-    The classes are those of the training rows, under the names that a file itself gives them or in
-    the order of ``sort_classes``.
-    """
+    """Read each split from its files; one file may hold several splits, and so may a folder."""
     tables: Sequence[RawTable]
     if len(files) == 1 and os.path.isdir(files["train"][0]):  # no error where a name is too long
         tables = read_folders(files["train"][0], options, emit=emit)
@@ -105,10 +101,7 @@ def _of_split(split: str, tables: Sequence[RawTable], values: Sequence[Any]) -> 
 def _divide_by_column(
     tables: Sequence[RawTable], options: DataConfig, *, emit: Emit
 ) -> Sequence[RawTable]:
-    """Divide the files of one split by their column of splits, if they have one; it is left out.
-
-    Unless an option names it, it is found by its name and its values.
-    """
+    """Divide the files of one split by their column of splits, which is named or found."""
     name, has_one_split = options.split_column, len({table.split for table in tables}) == 1
     if name == NO_COLUMN or (not has_one_split and name is None):
         return tables
@@ -163,8 +156,7 @@ def _name_labels(
 ) -> tuple[list[pyarrow.ChunkedArray], list[str]]:
     """Replace numbers of classes, alone or in lists, by the names in a file; return these too.
 
-    They count its lines from 0, or from 1 if no label is 0 and one is the number of lines; -1 is
-    no label.
+    They count its lines from 0, or from 1 if none is 0 and one is the number of lines; -1 is none.
     """
     path = Path(options.label_names or "").expanduser()
     text = "".join(find_text(unpack(path), encoding=options.encoding).pieces())

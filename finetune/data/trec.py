@@ -74,13 +74,7 @@ Rows = list[tuple[str, str]]
 
 
 def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
-    """Return TREC's splits with the columns ``text`` and ``label``.
-
-    The folder holds the raw files: ``train_5500.label`` and, for a test split, ``TREC_10.label``;
-    one that differs from the published file is used, with a warning. Without a folder, both splits
-    come from the Hub, else from the original address, and are kept in the cache. The label is
-    ``label-coarse``, of 6 classes, or ``label-fine``, of 50.
-    """
+    """Load TREC from raw files in ``data_dir``, else from the Hub or the original address."""
     label, folder = options.label, options.data_dir
     if label not in CLASSES_OF_LABEL:
         raise UsageError(
@@ -189,10 +183,9 @@ def _parse(content: bytes, *, path: Path) -> Rows:
 
 
 def load_questions(options: DataConfig, *, emit: Emit) -> LoadedData:
-    """Return the questions that come with the package: 135 of each class to train, 45 to test.
+    """Load the questions that come with the package: 135 of each class to train, 45 to test.
 
-    They were written for this project, in mixed order, so that the first of a split are of all
-    classes.
+    They were written for this project, in mixed order: the first of a split are of all classes.
     """
     emit(Info("reading the questions that come with the package"))
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()

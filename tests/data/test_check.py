@@ -84,15 +84,6 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
     }
 
 
-def test_classes_are_counted_in_every_split() -> None:
-    findings = look(
-        splits_of(train=[("one", "b"), ("two", "b")], test=[("three", "a"), ("four", "b")])
-    )
-    assert findings.rows == {"train": 2, "test": 2}
-    assert findings.classes == {"train": {"a": 0, "b": 2}, "test": {"a": 1, "b": 1}}
-    assert list(findings.checks["overlap"]) == ["test"]
-
-
 def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None:
     balance = measure_balance({"a": 60, "b": 4, "c": 0, "d": 10})
     assert balance == Balance("a", "b", ratio=15.0, rare={"b": 4, "c": 0})

@@ -71,12 +71,6 @@ def test_numbers_may_be_classes_and_are_never_texts() -> None:
     assert choose("serial", "said", "mood", columns=columns) == ("said", "mood")
 
 
-def test_a_label_of_many_classes_is_guessed_where_each_recurs() -> None:
-    classes = [f"class {number % 50}" for number in range(400)]
-    texts = [f"This is the text of row {number}, which is long." for number in range(400)]
-    assert choose("said", "kind", columns=[texts, classes]) == ("said", "kind")
-
-
 def test_of_a_large_table_rows_from_all_over_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_module, "MAX_BYTES", 5_000)
     texts = [f"{row} films were long" for row in range(400)]
@@ -149,21 +143,6 @@ REVIEWS = {
     "Positive Feedback Count": [str(number % 9) for number in range(60)],
     "Class Name": [f"class {number % 20}" for number in range(60)],
 }
-TWEETS = {
-    "tweet_id": [str(10**17 + number) for number in range(60)],
-    "airline_sentiment": [("negative", "neutral", "positive")[number % 3] for number in range(60)],
-    "airline_sentiment_confidence": [("1.0", "0.6842", "0.35")[number % 3] for number in range(60)],
-    "negativereason": ["" if number % 2 else f"reason {number % 8}" for number in range(60)],
-    "airline": [f"airline {number % 6}" for number in range(60)],
-    "retweet_count": [str(number % 4) for number in range(60)],
-    "text": [f"@airline what {number} ?" for number in range(60)],
-    "tweet_location": [f"somewhere in the city of {number % 15}" for number in range(60)],
-}
-
-
-def test_names_and_values_decide_together() -> None:
-    assert choose(*REVIEWS, columns=list(REVIEWS.values())) == ("Review Text", "Rating")
-    assert choose(*TWEETS, columns=list(TWEETS.values())) == ("text", "airline_sentiment")
 
 
 def test_the_choice_is_shown_with_its_reason_and_its_runners_up() -> None:

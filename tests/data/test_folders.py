@@ -1,6 +1,5 @@
 """Texts as files, in folders of their classes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,23 +79,6 @@ def test_a_folder_without_classes_is_refused_and_a_changed_text_changes_the_dige
     digests.add(digest_folder(write(one, a__1="z")))
     digests.add(digest_folder(write(tmp_path / "other", c__1="z", b__1="y")))
     assert len(digests) == 3
-
-
-def test_a_folder_that_may_not_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = write(tmp_path, a__1="x", b__1="y")
-    iterate = Path.iterdir
-
-    def refuse(folder: Path) -> Iterator[Path]:
-        if folder.name == "b":
-            raise PermissionError(13, "Permission denied", str(folder))
-        return iterate(folder)
-
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    for read in (rows_of, digest_folder):
-        with pytest.raises(DataUnreadable, match="/b can't be read: Permission denied"):
-            read(root)
 
 
 def test_the_file_in_another_encoding_than_the_others_is_named(tmp_path: Path) -> None:

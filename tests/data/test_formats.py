@@ -74,11 +74,6 @@ def test_a_line_that_is_no_object_is_an_error(tmp_path: Path, line: str, complai
     assert '{"text"' in raised.value.remedy
 
 
-def test_a_file_without_lines_is_empty(tmp_path: Path) -> None:
-    with pytest.raises(DataUnreadable, match="is empty"):
-        read_lines(tmp_path, "", "")
-
-
 def test_parquet_of_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
     features = Features(
         {
@@ -153,11 +148,6 @@ def test_without_a_known_suffix_the_content_decides(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert columns_of(read(tmp_path / name)) == {"text": ["a"], "label": ["x"]}
-
-
-def test_parquet_is_parquet_whatever_its_suffix(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "rows.csv")
-    assert columns_of(read(tmp_path / "rows.csv")) == {"text": ["a"]}
 
 
 def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:

@@ -212,8 +212,3 @@ def test_files_belong_to_splits_by_their_names(
     assert {split: len(files) for split, files in found.items()} == {
         split: len(files) for split, files in splits.items()
     }
-
-
-def test_of_several_sets_the_main_one_is_taken() -> None:
-    names = ["data/train.csv", "raw/train.csv", "raw/test.csv"]
-    assert find_splits(names, suffix=".csv") == {"train": ["data/train.csv"]}

@@ -7,27 +7,16 @@ from typing import Any
 import pytest
 
 from finetune.config.schema import DataConfig
-from finetune.data.load import load_data, load_rows, source_name
+from finetune.data.load import load_data, load_rows
 from finetune.data.source import LoadedData, OtherData
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Event, Info
+from finetune.events import Event
 from finetune.tasks.single import Single
 
 
 def load(data: str | Path, *, emitted: list[Event] | None = None, **options: Any) -> LoadedData:
     emit = ([] if emitted is None else emitted).append
     return load_data(DataConfig(str(data), **options), emit=emit)
-
-
-def test_the_questions_of_the_package_need_nothing_else() -> None:
-    emitted: list[Event] = []
-    loaded = load("questions", emitted=emitted)
-    [source] = loaded.sources
-    assert (source.name, len(source.sha256 or "")) == ("questions", 64)
-    table = loaded.splits
-    assert set(table) == {"train", "test"}
-    assert table["train"].column_names == ["text", "label"]
-    assert [type(event) for event in emitted] == [Info]
 
 
 def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
@@ -95,20 +84,6 @@ def test_one_file_for_two_splits_is_refused(tmp_path: Path) -> None:
         load(path, test_file=str(tmp_path / "." / "a.csv"))
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("trec", "trec"),
-        ("data/reviews.of.2024.csv", "reviews.of.2024"),
-        ("hub:acme/rows", "rows"),
-        ("hub:acme/rows@refs/pr/1", "rows"),
-        ("hub:imdb@v1.0", "imdb"),
-    ],
-)
-def test_a_source_has_a_short_name(source: str, name: str) -> None:
-    assert source_name(source) == name
-
-
 def test_a_name_that_is_not_utf8_is_refused_at_the_start() -> None:
     with pytest.raises(UsageError, match="is not UTF-8"):
         load("caf\udce9.csv")
@@ -118,13 +93,6 @@ def test_a_name_that_is_not_utf8_is_refused_at_the_start() -> None:
         load("a\0.csv")
     with pytest.raises(DataNotFound):
         load("ünbekannt.csv")
-
-
-def test_names_that_the_file_system_refuses_are_not_found(tmp_path: Path) -> None:
-    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
-    for name in (tmp_path / "loop.csv", tmp_path / ("a" * 300 + ".csv")):
-        with pytest.raises(DataNotFound, match="there is no file"):
-            load(name)
 
 
 def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path: Path) -> None:

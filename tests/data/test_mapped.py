@@ -85,11 +85,6 @@ def test_memory_holds_a_text_file_only_while_arrow_parses_it(
     assert pyarrow.total_allocated_bytes() - before_bytes < ROWS * CHARACTERS / 20
 
 
-def test_a_table_stays_in_memory_where_no_file_can_be_made(table: Path, cache: Path) -> None:
-    cache.parent.write_text("not a folder")
-    assert load(table, text_column="text").splits.num_rows["test"] > 0
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_that_names_the_folder(
     table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch

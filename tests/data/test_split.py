@@ -70,13 +70,6 @@ def test_each_class_gives_its_share() -> None:
     assert counts_of(held_out) == {"many": 12, "some": 6, "few": 2}
 
 
-def test_both_parts_keep_the_order_of_the_table() -> None:
-    table = numbered_table(many=60, some=30, few=10)
-    order = {text: position for position, text in enumerate(texts_of(table))}
-    for part in hold_out(table, fraction=0.3, seed=1):
-        assert texts_of(part) == sorted(texts_of(part), key=order.__getitem__)
-
-
 def test_the_seed_decides_the_parts() -> None:
     table = numbered_table(many=60, some=30, few=10)
     first, again, other = (hold_out(table, fraction=0.2, seed=seed)[1] for seed in (0, 0, 1))

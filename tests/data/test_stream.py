@@ -22,12 +22,6 @@ def rows_of(path: Path, *, as_lines: bool = False, **options: str | bool | None)
     ]
 
 
-def test_quotes_may_be_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
-    path = tmp_path / "rows.tsv"
-    path.write_text('text\tid\n"never ends\t1\nplain\t2\n')
-    assert [row.text for row in rows_of(path)] == ['"never ends', "plain"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "word"),
     [

@@ -57,26 +57,6 @@ def warnings_in(emitted: list[Event]) -> list[str]:
     return [event.message for event in emitted if isinstance(event, WarningMessage)]
 
 
-@pytest.mark.parametrize(
-    ("labels", "classes"),
-    [
-        (["30", "7", "100"], ["7", "30", "100"]),
-        (["3.0", "7.0", "-1.0"], ["-1", "3", "7"]),
-        (["pear", " Apple ", "apple"], ["Apple", "apple", "pear"]),
-        (["NA", "null", "None"], ["NA", "None", "null"]),
-        (["2", "b", "10"], ["2", "10", "b"]),
-    ],
-)
-def test_classes_have_names_in_a_natural_order(
-    tmp_path: Path, labels: list[str], classes: list[str]
-) -> None:
-    lines = [f"text {number},{label}" for number, label in enumerate(labels)]
-    table = read(write(tmp_path / "rows.csv", "\n".join(["text,label", *lines])))
-    assert classes_of(table) == classes
-    names = [label.strip().removesuffix(".0") for label in labels]
-    assert [label for _, label in rows_of(table["train"])] == names
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
 def test_whole_numbers_with_gaps_are_classes_in_every_format(tmp_path: Path, suffix: str) -> None:
     frame = pandas.DataFrame({"text": list("abcd"), "label": [70, 3, None, 70]})
@@ -202,19 +182,6 @@ def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> 
     [message] = warnings_in(emitted)
     assert message.startswith("2 of 5 rows skipped")
     assert f"line 5 of {tmp_path / 'rows.csv'}" in message
-
-
-def test_the_columns_are_reported_with_the_reason(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.csv", "id,review,stars\n1,good,5\n2,bad,1\n3,fair,5\n")
-    emitted: list[Event] = []
-    read(path, emitted=emitted, text="review")
-    assert (
-        Info(
-            "texts from column 'review' (as --text-column says), labels from 'stars' (its"
-            " name says so)"
-        )
-        in emitted
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """TREC from its raw files, from the Hub, and from copies that differ."""
 
 import hashlib
-import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -219,24 +217,6 @@ def test_an_altered_copy_is_used_with_a_warning(tmp_path: Path) -> None:
     assert "is not the published file: it has 10 questions, the published one 5,452" in message
 
 
-@pytest.mark.parametrize(
-    "alter",
-    [
-        lambda text: ("\ufeff" + text).encode(),
-        lambda text: text.encode(),
-        lambda text: text.replace("\n", "\r\n").encode("iso-8859-1"),
-    ],
-    ids=["byte-order mark", "UTF-8", "line ends"],
-)
-def test_a_copy_written_otherwise_has_the_same_questions(
-    tmp_path: Path, alter: Callable[[str], bytes]
-) -> None:
-    path = write_raw(tmp_path / "raw") / "train_5500.label"
-    original = load(path.parent)
-    path.write_bytes(alter(path.read_bytes().decode("iso-8859-1")))
-    assert contents(load(path.parent)) == contents(original)
-
-
 @needs_trec
 def test_the_published_training_file_has_the_published_counts() -> None:
     emitted: list[Event] = []
@@ -248,22 +228,9 @@ def test_the_published_training_file_has_the_published_counts() -> None:
     assert not any(isinstance(event, WarningMessage) for event in emitted)
 
 
-# Words that questions on different matters share.
-FUNCTION_WORDS = (
-    "a an the of in on at to for from by with and or is are was were be been being do does did has"
-    " have had can could will would should what which who whom whose where when why how it its this"
-    " that these those many much as into about there you your i we they their his her he she one if"
-    " than"
-)
-
-
 @pytest.fixture(scope="module")
 def questions() -> DatasetDict:
     return load_questions(DataConfig("questions"), emit=ignore).splits
-
-
-def words_of(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.casefold())
 
 
 def test_there_are_enough_of_every_class(questions: DatasetDict) -> None:
@@ -273,25 +240,3 @@ def test_there_are_enough_of_every_class(questions: DatasetDict) -> None:
         assert len(counts) == len(COARSE)
         assert set(counts.values()) == {counts[0]}
         assert counts[0] >= least
-
-
-def test_none_is_repeated(questions: DatasetDict) -> None:
-    texts = [" ".join(words_of(text)) for split in questions.values() for text in split["text"]]
-    assert len(set(texts)) == len(texts)
-
-
-@pytest.mark.parametrize("left_out", ["", FUNCTION_WORDS], ids=["all words", "content words"])
-def test_no_question_of_the_test_split_resembles_one_to_train(
-    questions: DatasetDict, left_out: str
-) -> None:
-    sides = [
-        [(text, set(words_of(text)) - set(left_out.split())) for text in questions[split]["text"]]
-        for split in ("train", "test")
-    ]
-    resembling = [
-        (text, other)
-        for text, words in sides[1]
-        for other, other_words in sides[0]
-        if len(words & other_words) * 2 >= len(words | other_words)
-    ]
-    assert resembling == []
