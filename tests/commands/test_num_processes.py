@@ -24,7 +24,7 @@ SHORT = {
     "num_train_epochs": 3, "early_stopping_patience": 0, "max_train_samples": 32, "save_steps": 1,
     "save_total_limit": 5,
 }  # fmt: skip
-# A lost process is noticed within 20 s; if it were not, the others would wait for hours.
+# A lost process is noticed within 20 s; if it were not, the others would wait for half an hour.
 ENDS_WITHIN_SECONDS = 60
 
 
