@@ -83,16 +83,16 @@ def evaluate(
         raise UsageError(f"--{option} is of other data", remedy="add --data, or leave it out")
     refuse_table(data)
     folder = open_run_folder(Path(run))
-    from finetune.runs.evaluate import evaluate_data, evaluate_split
+    from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 
-    if data is None:
-        split = split or "test"
-        scores = evaluate_split(folder, split, device=device, metric=evaluate_metric, emit=emit)
-        return Evaluation(split, scores)
-    scores = evaluate_data(
-        folder, str(data), columns, device=device, metric=evaluate_metric, emit=emit
+    name = split or "test" if data is None else str(data)
+    rows = (
+        load_split(folder, name, emit=emit)
+        if data is None
+        else load_other_data(folder, name, columns, emit=emit)
     )
-    return Evaluation(str(data), scores)
+    scores = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric, emit=emit)
+    return Evaluation(name, scores)
 
 
 @click.command(epilog=EXAMPLES)

@@ -95,11 +95,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-    """Return the groups of tensors, on the CPU, and the state of a checkpoint.
-
-    Raises:
-        CheckpointDamaged: If a file is missing or not what was written.
-    """
+    """Return the groups of tensors, on the CPU, and the state of a checkpoint."""
     try:
         manifest = read_json(folder / MANIFEST_NAME)
         for name, written in manifest.items():

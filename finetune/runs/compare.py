@@ -117,11 +117,6 @@ def compare_runs(
     """Compare the runs in folders, or in folders of folders, with the first or the best of them.
 
     At most ``max_rows`` differing rows are kept, each way.
-
-    Raises:
-        NotARun: If a folder is no finished run and contains none, or a file of one is damaged.
-        UsageError: If there is one run alone, or the best is not known.
-        DataDiffers: If they were tested on different rows.
     """
     folders: dict[Path, RunFolder] = {}
     for path in paths:

@@ -52,12 +52,10 @@ def write_errors_explained(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
-    """Say what to do where training fails.
+    """Say what to do where memory runs out, and which texts have a loss that is not finite.
 
-    Raises:
-        BatchDoesNotFit: If memory ran out in work that can't be repeated in smaller micro-batches,
-            such as the optimizer's step: on a GPU, which reports errors late, its inputs are lost.
-        LossNotFinite: With the texts, and their lines in the user's file, in place of indices.
+    Memory may run out in work that can't be repeated in smaller micro-batches, such as the
+    optimizer's step: on a GPU, which reports errors late, its inputs are lost by then.
     """
     device = preparation.device
     try:

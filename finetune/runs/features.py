@@ -45,9 +45,6 @@ def stored_features(
     That is the trainable layers and features, computed now or read from the store. Where nothing is
     frozen, or the model can't be split, it is the whole model and token ids. The model is moved to
     the device.
-
-    Raises:
-        DeviceDiffers: If features that the device has computed differ from the CPU's.
     """
     config, text_model, device = preparation.config, preparation.text_model, preparation.device
     whole = text_model.model, preparation.examples

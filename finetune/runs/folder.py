@@ -86,13 +86,7 @@ class RunFolder:
 
     @contextmanager
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
-        """Create and lock the folder of a new run; delete it again if it stays empty.
-
-        Raises:
-            RunFolderNotEmpty: If the folder holds a run and may not be overwritten, or holds
-                something that no run wrote.
-            RunFolderInUse: If another process is writing to it.
-        """
+        """Create and lock the folder of a new run; delete it again if it stays empty."""
         self.check_can_create(overwrite=overwrite)
         with _created(self.path, exist_ok=True), self.lock():
             # Another process may have finished a run here since the first look.
@@ -102,11 +96,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def create_next(cls, parent: Path, name: str) -> Iterator["RunFolder"]:
-        """Create and lock the first of ``parent/name``, ``parent/name-2``, ... that is free.
-
-        Raises:
-            UsageError: If the folder can't be created.
-        """
+        """Create and lock the first of ``parent/name``, ``parent/name-2``, ... that is free."""
         check_writable(parent)
         for path in _numbered(parent, name):
             with ExitStack() as stack:
@@ -124,10 +114,6 @@ class RunFolder:
         If the work fails before it has saved a checkpoint or a model, the run that it overwrites
         comes back. The kernel frees the lock of a process that dies, so a lock file that is left
         behind does no harm.
-
-        Raises:
-            RunFolderInUse: At once, if another process holds the lock.
-            NotWritten: If the folder may not be written.
         """
         from filelock import FileLock, Timeout
 
@@ -154,12 +140,7 @@ class RunFolder:
             file_lock.release()
 
     def check_can_create(self, *, overwrite: bool) -> None:
-        """Make sure, and change nothing, that a new run may have the folder.
-
-        Raises:
-            RunFolderNotEmpty: As for ``create``.
-            UsageError: If the folder can't be created or written to.
-        """
+        """Raise ``UsageError`` if a new run may not have the folder."""
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderNotEmpty(
                 f"{self.path} is a file", remedy="choose a folder with --output-dir"
@@ -231,11 +212,7 @@ class RunFolder:
         shutil.rmtree(discarded, ignore_errors=True)
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
-        """Return what ``parse`` makes of the value of a JSON file or the rows of a .jsonl file.
-
-        Raises:
-            NotARun: If the file is missing, damaged, or refused by ``parse``.
-        """
+        """Parse the value of a JSON file or the rows of a .jsonl file, or raise ``NotARun``."""
         try:
             return parse(read_jsonl(file) if file.suffix == ".jsonl" else read_json(file))
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -245,12 +222,7 @@ class RunFolder:
             ) from error
 
     def read_config(self) -> "Config":
-        """Return the configuration of the run.
-
-        Raises:
-            ConfigurationInvalid: If it can't be read.
-            NotARun: If it does not say which data and which model the run has.
-        """
+        """Return the configuration of the run."""
         from finetune.config.load import load_config
 
         loaded = load_config(file=str(self.config_file))
@@ -269,11 +241,7 @@ class RunFolder:
 
 
 def check_writable(path: Path) -> None:
-    """Make sure, and change nothing, that a folder can be created, or written to.
-
-    Raises:
-        UsageError: If not.
-    """
+    """Raise ``UsageError`` if a folder can't be created, or written to."""
     existing = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UsageError(
@@ -315,11 +283,7 @@ def _created(path: Path, *, exist_ok: bool) -> Iterator[None]:
 
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
-    """Return the run that a folder holds; for a folder of several seeds, the best of them.
-
-    Raises:
-        NotARun: If there is no such folder, or it holds no run, or the model is missing.
-    """
+    """Return the run in a folder, or the best of several seeds, or raise ``NotARun``."""
     path = path.expanduser()
     folder = RunFolder(_best_of_seeds(path) if seeds_file(path).is_file() else path)
     if not folder.config_file.is_file():
@@ -361,11 +325,7 @@ def seed_name(seed: int) -> str:
 
 
 def read_seeds(path: Path) -> list[int]:
-    """Return the seeds of the runs in a folder of several seeds.
-
-    Raises:
-        NotARun: If its file can't be read.
-    """
+    """Return the seeds of the runs in a folder of several seeds."""
     return RunFolder(path).read(seeds_file(path), _parse_seeds)[0]
 
 

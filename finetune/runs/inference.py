@@ -80,15 +80,7 @@ def write_confidences(folder: RunFolder, task: Task, validation: "Predicted") ->
 
 @dataclass(frozen=True)
 class ConfidenceLimits:
-    """When a model predicts, and when it abstains: by one of the two limits, if there is one.
-
-    Args:
-        min_confidence: The lowest probability of a prediction, in 0..1.
-        target_precision: The precision of the predictions of each class, in 0..1.
-
-    Raises:
-        UsageError: If both are given, or one is not in its range.
-    """
+    """When a model abstains: below a probability, or below what gives each class a precision."""
 
     min_confidence: float | None = None
     target_precision: float | None = None
@@ -118,10 +110,6 @@ def find_lowest_probabilities(
     """Return the lowest probability of a prediction of each class; the model abstains below it.
 
     It is infinite for classes with too little evidence, of which a warning tells.
-
-    Raises:
-        UsageError: If the task has not one prediction with a probability, or the run has kept none
-            of validation rows.
     """
     if not task.can_abstain:
         raise UsageError(

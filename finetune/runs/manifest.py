@@ -91,11 +91,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Manifest":
-        """Return the manifest of a run, an empty one for a copy of its model and configuration.
-
-        Raises:
-            NotARun: If the file can't be read.
-        """
+        """Return the manifest of a run, an empty one for a copy of its model and configuration."""
         from pydantic import TypeAdapter
 
         if not folder.manifest_file.exists():
@@ -107,14 +103,9 @@ class Manifest:
         write_json(folder.manifest_file, {"schema_version": SCHEMA_VERSION, **asdict(self)})
 
     def check(self, now: "Manifest", *, remedy: str) -> None:
-        """Make sure that data and model are those that the run began with.
+        """Raise ``DataDiffers`` unless data and model are those that the run began with.
 
-        Args:
-            now: What there is now. Fields missing on either side are not compared.
-            remedy: What the user can do if something differs.
-
-        Raises:
-            DataDiffers: Naming the files, splits and parts of the model that differ.
+        Fields missing on either side are not compared.
         """
         differing = [
             *_differing(self.sources, now.sources),

@@ -40,7 +40,6 @@ class TrainingPlan:
         pads_batches: Whether repeated examples fill up a batch with too few.
         early_stopping_patience: Validations in a row without a better model after which training
             stops; 0: never.
-        seed: Of the order of the examples.
     """
 
     examples: Examples

@@ -134,9 +134,6 @@ def prepare(
 
     ``option_sources`` says where the options of the configuration come from; ``processes`` train
     together.
-
-    Raises:
-        FinetuneError: Of every kind that a device, data or a model can cause.
     """
     check_report_to(config)
     device, precision = select_device(config.training.device, emit=emit), config.training.precision

@@ -27,15 +27,7 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class AutoTunedOption:
-    """A value that was chosen by a measurement.
-
-    Args:
-        subject: An option, or something else that was chosen, in words.
-        value: The chosen one.
-        quantity: What was measured, with its unit, such as ``ms for one step``.
-        measured: By value.
-        note: What else led to it.
-    """
+    """A value that was chosen by a measurement, such as ``ms for one step``, by value."""
 
     subject: str
     value: str
@@ -46,15 +38,10 @@ class AutoTunedOption:
 
 @dataclass(frozen=True)
 class TextLengths:
-    """How many tokens the model reads at once of the texts of a split.
+    """How many tokens the model reads at once of the texts of a split, and how many are cut.
 
-    Args:
-        texts: Rows of the split.
-        windows: All windows of these texts; None where each text is read at once.
-        cut: Texts that have lost tokens.
-        median: Tokens of a text or window, special tokens included.
-        bin_tokens: The width of a bin of the histogram, in tokens.
-        bins: Texts or windows by length: the first bin has those of 1 to ``bin_tokens`` tokens.
+    Windows are None where each text is read at once. The first bin of the histogram has the texts
+    or windows of 1 to ``bin_tokens`` tokens.
     """
 
     texts: int
@@ -93,13 +80,7 @@ class ParameterCount:
 
 @dataclass(frozen=True)
 class RunDetails:
-    """What people want to see of a run beside its metrics.
-
-    Args:
-        choices: What was chosen by measurements.
-        lengths: By split.
-        parameters: By part of the model, from the bottom.
-    """
+    """What people want to see of a run beside its metrics."""
 
     choices: Sequence[AutoTunedOption]
     lengths: Mapping[str, TextLengths]

@@ -76,10 +76,6 @@ def train_and_finish(
 
     Returns:
         The results, and the preparation with what was chosen by measurements, for the next seed.
-
-    Raises:
-        Stopped: By a signal; the progress is saved.
-        FinetuneError: With an exit code and a remedy.
     """
     with failures_explained(folder, preparation):
         run = (Run.resume if resumes else Run.start)(preparation, folder, emit=log)
@@ -139,11 +135,7 @@ class Run:
 
     @classmethod
     def start(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        """Make all ready for the first step, and write what the run is made from.
-
-        Raises:
-            BatchDoesNotFit: If not even one example fits.
-        """
+        """Make all ready for the first step, and write what the run is made from."""
         run = cls._build(preparation, folder, emit=emit)
         if run.processes.is_main:
             folder.set_aside_previous()
@@ -154,12 +146,7 @@ class Run:
 
     @classmethod
     def resume(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        """Restore an interrupted run from its newest checkpoint.
-
-        Raises:
-            DataDiffers: If data or model are not those that the run began with.
-            UsageError: If there is no checkpoint.
-        """
+        """Restore an interrupted run from its newest checkpoint."""
         processes = preparation.processes
         processes.broadcast(lambda: _check_resumable(preparation, folder))
         threads, choices = processes.broadcast(lambda: read_environment(folder))
@@ -219,11 +206,7 @@ class Run:
         )
 
     def train(self) -> None:
-        """Take the steps that are left, with validation and checkpoints.
-
-        Raises:
-            Stopped: By a signal; the progress is saved.
-        """
+        """Take the steps that are left, or until a signal stops them: ``Stopped``."""
         plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
         total_steps = plan.schedule.total_steps
         journal = Journal(self.folder, self.emit) if self.processes.is_main else None
@@ -308,9 +291,6 @@ class Run:
         """Save the best model, evaluate it on validation and test split, and write the results.
 
         The run counts as finished only once the pages are written.
-
-        Raises:
-            NotWritten: If the folder can't be written.
         """
         folder, emit, is_main = self.folder, self.emit, self.processes.is_main
         peak_bytes = self.preparation.device.memory.peak_bytes()

@@ -186,9 +186,6 @@ class Checkpoints:
         """Restore model, optimizer and random state from the newest checkpoint that can be used.
 
         Damaged ones are skipped with a warning: a power cut may have torn the newest.
-
-        Raises:
-            UsageError: If there is none.
         """
         found, progress = self.processes.broadcast(lambda: self._restore_main(training_state))
         if not self.processes.is_main:

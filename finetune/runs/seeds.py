@@ -16,13 +16,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class SeedResults:
-    """What runs with several seeds have found.
-
-    Args:
-        runs: Those that have finished, by seed.
-        seeds: All that are to be trained.
-        best_seed: That of the best model on the validation split; None where that is not known.
-    """
+    """What the finished runs of several seeds have found; the best by validation, if known."""
 
     runs: Mapping[int, RunResults]
     seeds: Sequence[int]

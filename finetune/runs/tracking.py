@@ -27,9 +27,6 @@ def tracked(
 
     The tracker gets the options of model and training, and nothing of the data. Of several
     processes only the main one has a tracker.
-
-    Raises:
-        FinetuneError: If the tracker can't be started.
     """
     name, tracker = config.output.report_to, None
     if name != NONE and is_main:

@@ -42,10 +42,6 @@ class TrainedModel:
         """Load the model that a run has saved.
 
         Several processes may share the work; each calls all methods with the same arguments.
-
-        Raises:
-            ModelUnsupported: If the model's files are damaged.
-            DeviceNotAvailable: If the device can't be used here.
         """
         config = read_trained_config(folder)
         try:
