@@ -158,23 +158,3 @@ def test_checkpointing_is_used_where_nothing_fits_without_it(
     runner.with_checkpointing = short_machine(row_mib=100, row_seconds=0.02)
 
     assert find(prepare_auto(tiny_folder, tmp_path)).gradient_checkpointing
-
-
-@pytest.mark.parametrize("is_on", [True, False])
-def test_checkpointing_is_not_searched_for_where_the_user_decides(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, is_on: bool
-) -> None:
-    runner.machine = short_machine(row_mib=100, row_seconds=0.015)
-    preparation = prepare_auto(tiny_folder, tmp_path, gradient_checkpointing=is_on)
-
-    assert find(preparation).gradient_checkpointing is is_on
-    assert [case.gradient_checkpointing for case in runner.cases] == [is_on]
-
-
-@pytest.mark.slow
-def test_a_real_search_finds_a_size_that_a_run_takes(tiny_folder: Path, tmp_path: Path) -> None:
-    emitted: list[Event] = []
-    kept = run_auto(
-        tmp_path, tiny_folder, emitted, effective_batch_size=16, max_steps=1, freeze_core=True
-    )
-    assert {kept["batch_size"], kept["eval_batch_size"]} <= set(tried_sizes(emitted))

@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +119,3 @@ def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path)
         (other / "manifest.json").unlink()
     with pytest.raises(NotARun, match="other"):
         finetune.compare(finished_run, other)
-
-
-def test_runs_of_the_same_name_are_told_apart_by_their_paths(
-    finished_run: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / finished_run.name
-    shutil.copytree(finished_run, other, ignore=shutil.ignore_patterns("*.safetensors"))
-    found = finetune.compare(finished_run, other)
-    assert [run.name for run in found.runs] == [str(finished_run), str(other)]

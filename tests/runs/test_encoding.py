@@ -93,14 +93,6 @@ def test_stored_token_ids_are_those_of_the_texts_and_are_used_again(
         assert sum(encoded_texts) == texts_to_encode
 
 
-def test_stored_token_ids_of_pairs_have_their_types(
-    plain: Preparation, encode: Encode, encoded_texts: list[int]
-) -> None:
-    rows = plain.splits["train"]
-    pairs = rows.add_column("text_pair", [text[::-1] for text in rows["text"]])
-    assert_same(encode(pairs), encode(pairs, feature_cache=False))
-
-
 def test_what_token_ids_depend_on_is_in_their_key(
     plain: Preparation, encode: Encode, encoded_texts: list[int], tmp_path: Path
 ) -> None:

@@ -61,14 +61,6 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
     assert ("--resume-from-checkpoint" in raised.value.remedy) == can_resume
 
 
-def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RuntimeError, match="shapes"),
-        failures_explained(RunFolder(tmp_path), prepared(16)),
-    ):
-        raise RuntimeError("shapes do not match")
-
-
 @pytest.mark.parametrize("data", ["a file", "a file that has changed", "no file"])
 def test_a_loss_that_is_not_finite_names_the_lines_of_the_file_and_the_texts(
     data: str, tmp_path: Path

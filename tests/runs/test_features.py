@@ -1,6 +1,5 @@
 """Training on stored features: the same models, and never from another model's features."""
 
-import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -132,19 +131,6 @@ def test_bf16_differs_by_no_more_than_another_batch_makes_of_its_eight_bits(
     # 6 steps of at most the learning rate, on both sides.
     assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-3
     assert loss_of(stored) == pytest.approx(loss_of(plain), abs=2e-3)
-
-
-def test_bert_with_padding_in_front_trains_the_same(tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path / "model", "bert")
-    file = model / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"padding_side": "left"}))
-    emitted: list[Event] = []
-    options = {**CLOSE, "train_layers": 1, "cache_dir": str(tmp_path)}
-    stored = train_tiny(tmp_path / "stored", model=model, emit=emitted.append, **options)
-    plain = train_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
-    assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-5
-    # A token's position, and so its features, depend on the other texts of the batch.
-    assert was_emitted(emitted, WarningMessage, "can't be split")
 
 
 def test_a_model_that_can_not_be_split_is_reported_and_trains_whole(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The folder of a run: created, locked, overwritten, opened and read."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -163,18 +162,6 @@ def test_overwrite_deletes_a_link_and_keeps_what_it_points_to(tmp_path: Path) ->
     assert (elsewhere / "weights").read_text() == "dear"
 
 
-def test_check_changes_nothing(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    before = content_of(tmp_path)
-
-    folder.check_can_create(overwrite=True)
-    RunFolder(tmp_path / "new" / "run").check_can_create(overwrite=False)
-    with pytest.raises(RunFolderNotEmpty):
-        folder.check_can_create(overwrite=False)
-
-    assert content_of(tmp_path) == before
-
-
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("dear")
 
@@ -216,22 +203,6 @@ def test_folders_created_at_once_differ(tmp_path: Path, runs: int) -> None:
         names = {*threads.map(create, range(runs))}
 
     assert names == {"trec", *(f"trec-{number}" for number in range(2, runs + 1))}
-
-
-def test_a_parent_that_another_process_deletes_is_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mkdir, parents = os.mkdir, [tmp_path / "runs"]
-
-    def delete_before(path: Path, mode: int = 0o777) -> None:
-        if Path(path).name == "trec" and parents:
-            parents.pop().rmdir()
-        mkdir(path, mode)
-
-    parents[0].mkdir()
-    monkeypatch.setattr(os, "mkdir", delete_before)
-    with RunFolder.create_next(tmp_path / "runs", "trec") as folder:
-        assert folder.path.is_dir()
 
 
 def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path) -> None:
@@ -276,14 +247,6 @@ def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> 
 
     folder.model_folder.mkdir()
     assert open_run_folder(tmp_path) == folder
-
-
-def test_a_name_may_begin_with_the_users_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = make_run(tmp_path / "run")
-    assert open_run_folder(Path("~/run")) == folder
 
 
 @pytest.mark.parametrize(

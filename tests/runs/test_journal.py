@@ -42,15 +42,6 @@ def test_steps_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Pa
     assert (second["kind"], second["eval_accuracy"]) == ("validation", 0.5)
 
 
-def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    emit = Journal(folder, lambda event: None)
-    for number in range(1, 6):
-        emit(step_event(number))
-    continue_journal(folder, steps=3)
-    assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     "torn",
     [b'{"kind": "step", "upd', b'{"kind": "step", "upd\n', b"\0" * 40 + b"\n", b"[]\n\xff\n",

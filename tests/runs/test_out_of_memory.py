@@ -107,28 +107,6 @@ def test_an_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_pat
     assert results.test.accuracy == expected.test.accuracy
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [{"train_layers": 1}, pytest.param({"freeze_core": True}, marks=pytest.mark.slow)],
-    ids=str,
-)
-def test_feature_extraction_continues_with_smaller_batches(
-    mode: dict[str, Any], tiny_folder: Path, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"model": tiny_folder, "max_steps": 2, **mode}
-    stores = [str(tmp_path / "store"), str(tmp_path / "another")]
-    expected = train_tiny(tmp_path / "run", cache_dir=stores[0], eval_batch_size=16, **options)
-    emitted: list[Event] = []
-
-    with memory_for(frozen_examples=16):
-        run = train_tiny(tmp_path / "again", cache_dir=stores[1], emit=emitted.append, **options)
-
-    assert len(warnings_of(emitted)) == 2
-    assert have_same_bits(parameters_of(run), parameters_of(expected))
-    kept = [sorted(path.name for path in (Path(one) / "features").iterdir()) for one in stores]
-    assert kept[0] == kept[1]
-
-
 @pytest.mark.parametrize("examples", ["training_examples", "evaluation_examples"])
 def test_one_example_that_does_not_fit_ends_the_run_with_a_remedy(
     examples: str, tiny_folder: Path, tmp_path: Path

@@ -44,20 +44,6 @@ def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
     assert head.hyperparameters.weight_decay == 0
 
 
-def test_what_is_chosen_goes_before_the_defaults(tiny_folder: Path) -> None:
-    preparation = prepare_tiny(
-        tiny_folder, freeze_core=True, early_stopping_patience=0, weight_decay=0.5,
-        head_lr_multiplier=7, max_grad_norm=3,
-    )  # fmt: skip
-    plan = preparation.plan
-    assert plan.early_stopping_patience == 0
-    assert plan.hyperparameters.weight_decay == 0.5
-    assert plan.hyperparameters.head_lr_multiplier == 7
-    assert plan.hyperparameters.max_grad_norm == 3
-    zero = prepare_tiny(tiny_folder, weight_decay=0)
-    assert zero.plan.hyperparameters.weight_decay == 0
-
-
 def test_the_configuration_keeps_what_was_chosen_by_default(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

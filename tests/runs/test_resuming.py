@@ -194,14 +194,6 @@ def test_what_would_make_another_run_of_it_is_refused(
     assert {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")} == before
 
 
-def test_a_variable_that_would_change_a_run_is_refused(
-    kept_stopped_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FINETUNE_SEED", "7")
-    with pytest.raises(ConfigurationInvalid, match="FINETUNE_SEED"):
-        finetune.run(resume_from_checkpoint=kept_stopped_run)
-
-
 def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
     shutil.rmtree(stopped_run / "checkpoints")
     with pytest.raises(UsageError, match="no checkpoint") as raised:
@@ -271,18 +263,6 @@ def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
     assert_same_run(run, whole_run)
     with pytest.raises(ConfigurationInvalid, match="--seed changes a run"):
         run_tiny(run, **(options | {"seed": 7}))
-
-
-def test_auto_takes_the_folder_of_a_run_that_was_killed_before_its_first_checkpoint(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    shutil.copy(whole_run / "config.yaml", run)
-    (run / ".lock").touch()
-    (run / "checkpoints" / "step-2.partial").mkdir(parents=True)
-    run_tiny(run, model=tiny_folder, resume_from_checkpoint="auto", **SHORT)
-    assert_same_run(run, whole_run)
 
 
 def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(

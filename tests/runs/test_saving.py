@@ -64,18 +64,6 @@ def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
     assert logged_metrics(run) == logged_metrics(whole_run)
 
 
-def test_checkpoints_by_time_come_at_reports_and_as_many_are_kept_as_asked_for(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    options: dict[str, Any] = {"save_minutes": 1e-9, "logging_steps": 2, "save_total_limit": 3}
-    with pytest.raises(PowerCut):
-        run_tiny(run, model=tiny_folder, emit=cut_power(at_step=8), **options)
-    assert steps_in(run) == [2, 4, 6]
-    finetune.run(resume_from_checkpoint=run)
-    assert have_same_bits(weights_of(run), weights_of(whole_run))
-
-
 @pytest.mark.parametrize("spare_bytes", [2**40, 0])
 def test_steps_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
     spare_bytes: int,

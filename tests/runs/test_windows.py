@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared_runs import finish_run, prepare_tiny, train_tiny, was_emitted
-from tiny_runs import QUICK, TEXTS, Command, run_tiny
+from prepared_runs import finish_run, prepare_tiny, train_tiny
+from tiny_runs import TEXTS, run_tiny
 from tiny_training import give_few_shapes
 
 import finetune
 from finetune.errors import ConfigurationInvalid
-from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, write_json
 from finetune.tokenization.long_texts import LongTexts
 
@@ -105,17 +104,6 @@ def test_stored_features_of_windows_give_the_same_model(
     assert stored == pytest.approx(computed, abs=1e-4)
 
 
-def test_texts_of_several_windows_are_counted_and_others_warned_of(tiny_folder: Path) -> None:
-    events: list[Event] = []
-    prepare_tiny(tiny_folder, emit=events.append, **WINDOWS)
-    prepare_tiny(tiny_folder, emit=events.append, max_length=10)
-
-    assert was_emitted(events, Info, "train texts (")
-    assert was_emitted(events, Info, "windows in all")
-    remedies = {event.remedy for event in events if isinstance(event, WarningMessage)}
-    assert any("--long-texts windows" in remedy for remedy in remedies)
-
-
 def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) -> None:
     text_model = prepare_tiny(tiny_folder, max_train_samples=8).text_model
     with pytest.raises(ConfigurationInvalid, match="windows is for single texts"):
@@ -127,18 +115,3 @@ def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) ->
         )
     with pytest.raises(ConfigurationInvalid, match="--stride is 8, but windows of 10"):
         prepare_tiny(tiny_folder, **WINDOWS | {"stride": 8})
-
-
-def test_head_and_tail_are_evaluated_as_they_were_trained(
-    tiny_folder: Path, tmp_path: Path, command: Command
-) -> None:
-    options = QUICK | {"long_texts": "head-tail", "max_length": 10, "max_steps": 1}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    outcome = command("run", *words, "--model", tiny_folder, "--output-dir", tmp_path / "run")
-
-    assert outcome.code == 0, outcome.errors
-    card = (tmp_path / "run" / "model" / "README.md").read_text()
-    assert "the first 3 and the last 7 tokens" in card
-    scores = finetune.evaluate(tmp_path / "run", device="cpu").scores
-    expected = read_json(tmp_path / "run" / "all_results.json")["test_loss"]
-    assert scores.to_json()["loss"] == pytest.approx(expected, abs=1e-6)
