@@ -19,7 +19,7 @@ from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
-from finetune.runs.run import train_and_finish
+from finetune.runs.run import Run
 from finetune.runs.seeds import SeedResults, SeedsFolder
 from finetune.training.interruption import signal_of
 
@@ -37,10 +37,9 @@ def train(work: Work, *, emit: Emit) -> RunResults:
         )
         if work.continued:
             _check_data(preparation, work.continued)
-        results, _ = train_and_finish(
-            preparation, folder, resumes=bool(work.resumed), write_pages=write_pages, log=log
-        )
-        return results
+        with Run.begin(preparation, folder, resumes=bool(work.resumed), log=log) as run:
+            run.train()
+            return run.finish(write_pages=write_pages)
 
 
 @contextmanager
@@ -86,14 +85,18 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
             folder.write(folder.read(seeds, metric=metric))
             for seed in missing:
                 emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
-                run, run_log = folder.run(seed), log.copy()
+                place, run_log = folder.run(seed), log.copy()
                 if seed != missing[0]:
                     preparation = preparation.with_seed(seed, emit=run_log)
-                resumes = run.can_resume
-                with run.lock() if resumes else run.create(overwrite=True):
-                    _, preparation = train_and_finish(
-                        preparation, run, resumes=resumes, write_pages=write_pages, log=run_log
-                    )
+                resumes = place.can_resume
+                with (
+                    place.lock() if resumes else place.create(overwrite=True),
+                    Run.begin(preparation, place, resumes=resumes, log=run_log) as run,
+                ):
+                    run.train()
+                    run.finish(write_pages=write_pages)
+                    # With what was chosen by measurements.
+                    preparation = run.preparation
                 locked.delete_previous()
                 folder.write(folder.read(seeds, metric=metric))
         return folder.read(seeds, metric=metric)

@@ -1,15 +1,14 @@
 """One training of a text classifier, from its options to its results.
 
-    prepare       device, data, model and token ids, in preparation.py
-    Run.start     precision, batch size, features, optimizer; Run.resume: all from a checkpoint
-    Run.train     the steps, with validation and checkpoints between them, in training/loop.py
-    Run.finish    the best model saved and evaluated, results and report written
-
-``prepare`` serves several trainings; ``train_and_finish`` is the way through the rest.
+prepare       device, data, model and token ids, for one run or several; in preparation.py
+Run.begin     precision, batch size, features, optimizer; or all of it from a checkpoint
+Run.train     the steps, with validation and checkpoints between them; in training/loop.py
+Run.finish    the best model saved and evaluated, results and report written
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -42,7 +41,7 @@ from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
 from finetune.runs.saving import Checkpoints, nothing_to_resume
-from finetune.runs.tracking import tracked
+from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import warn_unless_better
 from finetune.tokenization.examples import Examples
@@ -56,44 +55,6 @@ WritePages = Callable[[RunFolder, RunResults], object]
 
 # A scheduler sends a signal to all processes, and their launcher sends it to each once more.
 _COPIES_SECONDS = 1.0
-
-
-def train_and_finish(
-    preparation: Preparation,
-    folder: RunFolder,
-    *,
-    resumes: bool,
-    write_pages: WritePages,
-    log: WarningLog,
-) -> tuple[RunResults, Preparation]:
-    """Train a model to its end, evaluate it and write its results.
-
-    Args:
-        preparation: Its model is moved and changed.
-        folder: Locked by the main process; the run that it overwrites is deleted at the end.
-        resumes: Whether to go on from the newest checkpoint in the folder.
-        write_pages: Writes the report and the model card from the files of the folder.
-
-    Returns:
-        The results, and the preparation with what was chosen by measurements, for the next seed.
-    """
-    with failures_explained(folder, preparation):
-        run = (Run.resume if resumes else Run.start)(preparation, folder, emit=log)
-        is_main = run.processes.is_main
-        if is_main:
-            log.write_to(folder)
-        config = run.preparation.resolved_config
-        with tracked(config, folder, emit=log, is_main=is_main) as tracking:
-            run = replace(run, emit=tracking)
-            run.train()
-            if reason := why_slowed():
-                message = f"{reason}, so training may have taken longer than it could"
-                run.emit(WarningMessage(message))
-            results = run.finish(write_pages=write_pages)
-            tracking.report_test(
-                results.test.metrics, step=run.progress.steps, epoch=results.training.epoch
-            )
-        return results, run.preparation
 
 
 @dataclass(frozen=True)
@@ -117,6 +78,27 @@ class Run:
     checkpoints: Checkpoints
     progress: Progress
     emit: Emit
+    tracking: Tracking | None = None
+
+    @classmethod
+    @contextmanager
+    def begin(
+        cls, preparation: Preparation, folder: RunFolder, *, resumes: bool, log: WarningLog
+    ) -> Iterator["Run"]:
+        """Yield a run that is ready for its next step, and explain its failures.
+
+        Args:
+            preparation: Its model is moved and changed.
+            folder: Locked by the main process; the run that it overwrites is deleted at the end.
+            resumes: Whether to go on from the newest checkpoint in the folder.
+        """
+        with failures_explained(folder, preparation):
+            run = (cls.resume if resumes else cls.start)(preparation, folder, emit=log)
+            is_main, config = run.processes.is_main, run.preparation.resolved_config
+            if is_main:
+                log.write_to(folder)
+            with tracked(config, folder, emit=log, is_main=is_main) as tracking:
+                yield replace(run, emit=tracking, tracking=tracking)
 
     @property
     def config(self) -> Config:
@@ -251,6 +233,9 @@ class Run:
                     stop.number,
                     f"stopped after step {self.progress.steps:,} of {total_steps:,}",
                 )
+        if reason := why_slowed():
+            message = f"{reason}, so training may have taken longer than it could"
+            self.emit(WarningMessage(message))
 
     def _check_device(self) -> None:
         if self.preparation.checks_device:
@@ -328,6 +313,10 @@ class Run:
                     write_pages(folder, results)
                 folder.delete_previous()
                 folder.delete_checkpoints()
+        if self.tracking:
+            self.tracking.report_test(
+                results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
+            )
         return results
 
     def _calibrate(self) -> tuple[Preparation, Predicted | None]:

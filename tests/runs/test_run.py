@@ -34,7 +34,7 @@ from finetune.events import (
 from finetune.files import read_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
-from finetune.runs.run import train_and_finish
+from finetune.runs.run import Run
 
 
 def config_text(run: Path) -> str:
@@ -122,9 +122,10 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     torch.nn.init.constant_(
         preparation.text_model.model.get_parameter("classifier.bias"), torch.inf
     )
-    with pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised:
-        train_and_finish(
-            preparation, RunFolder(tmp_path), resumes=False, write_pages=lambda *_: None,
-            log=WarningLog(ignore),
-        )  # fmt: skip
+    begun = Run.begin(preparation, RunFolder(tmp_path), resumes=False, log=WarningLog(ignore))
+    with (
+        pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised,
+        begun as run,
+    ):
+        run.train()
     assert "--learning-rate" in raised.value.remedy
