@@ -96,8 +96,3 @@ def test_a_device_that_fails_leaves_a_row_that_says_so_and_the_others_go_on(
     assert (broken.seconds, broken.timed_rows, broken.rows_per_second) == ((), 0, None)
     assert words in broken.note
     assert (len(sound.seconds), sound.note) == (2, "")
-
-
-def test_a_batch_size_that_is_the_subject_is_not_halved() -> None:
-    [row] = timed(a_workload(rows=16, min_rows=16), [SimulatedDevice(holds=8)])
-    assert (row.timed_rows, row.note.startswith("out of memory")) == (0, True)

@@ -63,25 +63,6 @@ def test_more_layers_than_there_are_is_refused() -> None:
     assert "at most 3" in caught.value.remedy
 
 
-def hidden_states(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
-    inputs = random_examples().inputs_of(np.arange(4), 12)
-    states: tuple[torch.Tensor, ...] = model(**inputs, output_hidden_states=True).hidden_states
-    return states
-
-
-def test_dropout_is_off_below_the_trained_layers_and_on_in_them() -> None:
-    model = tiny_model()
-    freeze_parameters(model, find_structure(model), mode=Mode("last-1"))
-
-    set_training(model)
-
-    is_same = [
-        torch.equal(first, second)
-        for first, second in zip(hidden_states(model), hidden_states(model), strict=True)
-    ]
-    assert is_same == [True, True, True, False]
-
-
 @pytest.mark.parametrize("mode", ["head", "classifier"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_head_over_a_frozen_core_trains_without_dropout(architecture: str, mode: str) -> None:

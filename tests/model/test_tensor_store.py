@@ -4,7 +4,6 @@ import resource
 import shutil
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -293,20 +292,6 @@ def test_clearing_frees_what_is_kept_and_leaves_what_is_not_the_stores(store: Te
     (store.folder / "folder").mkdir()
     assert store.clear() == 2 * size_bytes
     assert sorted(path.name for path in store.folder.iterdir()) == ["folder", "notes.txt"]
-
-
-def test_a_key_takes_one_part_at_a_time() -> None:
-    alive: list[weakref.ref[torch.Tensor]] = []
-
-    def parts() -> Iterator[str | torch.Tensor]:
-        for number in range(3):
-            assert all(one() is None for one in alive[:-1])
-            tensor = torch.full((3,), number)
-            alive.append(weakref.ref(tensor))
-            yield tensor
-            del tensor
-
-    assert key_of(parts()) == key_of([torch.full((3,), number) for number in range(3)])
 
 
 def test_every_part_of_a_key_and_their_order_count() -> None:
