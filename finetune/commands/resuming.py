@@ -141,8 +141,7 @@ def choose_work(
         from finetune.runs.seeds import SeedsFolder
 
         saved = SeedsFolder(folder.path).load_config() or given.config
-    _check_changes(given, saved, folder)
-    work = replace(work, config=_with_changes(saved, given), resumed=folder)
+    work = replace(work, config=_with_changes(folder, saved, given), resumed=folder)
     if seeds is not None or not folder.has_finished:
         return work
     from finetune.runs.results import read_results
@@ -211,17 +210,15 @@ def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: 
     from finetune.runs.results import read_results
 
     done_epochs = read_results(folder).training.epoch
-    own = {"num_train_epochs", "output_dir", "overwrite"}
-    sources = {option: source for option, source in given.sources.items() if option not in own}
-    _check_changes(replace(given, sources=sources), saved, folder)
+    own = ("num_train_epochs", "output_dir", "overwrite")
+    config = _with_changes(folder, saved, given, ignored=own)
     more_epochs = (given.config.training.num_train_epochs or 0) - done_epochs
     if more_epochs <= 0:
         raise UsageError(
             f"the run in {folder.path} has trained for {done_epochs:g} epochs",
             remedy="give more with --num-train-epochs",
         )
-    config, path = _with_changes(saved, given), folder.path.resolve()
-    output = given.config.output
+    path, output = folder.path.resolve(), given.config.output
     place = output.output_dir or str(next_free_folder(path.parent, path.name))
     values = [(one.name, one.value_in(saved), one.value_in(config)) for one in OPTIONS.values()]
     changes = [f", {name} {now} in place of {old}" for name, old, now in values if now != old]
@@ -244,18 +241,31 @@ def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: 
     return Work(change_options(config, own_values), all_sources, continued=folder)
 
 
-def _check_changes(given: "LoadedConfig", saved: Config, folder: RunFolder) -> None:
-    """Refuse options that would make the rest of a run another run than its beginning."""
-    begun = change_options(saved, {"output_dir": str(folder.path.resolve())})
+def _with_changes(
+    folder: RunFolder,
+    saved: Config,
+    given: "LoadedConfig",
+    *,
+    ignored: frozenset[str] = frozenset(),
+) -> Config:
+    """Return a run's configuration with those of the given options that may change.
+
+    Others would make the rest of the run another run than its beginning, and are refused.
+    """
+    changes: dict[str, Any] = {}
     for name, source in given.sources.items():
         option = OPTIONS[name]
-        now, before = option.value_in(given.config), option.value_in(begun)
-        may_change = option.resumable or now in (None, AUTO)
-        if not (may_change or _is_same(now, before)):
+        now, before = option.value_in(given.config), option.value_in(saved)
+        if name == "output_dir":
+            before = str(folder.path.resolve())
+        if option.resumable:
+            changes[name] = now
+        elif name not in ignored and not (now in (None, AUTO) or _is_same(now, before)):
             raise ConfigurationInvalid(
                 f"{source} changes a run that has begun",
                 remedy="leave it out, or start a new run with it",
             )
+    return change_options(saved, changes)
 
 
 def _is_same(now: Any, before: Any) -> bool:
@@ -263,9 +273,3 @@ def _is_same(now: Any, before: Any) -> bool:
     if not (isinstance(now, str) and isinstance(before, str)):
         return bool(now == before)
     return before in (now, str(Path(now).expanduser().resolve())) or before.startswith(f"{now}@")
-
-
-def _with_changes(saved: Config, given: "LoadedConfig") -> Config:
-    """Return a run's configuration with those of the given options that may change."""
-    changes = [OPTIONS[name] for name in given.sources if OPTIONS[name].resumable]
-    return change_options(saved, {one.name: one.value_in(given.config) for one in changes})

@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from finetune.runs.folder import RunFolder, seed_name
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
-    from finetune.runs.results import RunFacts, RunResults
+    from finetune.runs.results import RunResults
     from finetune.runs.seeds import SeedResults
     from finetune.tasks.scores import MetricValue
 
@@ -127,50 +127,14 @@ def read_options(
     return load_config(file=file, environment=os.environ, flags=options, assignments=assignments)
 
 
-@dataclass(frozen=True)
-class DryRun:
-    """What a run would do.
-
-    Args:
-        rows: Of each split.
-        rows_by_class: Of the training split.
-        tokens: Of the training texts: mean, percentiles, max.
-        batches_by_padded_length: Of the first epoch.
-        learning_rate: The peak.
-    """
-
-    facts: "RunFacts"
-    rows: dict[str, int]
-    rows_by_class: dict[str, int]
-    tokens: dict[str, float]
-    batch_size: int | str
-    effective_batch_size: int
-    batches_by_padded_length: dict[int, int]
-    num_train_epochs: float
-    steps_per_epoch: int
-    total_steps: int
-    warmup_steps: int
-    learning_rate: float
-    output_dir: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune run --dry-run --json`` prints."""
-        values = asdict(self)
-        facts = values.pop("facts")
-        # Nothing has been timed.
-        del facts["class_names"], facts["precision_reason"]
-        values["batches_by_width"] = values.pop("batches_by_padded_length")
-        return {"schema_version": SCHEMA_VERSION, **facts, **values}
-
-
 def dry_run(
     config: str | Path | None = None,
     *,
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
     **options: Any,
-) -> DryRun:
-    """Prepare a run up to its first step, write nothing, and return what it would do.
+) -> dict[str, Any]:
+    """Prepare a run up to its first step, write nothing, and return what it would do as JSON.
 
     Whatever would keep the run from starting is raised here too. The arguments are those of
     :func:`run`.
@@ -183,23 +147,26 @@ def dry_run(
 
     folder = Work(chosen).find_free_folder()
     preparation = prepare(chosen, emit=emit)
-    plan = preparation.plan
+    plan, facts = preparation.plan, asdict(RunFacts.of(preparation))
+    # Nothing has been timed.
+    del facts["class_names"], facts["precision_reason"]
     lengths = Counter(batch.padded_length for batch in plan.batches(0))
-    return DryRun(
-        facts=RunFacts.of(preparation),
-        rows=dict(preparation.splits.num_rows),
-        rows_by_class=preparation.task.count_classes(preparation.examples["train"].labels),
-        tokens=asdict(describe_lengths(plan.lengths)),
-        batch_size=chosen.training.batch_size,
-        effective_batch_size=plan.effective_batch_size,
-        batches_by_padded_length=dict(sorted(lengths.items())),
-        num_train_epochs=plan.num_train_epochs,
-        steps_per_epoch=plan.steps_per_epoch,
-        total_steps=plan.schedule.total_steps,
-        warmup_steps=plan.schedule.warmup_steps,
-        learning_rate=plan.schedule.peak,
-        output_dir=str(folder),
-    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **facts,
+        "rows": dict(preparation.splits.num_rows),
+        "rows_by_class": preparation.task.count_classes(preparation.examples["train"].labels),
+        "tokens": asdict(describe_lengths(plan.lengths)),
+        "batch_size": chosen.training.batch_size,
+        "effective_batch_size": plan.effective_batch_size,
+        "num_train_epochs": plan.num_train_epochs,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "total_steps": plan.schedule.total_steps,
+        "warmup_steps": plan.schedule.warmup_steps,
+        "learning_rate": plan.schedule.peak,
+        "output_dir": str(folder),
+        "batches_by_width": dict(sorted(lengths.items())),
+    }
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)
@@ -243,7 +210,7 @@ def command(
                 )
         with display.progress() as emit:
             plan = dry_run(emit=emit, **options)
-        display.show(plan, lambda: _show_plan(plan.to_json()))
+        (show_json if display.as_json else _show_plan)(plan)
         return
     if num_processes > 1 and read_launch().world_size == 1:
         sys.exit(_run_in_processes(num_processes, seeds, options))

@@ -235,14 +235,9 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
     assert "seed: 3\n" in (run / "config.yaml").read_text()
 
 
-def facts_of_dry_run(**options: Any) -> dict[str, Any]:
-    facts = dry_run(**(QUICK | options))
-    return {**facts.to_json(), "output_dir": facts.output_dir}
-
-
 def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"train_layers": 1, "num_train_epochs": 1.5}
-    facts = facts_of_dry_run(model=str(tiny_folder), output_dir=str(tmp_path / "run"), **options)
+    facts = dry_run(model=str(tiny_folder), output_dir=str(tmp_path / "run"), **QUICK | options)
     assert list(tmp_path.iterdir()) == []
     results = run_tiny(tmp_path / "run", model=tiny_folder, **options)
     same = results.keys() & facts.keys() - {"schema_version"}
@@ -270,4 +265,4 @@ def test_a_dry_run_fails_where_the_run_would(
     if "output_dir" in options:
         options = {"output_dir": str(finished_run)}
     with pytest.raises(error):
-        facts_of_dry_run(**({"model": str(tiny_folder)} | options))
+        dry_run(**(QUICK | {"model": str(tiny_folder)} | options))
