@@ -1,7 +1,7 @@
 """Which run a call of ``finetune.run`` begins or resumes: in which folder, with which options."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,7 +246,7 @@ def _with_changes(
     saved: Config,
     given: "LoadedConfig",
     *,
-    ignored: frozenset[str] = frozenset(),
+    ignored: Container[str] = (),
 ) -> Config:
     """Return a run's configuration with those of the given options that may change.
 
