@@ -50,11 +50,9 @@ _NOT_FOR_DEVICES = ("prim", "profiler")
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator that a model needs.
+    """An operator, such as ``aten::addmm``, and how MPS runs it.
 
     Args:
-        name: As PyTorch's errors write it, such as ``aten::addmm``.
-        status: ``native``, ``composite`` or ``missing``: how MPS runs it.
         calls: How often one step dispatches it; 0 if only the evaluation does.
         modules: What calls it, forward or backward: names of modules with ``*`` for numbers, or
             ``loss``, ``clipping``, ``gradient scaling``, ``optimizer`` and ``evaluation``.
@@ -84,12 +82,9 @@ class OperatorReport:
 
 
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
-    """Audit a folder's model, a Hub id's, or ``minilm``, with texts as long as a run takes them.
+    """Audit a model of a folder, a Hub id or ``minilm``, with texts as long as a run takes them.
 
     The weights are random. A large batch costs nothing, and shows what it breaks.
-
-    Raises:
-        FinetuneError: If the model can't be loaded, or can't be trained in this mode.
     """
     model = random_classifier(source, classes=CLASSES, seed=SEED)
     padded_length = max_tokens(model, wanted=ModelConfig.max_length)
@@ -105,9 +100,6 @@ def audit_classifier(
 
     fp16 is recorded as bf16, which the CPU has too and which dispatches the same, with the scaling
     of the gradients around it. The model is on the CPU and left as it was.
-
-    Raises:
-        ConfigurationInvalid: If the encoder has fewer than N layers.
     """
     case = Case(
         device=CpuDevice.name,

@@ -84,17 +84,10 @@ def check_parity(
     """Compare what a device computes with what the CPU computes in fp32.
 
     The result is kept: where 16 bits may be wrong without an error, ``--precision auto`` needs it.
-
-    Args:
-        device: One of ``DEVICE_NAMES``.
-        model: A folder, a Hub id, or ``minilm``; None for BERT-base with random weights.
-        mode: What trains.
-        precision: ``fp32``, ``bf16`` or ``fp16``, of the device.
-        batch_size: The most examples in one forward of an evaluation.
+    The model is a folder, a Hub id or ``minilm``; by default BERT-base with random weights.
 
     Raises:
         WrongParametersChanged: If a step changes what is frozen, or not what trains.
-        FinetuneError: If the device or the model can't be used.
     """
     there = select_device(device, emit=emit)
     check_precision(there, precision)

@@ -18,17 +18,12 @@ from finetune.errors import FinetuneError, UsageError
 
 # Each process has the whole model; TrainingState sums the gradients.
 _WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-ACCELERATE_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-TRACKER_PROJECT = "finetune"
-TRACKERS_OF_EXTRAS = {"tensorboard"}
-RUN_NAME_OF_TRACKER = {"mlflow": "run_name"}
+_PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+_TRACKERS_OF_EXTRAS = {"tensorboard"}
 
 
 class Accelerator:
-    """Places a model on a device and runs its arithmetic in a precision.
-
-    Args:
-        precision: ``fp32``, ``bf16`` or ``fp16``.
+    """Places a model on a device and runs its arithmetic in ``fp32``, ``bf16`` or ``fp16``.
 
     Raises:
         UsageError: If Accelerate is configured to split the model over processes.
@@ -40,7 +35,7 @@ class Accelerator:
         AcceleratorState._reset_state(reset_partial_state=True)
         self._accelerator = accelerate.Accelerator(
             cpu=device.torch_device.type == "cpu",
-            mixed_precision=ACCELERATE_PRECISION[precision],
+            mixed_precision=_PRECISIONS[precision],
             # Takes precedence over Accelerate's environment variable: the losses of micro-batches
             # are weighted already.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
@@ -97,8 +92,8 @@ class Accelerator:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer change its parameters, unless gradients are infinite in fp16.
 
-        It is not wrapped: Accelerate's optimizer inspects a signature at every step and looks for a
-        package in all folders, which slows down the steps of a head.
+        Accelerate's own optimizer looks for a package in all folders at every step, which slows
+        down the steps of a head.
         """
         if self._scaler:
             self._scaler.step(optimizer)
@@ -107,12 +102,10 @@ class Accelerator:
             optimizer.step()
 
     def skip_step(self) -> None:
-        """Let fp16's gradient scaling expect new gradients, at the same scale.
-
-        PyTorch remembers that gradients have been unscaled until a scale is set.
-        """
+        """Let fp16's gradient scaling expect new gradients, at the same scale."""
         if self._scaler:
-            # Without a first loss there is no scale to set.
+            # PyTorch remembers that gradients have been unscaled until a scale is set, which there
+            # is from the first loss on.
             self._scaler.scale(torch.zeros((), device=self._accelerator.device))
             self._scaler.update(self._scaler.get_scale())
 
@@ -137,7 +130,7 @@ class Accelerator:
 def check_tracker(name: str) -> None:
     """Raise ``UsageError`` if the package of a tracker, such as ``tensorboard``, is missing."""
     if name not in map(str, get_available_trackers()):
-        package = f"'finetune-mps[{name}]'" if name in TRACKERS_OF_EXTRAS else name
+        package = f"'finetune-mps[{name}]'" if name in _TRACKERS_OF_EXTRAS else name
         raise UsageError(
             f"to report to {name}, its package is needed", remedy=f"pip install {package}"
         )
@@ -146,20 +139,18 @@ def check_tracker(name: str) -> None:
 def start_tracker(name: str, *, folder: Path, hyperparameters: Mapping[str, Any]) -> Any:
     """Return one of Accelerate's trackers, ready to ``log(values, step=...)`` and to ``finish()``.
 
-    Args:
-        name: As Accelerate names it; its package is there.
-        folder: Of the run. Its name is the tracker's run; files, if any are local, lie in it.
-        hyperparameters: Numbers, texts and truth values.
+    Its run has the name of the folder of ours; local files lie in it.
 
     Raises:
         FinetuneError: If the tracker can't be started.
     """
-    kind = LOGGER_TYPE_TO_CLASS[name]
+    tracker_type = LOGGER_TYPE_TO_CLASS[name]
     try:
-        if kind.requires_logging_directory:
-            tracker = kind(name, folder)
+        if tracker_type.requires_logging_directory:
+            tracker = tracker_type(name, folder)
         else:
-            tracker = kind(TRACKER_PROJECT, **{RUN_NAME_OF_TRACKER.get(name, "name"): folder.name})
+            run_name = "run_name" if name == "mlflow" else "name"
+            tracker = tracker_type("finetune", **{run_name: folder.name})
         tracker.start()
         tracker.store_init_configuration(dict(hyperparameters))
     except Exception as error:  # each package has errors of its own

@@ -27,12 +27,7 @@ MIN_VISIBLE_RATE = 1e-6
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What a validation found.
-
-    Args:
-        score: Higher is better; it chooses the best model.
-        metrics: By name; ``loss`` is among them.
-    """
+    """A score, of which the highest chooses the best model, and metrics, ``loss`` among them."""
 
     score: float
     metrics: Mapping[str, float]
@@ -77,13 +72,8 @@ def train(
 ) -> None:
     """Take a run's steps from where it stands to its end, or until the user stops it.
 
-    State and progress are changed in place.
-
-    Raises:
-        LossNotFinite: If a loss or a parameter is NaN or infinite.
-        WrongParametersChanged: If the first steps changed what is frozen, or not what trains.
-        DeviceDiffers: If the device computes something else than the CPU.
-        BatchDoesNotFit: If not even one example fits the device's memory.
+    State and progress are changed in place. A loss or a parameter that is NaN, a device that
+    computes something else than the CPU, and memory for not even one example raise errors.
     """
     processes = state.processes
     log = _StepLog(state, progress, settings, has_windows=examples.windows is not None)
@@ -206,7 +196,7 @@ class _StepLog:
         self._guard: ParameterGuard | None = ParameterGuard(state.model)
         self._budget_bytes = state.device.memory.budget_bytes(None)
         self._since = 0.0
-        self._warned_of: set[str] = set()
+        self._warned: set[str] = set()
 
     def start_clock(self) -> None:
         self._since = time.perf_counter()
@@ -247,7 +237,12 @@ class _StepLog:
             )
         )
         self._limit_cache()
-        self._warn_of_launches()
+        reason = self._state.cuda_graph_error
+        if self._state.captured and self._has_windows:
+            reason = "the windows of texts differ in number"
+        if reason is not None:
+            message = f"steps are slower, since no CUDA graph can hold them: {reason}"
+            self._warn_once("graphs", message)
 
     def _check_losses(self, losses: Sequence[float]) -> None:
         for index, loss in enumerate(losses):
@@ -281,18 +276,7 @@ class _StepLog:
             )
             device.memory.release()
 
-    def _warn_of_launches(self) -> None:
-        reason = self._state.cuda_graph_error
-        if self._state.captured and self._has_windows:
-            reason = "the windows of texts differ in number"
-        if reason is not None:
-            self._warn_once(
-                "launches",
-                f"steps can't be captured as CUDA graphs ({reason}): they take longer, since each "
-                "operation is launched by itself",
-            )
-
     def _warn_once(self, subject: str, message: str, *, remedy: str = "") -> None:
-        if subject not in self._warned_of:
-            self._warned_of.add(subject)
+        if subject not in self._warned:
+            self._warned.add(subject)
             self._settings.emit(events.WarningMessage(message, remedy=remedy))

@@ -27,10 +27,8 @@ _Weighted = tuple[NDArray[np.int64], NDArray[np.float32]]
 class MicroBatch:
     """Examples for one forward and backward, on the device.
 
-    Args:
-        inputs: Keyword arguments of the model.
-        labels: As the task's loss reads them: of shape [examples, ...].
-        loss_weights: float32 of shape [examples]; over all micro-batches of a step the sum is 1.
+    The labels have shape [examples, ...], as the task's loss reads them. The loss weights, float32
+    of shape [examples], add up to 1 over all micro-batches of a step.
     """
 
     inputs: Inputs
@@ -67,9 +65,9 @@ class WindowBatch:
     """Examples of several windows each, for one forward and backward.
 
     Args:
-        slices: Returns the model's inputs of successive windows, on the device, anew at each call.
-        slice_sizes: Windows in each. There are several slices only of a single example with more
-            windows than fit.
+        slices: Returns the inputs of successive windows, moved to the device at each call. There
+            are several only of a single example with more windows than fit.
+        slice_sizes: Windows in each.
         members: Which windows are of which example: bool of shape [examples, windows]. Windows that
             fill up a slice are of none.
     """

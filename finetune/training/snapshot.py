@@ -20,12 +20,8 @@ class StateUnusable(Exception):
 class Progress:
     """How far a run has come. The order of the examples follows from it and the seed.
 
-    Args:
-        seconds: Training time so far, without validation.
-        loss_sum: Sum of the losses of all steps.
-        best_score: Highest validation score so far, if there was one.
-        best_step: Steps taken when it was reached; 0 before there was one.
-        validations_since_best: Validations in a row that improved neither score nor loss.
+    The seconds are those of training without validation. ``validations_since_best`` counts
+    validations in a row that improved neither score nor loss.
     """
 
     steps: int = 0

@@ -68,15 +68,11 @@ class TrainingState:
     def step(
         self, number: int, cut: Callable[[int], Iterable[AnyMicroBatch]], batch_size: BatchSize
     ) -> torch.Tensor:
-        """Take a step, in micro-batches that fit the memory.
+        """Take a step of a number, from 0; return its loss, a scalar on the device.
 
         Args:
-            number: Of the step, from 0.
             cut: Cuts the effective batch into micro-batches of at most so many examples.
             batch_size: How many at first; halved while memory runs out, in all processes together.
-
-        Returns:
-            The loss, a scalar on the device.
 
         Raises:
             BatchDoesNotFit: If not even one example fits.
@@ -105,12 +101,9 @@ class TrainingState:
     def compute_gradients(
         self, micro_batches: Iterable[AnyMicroBatch]
     ) -> Callable[[], torch.Tensor]:
-        """Do all of a step that needs memory; change nothing but gradients.
+        """Do all of a step that needs memory; return a function that does the rest.
 
-        Nothing here waits for the device or for other processes.
-
-        Returns:
-            A function that does the rest and returns the loss, a scalar on the device.
+        It changes nothing but gradients, and waits neither for the device nor for other processes.
         """
         make_state(self.optimizer, name=self.hyperparameters.optimizer)
         if any(one.grad is not None for one in trained_by(self.optimizer)):
@@ -152,8 +145,7 @@ class TrainingState:
         """Go backward through one example in slices of its windows; return its loss.
 
         The first pass gives the logits of all windows, and so the gradient of the loss by each
-        logit, from which the second goes backward. Both draw the same random numbers, and so the
-        same dropout.
+        logit, from which the second goes backward with the same dropout.
         """
         random_state = self.device.random_state()
         # With a graph, though none is kept: the second pass has to take the same kernels.
@@ -233,10 +225,8 @@ def prepare_training(
 ) -> TrainingState:
     """Move a model to a device, in place, and give it an optimizer.
 
-    Args:
-        model: Its frozen parameters require no gradients.
-        head: Names of the head's parameters.
-        precision: ``fp32``, ``bf16`` or ``fp16``, of the arithmetic; the weights stay fp32.
+    ``head`` has the names of the head's parameters. The precision is that of the arithmetic: the
+    weights stay fp32.
     """
     accelerator = Accelerator(device, precision=precision)
     optimizer = build_optimizer(
