@@ -1,9 +1,9 @@
-"""Splits a model below everything that trains: frozen layers that need run only once, and the rest.
+"""Splits a model into frozen layers, which need to run only once, and trainable layers.
 
-Nothing in the frozen layers changes during a run, so that their output for a text, its features, is
-the same at every step. Where to split is found by recording a forward. A split is used only if a
-text's features do not depend on its padding, and if the trainable layers, given the features, have
-the logits and gradients of the whole model.
+Frozen layers do not change during a run, so their output for a text, its features, is the same at
+every step. Where to split is found by recording a forward. A split is used only if a text's
+features do not depend on its padding, and if the trainable layers, given the features, have the
+logits and gradients of the whole model.
 """
 
 import copy
@@ -34,8 +34,8 @@ class FeatureExtractor:
     """A model split at the input of one of its modules.
 
     Args:
-        split_at: Name of the module whose input are the features: the first that trains or, where
-            the head reads one vector a text, the one that reads it.
+        split_at: Name of the module that reads the features: the first that trains or, if the head
+            reads one vector per text, the module that reads it.
         per_token: Whether every token has features, or the text as a whole.
         trainable: A model over the same parameters that takes the features as ``inputs_embeds``.
     """
@@ -106,7 +106,7 @@ def pooled_inputs(features: torch.Tensor, *, takes_4d_mask: bool) -> Inputs:
 
 
 def unread_parameters(trainable: nn.Module) -> set[str]:
-    """Return the names of a model's parameters below layers that pass their input on."""
+    """Return the names of the parameters of layers that return their input."""
     return {
         f"{name}.{parameter}"
         for name, module in trainable.named_modules()
@@ -151,9 +151,9 @@ def _possible_splits(calls: Mapping[str, Call]) -> dict[str, torch.Tensor]:
 
 
 def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) -> nn.Module:
-    """Return a model over the same parameters whose frozen layers pass their input on.
+    """Return a model over the same parameters whose frozen layers return their input.
 
-    The names of what trains stay, so that checkpoints do not depend on the split.
+    Parameter names stay the same, so that checkpoints do not depend on the split.
     """
     tensors = [*model.parameters(), *model.buffers()]
     trainable = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

@@ -38,7 +38,7 @@ MAX_MISSING = 0.5
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model that reads texts, loaded to the CPU in fp32, with what belongs to it."""
+    """A model loaded to the CPU in fp32, with its tokenizer, structure, task and source."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -75,7 +75,7 @@ class TextModel:
         return encoded
 
     def check_ids(self, encoded: EncodedTexts) -> None:
-        """Raise ModelUnsupported if the model lacks a token, or a type of tokens."""
+        """Raise ModelUnsupported if the tokenizer has token ids or types that the model lacks."""
         vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
         limits = {"input_ids": ("id", vocabulary), "token_type_ids": ("type", types or sys.maxsize)}

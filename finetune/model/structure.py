@@ -1,8 +1,8 @@
-"""Finds encoder, layers and head of a text classifier by running it once, not by names.
+"""Finds encoder, layers and head of a text classifier by recording one forward, not by names.
 
-The layers are the largest list of like modules in the base model. Of what runs after the last of
-them, modules that return a vector a token belong to the encoder, those that return a vector a text
-to the head: BERT's pooler is head, although it is stored in the base model.
+The layers are the largest list of modules of one class in the base model. Of the modules that run
+after the last layer, those that return a vector per token belong to the encoder, those that return
+a vector per text to the head: BERT's pooler is head, although it is stored in the base model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,17 +24,16 @@ REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError,
 
 @dataclass(frozen=True)
 class Structure:
-    """The names of a model's parameters, by where they stand.
+    """The names of a model's parameters by part.
 
     Args:
-        embeddings: What of the encoder runs before its last layer and is in no layer.
+        embeddings: Encoder parameters outside of the layers that are used before the last layer.
         layers: Each layer of the encoder, from the bottom.
-        final_norm: What of the encoder runs after the last layer.
+        final_norm: Encoder parameters that are used after the last layer.
         head: Everything above the encoder, the pooler included.
-        output_layer: The linear layer that gives the logits, at the top of the head.
-        new: What of the head starts at random: outside the base model or, if the weights are
-            known, not among them.
-        output_layer_input: Root mean square of what the output layer reads, for some text.
+        output_layer: The linear layer that gives the logits.
+        new: Parameters of the head that start at random, since the weights lack them.
+        output_layer_input: Root mean square of the input of the output layer, for a sample text.
         takes_4d_mask: Whether attention takes a ready mask of shape [examples, 1, 1, tokens].
     """
 
@@ -54,7 +53,7 @@ class Structure:
 
 
 def find_structure(model: PreTrainedModel) -> Structure:
-    """Find where encoder, layers and head of a model are; it is left as it was."""
+    """Find encoder, layers and head of a model, which stays as it was."""
     base = model.base_model
     lists = [
         module
@@ -117,10 +116,10 @@ def find_structure(model: PreTrainedModel) -> Structure:
 
 @torch.no_grad()
 def _takes_4d_mask(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
-    """Try whether a ready mask means the same as the usual one.
+    """Try whether a 4-D mask gives the same logits as the usual one.
 
-    With it transformers need not ask the device, at every forward, whether all is token. Where some
-    layers see a window only (ModernBERT), one ready mask for all layers would undo that.
+    With the usual mask transformers asks the device at every forward whether it masks anything. In
+    models with sliding windows (ModernBERT) one 4-D mask for all layers would undo the windows.
     """
     if any(getattr(model.config, name, None) for name in ("local_attention", "sliding_window")):
         return False

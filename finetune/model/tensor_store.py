@@ -1,9 +1,9 @@
 """Tensors kept on disk from run to run: features of frozen layers, token ids of many texts.
 
-An entry is a folder named by its key, a hash of all that its tensors depend on. It holds them in
-one or more safetensors files, and says in ``notes.json`` what they are. It is written under another
-name and renamed at the end. Its files are mapped into memory, so that the system takes the memory
-back where it is short, and stay readable after their deletion.
+An entry is a folder named by its key, a hash of everything that its tensors depend on. It holds one
+or more safetensors files, and ``notes.json``, which describes them. An entry is written under
+another name and renamed at the end. Its files are memory-mapped: the system can take the memory
+back, and the tensors stay readable after the files are deleted.
 """
 
 import errno

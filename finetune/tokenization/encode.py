@@ -55,7 +55,7 @@ class EncodedTexts:
         return np.diff(self.offsets)
 
     def to_arrays(self) -> dict[str, NDArray[np.int32]]:
-        """Return what of this depends on the texts, for ``with_arrays``: all of one dimension."""
+        """Return everything that depends on the texts, as one-dimensional arrays."""
         # A column of one value has one number in memory, and needs no more elsewhere.
         columns = {name: one if any(one.strides) else one[:1] for name, one in self.columns.items()}
         counts = {"window_counts": self.windows.counts} if self.windows else {}
@@ -64,7 +64,7 @@ class EncodedTexts:
         return {name: np.require(one, np.int32, ["C", "W"]) for name, one in arrays.items()}
 
     def with_arrays(self, arrays: Mapping[str, NDArray[np.int32]]) -> "EncodedTexts":
-        """Return other texts that were encoded as these, from what ``to_arrays`` has returned."""
+        """Return the texts that ``to_arrays`` was called on, encoded in the same way as these."""
         offsets = np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
         windows = self.windows
         if windows:
@@ -78,7 +78,7 @@ class EncodedTexts:
         )
 
     def count(self, token_id: int | None) -> int:
-        """Return how often a token occurs in all texts."""
+        """Return how often a token id occurs."""
         return int(np.count_nonzero(self.columns["input_ids"] == token_id))
 
 
@@ -153,7 +153,7 @@ def encode_texts(
 def random_texts(
     lengths: NDArray[np.int64], *, vocabulary_size: int, padding_id: int, seed: int
 ) -> EncodedTexts:
-    """Return texts of random tokens, ``lengths`` of each, to be timed or compared on devices."""
+    """Return texts of random tokens with the given lengths."""
     random = np.random.default_rng(seed)
     return EncodedTexts(
         columns={"input_ids": random.integers(vocabulary_size, size=lengths.sum(), dtype=np.int32)},
