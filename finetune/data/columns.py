@@ -251,8 +251,8 @@ def read_labels(columns: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
     for one in names:
         if not _holds_flags(columns[one]):
             raise DataError(
-                f"{one!r} holds other values than 0 and 1",
-                remedy="name one --label-column, or several that say whether a row has their class",
+                f"column {one!r} has values other than 0 and 1",
+                remedy="name one --label-column, or several columns of 0 and 1, one for each class",
             )
     is_marked = (pc.is_in(columns[one], value_set=YES) for one in names)
     quoted = (f", {json.dumps(one, ensure_ascii=False)}" for one in names)

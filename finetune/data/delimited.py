@@ -100,7 +100,7 @@ class Dialect:
                     if not "".join(row[count:]).strip():
                         row = row[:count]  # spreadsheets end rows with blank values
                     if len(row) != count:
-                        complaint = f"has {len(row)} values and not {count}, one for each column"
+                        complaint = f"has {len(row)} values instead of {count}, one for each column"
                         raise _unreadable(number, complaint, text)
                     yield number, row
 
@@ -110,7 +110,7 @@ def _unreadable(number: int, complaint: str, text: TextFile) -> DataUnreadable:
         line = next(islice(lines, number - 1, None))
     return DataUnreadable(
         f"line {number} of {text.path} {complaint}: {line.strip()[:60]!r}",
-        remedy='put a value that holds a delimiter, a quote or a line end in quotes: "a ""b"", c"',
+        remedy='put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"',
     )
 
 
@@ -128,7 +128,7 @@ def _find_parser(text: TextFile, *, emit: Emit) -> tuple[Dialect, Parse]:
     # Many files with tabs know no quotes, and a text may then begin with one and never end it.
     dialect = replace(dialect, has_quotes=False)
     parse = _find_parser_in(dialect, text)
-    emit(Info(f"quotes in {text.path} are part of the texts"))
+    emit(Info(f"quotes in {text.path} are read as part of the texts"))
     return dialect, parse
 
 
@@ -205,14 +205,14 @@ def name_columns(
     ]
     table = table.rename_columns(names)
     if blank and len(table):  # as spreadsheets write them
-        emit(Info(f"blank columns of {path} dropped: {len(blank)}"))
+        emit(Info(f"dropped {len(blank)} blank columns of {path}"))
         table = table.select([n for n in range(table.num_columns) if n not in blank])
     if not has_header:
         emit(Info(f"{path} has no header row: its columns are {', '.join(table.column_names)}"))
     if len(table) == 0:
         raise DataUnreadable(
-            f"{path} has a header row, {table.column_names}, and no rows",
-            remedy="write a row for each text",
+            f"{path} has a header row, {table.column_names}, but no rows",
+            remedy="add one row per text",
         )
     return table, has_header
 

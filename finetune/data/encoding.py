@@ -98,7 +98,7 @@ def text_decoder(encoding: str) -> codecs.IncrementalDecoder:
     except (LookupError, UnicodeError) as error:
         raise UsageError(
             f"there is no encoding {encoding!r}",
-            remedy="take a name such as gb18030 or cp1251, or leave out --encoding",
+            remedy="use a name such as gb18030 or cp1251, or leave out --encoding",
         ) from error
     return decoder
 

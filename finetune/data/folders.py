@@ -36,8 +36,8 @@ def read_folders(path: Path, options: DataConfig, *, emit: Emit) -> list[RawTabl
     if (chosen["train"] / SAVED_BY_DATASETS).is_file():
         load = f"datasets.load_from_disk({str(chosen['train'])!r})"
         raise DataUnreadable(
-            f"{path} is a data set that the library datasets has saved to disk",
-            remedy=f"save each split as Parquet, in Python: {load}.to_parquet('train.parquet')",
+            f"{path} is a dataset that the datasets library has saved to disk",
+            remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
         )
     return [
         replace(_read_classes(folder, options, emit=emit), split=split)
@@ -61,7 +61,7 @@ def _read_classes(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
     files = [file for folder in folders for file in _texts_in(folder)]
     if not files:
         raise DataNotFound(
-            f"{path} has no texts, in .txt files, in folders named by their class",
+            f"{path} has no .txt files in folders named by their class",
             remedy="name a file as --data, or a folder such as one with pos/1.txt and neg/2.txt",
         )
     contents = [file.read_bytes() for file in files]

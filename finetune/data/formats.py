@@ -23,7 +23,7 @@ SUFFIXES = tuple(suffix for reader in READERS.values() for suffix in reader.suff
 PACKED_SUFFIXES = (".gz", ".zip")
 # What a file is that can't be read, by its first bytes or, without a known suffix, characters.
 OTHER_FORMATS = {
-    b"\xd0\xcf\x11\xe0": "an Excel workbook of before 2007",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook older than 2007",
     b"BZh91AY&SY": "compressed with bzip2",
     b"\xfd7zXZ\0": "compressed with xz",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
@@ -33,7 +33,7 @@ OTHER_FORMATS = {
     },
 }
 OTHER_TEXTS = {
-    b"[": "one JSON array, not one object a line",
+    b"[": "one JSON array, not one object per line",
     b"__label__": "in fastText's format",
 }
 

@@ -125,7 +125,7 @@ def _numbered_objects(text: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:
                 is_empty = False
                 yield number, _parse_object(line, place=f"line {number} of {text.path}")
     if is_empty:
-        raise DataUnreadable(f"{text.path} is empty", remedy="write one JSON object a line")
+        raise DataUnreadable(f"{text.path} is empty", remedy="write one JSON object per line")
 
 
 def _parse_object(line: str, *, place: str) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _parse_object(line: str, *, place: str) -> dict[str, Any]:
         complaint = f"{place} is not a JSON object"
     raise DataUnreadable(
         f"{complaint}: {line.strip()[:60]!r}",
-        remedy='write one object a line, such as {"text": "Good.", "label": "praise"}',
+        remedy='write one object per line, such as {"text": "Good.", "label": "praise"}',
     )
 
 

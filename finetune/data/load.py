@@ -56,7 +56,7 @@ def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
     files = {split: Path(name).expanduser() for split, name in given.items() if name}
     if len(set(map(os.path.realpath, files.values()))) < len(files):
         raise UsageError(
-            "one file is named for two splits",
+            "the same file is named for two splits",
             remedy="leave out --validation-file or --test-file: rows of --data are held out then",
         )
     loaded = read_tables({split: [file] for split, file in files.items()}, options, emit=emit)
@@ -145,7 +145,7 @@ def _check_options(options: DataConfig, source: str) -> None:
     if source in KNOWN_BY_NAME and options.task not in (AUTO, Single.name):
         find_task_type(options.task)
         raise UsageError(
-            f"--data {source} has classes, and --task is {options.task}",
+            f"--data {source} has classes, which --task {options.task} does not fit",
             remedy="leave --task out",
         )
 

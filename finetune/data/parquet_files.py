@@ -38,7 +38,7 @@ def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     is_empty = file.metadata.num_rows == 0
     if is_empty or len(set(names)) < len(names):
         complaint = "holds no rows" if is_empty else "has two columns of the same name"
-        raise DataUnreadable(f"{path} {complaint}", remedy="write it again")
+        raise DataUnreadable(f"{path} {complaint}", remedy="export it again")
     kinds = {name: schema.field(name).type for name in names}
     class_names = {
         name: own
@@ -81,7 +81,7 @@ def _errors_explained(path: Path) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataUnreadable(
-            f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="write it again"
+            f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="export it again"
         ) from error
 
 

@@ -104,7 +104,7 @@ def _with_missing_splits(
                 f"there are too few rows for a {name} split of {max(round(rows), 1):,}:"
                 f" {len(train):,} rows, {len(np.unique(texts)):,} different texts,"
                 f" {task.label_summary}",
-                remedy=f"bring more rows or choose another --{name}-fraction{zero}",
+                remedy=f"add rows or choose another --{name}-fraction{zero}",
             )
         splits[name] = rows_where(train, mask)
         train, texts = rows_where(train, ~mask), texts[~mask]

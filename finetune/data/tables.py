@@ -164,7 +164,7 @@ def _name_labels(
     if len(set(names)) < len(names) or not names:
         raise DataError(
             f"{path} has {'a name twice' if names else 'no names'}",
-            remedy="write the name of one class on each line",
+            remedy="write one class name per line",
         )
     plain = {value: re.sub(r"\.0+$", "", value.strip()) for value in distinct_values(labels)}
     given = {value: one for value, one in plain.items() if one not in ("", "-1")}
@@ -174,8 +174,8 @@ def _name_labels(
     wrong += [str(number) for number in sorted(numbers) if number - first >= len(names)]
     if wrong:
         raise DataError(
-            f"{path} names {len(names)} classes, and {wrong[0]!r} is no number of one",
-            remedy="leave out --label-names, or write a name on each line for all of them",
+            f"the label {wrong[0]!r} is not the number of one of {len(names)} classes in {path}",
+            remedy="leave out --label-names, or list all classes in the file, one per line",
         )
     named = {
         value: re.sub(r"\d+", lambda number: names[int(number[0]) - first], one)
@@ -242,7 +242,7 @@ def _with_known_labels(
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
         return known
     folded = {name.casefold() for name in task.class_names}
-    remedy = "correct them, or bring training rows of these classes"
+    remedy = "correct them, or add training rows of these classes"
     if all(label.casefold() in folded for *_, label in unknown):
         remedy = "write them as in the training rows: they differ in case alone"
     elif len(known):

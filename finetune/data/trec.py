@@ -171,13 +171,13 @@ def _parse(content: bytes, *, path: Path) -> Rows:
                 rows.append((fine, question))
             case _:
                 raise DataUnreadable(
-                    f"line {number} of {path} is not a class and a question: {line[:60]!r}",
+                    f"line {number} of {path} is not a class followed by a question: {line[:60]!r}",
                     remedy="write it as 'NUM:date When was the telephone invented ?', in one of "
                     "the 50 classes",
                 )
     if not rows:
         raise DataUnreadable(
-            f"{path} has no questions", remedy=f"replace it by {ORIGINAL_ADDRESS}/{path.name}"
+            f"{path} has no questions", remedy=f"replace it with {ORIGINAL_ADDRESS}/{path.name}"
         )
     return rows
 

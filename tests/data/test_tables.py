@@ -285,7 +285,11 @@ def test_numbers_have_the_names_of_their_lines(
 
 @pytest.mark.parametrize(
     ("labels", "names", "complaint"),
-    [("0 3", "a b", "'3' is no"), ("0 x", "a b", "'x' is no"), ("0 1", "a a", "twice")],
+    [
+        ("0 3", "a b", "'3' is not the number"),
+        ("0 x", "a b", "'x' is not"),
+        ("0 1", "a a", "twice"),
+    ],
 )
 def test_numbers_without_a_name_are_refused(
     labels: str, names: str, complaint: str, tmp_path: Path
