@@ -188,9 +188,9 @@ class TrainingConfig:
     )
     precision: PrecisionName = _option(
         "auto",
-        "Precision of the forward pass (autocast); the weights stay fp32. auto times fp32 and bf16 "
-        "at the start of a run; on mps it is fp32 unless finetune doctor --parity has passed in "
-        "bf16.",
+        "Precision of the forward pass (autocast); the weights stay fp32. auto: bf16 on cuda GPUs "
+        "that have it; the faster for an encoder layer on cpu; on mps fp32 unless finetune doctor "
+        "--parity has passed in bf16.",
         trainer_names=("bf16", "fp16"),
     )
     batch_size: Count | Literal["auto"] = _resumable_option(
@@ -435,8 +435,7 @@ def change_options(config: Config, values: Mapping[str, Any]) -> Config:
 def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> float:
     """Return the peak learning rate for a mode and the ``Structure`` of a model.
 
-    For an encoder it is 5e-5 at BERT-base's hidden size of 768, the article's rate, and inversely
-    proportional to the hidden size (1e-4 at 384).
+    With an encoder it is 5e-5 at BERT-base's hidden size, and inversely proportional to the size.
     """
     return mode.head.learning_rate(structure) if mode.head else 5e-5 * 768 / hidden_size
 
