@@ -1,11 +1,12 @@
 """Files beside a run's model: how it reads texts, and how confident it was on validation rows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from finetune.config.schema import Config, ModelConfig
@@ -48,18 +49,6 @@ def read_trained_config(folder: RunFolder) -> Config:
         return config
     inference = folder.read(folder.inference_file, TypeAdapter(Inference).validate_python)
     return replace(config, model=replace(config.model, **asdict(inference)))
-
-
-@dataclass(frozen=True)
-class _ClassConfidences:
-    """The probabilities of all predictions of a class on validation rows, and which are right."""
-
-    probabilities: Sequence[float]
-    is_right: Sequence[bool]
-
-    def __post_init__(self) -> None:
-        if len(self.probabilities) != len(self.is_right):
-            raise ValueError("rows lack a probability, or whether they are right")
 
 
 def write_confidences(folder: RunFolder, task: Task, validation: "Predicted") -> None:
@@ -125,21 +114,22 @@ def find_lowest_probabilities(
             remedy="give --min-confidence, or make the run again with a --validation-fraction",
         )
 
-    def parse(found: Any) -> dict[str, _ClassConfidences]:
+    def parse(found: dict[str, Any]) -> dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]:
         classes = {name: found["classes"][name] for name in task.class_names}
-        return TypeAdapter(dict[str, _ClassConfidences]).validate_python(classes)
+        return {
+            name: (np.array(own["probabilities"], np.float64), np.array(own["is_right"], bool))
+            for name, own in classes.items()
+        }
 
     classes = folder.read(folder.confidences_file, parse)
     thresholds = {
-        name: threshold_for_precision(
-            np.array(own.probabilities), np.array(own.is_right, bool), precision=precision
-        )
-        for name, own in classes.items()
+        name: threshold_for_precision(probabilities, is_right, precision=precision)
+        for name, (probabilities, is_right) in classes.items()
     }
     reached = ", ".join(f"{name} {low:.3f}" for name, low in thresholds.items() if low is not None)
     emit(Info(f"lowest probability for precision {precision:g}: {reached or 'none'}"))
     missed = ", ".join(
-        f"{name} ({len(classes[name].is_right):,} rows)"
+        f"{name} ({len(classes[name][1]):,} rows)"
         for name, low in thresholds.items()
         if low is None
     )
