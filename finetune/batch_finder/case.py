@@ -21,13 +21,8 @@ _NOT_ARCHITECTURE = {
 class Case:
     """Everything that the memory of a step depends on, but for the batch size.
 
-    Args:
-        architecture: The model's config, as ``architecture_of`` returns it.
-        padded_length: Tokens of each example, padding included.
-        gradient_checkpointing: Whether the layers that train recompute their activations.
-        part: ``whole`` for a step on texts. Where features of the frozen layers are stored,
-            ``features`` for their extraction and ``trainable`` for a step on them.
-        task: The task type, which has its own loss.
+    ``part`` is ``whole`` for a step on texts. Where features of the frozen layers are stored, it is
+    ``features`` for their extraction and ``trainable`` for a step on them.
     """
 
     device: str

@@ -1,7 +1,7 @@
 """A child process that exchanges lines of JSON with its parent and never outlives it.
 
-``Child`` is the parent's end, ``connect_to_parent`` the child's. The batch finder and the benchmark
-use it: only the child ends if a device or a library ends the process.
+``Child`` is the parent's end, ``connect_to_parent`` the child's. Only the child ends if a device or
+a library ends the process.
 """
 
 import contextlib
@@ -38,10 +38,7 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """A module, run with the parent's ``sys.path`` in a process and a session of its own.
-
-    In a session of its own, since Ctrl-C is for the parent alone.
-    """
+    """A module, run in a session of its own, since Ctrl-C is for the parent alone."""
 
     def __init__(self, module: str) -> None:
         # In append mode, reading does not move the place that the child writes to.
@@ -69,11 +66,7 @@ class Child:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def receive(self, *, seconds: float) -> Any | None:
-        """Return the child's next reply, or None if none comes within some seconds.
-
-        Raises:
-            ChildEnded: If there will be none.
-        """
+        """Return the next reply, None if none is in time; raise ChildEnded if none will come."""
         assert self._process.stdout
         output = self._process.stdout.fileno()
         if b"\n" not in self._received and select.select([output], [], [], seconds)[0]:
@@ -135,8 +128,7 @@ def starting(module: str) -> Iterator[list[Child]]:
 def connect_to_parent() -> "tuple[queue.SimpleQueue[Any], Callable[[Any], None]]":
     """Bind this process to its parent; return the parent's requests, and what writes a reply.
 
-    The kernel kills this process with its parent, and before others for memory; it also ends when
-    standard input does.
+    It is killed with its parent, and before others for memory; it ends with standard input.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if platform.system() == "Linux":

@@ -1,8 +1,7 @@
 """How large a batch would be on a machine that is not here.
 
-A step is taken on fake tensors, with what the machine's kernels are known to keep, and its live
-bytes are scaled by what measurements have shown beyond them: the allocator's rounding, temporary
-memory inside operations, and what the process itself holds.
+A step is taken on fake tensors, with what the machine's kernels are known to keep. Measurements
+have shown how many bytes a process holds beside live tensors.
 """
 
 import json
@@ -42,10 +41,7 @@ _BATCH_SIZES = (1, 256, 1024)
 class Calibration:
     """What measurements on a device showed: peak bytes = ``offset + slope * live bytes``.
 
-    Args:
-        error_share: How far a peak may be from the prediction, as a share of the latter.
-        measurements: How many peaks it was fitted to.
-        source: Where and how they were measured.
+    ``error_share`` says how far a peak may be from the prediction, as a share of the latter.
     """
 
     slope: float
@@ -64,11 +60,7 @@ class Calibration:
 
 
 def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> EstimateResult:
-    """Estimate the batch sizes, up to a limit, of all parts of a model on a Mac, without it.
-
-    Raises:
-        ModelUnsupported: If the model can't be split into its parts, or can't be estimated.
-    """
+    """Estimate the batch sizes, up to a limit, of all parts of a model on a Mac."""
     found = {
         part: estimate(replace(case, part=part), mac, limit=limit)
         for part in parts_of(stores_features=stores_features)
@@ -111,8 +103,7 @@ def model_live_memory(case: Case) -> MemoryModel:
 def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     """Take steps one after another; return the most bytes of tensors alive in each.
 
-    The first begins without optimizer state. An evaluation keeps less than a step of the same
-    size and is left out.
+    The first begins without optimizer state. An evaluation keeps less and is left out.
 
     Raises:
         ModelUnsupported: If the model can't be split into the case's part, or can't be estimated.
@@ -149,14 +140,8 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows every storage from the operation that makes it until the last tensor on it dies.
 
-    Under ``FakeTensorMode`` tensors have shapes and no values, so that a step of any size runs
-    within a second and without the memory. PyTorch's own ``MemTracker`` fails on frozen parameters
-    and takes 12 seconds a step.
-
-    Attributes:
-        live_bytes: Of the storages alive now, of those made while the mode was on.
-        peak_bytes: The most that ``live_bytes`` has been since ``reset_peak``. Operations allocate
-            within themselves as well, which is not seen.
+    Fake tensors have no values, so that a step of any size takes a second and no memory. PyTorch's
+    own ``MemTracker`` fails on frozen parameters and takes 12 seconds.
     """
 
     def __init__(self) -> None:

@@ -37,14 +37,9 @@ _DESCRIPTIONS = {"whole": "", "features": ", feature extraction", "trainable": "
 
 @dataclass(frozen=True)
 class Search:
-    """Where and how a search goes.
+    """Where and how a search goes; ``first`` is None to begin with a small batch size.
 
-    Args:
-        device: Only child processes use it.
-        limit: Largest batch size worth trying.
-        first: Batch size to begin with; None for a small one.
-        cache: Folder of the results of earlier searches; None to search in any case.
-        emit: Receives each trial.
+    A ``cache`` is a folder of the results of earlier searches; ``emit`` receives each trial.
     """
 
     device: Device
@@ -64,11 +59,7 @@ class Search:
 
 
 def memory_limit_bytes(options: SearchConfig) -> int | None:
-    """Return the most memory that the user allows.
-
-    Raises:
-        ConfigurationInvalid: If the option is no size of memory.
-    """
+    """Return the most memory that the user allows; refuse what is no size of memory."""
     text = options.memory_limit
     return None if text is None else parse_size(text, source="--memory-limit")
 
@@ -112,14 +103,9 @@ def find(case: Case, where: Search) -> SearchResult:
 
 
 def find_parts(case: Case, where: Search, *, stores_features: bool) -> BatchResult:
-    """Search for the batch sizes of all parts of a model.
+    """Search for the batch sizes of all parts of a model, whatever part the case names.
 
-    Feature extraction has a batch size of its own. It does not matter of which part the case is. A
-    model that can't be split is searched as a whole, even if features should be stored.
-
-    Raises:
-        TrialFailed: If a trial failed for another reason than memory.
-        ModelUnsupported: If the model has no gradient checkpointing.
+    A model that can't be split is searched as a whole, even if features should be stored.
     """
     started = time.perf_counter()
     trials: list[PartTrial] = []

@@ -21,16 +21,12 @@ class History:
     """The bounds of a search and its trials.
 
     Args:
-        budget_bytes: Memory that a batch may use.
-        limit: Largest size worth trying, from 1.
-        first: Size to begin with, in 1..limit; None for a small one. Where the device slows down,
-            the search begins with one example in any case: only the speed of a size that is not
-            swapped shows that another one is.
-        time_limit_seconds: Time for all trials. None is begun that would probably end later,
-            except those without which there is no result.
+        first: Size to begin with; None for a small one. Where the device slows down, the search
+            begins with one example: only the speed of a size that fits shows that another swaps.
+        time_limit_seconds: No trial is begun that would probably end later, except those without
+            which there is no result.
         slows_down: Whether the device swaps rather than refuse memory, so that a size which strains
             it, or is less than half as fast as a smaller one, is too big.
-        trials: In order.
         checked_sizes: Sizes that were tried in a fresh process.
     """
 
@@ -92,10 +88,7 @@ class History:
         return fit_memory(peaks).largest_batch(budget_share * self.budget_bytes) if peaks else None
 
     def affordable_size(self, seconds: float) -> int:
-        """Predict the largest size whose trial ends in time; at most half of one that did not.
-
-        The time is predicted from above, as if a step had no fixed part.
-        """
+        """Predict the largest size whose trial ends in time; at most half of one that did not."""
         if not self.passed:
             return self.limit
         seconds_per_example = STEPS_A_TRIAL / self.speeds[self.largest]

@@ -12,9 +12,8 @@ MIN_SPAN = 1.25
 class MemoryModel:
     """Peak memory as two lines, ``max(floor, base + example * batch_size)``.
 
-    The floor is the optimizer's step, which takes the same whatever the batch: it is the peak of
-    small batches. BERT-base with 128 tokens in bf16 on an H200 takes 2,160 MiB for 1 to 4 examples
-    and 49.5 MiB for each one more. ``example_bytes`` is 0 where no growth was seen.
+    The floor is the optimizer's step, the peak of small batches. BERT-base with 128 tokens in bf16
+    on an H200 takes 2,160 MiB for 1 to 4 examples and 49.5 MiB for each one more.
     """
 
     floor_bytes: float
@@ -41,8 +40,8 @@ class MemoryModel:
 def fit_memory(peaks: Mapping[int, int]) -> MemoryModel:
     """Fit a model to measured peaks in bytes by batch size; at least one.
 
-    Any number of the smallest sizes may be on the floor: the model with the smallest error is
-    taken. The rising line weighs each size by itself, since the model is asked about larger ones.
+    Any number of the smallest sizes may be on the floor: the smallest error decides. Large sizes
+    weigh more, since the model is asked about larger ones.
     """
     sizes = sorted(peaks)
     spread = [size for size in sizes if size * MIN_SPAN <= sizes[-1]]

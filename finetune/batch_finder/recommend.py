@@ -1,11 +1,8 @@
 """Which batch size is fastest, and with which a run will not run out of memory.
 
-A trial takes a few steps at one padded length. A run takes thousands at many lengths and
-evaluates in between, which leaves more in an allocator's cache: on a CPU, 50 steps of mixed
-lengths took a fifth more per example than a trial. So a recommended size leaves room: a tenth of
-the budget, and a quarter of the batch size at which memory ends. A size at which the allocator had
-to try again is not recommended. The fastest size mostly leaves room, since a device is busy long
-before it is full.
+A trial takes a few steps at one padded length, a run thousands at many lengths: on a CPU, 50 steps
+of mixed lengths took a fifth more memory per example. So a recommended size leaves a tenth of the
+budget, and a quarter of the batch size at which memory ends, and the allocator never retried at it.
 """
 
 import math
@@ -80,9 +77,7 @@ def _largest_with_room(history: History) -> int:
 
 
 def fastest_size(speeds: Mapping[int, float]) -> int:
-    """Return the smallest of some batch sizes whose speed is within 3% of the best.
-
-    Speeds are examples per second.
+    """Return the smallest size whose speed, in examples per second, is within 3% of the best.
 
     >>> fastest_size({8: 70.0, 32: 98.0, 128: 100.0})
     32
@@ -94,9 +89,7 @@ def fastest_size(speeds: Mapping[int, float]) -> int:
 def promising_size(speeds: Mapping[int, float]) -> int:
     """Predict the smallest size that is about as fast as the fastest.
 
-    Between the fastest size and the next smaller one, which is slower, the seconds of a step are
-    taken to lie on a line: a fixed cost and one for each example. Where no smaller one is known,
-    the fastest size itself is returned.
+    A step's seconds are taken to lie on a line from the next smaller size, which is slower.
 
     >>> promising_size({size: size / (1 + 0.1 * size) for size in (8, 2000)})
     392

@@ -44,7 +44,6 @@ class _Result:
     """What a search and an estimate have in common.
 
     Args:
-        padded_length: Tokens of each example, padding included.
         stores_features: Whether steps take stored features of the frozen layers.
         budget_bytes: Memory that training may take; None where nothing fits.
         features_batch: Batch size to extract the features with, and to evaluate; None without.
@@ -81,10 +80,7 @@ class BatchResult(BatchSizes, _Result):
 
 
 def least_of(results: Sequence[BatchResult]) -> BatchResult:
-    """Return sizes that fit in each of the processes that have found these, for the same case.
-
-    The rest is that of the process whose memory holds the fewest examples.
-    """
+    """Return sizes that fit in each of the processes that have found these, for the same case."""
     smallest = min(results, key=lambda one: one.max_verified)
     features = [one.features_batch for one in results if one.features_batch is not None]
     return replace(
@@ -97,7 +93,7 @@ def least_of(results: Sequence[BatchResult]) -> BatchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateResult(_Result):
-    """The batch sizes that are expected of a model in one mode on a machine, by its name.
+    """The batch sizes that are expected of a model in one mode on a machine.
 
     Args:
         batch: Largest that is expected to fit; 0 where not even one example does.
@@ -115,12 +111,7 @@ class EstimateResult(_Result):
 
 @dataclass(frozen=True)
 class FoundBatches:
-    """What ``find-batch`` found: searched for on this machine, or estimated for another.
-
-    Args:
-        results: One per device and mode; empty where it estimated.
-        estimates: One per padded length and mode; empty where it searched.
-    """
+    """What ``find-batch`` found on this machine, or estimated for another."""
 
     results: tuple[BatchResult, ...] = ()
     estimates: tuple[EstimateResult, ...] = ()

@@ -1,8 +1,7 @@
 """Which batch size to try next, and when to stop: numbers only, no device.
 
-A trial really trains at a size. The search grows until the memory model has a slope, goes near the
-size that the model predicts, and brackets the largest that fits to 1%. One more trial looks for a
-smaller size that is as fast.
+The search grows until the memory model has a slope, goes near the size that the model predicts, and
+brackets the largest that fits to 1%. One more trial looks for a smaller size that is as fast.
 """
 
 import math
@@ -37,9 +36,8 @@ class BatchSizes:
 
     Args:
         max_verified: Largest size that passed, in a fresh process too.
-        first_failed: Smallest size that failed for memory, None if none did.
-        predicted_maximum: Largest size that the memory model expects to fit, where the search ran
-            out of time before it ran out of memory; None elsewhere, or if too little is known.
+        first_failed: Smallest size that failed for memory.
+        predicted_maximum: Largest size that should fit, where time ended the search before memory.
         fastest: Smallest tried size whose speed is within 3% of the best.
         recommended: Size to train with: the fastest that leaves room.
     """
@@ -77,15 +75,9 @@ class SearchResult(BatchSizes):
 
 
 def search(run: RunTrial, *, run_afresh: RunTrial, history: History) -> SearchResult:
-    """Find the largest batch size that fits, and the fastest.
+    """Find the largest batch size that fits, which a fresh process has confirmed, and the fastest.
 
-    Memory need not be monotone and trials need not agree: a size that failed once is not returned,
-    and the number of trials is bounded.
-
-    Args:
-        run: Trains at a size, in a process that may have trained at other sizes.
-        run_afresh: The same in a fresh process. The largest size that is returned has passed it.
-        history: The bounds of the search.
+    Memory need not be monotone and trials need not agree: a size that failed once is not returned.
 
     Raises:
         BatchDoesNotFit: If not even one example fits.

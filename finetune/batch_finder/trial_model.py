@@ -29,10 +29,7 @@ from finetune.training.step import Hyperparameters, TrainingState, prepare_train
 
 @dataclass(frozen=True)
 class TrialModel:
-    """Training as ``run`` does it, on random examples of the greatest padded length.
-
-    ``inputs_of`` makes the inputs of the model in ``training_state``.
-    """
+    """Training as ``run`` does it, on random examples of the greatest padded length."""
 
     case: Case
     training_state: TrainingState
@@ -77,8 +74,7 @@ class TrialModel:
 class ExtractionModel(TrialModel):
     """Feature extraction as ``run`` does it, and evaluation on the features at the same batch size.
 
-    ``tokens_of`` makes the inputs of the frozen layers, which the extractor holds; the model in
-    ``training_state`` is that of the trainable layers.
+    ``tokens_of`` makes the inputs of the frozen layers; ``training_state`` has the trainable ones.
     """
 
     extractor: FeatureExtractor
@@ -99,8 +95,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     """Build a case's model and make it ready: an ``ExtractionModel`` for the part ``features``.
 
     Raises:
-        ModelUnsupported: If the model can't be split into the case's part, or has no gradient
-            checkpointing.
+        ModelUnsupported: If it can't be split into the case's part, or can't recompute activations.
     """
     device.choose_attention(longest_tokens=case.padded_length)
     # Random weights take the CPU seconds, but splitting a model needs them there.

@@ -28,14 +28,8 @@ _VAGUE_TEXT = "could not create a primitive"
 class TrialRunner:
     """Tries batch sizes in a child process, and in a new one after each failure.
 
-    A context, at whose end no child is left. It belongs to the thread that made it: Linux ends a
-    child with the thread that started it.
-
-    Args:
-        limit_bytes: The most memory that the user allows, None for as much as there is.
-        timeout_seconds: The most that a trial may take, with the start of its process.
-        emit: Receives each trial.
-        worker: The module that a child runs.
+    A context, at whose end no child is left, for the thread that made it: Linux ends a child with
+    that thread. ``timeout_seconds`` limits a trial and the start of its process.
     """
 
     def __init__(
@@ -66,11 +60,7 @@ class TrialRunner:
             self._spares.pop().kill()
 
     def budget_bytes(self) -> int:
-        """Return the memory that a trial may hold: what the first child finds, for all of them.
-
-        Raises:
-            TrialFailed: If the child fails before it knows.
-        """
+        """Return the memory that a trial may hold: what the first child finds, for all of them."""
         if self._budget_bytes is None:
             try:
                 self._budget_bytes = int(self._await_reply(self._start_child(), "budget_bytes"))
@@ -83,12 +73,7 @@ class TrialRunner:
         return self._budget_bytes
 
     def run(self, batch_size: int) -> Trial:
-        """Train at a batch size, in the child that trained before unless it failed.
-
-        Raises:
-            TrialFailed: As ``budget_bytes`` does.
-            ModelUnsupported: If the model can't be split into the case's part.
-        """
+        """Train at a batch size, in the child that trained before unless it failed."""
         started = time.perf_counter()
         self.budget_bytes()
         child = self._child or self._start_child()
@@ -132,11 +117,7 @@ class TrialRunner:
             self._child = None
 
     def _await_reply(self, child: Child, name: str) -> Any:
-        """Return the child's reply of a name; watch its memory and the machine's meanwhile.
-
-        Raises:
-            _Stopped: If the child has ended or has to be given up.
-        """
+        """Return the child's reply of a name; raise _Stopped if it ends or exceeds a limit."""
         self._peak_bytes = 0
         host = HostWatch()
         started = host_sampled = time.perf_counter()

@@ -1,12 +1,10 @@
 """The child process that tries batch sizes.
 
-It reads lines of JSON from standard input: first ``{"case": ..., "limit_bytes": ...,
-"budget_bytes": ...}``, with the budget of the process before it or null, then batch sizes. It
-replies with its ``budget_bytes`` as soon as it knows them, that it is ``ready``, a ``measurement``
-of each size, or what is ``unsupported`` or another ``failure``, after which it ends.
-
-PyTorch, whose import takes seconds, is imported once the process is bound to its parent, and before
-it reads anything, so that a process can be kept ready.
+Its first request is ``{"case": ..., "limit_bytes": ..., "budget_bytes": ...}``, with the budget of
+the process before it or null; then come batch sizes. It replies with its ``budget_bytes``, that it
+is ``ready``, a ``measurement`` of each size, or what is ``unsupported`` or another ``failure``,
+after which it ends. PyTorch is imported before the first request, so that a process can be kept
+ready.
 """
 
 import dataclasses
@@ -55,10 +53,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What steps at a batch size took, as in ``events.Trial``.
-
-    The peak is None where the process can't measure its own memory.
-    """
+    """What steps at a batch size took; the peak is None where the process can't measure its own."""
 
     peak_bytes: int | None
     examples_per_second: float
@@ -68,9 +63,8 @@ class Measurement:
 def measure(model: "TrialModel", *, batch_size: int, budget_bytes: int) -> Measurement:
     """Take at least two steps, three on a GPU, and evaluate one batch, of one size.
 
-    Each call starts from no more than the weights, as a run does, so that it does not matter what
-    was measured before. Allocations beyond the budget fail, with whatever PyTorch raises then.
-    Extracting the features of one batch counts as a step.
+    Each call starts from no more than the weights, as a run does. Allocations beyond the budget
+    fail, with whatever PyTorch raises then.
     """
     device, memory = model.device, model.device.memory
     model.begin()

@@ -24,15 +24,14 @@ class Device:
     """Where a model trains.
 
     Attributes:
-        description: The hardware, such as ``NVIDIA H200, 139.8 GiB``.
         precisions: Number formats that it can compute in, fp32 first.
         fused_adamw_scales_gradients: Whether fused AdamW divides the gradients by a scale.
         captures: Whether ``capture`` returns a function.
         prefetch_tokens: Tokens of the batches that are copied to it together.
-        has_silent_faults_in_16_bits: Whether 16-bit results may be wrong without an error, so that
-            ``doctor --parity`` has to pass before they are used by default.
-        times_bf16: Whether bf16 may be slower than fp32, so that it is timed before it is used by
-            default.
+        has_silent_faults_in_16_bits: Whether ``doctor --parity`` has to pass before 16 bits are
+        used
+            by default, since results may be wrong without an error.
+        times_bf16: Whether bf16 may be slower than fp32, and is timed before it is used by default.
         is_reference: Whether other devices are compared with it.
     """
 
@@ -87,10 +86,7 @@ class Device:
         return None
 
     def make_group(self) -> distributed.ProcessGroup | None:
-        """Return the group for collectives on this device; None for the default one, gloo's.
-
-        All ranks call it.
-        """
+        """Return the group for collectives, None for gloo's default group; called by all ranks."""
         return None
 
     def random_state(self) -> dict[str, torch.Tensor]:
@@ -101,10 +97,7 @@ class Device:
         return {"cpu": torch.get_rng_state(), "device": module.get_rng_state()}
 
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the random generators, from a checkpoint of this device or another.
-
-        A GPU's state is ignored on another kind of GPU, where its size differs.
-        """
+        """Restore the random generators; a GPU's only on the same kind, which its size shows."""
         torch.set_rng_state(state["cpu"])
         if "device" in state and self.torch_device.type != "cpu":
             module = torch.get_device_module(self.torch_device)
@@ -113,11 +106,7 @@ class Device:
 
 
 class CapturedFunction(ABC):
-    """A function that is captured for each shape of its arguments, and then replayed.
-
-    Attributes:
-        failure: Why the function can't be captured, or None.
-    """
+    """A function captured for each shape of its arguments; ``failure`` says why it can't be."""
 
     failure: str | None = None
 
@@ -138,11 +127,10 @@ class DeviceMemory(ABC):
     """The memory of a device, as far as this process sees it.
 
     Attributes:
-        is_shared: Whether tensors are in the machine's own memory, so that too many of them harm
-            every other process.
-        swaps: Whether memory beyond what is free is swapped to disk, slowly, instead of refused.
-        out_of_memory_errors: Raised for nothing but memory that ran out.
-        out_of_memory_texts: What a RuntimeError that is raised for it says.
+        is_shared: Whether tensors are in the machine's own memory, where too many harm all
+        processes. swaps: Whether memory beyond what is free is swapped to disk, slowly, instead of
+        refused. out_of_memory_errors: Raised only if memory ran out. out_of_memory_texts: In the
+        text of a RuntimeError that says so.
     """
 
     is_shared = False
@@ -200,20 +188,17 @@ class DeviceMemory(ABC):
 
 @dataclass(frozen=True)
 class BatchShapes:
-    """Which shapes a batch should have on a device.
+    """Which shapes a batch should have on a device; None stands for any number.
 
     Args:
-        max_shapes: Most shapes that the steps of a run may have; None for any number.
-        counts_evaluation: Whether evaluation counts among them, so that a run evaluates with the
-            batch size of training.
+        max_shapes: Most shapes that the steps of a run may have.
+        counts_evaluation: Whether evaluation counts among them, at the batch size of training.
         least_padded_length: Fewest tokens to which a text may be padded.
         multiple_of: What divides every padded length.
         pads_batches: Whether repeated examples fill up the last batch, since new shapes are costly.
-        max_tokens: Most tokens of a batch, padding included, with right results; None for any.
-        min_examples: Fewest examples with right results: 2 where linear layers drop the bias of a
-            single vector, such as the pooled output of one example.
-        extraction_tokens: Tokens that frozen layers should read at once to keep a GPU busy; 0 where
-            a batch of the evaluation is enough.
+        max_tokens: Most tokens of a batch, padding included, with right results.
+        min_examples: 2 where linear layers drop the bias of a single vector, such as pooled output.
+        extraction_tokens: Tokens that frozen layers should read at once to keep a GPU busy.
     """
 
     max_shapes: int | None = None
@@ -235,10 +220,7 @@ class BatchShapes:
         return None if self.max_tokens is None else max(1, self.max_tokens // padded_length)
 
     def extraction_examples(self, batch_size: int, *, padded_length: int) -> int:
-        """Return how many examples frozen layers read at once, at least the evaluation's batch.
-
-        It shrinks with that batch size, which is halved when memory runs out.
-        """
+        """Return how many examples frozen layers read at once; halved with the evaluation's."""
         examples = min(self.extraction_tokens // padded_length, _MAX_BATCHES_AT_ONCE * batch_size)
         return max(batch_size, examples)
 
@@ -260,10 +242,7 @@ def place(module: nn.Module, torch_device: torch.device) -> None:
 
 
 def why_operation_fails(torch_device: torch.device) -> str | None:
-    """Multiply two small matrices on the device; return what went wrong, or None.
-
-    A GPU's fault may raise no error and leave garbage in the product (pytorch#193571).
-    """
+    """Return why a small product fails on the device; garbage without an error counts, too."""
     try:
         ones = torch.ones(8, 8, device=torch_device)
         total = (ones @ ones).sum().item()
@@ -274,10 +253,7 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Keep all bits of the factors of fp32 products for a while.
-
-    PyTorch does so for matrices by default, but lets NVIDIA's convolutions keep 10 bits of 23.
-    """
+    """Keep all bits of fp32 factors: NVIDIA's convolutions have 10 of 23 by default."""
     of_matrices = torch.get_float32_matmul_precision()
     of_convolutions = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")

@@ -22,11 +22,7 @@ class BatchSize:
     emit: Emit
 
     def retry_on_out_of_memory(self, attempt: Callable[[int], Result]) -> Result:
-        """Return what an attempt returns, repeated with half the examples if memory runs out.
-
-        Raises:
-            BatchDoesNotFit: If not even one example fits.
-        """
+        """Return what an attempt returns, repeated with half the examples if memory runs out."""
         while True:
             try:
                 return attempt(self.examples)
@@ -36,11 +32,7 @@ class BatchSize:
             self.halve()
 
     def raise_unless_smaller_fits(self, error: Exception) -> None:
-        """Raise an error, unless memory ran out and there is more than one example.
-
-        Raises:
-            BatchDoesNotFit: If not even one example fits.
-        """
+        """Raise an error, unless memory ran out and there is more than one example."""
         if not self.device.memory.is_out_of_memory(error):
             raise error
         if self.examples == 1:

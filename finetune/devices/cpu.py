@@ -104,8 +104,7 @@ class CpuMemory(DeviceMemory):
     def set_memory_limit(self, budget_bytes: int) -> None:
         """Let allocations fail that would take the resident memory beyond a budget, on Linux.
 
-        What is mapped and not resident the first time, such as what libraries reserve room for,
-        does not count; what the C library keeps of freed memory later on does.
+        What libraries have mapped but not touched the first time does not count.
         """
         if not _is_linux():
             return

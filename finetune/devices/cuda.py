@@ -71,20 +71,15 @@ class CudaDevice(Device):
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Use cuDNN's attention for long texts only.
 
-        It is 28% faster at 512 tokens, 3% at 128, and 4 to 9% slower up to 40 (steps of
-        BERT-base in bf16, H200). It also compiles its kernels for each shape, 2.4 s for the first
-        and 0.15 s for each other.
+        It is 28% faster at 512 tokens, 3% at 128, and 4 to 9% slower up to 40 (BERT-base, bf16,
+        H200). It also compiles its kernels, 2.4 s for the first shape and 0.15 s for each other.
         """
         torch.backends.cuda.enable_cudnn_sdp(
             longest_tokens is None or longest_tokens > _MAX_WITHOUT_CUDNN
         )
 
     def make_group(self) -> distributed.ProcessGroup:
-        """Return a group over NCCL, whose all-reduce can be captured.
-
-        Raises:
-            UsageError: If several processes share one GPU, which NCCL refuses.
-        """
+        """Return a group over NCCL, whose all-reduce can be captured."""
         own = str(torch.cuda.get_device_properties().uuid)
         gpus = [own] * distributed.get_world_size()
         distributed.all_gather_object(gpus, own)
@@ -105,11 +100,10 @@ class CudaDevice(Device):
 
 @dataclass(frozen=True)
 class CapturedShapes(BatchShapes):
-    """Up to 16 padded lengths, in multiples of 8.
+    """Up to 16 padded lengths, in multiples of 8, on which tensor cores work.
 
-    Capturing BERT-base's step takes less than 0.1 s a shape on an H200. A capture pays off only if
-    its shape comes again, so ragged batches are filled up. Tensor cores work on blocks of 8 numbers
-    of 16 bits.
+    Capturing BERT-base's step takes less than 0.1 s a shape on an H200. It pays off only if the
+    shape comes again, so ragged batches are filled up.
     """
 
     max_shapes: int | None = 16
@@ -165,10 +159,7 @@ class CudaMemory(DeviceMemory):
 
 
 def _take_own_gpu() -> Unusable | None:
-    """Make the GPU of this process's local rank current; return why there is none.
-
-    A scheduler may also show each process nothing but its own.
-    """
+    """Make the GPU of this process's local rank current; return why there is none."""
     local_rank = int(os.environ.get("LOCAL_RANK") or 0)
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     gpus = torch.cuda.device_count()

@@ -14,14 +14,12 @@ Replay = Callable[[Sequence[Tensors]], torch.Tensor]
 class CudaGraphs(CapturedFunction):
     """Calls a function as a CUDA graph: a small model's step is bound by its launches.
 
-    The first call is left to the caller: it makes what libraries make once, such as cuBLAS's
-    workspace, which a capture can't. All graphs share a memory pool, so that they need no more
-    memory than the largest; the first shape should therefore be the largest.
+    The first call is left to the caller: it makes what a capture can't, such as cuBLAS's workspace.
+    All graphs share a memory pool, of the size of the largest, which should therefore come first.
 
     Args:
-        function: What is captured. It may change tensors that stay where they are, and must not
-            depend on numbers of the host that change.
-        is_out_of_memory: Whether an error says so; such an error is raised.
+        function: It may change tensors in place, and must not depend on changing host values.
+        is_out_of_memory: Whether to raise an error, in place of giving up captures.
     """
 
     def __init__(

@@ -1,12 +1,8 @@
 """Runs on the CPU, also on fake tensors, what other devices would run.
 
-``dispatching_as_mps`` lets the CPU dispatch MPS's operators, so that they can be listed without a
-Mac; ``keeping_memory_as`` lets operations keep for the backward pass what a device's kernels keep,
-so that a step's memory can be counted. A PyTorch built for the CPU alone can't make modules on
-fake tensors of a GPU.
-
-Most operators are the same on all devices: PyTorch chooses the kernel below them. These differ, as
-read in PyTorch 2.13:
+``dispatching_as_mps`` dispatches MPS's operators, which can so be listed without a Mac;
+``keeping_memory_as`` keeps for the backward pass what a device's kernels keep. Most operators are
+the same on all devices. These differ, as read in PyTorch 2.13:
 
     what                 on the CPU                 on MPS
     attention, without   …_flash_attention_for_cpu  …_attention_math_for_mps
@@ -56,13 +52,11 @@ _Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Where the kernels of devices differ in what they keep for the backward pass.
-
-    As read in PyTorch's attention.cpp, Dropout.cpp and autocast_mode.cpp, without a Mac to try it.
+    """Where devices differ in what they keep for the backward pass, as read in PyTorch's sources.
 
     Args:
-        attention: ``matrix`` keeps the scores of each token for each token; ``fused`` keeps a
-            number per token and head; ``cpu`` is fused where nothing is dropped.
+        attention: ``matrix`` keeps the scores of each token for each token, ``fused`` a number per
+            token and head; ``cpu`` is fused without dropout.
         has_packed_dropout: Dropout keeps a byte per number instead of another number.
         has_fp32_norms: Autocast computes layer norms in fp32.
     """

@@ -23,10 +23,10 @@ _MAX_KEPT_BYTES = 2**30
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for later tensors, where it is glibc.
+    """Let glibc keep freed memory for later tensors.
 
-    By itself it gives a step's gradients back to the system, and the next step waits until
-    their pages are cleared: a tenth of the CPU's time with BERT-base.
+    Otherwise each step waits until the pages of its gradients are cleared: a tenth of BERT-base's
+    time.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -41,11 +41,7 @@ def return_freed_memory() -> None:
 
 
 def reduce_gc_frequency() -> None:
-    """Let Python collect garbage less often, and hardly when the process ends.
-
-    Importing the libraries makes a million objects. By itself Python looks for garbage at every 700
-    of them, and three times among all when the process ends, which takes a second.
-    """
+    """Let Python collect garbage less often: a million imported objects cost it a second."""
     gc.set_threshold(10_000, 100)
     # What is registered first is called last: when nothing is left to do.
     atexit.register(gc.freeze)
@@ -75,8 +71,7 @@ def is_under_rosetta() -> bool:
 def macos_version() -> str:
     """Return the version of macOS, such as ``14.5``; empty on other systems.
 
-    A Python built for an older macOS reports 16.0 for macOS 26, and 10.16 for all from 11 on
-    (python/cpython#135675).
+    A Python built for an older macOS reports 10.16 or 16.0 (python/cpython#135675).
     """
     if not is_mac():
         return ""

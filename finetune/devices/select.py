@@ -27,9 +27,7 @@ GPUS = {
 
 
 def select_device(name: str, *, emit: Emit) -> Device:
-    """Return the device of that name; for ``auto`` the first usable of cuda, mps and cpu.
-
-    A device counts as usable once a small operation on it has worked.
+    """Return the device of that name; for ``auto`` the first of cuda, mps and cpu that works.
 
     Raises:
         UsageError: If there is no device of that name.
@@ -58,11 +56,7 @@ def usable_devices(*, emit: Emit) -> Iterator[Device]:
 
 
 def check_precision(device: Device, precision: str) -> None:
-    """Refuse a number format that the device can't compute in; ``auto`` takes one that it can.
-
-    Raises:
-        ConfigurationInvalid: If it is not among the device's precisions.
-    """
+    """Refuse a number format that the device can't compute in."""
     if precision not in ("auto", *device.precisions):
         raise ConfigurationInvalid(
             f"{device.name} can't compute in {precision} here",

@@ -28,11 +28,7 @@ class Launch:
 
 
 def read_launch() -> Launch:
-    """Return what the launcher has set; without one there is one process.
-
-    Raises:
-        UsageError: If a variable is not a number.
-    """
+    """Return what the launcher has set; without one there is one process."""
     texts = {name: os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name)}
     try:
         return Launch(**{name.lower(): int(text) for name, text in texts.items()})
@@ -49,10 +45,7 @@ def is_elastic() -> bool:
 
 
 def module_command(module: str) -> list[str]:
-    """Return a command that runs a module in another process, whatever lies in its folder.
-
-    The process needs the variables of ``import_environment``.
-    """
+    """Return a command that runs a module in another process, with ``import_environment``."""
     return [sys.executable, "-P", "-m", module]
 
 

@@ -53,11 +53,7 @@ class Processes:
         return self.index == 0
 
     def on(self, device: Device) -> "Processes":
-        """Return the same processes with the group of a device.
-
-        Raises:
-            UsageError: If several processes can't use that device.
-        """
+        """Return the same processes with the group of a device."""
         return self if self.count == 1 else replace(self, device_group=device.make_group())
 
     def slice(self, length: int) -> slice:
@@ -118,12 +114,11 @@ class Processes:
     ) -> Iterator[None]:
         """Run work that all ranks do at the same time; running out of memory on one fails all.
 
-        The work may not wait for other ranks. At its end a rank waits for the others, by default
-        for 20 seconds and twice the time that its own work took.
+        It may not wait for other ranks. At its end a rank waits for them, by default for 20 seconds
+        and twice the time that its own work took.
 
         Raises:
             OutOfMemoryElsewhere: If another rank ran out of memory.
-            ProcessLost: If another rank has ended, or is far later than this one.
         """
         started = time.monotonic()
 
@@ -163,9 +158,6 @@ def join_processes() -> Processes:
 
     ``torchrun --max-restarts`` needs ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``: the store that it
     otherwise keeps holds the addresses of the processes before the restart.
-
-    Raises:
-        ProcessLost: If the others don't join too.
     """
     launch = read_launch()
     if launch.world_size == 1:

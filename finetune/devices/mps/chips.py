@@ -46,10 +46,7 @@ def generation(chip: str) -> int | None:
 
 
 def max_tokens(chip: str) -> int | None:
-    """Return the most tokens of a batch with right results; None for any number.
-
-    An unknown chip counts as an M1.
-    """
+    """Return the most tokens of a batch with right results; an unknown chip counts as an M1."""
     return _MAX_TOKENS if generation(chip) in (None, 1, 2) else None
 
 
@@ -66,9 +63,9 @@ class Mac:
     def recommended_bytes(self) -> int:
         """Metal's recommended limit for a process's GPU memory.
 
-        Two thirds, and three quarters above 36 GiB, by logs of Macs with 8, 16, 18, 24, 32, 64 and
-        96 GiB (pytorch#105839, #130112, llama.cpp#5206, #3213); newer systems recommend more of
-        large memories: 37.4 of 48 GiB, 107.5 of 128.
+        Two thirds, and three quarters above 36 GiB, by logs of Macs with 8 to 96 GiB
+        (pytorch#105839, #130112, llama.cpp#5206, #3213); newer systems recommend more of large
+        memories.
         """
         if self.memory_bytes <= _MAX_SMALL_MEMORY_BYTES:
             return self.memory_bytes * 2 // 3
@@ -89,11 +86,7 @@ MACS = {
 
 
 def find_mac(name: str) -> Mac:
-    """Return the Mac of a name such as ``m1-8gb`` or ``M4-Max-128GB``.
-
-    Raises:
-        UsageError: If Apple has sold no such Mac.
-    """
+    """Return the Mac of a name such as ``m1-8gb`` or ``M4-Max-128GB``."""
     if mac := MACS.get(name.lower()):
         return mac
     chip = re.sub(r"-\d*(gb)?$", "", name.lower())

@@ -76,8 +76,8 @@ class MpsDevice(Device):
 class FewShapes(BatchShapes):
     """Few padded lengths, and every batch with all its examples.
 
-    The graphs compiled for a shape are never dropped: a run over many shapes held 72 GB within five
-    steps (kyutai-labs/pocket-tts#255). Attention reads out of bounds with 8 or fewer queries
+    Compiled graphs are never dropped: a run over many shapes held 72 GB within five steps
+    (kyutai-labs/pocket-tts#255). Attention reads out of bounds with 8 or fewer queries
     (pytorch#169222).
     """
 

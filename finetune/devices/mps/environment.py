@@ -53,8 +53,7 @@ def check_watermarks() -> Check:
 def check_fallback() -> Check:
     """Say whether operators that MPS lacks would run on the CPU without an error.
 
-    PyTorch reads the variable with ``std::stoi`` while it is loaded (``MPSFallback.mm``), so that
-    on a Mac anything but a number ends the process at ``import torch``.
+    On a Mac, PyTorch ends the process if the variable is not a number (``MPSFallback.mm``).
     """
     name, value, remedy = "mps_fallback", os.environ.get(FALLBACK), f"unset {FALLBACK}"
     if value is None:

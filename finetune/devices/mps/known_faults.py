@@ -1,9 +1,7 @@
 """Which of MPS's kernels are known to compute wrongly, in which releases, and for which arguments.
 
-Left out are faults that no call shows: those of compiled modules (pytorch#191976), of some values
-only, such as NaN in fully masked rows of nn.MultiheadAttention (#151667) or tiny variances in layer
-norm (#186367, #190491), of copies between CPU and GPU (#189563, #189690, #197715), and of nightly
-builds alone (#186278). ``finetune doctor --parity`` compares what a device computes.
+Left out are faults that no call shows: of compiled modules (pytorch#191976), of some values
+(#151667, #186367, #190491), of copies (#189563, #189690, #197715) and of nightly builds (#186278).
 """
 
 import functools
@@ -20,11 +18,7 @@ from torch.torch_version import TorchVersion
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an operator, such as ``aten::bmm``.
-
-    Args:
-        arguments: By the names of the operator's schema; those left to their defaults are missing.
-    """
+    """A call of an operator, such as ``aten::bmm``, with the arguments that are given, by name."""
 
     operator: str
     arguments: Mapping[str, object]
@@ -56,15 +50,9 @@ class Call:
 
 @dataclass(frozen=True)
 class KnownFault:
-    """Operators that give wrong results on MPS under some condition.
+    """Operators, without ``aten::``, that give wrong results before the release ``fixed``.
 
-    Args:
-        source: The reports, or the changes that ended it.
-        operators: Without ``aten::``, separated by spaces.
-        condition: One of ``_CONDITIONS``: which calls are hit.
-        effect: What goes wrong, and when.
-        remedy: How to avoid it.
-        fixed: First release without it, or None if there is none yet.
+    ``condition``, one of ``_CONDITIONS``, says which of their calls are hit.
     """
 
     source: str

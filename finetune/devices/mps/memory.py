@@ -37,10 +37,8 @@ class MpsMemory(DeviceMemory):
     def cache_exceeds_limit(self) -> bool:
         """Return whether pools and graphs take more than a run with few shapes needs.
 
-        Buffers are kept by size, those of each shape beside the others, and six padded lengths may
-        take three to four times what the longest does: 3.1 on TREC, 3.5 where they are spread
-        evenly. Half of the recommended memory does no harm; beyond all of it the Mac swaps. Without
-        a counted peak, what is used counts.
+        Buffers are kept for each shape: six padded lengths take three to four times what the
+        longest does. Half of the recommended memory does no harm; beyond all of it the Mac swaps.
         """
         recommended_bytes = torch.mps.recommended_max_memory()
         needed_bytes = _MAX_OF_PEAK * (self.peak_bytes() or self.used_bytes())
@@ -56,8 +54,8 @@ class MpsMemory(DeviceMemory):
     def budget_bytes(self, limit_bytes: int | None) -> int:
         """Return the footprint that this process may have.
 
-        The allocator's own limit, 1.7 times what Metal recommends, lies above the memory of most
-        Macs: without a budget they swap or freeze long before an error (pytorch#79840).
+        Without it Macs swap or freeze before the allocator's limit, 1.7 times what Metal recommends
+        (pytorch#79840).
         """
         recommended_bytes = torch.mps.recommended_max_memory()
         free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes()
@@ -69,8 +67,7 @@ class MpsMemory(DeviceMemory):
     def set_memory_limit(self, budget_bytes: int) -> None:
         """Let the allocator refuse what would take the process's footprint beyond a budget.
 
-        This moves the high watermark alone. PyTorch compares it with the low one, 1.4, only where
-        the environment sets it; the allocator then frees its cache at the high one instead.
+        This moves the high watermark; the low one matters only where the environment sets it.
         """
         gpu_bytes = torch.mps.driver_allocated_memory()
         other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes

@@ -1,7 +1,6 @@
-"""Which of PyTorch's operators have a kernel on MPS.
+"""Which of PyTorch's operators have a kernel on MPS, by the list from which PyTorch is generated.
 
-The list is the ``native_functions.yaml`` from which PyTorch itself is generated. Its wheels ship
-the file for every platform, so that this needs no Mac.
+Its wheels ship ``native_functions.yaml`` for every platform, so that this needs no Mac.
 """
 
 import functools
@@ -20,10 +19,9 @@ _COMPOSITES = {
 
 
 def status_of(name: str) -> Status:
-    """Return how MPS runs an operator, such as ``aten::addmm`` or ``aten::sum.dim_IntList``.
+    """Return how MPS runs an operator, such as ``aten::addmm``.
 
-    ``native`` has a kernel for MPS, ``composite`` is made of other operators; of what is
-    ``missing``, as are all operators from outside PyTorch, MPS raises NotImplementedError.
+    ``native`` has a kernel, ``composite`` is made of others; what is ``missing`` raises.
     """
     return _statuses().get(name.removeprefix("aten::"), "missing")
 

@@ -22,11 +22,7 @@ _SECONDS = 5
 
 @contextmanager
 def kept_awake() -> Iterator[None]:
-    """Keep a Mac from sleeping when idle; its display may.
-
-    ``caffeinate`` ends with this process, however that ends. A process group of its own keeps
-    Ctrl-C from it, so that the Mac stays awake while the run is saved.
-    """
+    """Keep a Mac from sleeping when idle, also while Ctrl-C saves the run."""
     program = shutil.which("caffeinate") if is_mac() else None
     if program is None:
         yield
