@@ -14,7 +14,6 @@ from batch_finder.simulated_machines import (
     saturating,
 )
 from prepared_runs import prepare_tiny, was_emitted
-from tiny_models import save_uncuttable_model
 from tiny_runs import run_tiny
 from tiny_training import give_few_shapes
 
@@ -116,15 +115,6 @@ def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
     found = with_batch_sizes(preparation, emit=emitted.append).config.training
     assert found.batch_size == found.eval_batch_size < 9
     assert max(tried_sizes(emitted)) == 16
-
-
-def test_where_the_model_can_not_be_split_the_whole_step_is_tried(
-    runner: SimulatedRunner, tmp_path: Path
-) -> None:
-    model = save_uncuttable_model(tmp_path / "model")
-    found = find(prepare_auto(model, tmp_path, effective_batch_size=4, train_layers=1))
-    assert sizes_of(found) == (4, 4, False)
-    assert [case.part for case in runner.cases] == ["whole"]
 
 
 def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:

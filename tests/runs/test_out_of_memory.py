@@ -1,6 +1,5 @@
 """Memory that runs out in a run, an evaluation or a prediction; a text says so, as PyTorch does."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +9,12 @@ import pytest
 import torch
 from prepared_runs import finish_run, largest_difference, parameters_of, train_tiny
 from tiny_models import save_tiny_model
-from tiny_runs import have_same_bits, run_tiny
+from tiny_runs import have_same_bits
 from torch import nn
 
-import finetune
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Event, Info, Validation, WarningMessage
-from finetune.files import read_json, read_jsonl
+from finetune.events import Event, Validation, WarningMessage
+from finetune.files import read_json
 
 OUT_OF_MEMORY = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
@@ -118,35 +116,3 @@ def test_one_example_that_does_not_fit_ends_the_run_with_a_remedy(
         train_tiny(tmp_path / "run", model=tiny_folder, max_steps=1)
     assert raised.value.exit_code == 5
     assert "--max-length" in raised.value.remedy
-
-
-def refuse_step(monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
-    """Let memory run out in the middle of the optimizer's step, which can't be done again."""
-    steps = iter(range(1000))
-    original = torch.optim.AdamW.step
-
-    def step(self: torch.optim.AdamW, closure: Any = None) -> Any:
-        if next(steps) == number:
-            raise RuntimeError(OUT_OF_MEMORY)
-        return original(self, closure)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-
-
-def test_memory_that_runs_out_in_a_step_names_the_command_that_resumes(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "a run"
-    refuse_step(monkeypatch, number=2)
-    with pytest.raises(BatchDoesNotFit, match="cpu ran out of memory") as raised:
-        run_tiny(run, model=tiny_folder, save_strategy="epoch", max_train_samples=32)
-    assert raised.value.exit_code == 5
-
-    _, _, line = raised.value.remedy.partition(": finetune run ")
-    assert shlex.split(line) == ["--resume-from-checkpoint", str(run), "--batch-size", "8"]
-    emitted: list[Event] = []
-    results = finetune.run(resume_from_checkpoint=run, batch_size=8, emit=emitted.append)
-    assert any(isinstance(event, Info) and "after step 2" in event.message for event in emitted)
-    assert (results.training.epoch, results.training.train_batch_size) == (2.0, 8)
-    steps = [row["step"] for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
-    assert steps == [1, 2, 3, 4]

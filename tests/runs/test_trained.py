@@ -2,19 +2,13 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from tiny_training import give_few_shapes
-from transformers import BertForSequenceClassification
 
 import finetune
 from finetune.errors import ModelUnsupported
-from finetune.events import Event, WarningMessage, ignore
+from finetune.events import Event, WarningMessage
 from finetune.files import read_json, write_json
-from finetune.runs.folder import open_run_folder
-from finetune.runs.trained import TrainedModel
 
 
 def copy_with_precision(run: Path, folder: Path, precision: str) -> Path:
@@ -39,28 +33,6 @@ def test_metrics_have_the_precision_of_the_run_where_the_device_has_it(
         one for one in warnings if "computed in fp32" in one.remedy
     ]
     assert any("can't compute in fp16" in one.message for one in warnings) == is_the_same
-
-
-def test_pieces_of_texts_of_all_lengths_have_few_shapes_where_each_costs(
-    finished_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shapes: set[torch.Size] = set()
-    original = BertForSequenceClassification.forward
-
-    def forward(*args: Any, **inputs: torch.Tensor) -> Any:
-        shapes.add(inputs["input_ids"].shape)
-        return original(*args, **inputs)
-
-    texts = ["what " * words for words in range(1, 60)]
-    expected = finetune.predict(finished_run, texts, device="cpu")
-    monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
-    give_few_shapes(monkeypatch)
-    model = TrainedModel.load(open_run_folder(finished_run), device="cpu", emit=ignore)
-    shapes.clear()
-    answers = [answer for text in texts for answer in model.predict([text])]
-
-    assert [answer.label for answer in answers] == [answer.label for answer in expected]
-    assert 1 < len(shapes) <= 6
 
 
 @pytest.mark.parametrize("layers", [2, 4])
