@@ -37,11 +37,6 @@ def through(peaks_mib: dict[int, int]) -> Curve:
     return peak_bytes
 
 
-def switches_algorithm(curve: Curve, *, at: int, extra_mib: float) -> Curve:
-    """Return peak memory that is higher below a size: there, a kernel needs a workspace."""
-    return lambda batch_size: curve(batch_size) + (extra_mib * MIB if batch_size < at else 0)
-
-
 def saturating(*, start: float, row: float) -> Curve:
     """Return a step's seconds on a GPU: a fixed cost and one for each row."""
     return lambda batch_size: start + row * batch_size

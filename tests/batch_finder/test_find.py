@@ -4,9 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from batch_finder.simulated_machines import (
     GIB,
     SimulatedMachine,
     SimulatedRunner,
-    did_not_fit,
     hinge,
     runner,
 )
@@ -29,7 +26,6 @@ from finetune.config.mode import Mode
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import TrialFailed
 from finetune.events import Event, Info, Trial, WarningMessage, ignore
 
 __all__ = ["runner"]
@@ -99,13 +95,6 @@ def test_another_case_device_or_limit_is_searched_anew(
     assert len(list(cache.iterdir())) == 2
 
 
-def test_another_version_of_a_package_is_searched_anew(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(find_module, "version", lambda name: version(name) + "+newer")
-    assert len(find_in(cache)[1]) > 1
-
-
 @pytest.mark.parametrize(("before_gib", "now_gib"), [(4, 8), (8, 24)])
 def test_with_more_memory_the_search_begins_where_the_earlier_one_ended(
     before_gib: int, now_gib: int, runner: SimulatedRunner, tmp_path: Path
@@ -140,18 +129,6 @@ def test_more_memory_changes_nothing_where_it_did_not_end_the_search(
     assert sizes == [found.recommended]
 
 
-def test_more_memory_counts_where_the_fastest_size_left_no_room(
-    runner: SimulatedRunner, tmp_path: Path
-) -> None:
-    runner.machine = SimulatedMachine(budget_bytes=4 * GIB, strain_share=0.7)
-    before, _ = find_in(tmp_path, limit=37, first=37)
-    assert (before.first_failed, before.fastest) == (None, 37)
-    assert before.recommended < 37
-    runner.machine = SimulatedMachine(budget_bytes=8 * GIB)
-    now, sizes = find_in(tmp_path, limit=37, first=37)
-    assert (sizes[0], now.recommended) == (37, 37)
-
-
 @pytest.mark.parametrize(
     "damage", [lambda text: text[: len(text) // 2], lambda _: "[]"], ids=["cut off", "a list"]
 )
@@ -165,13 +142,6 @@ def test_a_damaged_file_is_replaced_by_a_new_search(
     assert found_in(cache) == json.loads(whole)
 
 
-def test_a_result_is_not_lost_where_it_can_not_be_kept(
-    runner: SimulatedRunner, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("no folder")
-    assert find_in(tmp_path / "file" / "batches")[0].max_verified == 125
-
-
 @pytest.mark.parametrize("shares", [{"strain_share": 0.5}, {"capacity_share": 0.5}], ids=str)
 def test_a_cached_size_that_no_longer_fits_is_searched_anew(
     shares: dict[str, float], cache: Path, runner: SimulatedRunner
@@ -182,24 +152,6 @@ def test_a_cached_size_that_no_longer_fits_is_searched_anew(
     assert len(sizes) == 1 + len(found.trials)
     assert sizes[0] == before["recommended"] > found.recommended
     assert found_in(cache)["recommended"] == found.recommended
-
-
-def test_a_search_that_fails_is_not_cached(
-    runner: SimulatedRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "run", lambda size: did_not_fit(size, "failed"))
-    with pytest.raises(TrialFailed):
-        find_in(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_start_of_the_first_process_counts_as_time_of_the_search(
-    runner: SimulatedRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([0.0, 59.0])
-    monkeypatch.setattr(find_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    # One second is left to search in, too little for the largest size.
-    assert find_in(None)[0].max_verified < 125
 
 
 @pytest.mark.parametrize("first", [None, 80])

@@ -73,19 +73,6 @@ def test_a_trial_trains_what_its_mode_names() -> None:
     }
 
 
-def test_a_beginning_forgets_all_but_the_weights() -> None:
-    model = tiny_model()
-    model.begin()
-    model.take_step(batch_size=2)
-    assert len(model.training_state.optimizer.state) > 0
-    model.evaluate(batch_size=2)
-    assert not model.training_state.model.training
-    model.begin()
-    assert len(model.training_state.optimizer.state) == 0
-    assert all(parameter.grad is None for parameter in model.training_state.model.parameters())
-    assert model.training_state.model.training
-
-
 @pytest.mark.parametrize(("mode", "tokens"), [("last-1", 16), ("head", 1), ("classifier", 1)])
 def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_features(
     mode: str, tokens: int
@@ -150,17 +137,6 @@ def test_each_part_is_measured(part: Part) -> None:
     assert measurement.examples_per_second > 0
     assert not measurement.is_strained
     assert measurement.peak_bytes is None or measurement.peak_bytes > 2**20
-
-
-@pytest.mark.parametrize("retries", [0, 1])
-@pytest.mark.usefixtures("_measure_briefly")
-def test_an_allocator_that_retried_is_strained(
-    retries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_model(mode=Mode("head"))
-    monkeypatch.setattr(type(model.device.memory), "retried_allocations", lambda self: retries)
-    budget_bytes = model.device.memory.budget_bytes(None)
-    assert measure(model, batch_size=1, budget_bytes=budget_bytes).is_strained == (retries == 1)
 
 
 @pytest.mark.cuda

@@ -66,16 +66,6 @@ def test_autocast_keeps_norms_in_fp32_as_on_mps() -> None:
             assert norm(inputs).dtype == torch.float32
 
 
-def test_the_cpu_dispatches_its_own_operators_again_afterwards() -> None:
-    layer = nn.Linear(3, 4)
-    with pytest.raises(ZeroDivisionError), dispatching_as_mps():
-        raise ZeroDivisionError
-    with Names() as names:
-        layer(torch.randn(2, 3)).sum().backward()
-    assert "aten::addmm" in names.seen
-    assert "aten::linear" not in names.seen
-
-
 CPU = Kernels(attention="cpu", has_packed_dropout=False, has_fp32_norms=False)
 NUMBERS = 2**16
 
@@ -125,11 +115,6 @@ def test_fused_attention_keeps_nothing_that_grows_with_the_tokens_squared(dropou
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_by_matrices_keeps_what_grows_with_the_tokens_squared(dropout: float) -> None:
     assert attention_growth("matrix", dropout=dropout) > 12
-
-
-def test_the_cpu_fuses_attention_that_has_no_dropout() -> None:
-    assert attention_growth("cpu", dropout=0.0) == 4
-    assert attention_growth("cpu", dropout=0.1) > 12
 
 
 def test_dropout_keeps_a_byte_or_a_number_for_each_number() -> None:

@@ -46,15 +46,6 @@ def test_the_tightest_of_all_groups_decides(pretend_host: Callable[..., None]) -
     assert spare_bytes() == pytest.approx((4 * 0.95 - 1) * GIB)
 
 
-def test_a_machine_is_not_short_of_memory_while_nothing_changes(
-    pretend_host: Callable[..., None],
-) -> None:
-    pretend_host(swapped=3)
-    watch = HostWatch()
-    pretend_host(swapped=3.1)
-    assert watch.why_short() is None
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -173,7 +164,3 @@ def test_every_control_group_around_the_process_counts(tmp_path: Path) -> None:
 def test_in_a_container_the_root_is_the_containers_own_group(group: str, tmp_path: Path) -> None:
     write_group(tmp_path / "fs", limit="max", high=str(64 * MIB), usage=10 * MIB)
     assert limits_of(tmp_path, group) == [GroupLimit(64 * MIB, 10 * MIB)]
-
-
-def test_without_control_groups_there_are_no_limits(tmp_path: Path) -> None:
-    assert list(group_limits(process=tmp_path / "cgroup", root=tmp_path)) == []

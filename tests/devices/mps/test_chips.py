@@ -1,6 +1,6 @@
 import pytest
 
-from finetune.devices.mps.chips import Mac, find_mac, generation, max_tokens
+from finetune.devices.mps.chips import Mac, find_mac, generation
 from finetune.errors import UsageError
 
 GIB = 2**30
@@ -32,12 +32,6 @@ def test_a_mac_is_found_by_its_chip_and_memory(name: str) -> None:
     assert find_mac(name) == Mac("m4-max-128gb", 128 * GIB, "m4-max")
 
 
-def test_an_unknown_size_is_answered_with_those_of_the_chip() -> None:
-    with pytest.raises(UsageError) as caught:
-        find_mac("m1-12gb")
-    assert caught.value.remedy == "choose m1-8gb, m1-16gb"
-
-
 @pytest.mark.parametrize("name", ["", "i9-64gb", "m99"])
 def test_an_unknown_chip_is_answered_with_all_chips(name: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -51,11 +45,3 @@ def test_an_unknown_chip_is_answered_with_all_chips(name: str) -> None:
 )
 def test_chips_have_generations(chip: str, number: int) -> None:
     assert generation(chip) == number
-
-
-@pytest.mark.parametrize(
-    ("chip", "tokens"),
-    [("m1-pro", 32_766), ("Apple M2", 32_766), ("", 32_766), ("m3", None), ("Apple M5 Max", None)],
-)
-def test_only_m1_and_m2_compute_wrongly_on_many_tokens(chip: str, tokens: int | None) -> None:
-    assert max_tokens(chip) == tokens

@@ -50,27 +50,6 @@ def test_attention_over_few_tokens_has_faults(
     assert faults_met(ATTENTION, torch_version=torch_version, **call) == sources
 
 
-def test_attention_over_few_tokens_is_right_without_mask_gaps_and_partial_blocks() -> None:
-    query, key = torch.zeros(2, 3, 8, 64), torch.zeros(2, 3, 32, 64)
-    assert faults_met(ATTENTION, torch_version="2.11.0", query=query, key=key) == []
-
-
-# On M1 and M2. 64 examples of 512 tokens are the article's.
-@pytest.mark.parametrize("torch_version", [TORCH, "2.14.0"])
-@pytest.mark.parametrize(
-    ("tokens", "sources"), [(64 * 512, [LONG_SUM]), (32_767, [LONG_SUM]), (32_766, [])]
-)
-def test_gradients_of_many_tokens_are_wrong(
-    torch_version: str, tokens: int, sources: list[str]
-) -> None:
-    call = {"self": empty(1, tokens, 768), "grad_output": empty(1, tokens, 768)}
-    weight = empty(768, 768)
-    name = "linear_backward"
-    assert faults_met(name, torch_version=torch_version, **call, weight=weight) == sources
-    # A side of the result that is not tiled.
-    assert faults_met(name, torch_version=torch_version, **call, weight=empty(6, 768)) == []
-
-
 @pytest.mark.parametrize(
     ("name", "call"),
     [
@@ -93,12 +72,6 @@ def test_gradients_of_many_tokens_are_wrong(
 )
 def test_every_product_with_long_sums_is_wrong(name: str, call: dict[str, object]) -> None:
     assert faults_met(name, torch_version="2.14.0", **call) == [LONG_SUM]
-
-
-def test_a_linear_layer_without_bias_may_have_any_input() -> None:
-    layer = {"weight": empty(768, 768), "bias": None}
-    assert faults_met("linear", input=empty(8, 1, 768), **layer) == []
-    assert faults_met("linear", input=empty(65_537, 2, 768), **layer) == []
 
 
 @pytest.mark.parametrize(("torch_version", "is_wrong"), [(TORCH, True), ("2.14.0", False)])
@@ -162,17 +135,6 @@ def test_product_of_very_many_elements_is_wrong() -> None:
     assert faults_met("bmm", self=left[1:], mat2=right[1:]) == []
 
 
-@pytest.mark.parametrize(("examples", "sources"), [(9, ["pytorch#109457"]), (8, [])])
-def test_very_many_outputs_of_a_linear_layer_were_wrong(examples: int, sources: list[str]) -> None:
-    call = {"input": empty(examples, 1024, 768), "weight": empty(50_304, 768)}
-    assert faults_met("linear", **call) == sources
-
-
-def test_softmax_over_very_many_numbers_was_nan() -> None:
-    assert faults_met("_softmax", self=empty(10, 12_416, 12_416)) == ["pytorch#96602, open"]
-    assert faults_met("_softmax", self=empty(9, 12_416, 12_416)) == []
-
-
 @pytest.mark.parametrize(
     ("name", "met", "unmet", "source"),
     [
@@ -204,14 +166,6 @@ def test_faults_that_2_13_has_fixed(
     assert faults_met(name, torch_version="2.12.1", **met) == [source]
     assert faults_met(name, torch_version="2.12.1", **unmet) == []
     assert faults_met(name, **met) == []
-
-
-def test_a_norm_misreads_parameters_of_another_format() -> None:
-    half, single = empty(2, dtype=HALF), empty(2)
-    source = "pytorch#190054"
-    assert faults_met("native_layer_norm", input=half, weight=single) == [source]
-    assert faults_met("native_layer_norm", input=half, weight=half) == []
-    assert faults_met("native_layer_norm", input=half, weight=None) == []
 
 
 def test_no_copy_of_the_package_is_asynchronous_but_those_to_cuda() -> None:

@@ -76,11 +76,6 @@ def test_what_macos_does_not_say_is_left_out(
     assert power_facts() == {}
 
 
-def test_elsewhere_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(power, "is_mac", lambda: False)
-    assert power_facts() == {}
-
-
 FAKE = """#!/bin/sh
 trap 'echo ended >> {log}; exit' TERM
 echo "$@" > {log}
@@ -100,13 +95,3 @@ def test_a_mac_is_kept_awake_for_this_process_until_the_work_ends(
         while not log.exists() or not log.read_text():
             time.sleep(0.01)
     assert log.read_text() == f"-i -w {os.getpid()}\nended\n"
-
-
-@pytest.mark.parametrize("is_mac", [True, False])
-def test_where_there_is_no_caffeinate_nothing_happens(
-    is_mac: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(power, "is_mac", lambda: is_mac)
-    with kept_awake():
-        pass
