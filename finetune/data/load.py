@@ -10,24 +10,21 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from functools import reduce
 from pathlib import Path
 
-import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.config.schema import OPTIONS, DataConfig
-from finetune.data.columns import choose_columns, read_texts
 from finetune.data.dataset import column_of, make_dataset, return_freed_memory, texts_of
 from finetune.data.folders import digest_folder
-from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, read_file
+from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES
 from finetune.data.hub_tables import fetch_splits
 from finetune.data.source import HUB_PREFIX, NO_COLUMN, DataSource, LoadedData, OtherData
 from finetune.data.split import split_table
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, UsageError
-from finetune.events import Emit, Info, ignore
+from finetune.events import Emit, Info
 from finetune.files import file_sha256
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO, find_task_type
@@ -148,22 +145,6 @@ def _check_options(options: DataConfig, source: str) -> None:
             f"--data {source} has classes, which --task {options.task} does not fit",
             remedy="leave --task out",
         )
-
-
-def find_places(options: DataConfig, rows: Dataset) -> list[str]:
-    """Return where a file has each training text, or pair: ``line 7 of reviews.csv``."""
-    path = Path(options.data).expanduser()
-    if not os.path.isfile(path):
-        return [""] * len(rows)
-    table = read_file(path, options, emit=ignore)
-    columns = choose_columns(table.columns, options, table=str(path))
-    given = [read_texts(table.columns, one.name) for one in (columns.text, columns.pair) if one]
-    places = []
-    for wanted in zip(*texts_of(rows).columns, strict=True):
-        same = [pc.equal(column, text) for column, text in zip(given, wanted, strict=True)]
-        row = pc.index(reduce(pc.and_, same), True).as_py()
-        places.append(table.place(row) if row >= 0 else "")
-    return places
 
 
 def source_name(source: str) -> str:

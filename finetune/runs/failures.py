@@ -2,12 +2,10 @@
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from finetune.data.load import find_places
 from finetune.errors import (
     BatchDoesNotFit,
-    DataError,
     Interrupted,
     LossNotFinite,
     NotWritten,
@@ -61,7 +59,11 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
     try:
         yield
     except LossNotFinite as error:
-        where = f", in a batch of {_name_examples(error, preparation)}" if error.examples else ""
+        rows = preparation.splits["train"].select(error.examples[:MAX_EXAMPLES])
+        texts = [repr(text[:60]) for text in rows["text"]]
+        if more := len(error.examples) - len(texts):
+            texts.append(f"{more:,} more")
+        where = f", in a batch of {', '.join(texts)}" if texts else ""
         raise LossNotFinite(error.message + where, remedy=error.remedy) from error
     except (RuntimeError, MemoryError) as error:
         if not device.memory.is_out_of_memory(error):
@@ -76,19 +78,6 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
             else f"use {smaller} with the same --effective-batch-size, lower --eval-batch-size or "
             "--max-length, or use --freeze-core",
         ) from error
-
-
-def _name_examples(error: LossNotFinite, preparation: Preparation) -> str:
-    rows = preparation.splits["train"].select(error.examples[:MAX_EXAMPLES])
-    places = [""] * len(rows)
-    with suppress(DataError):  # the file may have changed since
-        places = find_places(preparation.config.data, rows)
-    names = [
-        f"{place} {text[:60]!r}".strip() for place, text in zip(places, rows["text"], strict=True)
-    ]
-    if more := len(error.examples) - len(names):
-        names.append(f"{more:,} more")
-    return ", ".join(names)
 
 
 def _resume_command(folder: RunFolder) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from finetune.config.schema import Config, DataConfig, TrainingConfig
+from finetune.config.schema import Config, TrainingConfig
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
 from finetune.runs.failures import failures_explained, interruption_explained
@@ -61,28 +61,15 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
     assert ("--resume-from-checkpoint" in raised.value.remedy) == can_resume
 
 
-@pytest.mark.parametrize("data", ["a file", "a file that has changed", "no file"])
-def test_a_loss_that_is_not_finite_names_the_lines_of_the_file_and_the_texts(
-    data: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "rows.csv"
-    lines = [f'"text {number},\nover two lines",{number % 2}' for number in range(9)]
-    file.write_text("text,label\n" + "\n".join(lines))
-    if data == "a file that has changed":
-        file.write_text("other\nrows\n")
-    config = Config(data=DataConfig(data="questions" if data == "no file" else str(file)))
-    train = Dataset.from_dict({"text": [f"text {n},\nover two lines" for n in (8, 5, 2, 1, 0)]})
-    preparation: Any = SimpleNamespace(
-        config=config, splits=DatasetDict(train=train), device=CpuDevice()
-    )
+def test_a_loss_that_is_not_finite_names_some_of_the_texts(tmp_path: Path) -> None:
+    train = Dataset.from_dict({"text": [f"text {n}" for n in (8, 5, 2, 1, 0)]})
+    preparation: Any = SimpleNamespace(splits=DatasetDict(train=train), device=CpuDevice())
     with (
         pytest.raises(LossNotFinite) as raised,
         failures_explained(RunFolder(tmp_path), preparation),
     ):
         raise LossNotFinite("the loss is nan", remedy="lower it", examples=[1, 2, 3, 4])
-    message, is_found = raised.value.message, data == "a file"
-    assert (f"line 12 of {file} 'text 5," in message) == is_found
-    assert (f"line 6 of {file} 'text 2," in message) == is_found
-    assert "'text 5," in message
-    assert message.endswith("1 more")
+    assert raised.value.message == (
+        "the loss is nan, in a batch of 'text 5', 'text 2', 'text 1', 1 more"
+    )
     assert raised.value.remedy == "lower it"
